@@ -1,0 +1,46 @@
+# `make demo` and `make test` set up what they need on a machine with Python 3.11 to 3.13, make and git.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The CUDA build of TensorFlow where a GPU answers, the CPU build elsewhere.
+BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+STUBS := proto/xlaserve_proto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup stubs demo test check format bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.installed ## Make .venv with pinned dependencies
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(BUILD),dev]'
+	touch $@
+
+stubs: setup ## Generate the Python stubs from proto/
+	$(BIN)/python scripts/generate_stubs.py
+
+demo: setup ## Serve, classify real images, compare XLA with graph mode
+	$(BIN)/python scripts/demo.py
+
+test: setup ## Run the test suite
+	$(BIN)/python -m pytest
+
+check: setup ## Lint, types, layers, stub freshness
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/generate_stubs.py --check
+
+format: setup ## Format the code
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: setup ## Measure serving efficiency, overhead and memory
+	$(BIN)/python -m bench
+
+clean: ## Remove what setup and the tools made
+	rm -rf $(VENV) .venv-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""A load tester that says what XLA is worth."""

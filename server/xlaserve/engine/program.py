@@ -1,0 +1,48 @@
+"""What the engine needs to know of a model: something that can be compiled for a mode and a bucket, and then called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.config import Bucket, Mode
+
+Images = NDArray[np.uint8]
+"""RGB pixels, `[n, height, width, 3]`, from 0 to 255."""
+
+Outputs = tuple[NDArray[np.float32], ...]
+"""What a model answers: arrays whose first dimension is the batch."""
+
+
+class Executable(Protocol):
+    """A model fixed to one mode and one bucket. Safe to call from several threads at a time."""
+
+    def __call__(self, images: Images) -> Outputs:
+        """Runs `images`, whose shape is the bucket's and nothing else, and blocks until the outputs are there.
+
+        The outputs own their memory: `images` may be overwritten as soon as the call returns.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """An executable and what it took to make it."""
+
+    executable: Executable
+    trace_s: float
+    """Seconds in Python, from the model to a graph."""
+    compile_s: float
+    """Seconds from the graph to the end of the first run, less the time of a later run; 0 where nothing is compiled."""
+
+
+class Program(Protocol):
+    """What a model computes, preprocessing included, not yet fixed to a shape."""
+
+    platform: str
+    """"tensorflow" or "numpy"."""
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        """Makes the executable for `mode` and `bucket` and runs it once. Raises whatever goes wrong."""

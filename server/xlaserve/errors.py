@@ -1,0 +1,92 @@
+"""Every error that xlaserve raises on purpose.
+
+    XlaserveError
+    ├── ConfigError                     the configuration is wrong; never reaches a client
+    ├── RequestError                    the client sent something wrong
+    │   ├── InvalidArgument             a field is not what was expected
+    │   ├── InvalidImage                bytes that are not a readable image
+    │   ├── ImageTooLarge               more bytes or pixels than the limits allow
+    │   ├── UnsupportedFeature          a protocol extension that this server does not speak
+    │   └── ModelNotFound               no model of that name and version
+    ├── ModelError                      the model can't answer
+    │   ├── ModelNotReady               loading, compiling, draining or unloaded
+    │   ├── ModelFailed                 loading or warm-up failed; the reason is in the index
+    │   └── ExecutionFailed             a batch raised; its details are in the log only
+    └── OverloadError                   nothing wrong with the request, but not now
+        ├── QueueFull                   the model's queue is at its bound
+        ├── DeadlineExceeded            the job could not be run before its deadline
+        └── ShuttingDown                the server is draining
+
+A message is written for the client: it names the field, what was expected and what came, and never a path or a trace.
+The mapping to gRPC status codes is `xlaserve.rpc.status`.
+"""
+
+from __future__ import annotations
+
+
+class XlaserveError(Exception):
+    """Root of the tree. `str(error)` is safe to send to a client."""
+
+
+class ConfigError(XlaserveError):
+    """The configuration can't be used: names the field, the value and what was expected."""
+
+
+class RequestError(XlaserveError):
+    """The client sent something wrong."""
+
+
+class InvalidArgument(RequestError):
+    """A field of the request is not what was expected."""
+
+    def __init__(self, field: str, expected: str, got: object) -> None:
+        super().__init__(f"{field}: expected {expected}, got {got}")
+        self.field = field
+
+
+class InvalidImage(RequestError):
+    """Bytes that are not a readable JPEG, PNG or WebP image."""
+
+
+class ImageTooLarge(RequestError):
+    """An image has more encoded bytes or decoded pixels than the server accepts."""
+
+
+class UnsupportedFeature(RequestError):
+    """The request names a protocol extension that this server does not speak."""
+
+
+class ModelNotFound(RequestError):
+    """No model of that name and version is in the repository."""
+
+
+class ModelError(XlaserveError):
+    """The request is fine but the model can't answer it."""
+
+
+class ModelNotReady(ModelError):
+    """The model is loading, compiling, draining or unloaded."""
+
+
+class ModelFailed(ModelError):
+    """The model failed to load or to warm up."""
+
+
+class ExecutionFailed(ModelError):
+    """Running a batch raised."""
+
+
+class OverloadError(XlaserveError):
+    """Nothing is wrong with the request, but it can't be served now."""
+
+
+class QueueFull(OverloadError):
+    """The model's queue is at its bound of images or bytes."""
+
+
+class DeadlineExceeded(OverloadError):
+    """The job could not be run before its deadline."""
+
+
+class ShuttingDown(OverloadError):
+    """The server is draining and takes no new work."""

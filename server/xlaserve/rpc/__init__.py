@@ -1,0 +1,1 @@
+"""The wire: gRPC messages to domain requests and back."""
