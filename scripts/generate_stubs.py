@@ -1,4 +1,4 @@
-"""Generates the Python stubs of proto/xlaserve_proto/*.proto; `--check` only compares, and fails when they are stale."""
+"""Generates the Python stubs of proto/xlaserve_proto; `--check` only compares, and fails when they are stale."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing; exit 1 when the stubs are stale"
-    )
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the stubs are stale")
     if not parser.parse_args().check:
         generate(ROOT)
         return

@@ -1,8 +1,8 @@
 """Frozen settings, checked once.
 
-One YAML file, overridden by environment variables (`XLASERVE_GRPC_PORT=9001`), overridden by flags (`--grpc-port 9001`).
-Without a file the built-in configuration serves `builtin:digits`. Every field's description is its documentation; the
-command's help and `xlaserve config --show` print it.
+One YAML file, overridden by environment variables (`XLASERVE_GRPC_PORT=9001`), overridden by flags
+(`--grpc-port 9001`). Without a file the built-in configuration serves `builtin:digits`. The text under each field is
+its documentation; the command's help prints it, and `xlaserve config --show` the values in force.
 """
 
 from __future__ import annotations
@@ -92,9 +92,7 @@ class ModelSettings(_Frozen):
     """The modes that it offers; each is compiled and warmed for every bucket."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
-    buckets: tuple[BucketSettings, ...] = Field(
-        (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16))), min_length=1
-    )
+    buckets: tuple[BucketSettings, ...] = Field((BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16))), min_length=1)
     """The input shapes to compile: batch sizes such as `8`, or `[batch, height, width]`. Requests are padded to the
     cheapest of them, or split."""
     max_queue_delay_ms: float = Field(0.0, ge=0, le=10_000)
@@ -220,7 +218,7 @@ def load(
 ) -> Settings:
     """Returns the effective settings: `flags` over the environment over `file` over the defaults.
 
-    `flags` and the file hold values by field name. Relative paths of models and labels are taken from the file's folder.
+    `flags` and the file hold values by field name. Relative paths in the file are taken from the file's folder.
     Raises ConfigError, which names each wrong field, its value and what was expected.
     """
     if file is None and CONFIG_FILE_VARIABLE in environ:
@@ -247,9 +245,7 @@ def _from_file(file: Path) -> dict[str, object]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"configuration file {file}: expected a mapping of fields, got {type(values).__name__}"
-        )
+        raise ConfigError(f"configuration file {file}: expected a mapping of fields, got {type(values).__name__}")
     models = values.get("models")
     if isinstance(models, list):
         values["models"] = [

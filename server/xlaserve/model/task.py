@@ -19,7 +19,8 @@ class TensorSpec(NamedTuple):
     """-1 is the batch."""
 
 
-class Category(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Category:
     """One class and what the model gives for it."""
 
     index: int
