@@ -1,0 +1,254 @@
+"""A model's queue: gathers waiting images into padded batches and gives each job its rows back.
+
+One asyncio task owns the queue; nothing here is locked. Every job settles exactly once: with its outputs, an error, its
+deadline, or its own cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Protocol
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.buckets import Cost, Planner, Step
+from xlaserve.engine.compiler import Warmed
+from xlaserve.engine.lanes import Lanes, Share
+from xlaserve.engine.program import Images
+from xlaserve.engine.queue import Job, Piece, Queue, Result, Shape, answer
+from xlaserve.engine.worker import Batch, Run, Worker
+from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, QueueFull, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Is told of every batch."""
+
+    def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
+        """A batch of `images` real images ran in `bucket`."""
+
+    def batch_failed(self, mode: Mode, bucket: Bucket, images: int) -> None:
+        """A batch raised."""
+
+
+class Batcher:
+    """Serves one model's `programs` on the device's `lanes`.
+
+    `max_images` and `max_bytes` bound what is admitted: decoding, waiting or running. `on_crash` is called if the batch
+    loop dies, which is a defect: the process should end.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        programs: Mapping[tuple[Mode, Bucket], Warmed],
+        lanes: Lanes,
+        worker: Worker,
+        observer: Observer,
+        max_images: int,
+        max_bytes: int,
+        max_queue_delay_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+        on_crash: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = name
+        self._programs = dict(programs)
+        self._queues = {
+            shape: Queue(shape, Planner(costs, lanes.count)) for shape, costs in _costs_by_shape(programs).items()
+        }
+        self._lanes = lanes
+        self._worker = worker
+        self._observer = observer
+        self._max_images = max_images
+        self._max_bytes = max_bytes
+        self._max_queue_delay_s = max_queue_delay_s
+        self._clock = clock
+        self._on_crash = on_crash
+        self._share = Share(is_full=lambda: any(queue.is_full for queue in self._queues.values()))
+        self._changed = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+        self._is_closed = False
+        self._has_ended = False
+        self.admitted_images = 0
+        self.admitted_bytes = 0
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._serve(), name=f"batcher {name}")
+        self._task.add_done_callback(self._crashed)
+
+    @property
+    def waiting_images(self) -> int:
+        """Images in the queues."""
+        return sum(queue.images for queue in self._queues.values())
+
+    def admit(self, images: int, size_bytes: int) -> None:
+        """Accepts `images` that take `size_bytes` in all, until `leave`. Raises ModelNotReady or QueueFull."""
+        if self._is_closed:
+            raise ModelNotReady(f"model {self._name} is draining")
+        if self.admitted_images + images > self._max_images:
+            raise QueueFull(
+                f"model {self._name}: {images} more images exceed max_queue_images {self._max_images};"
+                f" {self.admitted_images} are under way"
+            )
+        if self.admitted_bytes + size_bytes > self._max_bytes:
+            raise QueueFull(
+                f"model {self._name}: {size_bytes} more bytes exceed max_queue_bytes {self._max_bytes};"
+                f" {self.admitted_bytes} are under way"
+            )
+        self.admitted_images += images
+        self.admitted_bytes += size_bytes
+        self._emptied.clear()
+
+    def leave(self, images: int, size_bytes: int) -> None:
+        """Ends what `admit` began."""
+        self.admitted_images -= images
+        self.admitted_bytes -= size_bytes
+        if not self.admitted_images:
+            self._emptied.set()
+
+    async def run(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        """Runs `pixels` `[n, height, width, 3]`, n >= 1, of a size that has buckets, in an offered `mode`.
+
+        `deadline` is in seconds of the clock. Raises DeadlineExceeded, ExecutionFailed or ShuttingDown. A cancelled
+        call takes its images out of the queue.
+        """
+        if self._has_ended:
+            raise ModelNotReady(f"model {self._name} was unloaded")
+        queue = self._queues[mode, pixels.shape[1], pixels.shape[2]]
+        job = Job(pixels, deadline, self._clock(), self._loop.create_future())
+        was_full = queue.is_full
+        queue.jobs.append(job)
+        queue.images += len(pixels)
+        self._changed.set()
+        if queue.is_full and not was_full:
+            self._lanes.grant()
+        try:
+            return await job.settled
+        finally:
+            queue.remove(job)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admits nothing more, lets what was admitted finish for at most `timeout_s`, fails the rest, and ends."""
+        self._is_closed = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._emptied.wait()
+        except TimeoutError:
+            log.warning("model %s: %d images did not finish in %g s", self._name, self.admitted_images, timeout_s)
+            self._fail(self._waiting_jobs(), ShuttingDown(f"model {self._name} was unloaded before this could run"))
+        self._has_ended = True
+        self._task.cancel()
+
+    async def _serve(self) -> None:
+        while True:
+            await self._wait_for_work()
+            await self._lanes.acquire(self._share)
+            try:
+                started = self._start_batch()
+            except Exception:
+                log.exception("model %s: no batch could be formed", self._name)
+                self._fail(self._waiting_jobs(), ExecutionFailed(f"model {self._name} could not run this request"))
+                started = False
+            if not started:
+                self._lanes.release()
+
+    async def _wait_for_work(self) -> None:
+        while (patience_s := self._patience_s()) > 0:
+            self._changed.clear()
+            timer = None if patience_s == float("inf") else self._loop.call_later(patience_s, self._changed.set)
+            await self._changed.wait()
+            if timer:
+                timer.cancel()
+
+    def _patience_s(self) -> float:
+        """Returns how long the next batch may still wait for images: forever without any, else by max_queue_delay."""
+        now = self._clock()
+        return min(
+            (
+                0.0 if queue.is_full else queue.jobs[0].arrived + self._max_queue_delay_s - now
+                for queue in self._queues.values()
+                if queue.jobs
+            ),
+            default=float("inf"),
+        )
+
+    def _start_batch(self) -> bool:
+        """Starts the batch that the plan puts first; False where every job has gone."""
+        now = self._clock()
+        queues = [queue for queue in self._queues.values() if queue.jobs]
+        if not queues:
+            return False
+        queue = min(queues, key=lambda queue: queue.jobs[0].arrived)
+        self._drop_late(queue, now)
+        if not queue.jobs:
+            return False
+        busy = self._lanes.busy
+        step = queue.planner.next_step(queue.images, self._lanes.count - busy, busy)
+        self._lanes.charge(self._share, queue.planner.cost_s(step.bucket, busy + 1))
+        mode, height, width = queue.shape
+        bucket = Bucket(step.bucket, height, width)
+        pieces = queue.take(step.stop)
+        for job, start, _ in pieces:
+            if start == 0:
+                job.queue_s = now - job.arrived
+        rows = [job.pixels[start:stop] for job, start, stop in pieces]
+        batch = Batch(self._programs[mode, bucket].executable, bucket, rows)
+        finish = partial(self._finish, mode, bucket, step, pieces)
+        self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
+        return True
+
+    def _drop_late(self, queue: Queue, now: float) -> None:
+        """Drops the jobs that could be in the next batches but can't be answered in time, not even alone."""
+        late = []
+        images = 0
+        for job in queue.jobs:
+            if job.deadline < now + queue.planner.cheapest_s:
+                late.append(job)
+            images += job.waiting
+            if images >= queue.planner.largest * self._lanes.count:
+                break
+        for job in late:
+            queue.remove(job)
+        self._fail(late, DeadlineExceeded(f"model {self._name}: the deadline passed while the request waited"))
+
+    def _finish(self, mode: Mode, bucket: Bucket, step: Step, pieces: list[Piece], run: Run | Exception) -> None:
+        self._lanes.release()
+        if isinstance(run, Exception):
+            log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
+            self._observer.batch_failed(mode, bucket, step.stop)
+            self._fail((piece.job for piece in pieces), ExecutionFailed(f"model {self._name} could not run this batch"))
+            return
+        self._observer.batch_ran(mode, bucket, step.stop, run)
+        row = 0
+        for piece in pieces:
+            rows = piece.stop - piece.start
+            answer(piece, tuple(output[row : row + rows] for output in run.outputs), run)
+            row += rows
+
+    def _waiting_jobs(self) -> list[Job]:
+        return [job for queue in self._queues.values() for job in queue.jobs]
+
+    def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
+        for job in jobs:
+            if not job.settled.done():
+                job.settled.set_exception(error)
+
+    def _crashed(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        log.critical("model %s: the batch loop died", self._name, exc_info=task.exception())
+        self._is_closed = self._has_ended = True
+        self._fail(self._waiting_jobs(), ExecutionFailed(f"model {self._name} stopped serving"))
+        self._on_crash()
+
+
+def _costs_by_shape(programs: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Shape, dict[int, Cost]]:
+    costs: dict[Shape, dict[int, Cost]] = {}
+    for (mode, bucket), warmed in programs.items():
+        costs.setdefault((mode, bucket.height, bucket.width), {})[bucket.batch] = warmed.cost
+    return costs

@@ -1,0 +1,84 @@
+"""Compiles and warms a model ahead of traffic: every bucket in every mode, run, timed and written to the ledger."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.buckets import Cost
+from xlaserve.engine.ledger import Entry, Ledger
+from xlaserve.engine.program import Executable, Images, Program
+from xlaserve.errors import ShuttingDown
+
+LEAST_RUNS = 3
+MOST_RUNS = 20
+TIMING_BUDGET_S = 0.5
+"""A program is timed until it has run LEAST_RUNS times and this long, or MOST_RUNS times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """An executable that has run, and its cost."""
+
+    executable: Executable
+    cost: Cost
+
+
+def warm_up(
+    *,
+    model: str,
+    version: str,
+    program: Program,
+    modes: Iterable[Mode],
+    buckets: Iterable[Bucket],
+    lanes: int,
+    ledger: Ledger,
+    stop: threading.Event,
+) -> dict[tuple[Mode, Bucket], Warmed]:
+    """Compiles `program` for every mode and bucket, one after the other, runs each, and returns them.
+
+    Blocks. Raises ShuttingDown once `stop` is set, and whatever a program raises.
+    """
+    warmed = {}
+    buckets = tuple(buckets)
+    for mode in modes:
+        for bucket in buckets:
+            if stop.is_set():
+                raise ShuttingDown(f"model {model}: warm-up was stopped")
+            compilation = program.compile(mode, bucket)
+            cost = measure(compilation.executable, bucket, lanes)
+            warmed[mode, bucket] = Warmed(compilation.executable, cost)
+            ledger.record(
+                Entry(model, version, mode, bucket, compilation.trace_s, compilation.compile_s, cost, datetime.now(UTC))
+            )
+    return warmed
+
+
+def measure(executable: Executable, bucket: Bucket, lanes: int, clock: Callable[[], float] = time.perf_counter) -> Cost:
+    """Returns the median seconds of several runs: alone, and with all `lanes` running the same."""
+    # Noise, not zeros: no arithmetic may be cheaper than on real images.
+    images = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+    alone_s = statistics.median(_time_runs(executable, images, clock))
+    if lanes == 1:
+        return Cost(alone_s, alone_s)
+    with ThreadPoolExecutor(lanes, thread_name_prefix="warm-up") as pool:
+        runs = [pool.submit(_time_runs, executable, images, clock) for _ in range(lanes)]
+        loaded_s = statistics.median(second for run in runs for second in run.result())
+    return Cost(alone_s, loaded_s)
+
+
+def _time_runs(executable: Executable, images: Images, clock: Callable[[], float]) -> list[float]:
+    seconds: list[float] = []
+    while len(seconds) < LEAST_RUNS or (len(seconds) < MOST_RUNS and sum(seconds) < TIMING_BUDGET_S):
+        start = clock()
+        executable(images)
+        seconds.append(clock() - start)
+    return seconds

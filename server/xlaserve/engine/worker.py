@@ -1,0 +1,101 @@
+"""The threads that gather and run batches, off the event loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from xlaserve.config import Bucket
+from xlaserve.engine.program import Executable, Images, Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that run together, padded to `bucket`."""
+
+    executable: Executable
+    bucket: Bucket
+    rows: Sequence[Images]
+    """Arrays `[n, height, width, 3]` of the bucket's size, together at least one row and at most the bucket's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A batch that ran."""
+
+    outputs: Outputs
+    """A row for each row of the bucket; those of the padding are meaningless."""
+    gather_s: float
+    wait_s: float
+    """From being gathered until a lane was free."""
+    execute_s: float
+
+
+class Worker:
+    """Runs batches on `lanes` lanes, and gathers one more meanwhile."""
+
+    def __init__(self, lanes: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lanes = threading.Semaphore(lanes)
+        self._threads = ThreadPoolExecutor(lanes + 1, thread_name_prefix="lane")
+        # As many buffers of a bucket as batches were ever under way with it: lanes + 1 at most.
+        self._buffers: defaultdict[Bucket, list[Images]] = defaultdict(list)
+
+    def submit(self, batch: Batch, done: Callable[[Run | Exception], object]) -> None:
+        """Runs `batch` on a thread and calls `done` there with what came of it."""
+        self._threads.submit(self._run_to, batch, done)
+
+    def stop(self) -> None:
+        """Waits for the batches under way and ends the threads."""
+        self._threads.shutdown()
+
+    def run(self, batch: Batch) -> Run:
+        """Gathers and runs `batch`; blocks."""
+        begin = self._clock()
+        whole = batch.rows[0]
+        buffer = None
+        if whole.shape[0] == batch.bucket.batch:
+            images = whole
+        else:
+            images = buffer = self._take_buffer(batch.bucket)
+            gather(batch.rows, buffer)
+        gathered = self._clock()
+        with self._lanes:
+            start = self._clock()
+            outputs = batch.executable(images)
+            end = self._clock()
+        if buffer is not None:
+            self._buffers[batch.bucket].append(buffer)
+        return Run(outputs, gathered - begin, start - gathered, end - start)
+
+    def _run_to(self, batch: Batch, done: Callable[[Run | Exception], object]) -> None:
+        try:
+            result: Run | Exception = self.run(batch)
+        except Exception as error:
+            result = error
+        done(result)
+
+    def _take_buffer(self, bucket: Bucket) -> Images:
+        try:
+            return self._buffers[bucket].pop()
+        except IndexError:
+            return np.empty((*bucket, 3), np.uint8)
+
+
+def gather(rows: Sequence[Images], buffer: Images) -> None:
+    """Copies `rows` one after the other into `buffer` and pads what remains with the last row.
+
+    A row that is valid and not zeros: it takes the time that any image takes and can't give an infinity.
+    """
+    start = 0
+    for images in rows:
+        stop = start + len(images)
+        buffer[start:stop] = images
+        start = stop
+    buffer[start:] = buffer[start - 1]
