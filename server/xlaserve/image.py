@@ -1,0 +1,207 @@
+"""Encoded bytes to pixels. Blocking functions without state, made for a thread pool: Pillow decodes and resizes without
+the interpreter's lock.
+
+What an image becomes is part of the API, since it changes a model's answers:
+
+- JPEG, PNG and WebP; of an animation, the first frame.
+- Turned upright as its EXIF orientation says.
+- RGB: transparency is dropped, not blended; grey, palette and CMYK images are converted; of 16 bits the upper 8 stay.
+  Colour profiles are not applied.
+- Stretched to the model's size, whatever its aspect ratio, by bilinear interpolation with antialiasing: each output
+  pixel weighs all the input pixels under it (Pillow's BILINEAR, which is the reference). An image that already has the
+  size is left as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
+
+_MAX_SIDE: Final = 65_535  # JPEG's own bound; one pixel wide and 64 million high would take gigabytes to resize
+# A few bytes of these cost many times more than a few bytes of pixels:
+_MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write about ten
+_MAX_PNG_PROFILES: Final = 4  # each unpacks a thousandfold; the standard allows one
+
+_TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image upright, by its EXIF orientation; from 5 on it swaps width and height."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Bounds on one image, named as in the settings."""
+
+    max_image_bytes: int
+    """Encoded."""
+    max_image_pixels: int
+    """Height times width, as its header states them."""
+
+
+def decode(data: bytes, *, height: int, width: int, limits: ImageLimits) -> NDArray[np.uint8]:
+    """Returns the image as read-only RGB pixels `[height, width, 3]`, uint8.
+
+    Raises InvalidImage for anything but a whole JPEG, PNG or WebP image, and ImageTooLarge before any pixel is
+    allocated.
+    """
+    if len(data) > limits.max_image_bytes:
+        raise ImageTooLarge(
+            f"image: expected at most {limits.max_image_bytes} encoded bytes (max_image_bytes), got {len(data)}"
+        )
+    with _open(data, limits) as image:
+        image.load()
+        turn = _orientation(image.info.get("exif"))
+        size = (height, width) if turn >= 5 else (width, height)
+        pixels = _to_grey_or_rgb(image)
+        if pixels.size != size:
+            pixels = pixels.resize(size, Image.Resampling.BILINEAR)
+        if turn in _TURNS:
+            pixels = pixels.transpose(_TURNS[turn])
+        return np.asarray(pixels.convert("RGB"))
+
+
+def check_pixels(array: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """Returns pixels `[n, height, width, 3]` as uint8: uint8 as it is, int32 and float32 copied, float32 rounded.
+
+    Raises InvalidArgument for another shape or type, for no images, and for values that are not from 0 to 255.
+    """
+    if array.ndim != 4 or array.shape[3] != 3 or array.size == 0:
+        raise InvalidArgument("pixels", "shape [n, height, width, 3] of at least one pixel", list(array.shape))
+    if array.dtype == np.uint8:
+        return array.view(np.uint8)
+    if array.dtype not in (np.int32, np.float32):
+        raise InvalidArgument("pixels", "UINT8, INT32 or FP32", array.dtype)
+    for extreme in (array.min(), array.max()):  # either is NaN where any value is
+        if not 0 <= extreme <= 255:
+            raise InvalidArgument("pixels", "values from 0 to 255", extreme)
+    return (np.rint(array) if array.dtype == np.float32 else array).astype(np.uint8)
+
+
+class _Reader(io.BytesIO):
+    """A file made of millions of tiny segments would hold the interpreter's lock for seconds: it runs out of reads."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._reads_left = 4096 + len(data) // 64
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._reads_left -= 1
+        if self._reads_left < 0:
+            raise InvalidImage("image: expected an image, got one made of too many tiny segments")
+        return super().read(size)
+
+
+class _JpegFile(JpegImageFile):
+    def _read_dpi_from_exif(self) -> None:
+        """Is of no use here, and its TIFF parser writes warnings about a client's data."""
+
+
+@contextmanager
+def _open(data: bytes, limits: ImageLimits) -> Iterator[ImageFile]:
+    """Gives the image with its header read and its size checked; whatever Pillow raises inside becomes InvalidImage.
+
+    Opens Pillow's plugins directly: `Image.open` holds images against a bound that is global to the process, and warns.
+    """
+    if not data:
+        raise InvalidImage("image: expected JPEG, PNG or WebP, got no bytes")
+    file: type[ImageFile]
+    if data.startswith(b"\xff\xd8\xff"):
+        name, file = "JPEG", _JpegFile
+        if data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
+            raise InvalidImage(f"image: expected a JPEG of at most {_MAX_JPEG_SCANS} scans, got more")
+    elif data.startswith(b"\x89PNG\r\n\x1a\n"):
+        name, file = "PNG", PngImageFile
+        if data.count(b"iCCP") > _MAX_PNG_PROFILES:
+            raise InvalidImage("image: expected a PNG of at most one colour profile, got more")
+    elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        name, file = "WebP", WebPImageFile
+    else:
+        start = data[:8].decode("ascii", "replace")
+        start = "".join(letter if letter.isascii() and letter.isprintable() else "." for letter in start)
+        raise InvalidImage(f"image: expected JPEG, PNG or WebP, got {len(data)} bytes that start with '{start}'")
+    try:
+        if file is WebPImageFile:
+            _check_size(*_webp_size(data), limits)  # opening it already allocates the canvas
+        with file(_Reader(data)) as image:
+            _check_size(*image.size, limits)
+            yield image
+    except (RequestError, MemoryError):
+        raise
+    except Exception as error:
+        raise InvalidImage(
+            f"image: expected a whole {name} image, got {len(data)} bytes that are cut off, damaged or of a rare kind"
+        ) from error
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    width, height = struct.unpack_from("<HH", data, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _check_size(width: int, height: int, limits: ImageLimits) -> None:
+    if height * width > limits.max_image_pixels:
+        raise ImageTooLarge(
+            f"image: expected at most {limits.max_image_pixels} pixels (max_image_pixels), "
+            f"got {height * width} ({width} x {height})"
+        )
+    if max(height, width) > _MAX_SIDE:
+        raise ImageTooLarge(f"image: expected sides of at most {_MAX_SIDE} pixels, got {width} x {height}")
+
+
+def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
+    """Returns the image in mode L, which is cheaper to resize, or RGB."""
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode == "I;16":  # which Pillow would clip, not scale
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image.info.pop("transparency", None)  # else Pillow looks for a place to keep it
+    return image.convert("RGB")
+
+
+def _orientation(exif: object) -> int:
+    """Returns the EXIF orientation, from 1 to 8; 1, which is upright, where there is none that can be read.
+
+    Reads the one entry by itself, since Pillow's TIFF parser reads them all and writes warnings about them.
+    """
+    if not isinstance(exif, bytes):
+        return 1
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (entries,) = struct.unpack_from(f"{order}H", tiff, start)
+        for entry in range(entries):
+            tag, _, _, value = struct.unpack_from(f"{order}HHIH", tiff, start + 2 + 12 * entry)
+            if tag == 0x0112:
+                return int(value) if 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
