@@ -1,0 +1,80 @@
+"""Log lines on stderr, for people or for machines.
+
+Either way a record is one line: what a client sent can neither break a line nor colour a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def configure(level: str, format: Literal["human", "json"]) -> None:
+    """Sends xlaserve's records from `level` on to stderr, and other libraries' from warnings on.
+
+    `human`: `12:34:56 INFO  the message`, in local time; a traceback follows, indented. `json`: one object a line with
+    `time` (UTC, milliseconds), `level`, `logger`, `message`, every field given as `extra`, and `exception` where there
+    is one.
+    """
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json() if format == "json" else _Human())
+    logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
+    logging.getLogger("xlaserve").setLevel(threshold)
+    logging.captureWarnings(True)
+
+
+def quiet_tensorflow() -> None:
+    """Silences what TensorFlow's C++ side says below errors, unless the environment asks for it.
+
+    Has an effect only before TensorFlow is imported.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+class _Human(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = "WARN" if record.levelno == logging.WARNING else record.levelname
+        lines = [f"{clock} {level:<5} {_printable(record.getMessage().rstrip())}"]
+        if record.exc_info:
+            lines += [f"    {_printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
+        return "\n".join(lines)
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return _dump(
+            fields | {key: value for key, value in record.__dict__.items() if key not in {*_STANDARD, *fields}}
+        )
+
+
+def _dump(fields: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(fields, default=str, allow_nan=False)
+    except (TypeError, ValueError):  # JSON has no NaN, and no keys but strings
+        return json.dumps({key: str(value) for key, value in fields.items()})
+
+
+def _printable(text: str) -> str:
+    """Returns the text with line breaks, control and direction characters written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
+    )
