@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from xlaserve.config import Bucket, ModelSettings
 from xlaserve.engine.program import Program
+from xlaserve.errors import ModelFailed
+from xlaserve.model import labels, noop
+from xlaserve.model.network import Network, Size
 from xlaserve.model.task import Classification
+
+APPLICATIONS: Final = "keras.applications:"
+BUILT_IN: Final = "builtin:"
+DIGITS: Final = "builtin:digits"
+NOOP: Final = "builtin:noop"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,4 +38,85 @@ class Model:
 
 def load(settings: ModelSettings) -> Model:
     """Builds the model and its weights; blocks. Raises ModelFailed with the reason and the way out."""
-    raise NotImplementedError
+    try:
+        network = _network(settings)
+        buckets = _buckets(settings, network.size)
+        names = labels.from_file(settings.labels, network.classes) if settings.labels else network.labels
+        task = Classification(network.classes, names)
+    except ModelFailed:
+        raise
+    except Exception as error:
+        raise ModelFailed(_explain(settings.source, error)) from error
+    if network.weights == "random":
+        _log.warning("model %s has random weights: its answers mean nothing", settings.name)
+    return Model(settings, network.program, buckets, task, network.weights)
+
+
+def _network(settings: ModelSettings) -> Network:
+    source = settings.source
+    if not source.startswith(APPLICATIONS):
+        _refuse(settings, "weights")
+    if source.startswith(BUILT_IN):
+        _refuse(settings, "preprocess")
+    if source == NOOP:
+        return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), noop.CLASSES, "built in")
+
+    # TensorFlow takes seconds to import, and builtin:noop does without it.
+    from xlaserve.model import keras_models, saved_model  # noqa: PLC0415
+
+    if source == DIGITS:
+        return keras_models.builtin_digits()
+    if source.startswith(APPLICATIONS):
+        return keras_models.application(source.removeprefix(APPLICATIONS), settings)
+    path = Path(source)
+    if path.suffix == ".keras" and path.is_file():
+        return keras_models.keras_file(path, settings)
+    if saved_model.is_saved_model(path):
+        return saved_model.saved_model(path, settings)
+    raise ModelFailed(
+        f"source: expected keras.applications:<Name>, {DIGITS}, {NOOP}, a .keras file or a SavedModel folder, "
+        f"got {_name(source)}{'' if path.exists() else ', which does not exist'}"
+    )
+
+
+def _refuse(settings: ModelSettings, field: str) -> None:
+    """Raises ModelFailed where `field` was set for a source that brings its own."""
+    value = getattr(settings, field)
+    if value != type(settings).model_fields[field].default:
+        raise ModelFailed(f"{field}: {_name(settings.source)} has its own, expected no {field}, got {_name(value)}")
+
+
+def _buckets(settings: ModelSettings, size: Size) -> tuple[Bucket, ...]:
+    own = settings.input_size or size
+    _check_size("input_size", own, size)
+    buckets = set()
+    for bucket in settings.buckets:
+        height, width = bucket.height or own[0], bucket.width or own[1]
+        if height is None or width is None:
+            raise ModelFailed("input_size: the model takes several sizes; set it, or buckets of [batch, height, width]")
+        _check_size("buckets", (height, width), size)
+        buckets.add(Bucket(bucket.batch, height, width))
+    return tuple(sorted(buckets))
+
+
+def _check_size(field: str, got: Size, size: Size) -> None:
+    if any(wanted is not None and wanted != side for side, wanted in zip(got, size, strict=True)):
+        raise ModelFailed(f"{field}: expected the model's only size, {_by(size)}, got {_by(got)}")
+
+
+def _by(size: Size) -> str:
+    return "x".join("any" if side is None else str(side) for side in size)
+
+
+def _explain(source: str, error: Exception) -> str:
+    """Returns one line that a client may read: no trace, and of paths only the last part."""
+    if isinstance(error, ModuleNotFoundError) and error.name in {"tensorflow", "keras"}:
+        return f"source: {_name(source)} needs {error.name}; install xlaserve[cpu] or xlaserve[gpu]"
+    first_line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    reason = re.sub(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+", "", first_line)
+    return f"source: {_name(source)} can't be loaded: {reason}"
+
+
+def _name(source: str) -> str:
+    """Returns a source or a path without its folders."""
+    return Path(source).name or source

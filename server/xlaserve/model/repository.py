@@ -1,0 +1,296 @@
+"""The models of the server and their life: loading, compiling, ready, draining, unloaded, failed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+
+from xlaserve.config import Mode, ModelSettings, Settings
+from xlaserve.engine.batcher import Batcher
+from xlaserve.engine.compiler import warm_up
+from xlaserve.engine.lanes import Lanes
+from xlaserve.engine.ledger import Entry, Ledger
+from xlaserve.engine.worker import Worker
+from xlaserve.errors import InvalidArgument, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown
+from xlaserve.model.catalog import Model
+from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.model import ModelTelemetry
+
+log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """Where a model is in its life."""
+
+    LOADING = "LOADING"
+    COMPILING = "COMPILING"
+    READY = "READY"
+    DRAINING = "DRAINING"
+    UNLOADED = "UNLOADED"
+    FAILED = "FAILED"
+
+
+class Version:
+    """One loading of one model."""
+
+    def __init__(self, settings: ModelSettings, telemetry: ModelTelemetry, on_record: Callable[[Entry], None]) -> None:
+        self.settings = settings
+        self.telemetry = telemetry
+        self.ledger = Ledger(on_record)
+        self.state = State.LOADING
+        self.reason = ""
+        """Why it failed."""
+        self.model: Model | None = None
+        self.batcher: Batcher | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.settings.name
+
+    @property
+    def programs_total(self) -> int:
+        """How many programs warm-up compiles."""
+        return len(self.settings.modes) * len(self.settings.buckets)
+
+    @property
+    def progress(self) -> str:
+        """Why it failed, or how far its warm-up is."""
+        if self.state is State.COMPILING:
+            return f"{len(self.ledger)} of {self.programs_total} programs compiled"
+        return self.reason
+
+
+class Served:
+    """A version that is ready: what a request needs of it, all there."""
+
+    def __init__(self, version: Version, model: Model, batcher: Batcher) -> None:
+        self.settings = version.settings
+        self.telemetry = version.telemetry
+        self.model = model
+        self.batcher = batcher
+        self.sizes = frozenset((bucket.height, bucket.width) for bucket in model.buckets)
+        """The resolutions that have buckets."""
+        configured = version.settings.buckets[0]
+        self.image_size = next(
+            (bucket.height, bucket.width)
+            for bucket in model.buckets
+            if configured.height in (None, bucket.height) and configured.width in (None, bucket.width)
+        )
+        """Height and width that encoded images are fitted to: those of the first configured bucket."""
+
+    def mode(self, name: str) -> Mode:
+        """Returns the mode that a request asks for, the default for an empty name. Raises InvalidArgument."""
+        if not name:
+            return self.settings.effective_default_mode
+        for mode in self.settings.modes:
+            if mode == name:
+                return mode
+        raise InvalidArgument("mode", f"one of {', '.join(self.settings.modes)}", repr(name))
+
+
+class Repository:
+    """Loads, serves and unloads models. All methods run on the event loop; loading and compiling on a thread.
+
+    `load_model` builds a model from its settings and blocks; `on_change` is told of every change of state, `on_record`
+    of every program that was compiled (on the compiling thread).
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        load_model: Callable[[ModelSettings], Model],
+        lanes: Lanes,
+        worker: Worker,
+        metrics: Metrics,
+        on_change: Callable[[Version], None] = lambda version: None,
+        on_record: Callable[[Entry], None] = lambda entry: None,
+        on_crash: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._settings = settings
+        self._load_model = load_model
+        self._lanes = lanes
+        self._worker = worker
+        self._metrics = metrics
+        self._on_change = on_change
+        self._on_record = on_record
+        self._on_crash = on_crash
+        self._configured = {model.name: model for model in settings.models}
+        self._versions: dict[str, list[Version]] = {}
+        self._served: dict[str, Served] = {}
+        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._stop = threading.Event()
+        # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at last.
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
+
+    def get(self, name: str, version: str = "") -> Served:
+        """Returns the ready version. Raises ModelNotFound, ModelNotReady or ModelFailed."""
+        served = self._served.get(name)
+        if served is not None and version in ("", served.settings.version):
+            return served
+        found = self.find(name, version)
+        if found.state is State.FAILED:
+            raise ModelFailed(f"model {name} failed: {found.reason}")
+        raise ModelNotReady(f"model {name} is {found.state.lower()}")
+
+    def find(self, name: str, version: str = "") -> Version:
+        """Returns the version in whatever state, the one that serves first. Raises ModelNotFound."""
+        versions = self._versions.get(name, [])
+        for candidate in sorted(versions, key=lambda candidate: candidate.state is not State.READY):
+            if version in ("", candidate.settings.version):
+                return candidate
+        known = ", ".join(sorted(self._versions)) or "none"
+        if versions:
+            raise ModelNotFound(f"model {name} has no version {version}; it has {versions[0].settings.version}")
+        raise ModelNotFound(f"no model {name[:128]!r}; there are: {known}")
+
+    def index(self) -> list[Version]:
+        """Returns every version, in the order of the configuration; a newcomer after the one that serves."""
+        return [version for versions in list(self._versions.values()) for version in versions]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model that did not fail is ready, and there is one."""
+        return bool(self._served) and all(
+            version.state in (State.READY, State.FAILED, State.UNLOADED, State.DRAINING) or name in self._served
+            for name, versions in self._versions.items()
+            for version in versions
+        )
+
+    async def load_all(self) -> None:
+        """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""
+        for model in self._settings.models:
+            self._begin(model)
+        for model in self._settings.models:
+            try:
+                await self.load(model.name)
+            except ModelFailed:
+                if self._settings.exit_on_model_failure:
+                    raise
+
+    def configure(self, models: Iterable[ModelSettings]) -> None:
+        """Sets what `load` loads from now on; what serves is left as it is."""
+        self._configured = {model.name: model for model in models}
+
+    async def load(self, name: str) -> None:
+        """Loads, compiles and warms a configured model, puts it in the place of the one that serves, and drains that.
+
+        Raises ModelNotFound, or ModelFailed with the reason; the one that serves then goes on.
+        """
+        if name not in self._configured:
+            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {', '.join(self._configured)}")
+        async with self._changing[name]:
+            newcomer = self._begin(self._configured[name])
+            try:
+                served = await self._prepare(newcomer)
+            except ShuttingDown:
+                raise
+            except Exception as error:
+                newcomer.reason = str(error) if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
+                newcomer.reason = newcomer.reason.splitlines()[0][:500]
+                self._change(newcomer, State.FAILED)
+                log.debug("model %s failed", name, exc_info=error)
+                raise ModelFailed(f"model {name} failed: {newcomer.reason}") from error
+            self._served[name] = served
+            self._change(newcomer, State.READY)
+            for old in [version for version in self._versions[name] if version is not newcomer]:
+                await self._end(old)
+                self._versions[name].remove(old)
+
+    async def unload(self, name: str) -> None:
+        """Takes no new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
+        self.find(name)
+        async with self._changing[name]:
+            self._served.pop(name, None)
+            for version in self._versions[name]:
+                await self._end(version)
+            self._versions[name] = self._versions[name][:1]
+
+    async def drain(self) -> None:
+        """Stops warm-ups, finishes what was accepted, and takes nothing new."""
+        self._stop.set()
+        await asyncio.gather(*(self._end(version) for version in self.index()))
+        self._served.clear()
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, settings: ModelSettings) -> Version:
+        """Returns the version that is to be loaded: a new one, or the one that `load_all` announced."""
+        versions = self._versions.setdefault(settings.name, [])
+        for version in versions:
+            if version.state is State.LOADING:
+                return version
+        # What failed or was unloaded is replaced; what serves stays until the newcomer is ready.
+        versions[:] = [version for version in versions if version.state is State.READY]
+        telemetry = ModelTelemetry(self._metrics, settings.name)
+
+        def record(entry: Entry) -> None:
+            telemetry.compiled(entry.mode, entry.trace_s + entry.compile_s)
+            self._on_record(entry)
+
+        version = Version(settings, telemetry, record)
+        versions.append(version)
+        self._change(version, State.LOADING)
+        return version
+
+    async def _prepare(self, version: Version) -> Served:
+        loop = asyncio.get_running_loop()
+        settings = version.settings
+        began = time.perf_counter()
+        model = version.model = await loop.run_in_executor(self._compiling, self._load_model, settings)
+        if model.weights == "random":
+            log.warning("model %s: its weights are random, so its answers mean nothing", settings.name)
+        self._change(version, State.COMPILING)
+        programs = await loop.run_in_executor(
+            self._compiling,
+            lambda: warm_up(
+                model=settings.name,
+                version=settings.version,
+                program=model.program,
+                modes=settings.modes,
+                buckets=model.buckets,
+                lanes=self._lanes.count,
+                ledger=version.ledger,
+                stop=self._stop,
+            ),
+        )
+        version.batcher = Batcher(
+            name=settings.name,
+            programs=programs,
+            lanes=self._lanes,
+            worker=self._worker,
+            observer=version.telemetry,
+            max_images=settings.max_queue_images or self._settings.max_queue_images,
+            max_bytes=self._settings.max_queue_bytes,
+            max_queue_delay_s=settings.max_queue_delay_ms / 1000,
+            on_crash=self._on_crash,
+        )
+        log.info("model %s: %d programs ready in %.1f s", settings.name, len(programs), time.perf_counter() - began)
+        return Served(version, model, version.batcher)
+
+    async def _end(self, version: Version) -> None:
+        if version.batcher is not None:
+            self._change(version, State.DRAINING)
+            await version.batcher.drain(self._settings.drain_timeout_s)
+        if version.state is not State.FAILED:
+            self._change(version, State.UNLOADED)
+        version.model = version.batcher = None
+        gc.collect()
+
+    def _change(self, version: Version, state: State) -> None:
+        version.state = state
+        log.log(
+            logging.ERROR if state is State.FAILED else logging.INFO,
+            "model %s: %s%s",
+            version.name,
+            state.lower(),
+            f": {version.reason}" if version.reason else "",
+        )
+        self._on_change(version)
