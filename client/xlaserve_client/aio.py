@@ -1,0 +1,133 @@
+"""The asyncio client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from xlaserve_client import calls
+from xlaserve_client.calls import Call
+from xlaserve_client.connection import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_TARGET,
+    LOAD_DEADLINE_S,
+    READY_POLL_S,
+    channel_options,
+    checked_deadline,
+)
+from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_status
+from xlaserve_client.images import Images, any_on_disk
+from xlaserve_client.results import ClassifyResult, InferResult, Model
+
+Result = TypeVar("Result")
+
+
+class AsyncVisionClient:
+    """`VisionClient` for asyncio: the same arguments, results and errors. Belongs to one event loop.
+
+    async with AsyncVisionClient("127.0.0.1:8001") as client:
+        result = await client.classify("three.png", model="digits")
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        retry_overload: bool = False,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._target = target
+        self._deadline_s = checked_deadline(deadline_s)
+        self._options = channel_options(target, retry_overload=retry_overload)
+        self._credentials = credentials
+
+    async def classify(
+        self, images: Images, *, model: str, top_k: int = 5, mode: str | None = None, deadline_s: float | None = None
+    ) -> ClassifyResult:
+        """As `VisionClient.classify`; files are read in a thread."""
+        if any_on_disk(images):
+            call = await asyncio.to_thread(calls.classify, images, model=model, top_k=top_k, mode=mode)
+        else:
+            call = calls.classify(images, model=model, top_k=top_k, mode=mode)
+        return await self._answer(call, deadline_s)
+
+    async def infer(
+        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+    ) -> InferResult:
+        """As `VisionClient.infer`; files are read in a thread."""
+        if any_on_disk(images):
+            call = await asyncio.to_thread(calls.infer, images, model=model, mode=mode)
+        else:
+            call = calls.infer(images, model=model, mode=mode)
+        return await self._answer(call, deadline_s)
+
+    async def models(self, *, deadline_s: float | None = None) -> tuple[Model, ...]:
+        """As `VisionClient.models`."""
+        return await self._answer(calls.models(), deadline_s)
+
+    async def ready(self, model: str | None = None, *, deadline_s: float | None = None) -> bool:
+        """As `VisionClient.ready`."""
+        try:
+            return await self._answer(calls.ready(model), deadline_s)
+        except Unavailable:
+            return False
+
+    async def wait_until_ready(self, timeout_s: float, *, model: str | None = None) -> None:
+        """As `VisionClient.wait_until_ready`."""
+        give_up_at = time.monotonic() + checked_deadline(timeout_s)
+        while (left_s := give_up_at - time.monotonic()) > 0:
+            try:
+                if await self._answer(calls.ready(model), left_s, wait_for_ready=True):
+                    return
+            except (Unavailable, DeadlineExceeded):
+                pass  # Still starting.
+            await asyncio.sleep(max(0.0, min(READY_POLL_S, give_up_at - time.monotonic())))
+        raise DeadlineExceeded(self._target, grpc.StatusCode.DEADLINE_EXCEEDED, f"not ready after {timeout_s:g} s")
+
+    async def load(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:
+        """As `VisionClient.load`."""
+        await self._answer(calls.load(model), deadline_s)
+
+    async def unload(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:
+        """As `VisionClient.unload`."""
+        await self._answer(calls.unload(model), deadline_s)
+
+    async def close(self) -> None:
+        """Closes the connection; calls in progress are cancelled."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @cached_property
+    def _channel(self) -> grpc.aio.Channel:
+        # Made at the first call, because gRPC binds a channel to the event loop that runs then.
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._target, options=self._options)
+        return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
+
+    async def _answer(self, call: Call[Result], deadline_s: float | None, *, wait_for_ready: bool = False) -> Result:
+        invoke: grpc.aio.UnaryUnaryMultiCallable[Message, Any] = self._channel.unary_unary(
+            call.method.path,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.method.response.FromString,
+        )
+        timeout_s = self._deadline_s if deadline_s is None else checked_deadline(deadline_s)
+        try:
+            response = await invoke(call.request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        except grpc.aio.AioRpcError as error:
+            raise from_status(self._target, error.code(), error.details()) from None
+        return call.parse(response)

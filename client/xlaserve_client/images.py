@@ -1,0 +1,62 @@
+"""What callers may pass as images, and the two forms in which images travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Encoded = str | PathLike[str] | bytes
+"""A path, or the bytes of a JPEG, PNG or WebP file."""
+
+Images = Encoded | Sequence[Encoded] | NDArray[Any]
+"""One or several encoded images of any size; or RGB pixels from 0 to 255, uint8 or float32, `[height, width, 3]` or
+`[n, height, width, 3]`, of the model's own size."""
+
+
+def any_on_disk(images: Images) -> bool:
+    """Whether `load` will read files."""
+    if isinstance(images, (list, tuple)):
+        return any(isinstance(image, (str, PathLike)) for image in images)
+    return isinstance(images, (str, PathLike))
+
+
+def load(images: Images) -> list[bytes] | NDArray[Any]:
+    """Returns encoded images as a list of bytes, and pixels as `[n, height, width, 3]`.
+
+    Raises OSError when a file can't be read, TypeError and ValueError when `images` is none of what is accepted.
+    """
+    if isinstance(images, np.ndarray):
+        return _checked(images)
+    if isinstance(images, (str, PathLike, bytes, bytearray, memoryview)):
+        return [_read(images)]
+    if not isinstance(images, Sequence):
+        raise TypeError(f"images: expected a path, encoded bytes, a list of these or an array, got {_kind(images)}")
+    if not images:
+        raise ValueError("images: expected at least one, got an empty list")
+    return [_read(image) for image in images]
+
+
+def _read(image: object) -> bytes:
+    if isinstance(image, (str, PathLike)):
+        return Path(image).read_bytes()
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return bytes(image)
+    raise TypeError(f"images: expected paths or encoded bytes in the list, got {_kind(image)}; stack arrays into one")
+
+
+def _checked(pixels: NDArray[Any]) -> NDArray[Any]:
+    if pixels.dtype not in (np.uint8, np.float32):
+        raise TypeError(f"images: expected pixels of dtype uint8 or float32, got {pixels.dtype}")
+    batch = pixels[np.newaxis] if pixels.ndim == 3 else pixels
+    if batch.ndim != 4 or batch.shape[3] != 3 or 0 in batch.shape:
+        raise ValueError(f"images: expected pixels [height, width, 3] or [n, height, width, 3], got {pixels.shape}")
+    return batch
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,130 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+import grpc
+from google.protobuf.message import Message
+
+from xlaserve_client import calls
+from xlaserve_client.calls import Call
+from xlaserve_client.connection import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_TARGET,
+    LOAD_DEADLINE_S,
+    READY_POLL_S,
+    channel_options,
+    checked_deadline,
+)
+from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_status
+from xlaserve_client.images import Images
+from xlaserve_client.results import ClassifyResult, InferResult, Model
+
+Result = TypeVar("Result")
+
+
+class VisionClient:
+    """Talks to one server. Safe to use from several threads; close it, or use it as a context manager.
+
+    `target` is HOST:PORT. `deadline_s` bounds each call, retries included; each call may set its own. Classifying,
+    inferring and listing are retried a few times when the server can't be reached or is draining, and with
+    `retry_overload` when its queue is full; loading and unloading never are. `credentials` turns TLS on.
+
+        with VisionClient("127.0.0.1:8001") as client:
+            print(client.classify("three.png", model="digits").classifications[0].top.label)
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        retry_overload: bool = False,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._target = target
+        self._deadline_s = checked_deadline(deadline_s)
+        options = channel_options(target, retry_overload=retry_overload)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(target, options=options)
+        else:
+            self._channel = grpc.secure_channel(target, credentials, options=options)
+
+    def classify(
+        self, images: Images, *, model: str, top_k: int = 5, mode: str | None = None, deadline_s: float | None = None
+    ) -> ClassifyResult:
+        """Names what is in `images`: the `top_k` likeliest classes of each, run in `mode` or the model's default.
+
+        Encoded images are of any size, pixels of the model's own. Raises ServerError, InvalidReply; OSError for a file
+        that can't be read; TypeError or ValueError for arguments that are not images.
+        """
+        return self._answer(calls.classify(images, model=model, top_k=top_k, mode=mode), deadline_s)
+
+    def infer(
+        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+    ) -> InferResult:
+        """Runs `model` on `images` and returns its output tensors. Takes and raises the same as `classify`."""
+        return self._answer(calls.infer(images, model=model, mode=mode), deadline_s)
+
+    def models(self, *, deadline_s: float | None = None) -> tuple[Model, ...]:
+        """Returns every configured model with its state. Raises ServerError."""
+        return self._answer(calls.models(), deadline_s)
+
+    def ready(self, model: str | None = None, *, deadline_s: float | None = None) -> bool:
+        """Whether every model, or the one named, is ready; False as well when the server can't be reached.
+
+        Raises ServerError for any other failure, such as an unknown model.
+        """
+        try:
+            return self._answer(calls.ready(model), deadline_s)
+        except Unavailable:
+            return False
+
+    def wait_until_ready(self, timeout_s: float, *, model: str | None = None) -> None:
+        """Blocks until `ready`. Raises DeadlineExceeded after `timeout_s`, ServerError for any other failure."""
+        give_up_at = time.monotonic() + checked_deadline(timeout_s)
+        while (left_s := give_up_at - time.monotonic()) > 0:
+            try:
+                if self._answer(calls.ready(model), left_s, wait_for_ready=True):
+                    return
+            except (Unavailable, DeadlineExceeded):
+                pass  # Still starting.
+            time.sleep(max(0.0, min(READY_POLL_S, give_up_at - time.monotonic())))
+        raise DeadlineExceeded(self._target, grpc.StatusCode.DEADLINE_EXCEEDED, f"not ready after {timeout_s:g} s")
+
+    def load(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:
+        """Loads a configured model, or loads it anew; returns when it is ready. Raises ServerError."""
+        self._answer(calls.load(model), deadline_s)
+
+    def unload(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:
+        """Lets a model finish what it accepted and frees it. Raises ServerError."""
+        self._answer(calls.unload(model), deadline_s)
+
+    def close(self) -> None:
+        """Closes the connection; calls in progress are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, call: Call[Result], deadline_s: float | None, *, wait_for_ready: bool = False) -> Result:
+        invoke: grpc.UnaryUnaryMultiCallable[Message, Any] = self._channel.unary_unary(
+            call.method.path,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.method.response.FromString,
+        )
+        timeout_s = self._deadline_s if deadline_s is None else checked_deadline(deadline_s)
+        try:
+            response = invoke(call.request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        except grpc.RpcError as error:
+            failed = cast(grpc.Call, error)
+            raise from_status(self._target, failed.code(), failed.details()) from None
+        return call.parse(response)

@@ -1,0 +1,147 @@
+# ruff: noqa: N802 (the methods of a gRPC servicer are named by its contract)
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from xlaserve_proto import open_inference_pb2 as oip
+from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
+from xlaserve_proto import vision_pb2 as vision
+from xlaserve_proto import vision_pb2_grpc as vision_grpc
+
+Failure = tuple[grpc.StatusCode, str]
+CLASSES = 4
+
+
+class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
+    """Answers by a simple rule: the class is an encoded image's first byte, or the value of an array's first pixel."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self.seen: list[Any] = []
+        self.failures: list[Failure] = []
+        """Each call takes one from the front and fails with it."""
+        self.ready_after = 0
+        """How many times readiness is denied."""
+        self.hold: threading.Event | None = None
+        """Where set, calls wait for it."""
+
+    def _enter(self, request: Any, context: grpc.ServicerContext) -> None:
+        self.seen.append(request)
+        if self.hold is not None:
+            self.hold.wait(timeout=20)
+        if self.failures:
+            context.abort(*self.failures.pop(0))
+
+    def ServerReady(self, request, context):
+        self._enter(request, context)
+        self.ready_after -= 1
+        return oip.ServerReadyResponse(ready=self.ready_after < 0)
+
+    def ModelReady(self, request, context):
+        self._enter(request, context)
+        return oip.ModelReadyResponse(ready=request.name == "digits")
+
+    def RepositoryModelLoad(self, request, context):
+        self._enter(request, context)
+        return oip.RepositoryModelLoadResponse()
+
+    def RepositoryModelUnload(self, request, context):
+        self._enter(request, context)
+        return oip.RepositoryModelUnloadResponse()
+
+    def ModelInfer(self, request, context):
+        self._enter(request, context)
+        response = oip.ModelInferResponse(model_name=request.model_name, model_version="1")
+        response.parameters["mode"].string_param = request.parameters["mode"].string_param or "xla"
+        for stage in ("decode_s", "queue_s", "gather_s", "execute_s", "total_s"):
+            response.parameters[stage].double_param = 0.25
+        tensor, raw = request.inputs[0], request.raw_input_contents[0]
+        count = tensor.shape[0]
+        if tensor.name == "image":
+            classes = [raw[4]] * count
+        else:
+            dtype = {"UINT8": "u1", "FP32": "<f4"}[tensor.datatype]
+            classes = [int(row.flat[0]) for row in np.frombuffer(raw, dtype).reshape(tensor.shape)]
+        if request.outputs:
+            k = request.outputs[0].parameters["classification"].int64_param
+            elements = [f"{1 / (rank + 1):.4f}:{(top + rank) % CLASSES}:a:b" for top in classes for rank in range(k)]
+            response.outputs.add(name="scores", datatype="BYTES", shape=[count, k])
+            blob = b"".join(len(text).to_bytes(4, "little") + text.encode() for text in elements)
+            response.raw_output_contents.append(blob)
+        else:
+            response.outputs.add(name="scores", datatype="FP32", shape=[count, CLASSES])
+            response.raw_output_contents.append(np.eye(CLASSES, dtype="<f4")[classes].tobytes())
+        return response
+
+    def Classify(self, request, context):
+        self._enter(request, context)
+        return vision.ClassifyResponse(
+            classifications=[
+                vision.Classification(
+                    categories=[
+                        vision.Category(index=image[0] + rank, label=f"class {image[0] + rank}", score=1 / (rank + 1))
+                        for rank in range(request.top_k)
+                    ]
+                )
+                for image in request.images
+            ],
+            model=request.model,
+            version="1",
+            mode=request.mode or "xla",
+            timings=vision.Timings(decode_s=0.25, total_s=0.5),
+        )
+
+    def ListModels(self, request, context):
+        self._enter(request, context)
+        bucket = vision.Bucket(batch=8, height=32, width=32)
+        return vision.ListModelsResponse(
+            models=[
+                vision.Model(
+                    name="digits",
+                    version="1",
+                    state=vision.Model.STATE_READY,
+                    source="builtin:digits",
+                    weights="built in",
+                    task="classification",
+                    modes=["xla", "graph"],
+                    default_mode="xla",
+                    buckets=[bucket],
+                    programs=[vision.Program(mode="xla", bucket=bucket, trace_s=0.1, compile_s=0.2, run_s=0.01)],
+                    programs_total=1,
+                    compile_s=0.3,
+                ),
+                vision.Model(name="broken", version="2", state=vision.Model.STATE_FAILED, reason="no such file"),
+            ]
+        )
+
+
+@pytest.fixture
+def puppet() -> Iterator[Puppet]:
+    servicer = Puppet()
+    with ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool, options=[("grpc.max_receive_message_length", -1)])
+        oip_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+        vision_grpc.add_VisionServicer_to_server(servicer, server)
+        servicer.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        yield servicer
+        if servicer.hold is not None:
+            servicer.hold.set()
+        server.stop(grace=None).wait()
+
+
+@pytest.fixture
+def closed_port() -> Iterator[str]:
+    """A target that refuses connections: bound, and not listening."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"

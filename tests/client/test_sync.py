@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+from xlaserve_client import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelFailed,
+    ModelNotFound,
+    Overloaded,
+    ServerError,
+    Unavailable,
+    VisionClient,
+)
+
+UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "draining")
+EXHAUSTED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")
+
+
+@pytest.fixture
+def client(puppet):
+    with VisionClient(puppet.target, deadline_s=5) as client:
+        yield client
+
+
+def test_encoded_bytes_are_classified(client, puppet):
+    result = client.classify(b"\x03png", model="digits", top_k=2)
+    (classification,) = result.classifications
+    assert [category.index for category in classification.categories] == [3, 4]
+    assert classification.top.label == "class 3"
+    assert (result.model, result.version, result.mode) == ("digits", "1", "xla")
+    assert result.timings is not None
+    assert result.timings.total_s == 0.5
+
+
+def test_a_path_is_read_and_sent(client, puppet, tmp_path):
+    path = tmp_path / "three.png"
+    path.write_bytes(b"\x03png")
+    for argument in (path, str(path)):
+        assert client.classify(argument, model="digits").classifications[0].top.index == 3
+    assert puppet.seen[0].images == [b"\x03png"]
+
+
+def test_a_list_keeps_its_order(client, tmp_path):
+    path = tmp_path / "two.png"
+    path.write_bytes(b"\x02")
+    result = client.classify([b"\x01", path, b"\x03"], model="digits", mode="graph")
+    assert [item.top.index for item in result.classifications] == [1, 2, 3]
+    assert result.mode == "graph"
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_pixels_are_classified_with_labels_that_may_hold_colons(client, puppet, dtype):
+    pixels = np.full((2, 8, 8, 3), 2, dtype)
+    result = client.classify(pixels, model="digits", top_k=3, mode="xla")
+    assert [item.top.index for item in result.classifications] == [2, 2]
+    assert result.classifications[0].top.label == "a:b"
+    assert [category.score for category in result.classifications[0].categories] == [1.0, 0.5, 0.3333]
+    assert puppet.seen[0].inputs[0].shape == [2, 8, 8, 3]
+
+
+def test_one_image_without_a_batch_dimension_is_a_batch_of_one(client, puppet):
+    result = client.infer(np.ones((8, 8, 3), np.uint8), model="digits")
+    assert puppet.seen[0].inputs[0].shape == [1, 8, 8, 3]
+    np.testing.assert_array_equal(result.scores, [[0, 1, 0, 0]])
+
+
+def test_a_strided_array_is_sent_in_row_major_order(client):
+    pixels = np.zeros((8, 8, 3, 2), np.uint8)
+    pixels[..., 1] = 3
+    np.testing.assert_array_equal(client.infer(np.moveaxis(pixels, 3, 0), model="m").scores.argmax(axis=1), [0, 3])
+
+
+def test_infer_takes_encoded_images_and_gives_timings_and_mode(client, puppet):
+    result = client.infer([b"\x02", b"\x02"], model="digits", mode="eager")
+    assert puppet.seen[0].inputs[0].datatype == "BYTES"
+    assert result.scores.argmax(axis=1).tolist() == [2, 2]
+    assert result.mode == "eager"
+    assert result.timings is not None
+    assert result.timings.execute_s == 0.25
+
+
+def test_models_are_listed_with_their_state(client):
+    digits, broken = client.models()
+    assert (digits.name, digits.state, digits.modes) == ("digits", "ready", ("xla", "graph"))
+    assert digits.programs[0].bucket == digits.buckets[0]
+    assert (broken.state, broken.reason) == ("failed", "no such file")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
+        (grpc.StatusCode.NOT_FOUND, ModelNotFound),
+        (grpc.StatusCode.FAILED_PRECONDITION, ModelFailed),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded),
+        (grpc.StatusCode.INTERNAL, ServerError),
+    ],
+)
+def test_a_status_becomes_an_error_that_carries_it(client, puppet, status, error):
+    puppet.failures = [(status, "because")]
+    with pytest.raises(error, match=f"{puppet.target}: {status.name}: because") as caught:
+        client.classify(b"x", model="digits")
+    assert type(caught.value) is error
+    assert (caught.value.status, caught.value.message) == (status, "because")
+    assert len(puppet.seen) == 1
+
+
+@pytest.mark.parametrize("size_bytes", [10, 1_000_000])
+def test_inference_is_retried_when_the_server_is_unavailable(client, puppet, size_bytes):
+    puppet.failures = [UNAVAILABLE, UNAVAILABLE]
+    assert client.classify(b"\x01" * size_bytes, model="digits").classifications[0].top.index == 1
+    assert len(puppet.seen) == 3
+
+
+def test_retries_are_bounded(client, puppet):
+    puppet.failures = [UNAVAILABLE] * 10
+    with pytest.raises(Unavailable, match="draining"):
+        client.infer(b"\x01", model="digits")
+    assert len(puppet.seen) == 5
+
+
+def test_retries_stay_within_the_deadline(client, puppet):
+    puppet.failures = [UNAVAILABLE] * 10
+    before = time.monotonic()
+    with pytest.raises(ServerError):
+        client.infer(b"\x01", model="digits", deadline_s=0.2)
+    assert time.monotonic() - before < 1
+    assert len(puppet.seen) < 5
+
+
+def test_overload_is_retried_only_when_asked_for(client, puppet):
+    puppet.failures = [EXHAUSTED]
+    with pytest.raises(Overloaded):
+        client.classify(b"\x01", model="digits")
+    puppet.failures = [EXHAUSTED]
+    with VisionClient(puppet.target, retry_overload=True) as patient:
+        assert patient.classify(b"\x01", model="digits").classifications[0].top.index == 1
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+def test_loading_and_unloading_are_never_retried(client, puppet, verb):
+    puppet.failures = [UNAVAILABLE]
+    with pytest.raises(Unavailable):
+        getattr(client, verb)("digits")
+    assert len(puppet.seen) == 1
+    getattr(client, verb)("digits")
+    assert puppet.seen[1].model_name == "digits"
+
+
+def test_a_server_that_never_answers_runs_into_the_deadline(client, puppet):
+    puppet.hold = threading.Event()
+    with pytest.raises(DeadlineExceeded):
+        client.classify(b"\x01", model="digits", deadline_s=0.1)
+
+
+@pytest.mark.parametrize("deadline_s", [0, -1, float("inf"), float("nan")])
+def test_a_deadline_is_finite_and_positive(client, puppet, deadline_s):
+    with pytest.raises(ValueError, match="deadline_s"):
+        VisionClient(puppet.target, deadline_s=deadline_s)
+    with pytest.raises(ValueError, match="deadline_s"):
+        client.models(deadline_s=deadline_s)
+
+
+def test_readiness_of_server_and_model(client, puppet):
+    puppet.ready_after = 1
+    assert client.ready() is False
+    assert client.ready() is True
+    assert client.ready("digits") is True
+    assert client.ready("other") is False
+
+
+def test_an_unreachable_server_is_not_ready(closed_port):
+    with VisionClient(closed_port) as client:
+        assert client.ready() is False
+
+
+def test_waiting_ends_when_the_server_is_ready(client, puppet):
+    puppet.ready_after = 2
+    puppet.failures = [UNAVAILABLE]
+    client.wait_until_ready(10)
+    assert len(puppet.seen) == 4
+
+
+def test_waiting_in_vain_ends_at_the_timeout(closed_port):
+    with VisionClient(closed_port) as client, pytest.raises(DeadlineExceeded, match=r"not ready after 0\.3 s"):
+        client.wait_until_ready(0.3)
+
+
+def test_nothing_is_sent_when_the_arguments_are_wrong(client, puppet, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        client.classify(tmp_path / "missing.png", model="digits")
+    with pytest.raises(ValueError, match="top_k"):
+        client.classify(b"x", model="digits", top_k=0)
+    with pytest.raises(ValueError, match="at least one"):
+        client.classify([], model="digits")
+    with pytest.raises(ValueError, match=r"\(8, 8\)"):
+        client.infer(np.zeros((8, 8), np.uint8), model="digits")
+    with pytest.raises(TypeError, match="float64"):
+        client.infer(np.zeros((8, 8, 3)), model="digits")
+    with pytest.raises(TypeError, match="int"):
+        client.infer([1], model="digits")
+    with pytest.raises(TypeError, match="int"):
+        client.infer(1, model="digits")
+    assert puppet.seen == []
