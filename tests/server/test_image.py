@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import io
+import struct
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from PIL import Image
+
+from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage
+from xlaserve.image import ImageLimits, check_pixels, decode
+
+LIMITS = ImageLimits(max_image_bytes=1 << 20, max_image_pixels=4_000_000)
+FORMATS = ("JPEG", "PNG", "WEBP")
+LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True}}
+UPRIGHT = Image.fromarray(
+    np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8).repeat(3, axis=0).repeat(3, axis=1)
+)  # 15 high, 12 wide, no symmetry
+
+
+def encode(image: Image.Image, format: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def decode_as_is(data: bytes, limits: ImageLimits = LIMITS) -> NDArray[np.uint8]:
+    """Decodes to the size that the header states, so that nothing is resized."""
+    with Image.open(io.BytesIO(data)) as image:
+        return decode(data, height=image.height, width=image.width, limits=limits)
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(width: int, height: int, *before_pixels: bytes, pixels: bytes = zlib.compress(b"\0\0\0\0")) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(before_pixels) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def webp(kind: bytes, body: bytes) -> bytes:
+    return b"RIFF" + struct.pack("<I", len(body) + 12) + b"WEBP" + kind + struct.pack("<I", len(body)) + body
+
+
+# What comes out.
+
+
+@pytest.mark.parametrize("format", LOSSLESS)
+def test_pixels_of_a_lossless_image_of_the_right_size_come_out_unchanged(format: str) -> None:
+    pixels = decode(encode(UPRIGHT, format, **LOSSLESS[format]), height=15, width=12, limits=LIMITS)
+    assert pixels.dtype == np.uint8
+    np.testing.assert_array_equal(pixels, np.asarray(UPRIGHT))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 40), (40, 5), (224, 224)])
+def test_an_image_is_stretched_as_pillows_bilinear_does(format: str, height: int, width: int) -> None:
+    data = encode(UPRIGHT, format)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(decode(data, height=height, width=width, limits=LIMITS), expected)
+
+
+def test_shrinking_weighs_every_pixel() -> None:
+    fine_stripes = np.zeros((64, 64, 3), np.uint8)
+    fine_stripes[:, ::2] = 200
+    shrunk = decode(encode(Image.fromarray(fine_stripes)), height=4, width=4, limits=LIMITS)
+    assert np.abs(shrunk.astype(int) - 100).max() <= 4
+
+
+@given(
+    pixels=hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3))),
+    height=st.integers(1, 12),
+    width=st.integers(1, 12),
+)
+@settings(max_examples=50, deadline=None)
+def test_the_result_has_the_asked_size_and_stays_within_the_values_of_the_image(
+    pixels: NDArray[np.uint8], height: int, width: int
+) -> None:
+    result = decode(encode(Image.fromarray(pixels)), height=height, width=width, limits=LIMITS)
+    assert result.shape == (height, width, 3)
+    assert pixels.min() <= result.min()
+    assert result.max() <= pixels.max()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_upright(format: str, orientation: int) -> None:
+    turn_back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Image.Transpose that the turn upright undoes
+    stored = UPRIGHT.transpose(Image.Transpose(turn_back[orientation])) if orientation > 1 else UPRIGHT
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options: dict[str, object] = {"JPEG": {"quality": 100, "subsampling": 0}}.get(format, LOSSLESS.get(format, {}))
+    pixels = decode(encode(stored, format, exif=exif, **options), height=15, width=12, limits=LIMITS)
+    tolerance = 6 if format == "JPEG" else 0
+    assert np.abs(pixels.astype(int) - np.asarray(UPRIGHT)).max() <= tolerance
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"",
+        b"Exif\0\0",
+        b"Exif\0\0MM\0*\xff\xff\xff\xff",
+        b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01",
+        b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x63\0\0\0",
+        b"not EXIF at all",
+    ],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_damaged_exif_does_not_spoil_the_image(format: str, exif: bytes) -> None:
+    assert decode(encode(UPRIGHT, format, exif=exif), height=15, width=12, limits=LIMITS).shape == (15, 12, 3)
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        pytest.param(Image.new("1", (2, 2), 1), (255, 255, 255), id="1"),
+        pytest.param(Image.new("L", (2, 2), 77), (77, 77, 77), id="L"),
+        pytest.param(Image.new("LA", (2, 2), (77, 10)), (77, 77, 77), id="LA"),
+        pytest.param(Image.new("RGBA", (2, 2), (10, 20, 30, 0)), (10, 20, 30), id="RGBA"),
+        pytest.param(Image.fromarray(np.full((2, 2), 0x8012, np.uint16)), (0x80, 0x80, 0x80), id="I;16"),
+    ],
+)
+def test_other_modes_become_rgb_and_lose_transparency(image: Image.Image, expected: tuple[int, ...]) -> None:
+    pixels = decode_as_is(encode(image))
+    assert {tuple(pixel) for pixel in pixels.reshape(-1, 3).tolist()} == {expected}
+
+
+@pytest.mark.parametrize("transparency", [0, b"\0\x80"], ids=["one entry", "alpha for each entry"])
+def test_a_palette_becomes_its_colours(transparency: int | bytes) -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putpixel((1, 0), 1)
+    pixels = decode_as_is(encode(image, transparency=transparency))
+    assert pixels.tolist() == [[[10, 20, 30], [40, 50, 60]]]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_a_transparent_colour_is_kept_as_a_colour(mode: str) -> None:
+    colour = 9 if mode == "L" else (9, 9, 9)
+    pixels = decode_as_is(encode(Image.new(mode, (2, 2), colour), transparency=colour))
+    assert set(pixels.ravel().tolist()) == {9}
+
+
+def test_cmyk_becomes_rgb() -> None:
+    pixels = decode_as_is(encode(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=100))
+    assert np.abs(pixels.astype(int) - (0, 255, 255)).max() <= 3
+
+
+def test_all_16_bit_levels_scale_instead_of_clipping() -> None:
+    levels = np.arange(65_536, dtype=np.uint16).reshape(256, 256)
+    pixels = decode_as_is(encode(Image.fromarray(levels)))
+    np.testing.assert_array_equal(pixels[..., 0], levels >> 8)
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP"])
+def test_of_an_animation_the_first_frame_counts(format: str) -> None:
+    first, second = Image.new("RGB", (6, 6), (200, 0, 0)), Image.new("RGB", (6, 6), (0, 200, 0))
+    data = encode(first, format, save_all=True, append_images=[second], duration=10, **LOSSLESS[format])
+    assert decode(data, height=6, width=6, limits=LIMITS)[3, 3].tolist() == [200, 0, 0]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "image: expected JPEG, PNG or WebP, got no bytes"),
+        (b"Hello there", "image: expected JPEG, PNG or WebP, got 11 bytes that start with 'Hello th'"),
+        (b"\n\x1b[2J\xff'", "image: expected JPEG, PNG or WebP, got 7 bytes that start with '..[2J.''"),
+        (encode(UPRIGHT, "GIF")[:50], "image: expected JPEG, PNG or WebP, got 50 bytes that start with 'GIF87a..'"),
+    ],
+)
+def test_anything_else_is_refused_by_what_it_starts_with(data: bytes, message: str) -> None:
+    with pytest.raises(InvalidImage) as refusal:
+        decode(data, height=8, width=8, limits=LIMITS)
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.8])
+def test_a_truncated_image_is_refused_with_a_reason(format: str, kept: float) -> None:
+    data = encode(UPRIGHT.resize((90, 90)), format)
+    with pytest.raises(InvalidImage, match=r"expected a whole (JPEG|PNG|WebP) image, got \d+ bytes that are cut off"):
+        decode(data[: int(len(data) * kept)], height=8, width=8, limits=LIMITS)
+
+
+@pytest.mark.parametrize("start", [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP", b"RIFF\0\0\0\0WEBPVP8X"])
+def test_a_signature_alone_is_refused(start: bytes) -> None:
+    with pytest.raises(InvalidImage):
+        decode(start, height=8, width=8, limits=LIMITS)
+
+
+def test_too_many_encoded_bytes_are_refused() -> None:
+    data = encode(UPRIGHT)
+    with pytest.raises(ImageTooLarge) as refusal:
+        decode(data, height=8, width=8, limits=ImageLimits(max_image_bytes=len(data) - 1, max_image_pixels=10**6))
+    assert str(refusal.value) == (
+        f"image: expected at most {len(data) - 1} encoded bytes (max_image_bytes), got {len(data)}"
+    )
+    assert decode(data, height=8, width=8, limits=ImageLimits(len(data), 10**6)).shape == (8, 8, 3)
+
+
+JPEG_HEADER = b"\xff\xd8\xff\xc0\x00\x11\x08%s\x03\x01\x11\x00\x02\x11\x00\x03\x11\x00" + (
+    b"\xff\xda\x00\x0c\x03\x01\x00\x02\x00\x03\x00\x00\x3f\x00"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        pytest.param(png(30_000, 30_000), "900000000 (30000 x 30000)", id="PNG"),
+        pytest.param(JPEG_HEADER % struct.pack(">HH", 60_000, 50_000), "3000000000 (50000 x 60000)", id="JPEG"),
+        pytest.param(
+            webp(b"VP8X", bytes(4) + (19_999).to_bytes(3, "little") + (29_999).to_bytes(3, "little")),
+            "600000000 (20000 x 30000)",
+            id="WebP, extended",
+        ),
+        pytest.param(
+            webp(b"VP8L", b"\x2f" + struct.pack("<I", 9_999 | 15_999 << 14)),
+            "160000000 (10000 x 16000)",
+            id="WebP, lossless",
+        ),
+        pytest.param(
+            webp(b"VP8 ", b"\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 10_000, 16_000)),
+            "160000000 (10000 x 16000)",
+            id="WebP",
+        ),
+    ],
+)
+def test_too_many_pixels_are_refused_before_any_is_allocated(data: bytes, size: str) -> None:
+    tracemalloc.start()
+    try:
+        started = time.perf_counter()
+        with pytest.raises(ImageTooLarge) as refusal:
+            decode(data, height=8, width=8, limits=LIMITS)
+        took_s, (_, peak_bytes) = time.perf_counter() - started, tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert str(refusal.value) == f"image: expected at most 4000000 pixels (max_image_pixels), got {size}"
+    assert took_s < 0.5
+    assert peak_bytes < 1 << 20
+
+
+@pytest.mark.parametrize("format", LOSSLESS)
+def test_the_pixel_limit_is_ours_and_not_pillows(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # would warn from 100 on
+    assert decode(encode(UPRIGHT, format), height=8, width=8, limits=LIMITS).shape == (8, 8, 3)
+
+
+def test_a_sliver_of_few_pixels_and_one_endless_side_is_refused() -> None:
+    with pytest.raises(ImageTooLarge, match="expected sides of at most 65535 pixels, got 1 x 4000000"):
+        decode(png(1, 4_000_000), height=8, width=8, limits=LIMITS)
+
+
+def test_pixels_that_unpack_to_more_than_the_header_states_cost_nothing() -> None:
+    bomb = png(1, 1, pixels=zlib.compress(bytes(1 << 26), 9))
+    assert decode(bomb, height=1, width=1, limits=LIMITS).tolist() == [[[0, 0, 0]]]
+
+
+MEBIBYTE = b"k\0\0" + zlib.compress(bytes((1 << 20) - 1), 9)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(png(1, 1, chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(1 << 24), 9))), id="one huge text"),
+        pytest.param(png(1, 1, chunk(b"zTXt", MEBIBYTE) * 70), id="many texts"),
+        pytest.param(png(1, 1, chunk(b"iCCP", MEBIBYTE) * 700), id="many colour profiles"),
+        pytest.param(png(1, 1, chunk(b"quIt", b"") * 80_000), id="many tiny chunks"),
+        pytest.param(b"\xff\xd8\xff" + b"\0" * 500_000, id="junk before a marker"),
+        pytest.param(b"\xff\xd8" + b"\xff\xfe\x00\x02" * 250_000, id="many empty comments"),
+    ],
+)
+def test_small_files_that_cost_much_are_refused(data: bytes) -> None:
+    with pytest.raises(InvalidImage):
+        decode(data, height=8, width=8, limits=LIMITS)
+
+
+def test_a_jpeg_that_repeats_its_scans_is_refused() -> None:
+    data = encode(Image.new("L", (64, 64)), "JPEG", progressive=True)
+    last_scan = data[data.rindex(b"\xff\xda") : -2]
+    with pytest.raises(InvalidImage, match="at most 500 scans"):
+        decode(data[:-2] + last_scan * 600 + data[-2:], height=8, width=8, limits=LIMITS)
+
+
+def sample(format: str) -> bytes:
+    """A small image with what a header may hold: EXIF, a colour profile, text."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x011A] = 300.0
+    return encode(UPRIGHT.resize((40, 30)), format, exif=exif, icc_profile=bytes(range(64)))
+
+
+SAMPLES: dict[str, Callable[[], bytes]] = {
+    "JPEG": lambda: sample("JPEG"),
+    "progressive JPEG": lambda: encode(UPRIGHT.resize((40, 30)), "JPEG", progressive=True),
+    "PNG": lambda: sample("PNG"),
+    "palette PNG": lambda: encode(UPRIGHT.quantize(9), transparency=b"\0\x80"),
+    "animated PNG": lambda: encode(UPRIGHT, save_all=True, append_images=[Image.new("RGB", UPRIGHT.size)]),
+    "16-bit PNG": lambda: encode(Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30))),
+    "WebP": lambda: sample("WEBP"),
+    "lossless WebP": lambda: encode(UPRIGHT.convert("RGBA"), "WEBP", lossless=True),
+    "animated WebP": lambda: encode(UPRIGHT, "WEBP", save_all=True, append_images=[UPRIGHT.transpose(0)]),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_damage_anywhere_gives_pixels_or_a_refusal_and_nothing_else(name: str) -> None:
+    original = SAMPLES[name]()
+    rng = np.random.default_rng(7)
+    for trial in range(400):
+        data = bytearray(original)
+        if trial % 4 == 0:
+            del data[rng.integers(len(data)) :]
+        for position in rng.integers(0, max(len(data), 1), size=rng.integers(1, 4)) if data else ():
+            data[position] = rng.integers(256)
+        if name.endswith("PNG") and trial % 2:
+            data = mend_checksums(data)
+        try:
+            pixels = decode(bytes(data), height=16, width=12, limits=LIMITS)
+        except (InvalidImage, ImageTooLarge) as refusal:
+            assert str(refusal).isprintable()
+        else:
+            assert pixels.shape == (16, 12, 3)
+
+
+def mend_checksums(data: bytearray) -> bytearray:
+    """Rewrites the checksums of a PNG's chunks, so that damage reaches what reads them."""
+    position = 8
+    while position + 12 <= len(data):
+        end = position + 8 + int.from_bytes(data[position : position + 4], "big")
+        if end + 4 > len(data):
+            break
+        data[end : end + 4] = struct.pack(">I", zlib.crc32(data[position + 4 : end]))
+        position = end + 4
+    return data
+
+
+# Tensors.
+
+
+def test_uint8_pixels_are_viewed_and_not_copied() -> None:
+    pixels = np.zeros((2, 4, 5, 3), np.uint8)
+    assert np.shares_memory(check_pixels(pixels), pixels)
+    pixels.flags.writeable = False
+    assert np.shares_memory(check_pixels(pixels), pixels)
+
+
+@given(hnp.arrays(np.uint8, st.tuples(*[st.integers(1, 4)] * 3, st.just(3))), st.sampled_from([np.int32, np.float32]))
+@settings(deadline=None)
+def test_whole_levels_survive_any_type(pixels: NDArray[np.uint8], dtype: type) -> None:
+    checked = check_pixels(pixels.astype(dtype))
+    assert checked.dtype == np.uint8
+    np.testing.assert_array_equal(checked, pixels)
+
+
+@given(hnp.arrays(np.float32, (1, 2, 2, 3), elements=st.floats(0, 255, width=32)))
+@settings(deadline=None)
+def test_float_pixels_are_rounded_to_the_nearest_level(pixels: NDArray[np.float32]) -> None:
+    assert np.abs(check_pixels(pixels).astype(np.float64) - pixels).max() <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "got"),
+    [
+        (np.nan, np.float32, "nan"),
+        (np.inf, np.float32, "inf"),
+        (-np.inf, np.float32, "-inf"),
+        (-0.25, np.float32, "-0.25"),
+        (255.5, np.float32, "255.5"),
+        (-1, np.int32, "-1"),
+        (256, np.int32, "256"),
+        (2**31 - 1, np.int32, "2147483647"),
+    ],
+)
+def test_values_outside_0_to_255_are_refused_wherever_they_are(value: float, dtype: type, got: str) -> None:
+    pixels = np.full((2, 3, 3, 3), 7, dtype)
+    pixels[1, 2, 0, 1] = value
+    with pytest.raises(InvalidArgument) as refusal:
+        check_pixels(pixels)
+    assert refusal.value.field == "pixels"
+    assert str(refusal.value) == f"pixels: expected values from 0 to 255, got {got}"
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (0, 3, 3, 3), (1, 0, 3, 3), (1, 3, 3, 4), (1, 3, 3, 1), ()])
+def test_pixels_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match=r"pixels: expected shape \[n, height, width, 3\]"):
+        check_pixels(np.zeros(shape, np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.bool_, np.uint16, np.float16])
+def test_pixels_of_another_type_are_refused(dtype: type) -> None:
+    with pytest.raises(InvalidArgument, match="pixels: expected UINT8, INT32 or FP32, got"):
+        check_pixels(np.zeros((1, 2, 2, 3), dtype))
