@@ -18,7 +18,7 @@ from xlaserve.engine.compiler import warm_up
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.engine.worker import Worker
-from xlaserve.errors import InvalidArgument, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown
+from xlaserve.errors import ConfigError, InvalidArgument, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown
 from xlaserve.model.catalog import Model
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
@@ -99,7 +99,8 @@ class Served:
 class Repository:
     """Loads, serves and unloads models. All methods run on the event loop; loading and compiling on a thread.
 
-    `load_model` builds a model from its settings and blocks; `on_change` is told of every change of state, `on_record`
+    `load_model` builds a model from its settings and blocks; `read_models` reads the configured models anew and may
+    raise ConfigError; `on_change` is told of every change of state, `on_record`
     of every program that was compiled (on the compiling thread).
     """
 
@@ -108,6 +109,7 @@ class Repository:
         *,
         settings: Settings,
         load_model: Callable[[ModelSettings], Model],
+        read_models: Callable[[], Iterable[ModelSettings]],
         lanes: Lanes,
         worker: Worker,
         metrics: Metrics,
@@ -123,7 +125,7 @@ class Repository:
         self._on_change = on_change
         self._on_record = on_record
         self._on_crash = on_crash
-        self._configured = {model.name: model for model in settings.models}
+        self._read_models = read_models
         self._versions: dict[str, list[Version]] = {}
         self._served: dict[str, Served] = {}
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -156,6 +158,10 @@ class Repository:
         """Returns every version, in the order of the configuration; a newcomer after the one that serves."""
         return [version for versions in list(self._versions.values()) for version in versions]
 
+    def serving(self) -> dict[str, bool]:
+        """Returns for each model whether it serves."""
+        return {name: name in self._served for name in self._versions}
+
     @property
     def is_ready(self) -> bool:
         """Whether every model that did not fail is ready, and there is one."""
@@ -176,19 +182,14 @@ class Repository:
                 if self._settings.exit_on_model_failure:
                     raise
 
-    def configure(self, models: Iterable[ModelSettings]) -> None:
-        """Sets what `load` loads from now on; what serves is left as it is."""
-        self._configured = {model.name: model for model in models}
-
     async def load(self, name: str) -> None:
         """Loads, compiles and warms a configured model, puts it in the place of the one that serves, and drains that.
 
         Raises ModelNotFound, or ModelFailed with the reason; the one that serves then goes on.
         """
-        if name not in self._configured:
-            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {', '.join(self._configured)}")
+        settings = self._configured_model(name)
         async with self._changing[name]:
-            newcomer = self._begin(self._configured[name])
+            newcomer = self._begin(settings)
             try:
                 served = await self._prepare(newcomer)
             except ShuttingDown:
@@ -221,6 +222,16 @@ class Repository:
         self._served.clear()
         self._compiling.shutdown(wait=False, cancel_futures=True)
 
+    def _configured_model(self, name: str) -> ModelSettings:
+        try:
+            models = {model.name: model for model in self._read_models()}
+        except ConfigError as error:
+            log.error("model %s: %s", name[:128], error)
+            raise ModelFailed("the configuration is no longer valid; the server's log says why") from error
+        if name not in models:
+            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {', '.join(models)}")
+        return models[name]
+
     def _begin(self, settings: ModelSettings) -> Version:
         """Returns the version that is to be loaded: a new one, or the one that `load_all` announced."""
         versions = self._versions.setdefault(settings.name, [])
@@ -245,8 +256,6 @@ class Repository:
         settings = version.settings
         began = time.perf_counter()
         model = version.model = await loop.run_in_executor(self._compiling, self._load_model, settings)
-        if model.weights == "random":
-            log.warning("model %s: its weights are random, so its answers mean nothing", settings.name)
         self._change(version, State.COMPILING)
         programs = await loop.run_in_executor(
             self._compiling,

@@ -1,0 +1,199 @@
+"""The one place that builds, warms, serves, drains and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from xlaserve.config import ModelSettings, Settings
+from xlaserve.engine.device import Device, configure
+from xlaserve.engine.lanes import Lanes
+from xlaserve.engine.ledger import Entry
+from xlaserve.engine.worker import Worker
+from xlaserve.errors import ModelFailed
+from xlaserve.model import catalog
+from xlaserve.model.repository import Repository, State
+from xlaserve.pipeline import Pipeline
+from xlaserve.rpc.health import Health
+from xlaserve.rpc.inference import Inference
+from xlaserve.rpc.open_inference import OpenInference
+from xlaserve.rpc.server import GrpcServer
+from xlaserve.rpc.vision import Vision
+from xlaserve.telemetry.http import HttpEndpoint
+from xlaserve.telemetry.metrics import Metrics, gauge
+
+log = logging.getLogger(__name__)
+
+FLUSH_S: Final = 1.0
+"""How long the last answers may take to leave once every request is answered. Idle streams end with it."""
+CRASHED: Final = 1
+READ_MODELS = Callable[[], Iterable[ModelSettings]]
+
+
+class App:
+    """A server: build it on a running event loop, then `run` it.
+
+    `read_models` reads the configured models anew when a client loads one; `on_record` is told of every program that
+    warm-up compiled, on the compiling thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        read_models: READ_MODELS | None = None,
+        on_record: Callable[[Entry], None] = lambda entry: None,
+    ) -> None:
+        self._settings = settings
+        self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
+        self.device: Device = configure(settings, self._has_tensorflow)
+        self._metrics = Metrics()
+        self._lanes = Lanes(self.device.lanes)
+        self._worker = Worker(self.device.lanes)
+        self._stopping = asyncio.Event()
+        self._has_crashed = False
+        self.repository = Repository(
+            settings=settings,
+            load_model=self._load_model,
+            read_models=read_models or (lambda: settings.models),
+            lanes=self._lanes,
+            worker=self._worker,
+            metrics=self._metrics,
+            on_change=lambda version: self._health.refresh(),
+            on_record=on_record,
+            on_crash=self._crash,
+        )
+        self._pipeline = Pipeline(settings)
+        self._inference = Inference(self.repository, self._pipeline, self._metrics)
+        self._health = Health(self._is_ready, self.repository.serving)
+        open_inference = OpenInference(self._inference, self.repository, self.device, settings.model_control)
+        vision = Vision(self._inference, self.repository)
+        self._grpc = GrpcServer(settings, open_inference, vision, self._health)
+        self._http = HttpEndpoint(
+            settings.host, settings.http_port, self._metrics.registry, is_live=lambda: True, is_ready=self._is_ready
+        )
+        self._metrics.add_gauges(self._gauges)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What /metrics shows."""
+        return self._metrics.registry
+
+    async def run(self) -> int:
+        """Serves until a signal, and returns the exit status: 0, or 1 after a crash.
+
+        Listens from the start, so that a warm-up can be watched, but is ready only after it. Raises ConfigError where
+        it can't listen and ModelFailed where a model fails.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        self._http.start()
+        try:
+            await self._grpc.start()
+            log.info("device: %s", self.device)
+            log.info("listening: gRPC %s, HTTP %s", self._grpc.address, self._http.address)
+            try:
+                if await self._load():
+                    self._write_ready_file()
+                    await self._stopping.wait()
+            finally:
+                await self._stop()
+        finally:
+            self._http.stop()
+            if self._settings.ready_file:
+                self._settings.ready_file.unlink(missing_ok=True)
+        return CRASHED if self._has_crashed else 0
+
+    def stop(self) -> None:
+        """Makes `run` drain and return."""
+        self._stopping.set()
+
+    def _load_model(self, settings: ModelSettings) -> catalog.Model:
+        if catalog.uses_tensorflow(settings) and not self._has_tensorflow:
+            raise ModelFailed("the server was started without any TensorFlow model; restart it to serve this one")
+        return catalog.load(settings)
+
+    async def _load(self) -> bool:
+        """Loads every model; False where a signal came first."""
+        loading = asyncio.ensure_future(self.repository.load_all())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._stopping.is_set():
+            loading.cancel()
+            return False
+        await loading
+        self._health.refresh()
+        ready = [name for name, serves in self.repository.serving().items() if serves]
+        log.info("ready: %s", ", ".join(ready) or "no model")
+        return True
+
+    async def _stop(self) -> None:
+        """Lets accepted work finish and refuses new, as clients see it: first health, then calls."""
+        log.info("draining: %d requests under way", self._inference.under_way)
+        await self._health.stop()
+        timeout_s = self._settings.drain_timeout_s
+        refusing = asyncio.ensure_future(self._grpc.stop(timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._inference.drain()
+        except TimeoutError:
+            log.warning("%d requests did not finish in %g s", self._inference.under_way, timeout_s)
+        await self._grpc.stop(min(FLUSH_S, timeout_s))
+        await refusing
+        await self.repository.drain()
+        self._pipeline.stop()
+        log.info("stopped")
+
+    def _is_ready(self) -> bool:
+        return self.repository.is_ready and not self._stopping.is_set()
+
+    def _on_signal(self, number: int) -> None:
+        if self._stopping.is_set():
+            log.warning("second signal: stopping at once")
+            os._exit(128 + number)
+        self._stopping.set()
+
+    def _crash(self) -> None:
+        self._has_crashed = True
+        self._stopping.set()
+
+    def _write_ready_file(self) -> None:
+        if path := self._settings.ready_file:
+            ready = {"grpc": self._grpc.address, "http": self._http.address, "pid": os.getpid()}
+            # Whoever waits for the file must never read half of it.
+            partial = path.with_name(f"{path.name}.partial")
+            partial.write_text(json.dumps(ready))
+            partial.replace(path)
+
+    def _gauges(self) -> Iterable[Metric]:
+        """Collects what is read at a scrape, on the HTTP endpoint's thread."""
+        waiting = gauge("xlaserve_queue_images", "Images that wait for a batch.", ("model",))
+        admitted = gauge("xlaserve_in_flight_images", "Images that are decoded, wait or run.", ("model",))
+        size = gauge("xlaserve_in_flight_bytes", "Bytes of those images, encoded and decoded.", ("model",))
+        states = gauge("xlaserve_model_state", "1 for the state that a model is in.", ("model", "version", "state"))
+        for name in self.repository.serving():
+            version = self.repository.find(name)
+            if batcher := version.batcher:
+                waiting.add_metric((version.name,), batcher.waiting_images)
+                admitted.add_metric((version.name,), batcher.admitted_images)
+                size.add_metric((version.name,), batcher.admitted_bytes)
+            for state in State:
+                labels = (version.name, version.settings.version, state.lower())
+                states.add_metric(labels, float(version.state is state))
+        under_way = gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", ())
+        under_way.add_metric((), self._inference.under_way)
+        lanes = gauge("xlaserve_lanes", "Batches that the device runs at the same time.", ())
+        lanes.add_metric((), self.device.lanes)
+        ready = gauge("xlaserve_ready", "1 when every model is ready.", ())
+        ready.add_metric((), float(self._is_ready()))
+        return (waiting, admitted, size, states, under_way, lanes, ready)

@@ -1,0 +1,89 @@
+"""The device that models run on: which one, how many lanes, how many threads."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from xlaserve.config import PerformanceHint, Settings
+from xlaserve.errors import ConfigError
+
+GPU_LANES = 2
+"""One batch is copied to the GPU while another computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What runs the models."""
+
+    kind: Literal["cpu", "gpu"]
+    name: str
+    lanes: int
+    threads_per_lane: int
+    """TensorFlow's threads for one lane's operations on the CPU."""
+
+    def __str__(self) -> str:
+        threads = "" if self.kind == "gpu" else f", threads per lane: {self.threads_per_lane}"
+        return f"{self.kind} ({self.name}), lanes: {self.lanes}{threads}"
+
+
+def choose(settings: Settings, cores: int, gpu: str | None) -> Device:
+    """Returns the device that `settings` ask for on a machine with `cores` and perhaps a `gpu`, given by its name.
+
+    Raises ConfigError where they ask for a GPU and there is none.
+    """
+    if settings.device == "gpu" and gpu is None:
+        raise ConfigError("device: expected a GPU that TensorFlow can use, found none; set device: auto or cpu")
+    is_latency = settings.performance_hint is PerformanceHint.LATENCY
+    if settings.device != "cpu" and gpu is not None:
+        lanes = settings.lanes or (1 if is_latency else GPU_LANES)
+        return Device("gpu", gpu, lanes, settings.threads_per_lane or max(1, cores // lanes))
+    lanes = settings.lanes or (1 if is_latency else cores)
+    return Device("cpu", cpu_name(), lanes, settings.threads_per_lane or max(1, cores // lanes))
+
+
+def configure(settings: Settings, uses_tensorflow: bool) -> Device:
+    """Looks for the hardware, chooses the device and sets TensorFlow up for it.
+
+    Must come before TensorFlow is first used: its threads and devices are fixed then. Without `uses_tensorflow` it is
+    not imported. Raises ConfigError.
+    """
+    if not uses_tensorflow:
+        return choose(settings, usable_cores(), None)
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import tensorflow as tf  # noqa: PLC0415 - a server without TensorFlow models never loads it
+
+    gpus = [] if settings.device == "cpu" else tf.config.list_physical_devices("GPU")
+    gpu = str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")) if gpus else None
+    device = choose(settings, usable_cores(), gpu)
+    tf.config.set_visible_devices(gpus[:1], "GPU")
+    for gpu_device in gpus[:1]:
+        tf.config.experimental.set_memory_growth(gpu_device, True)
+    # One pool serves all lanes; with a single thread TensorFlow runs each operation on the lane's own thread.
+    threads = device.threads_per_lane
+    tf.config.threading.set_intra_op_parallelism_threads(threads if threads == 1 else threads * device.lanes)
+    tf.config.threading.set_inter_op_parallelism_threads(device.lanes)
+    return device
+
+
+def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Returns how many cores this process may use: its affinity, and a container's quota (Linux control groups v2)."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cpu_max.read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no control group, or "max": no quota
+        return cores
+
+
+def cpu_name() -> str:
+    """Returns the processor's name as Linux gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

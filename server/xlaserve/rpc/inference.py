@@ -1,0 +1,164 @@
+"""What every inference method does around the pipeline: finds the model, times the stages, counts the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from xlaserve.errors import ShuttingDown, XlaserveError
+from xlaserve.model.repository import Repository, Served
+from xlaserve.pipeline import Answer, Pipeline, Request
+from xlaserve.rpc.status import status_of
+from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.model import Timings
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+class Inference:
+    """Runs inference requests of any protocol.
+
+    A protocol gives three functions: `parse` its message for the model that serves it, with the deadline and the time
+    that it is, to a Request; `respond` to an Answer with its message; and `stamp` the timings onto that.
+    """
+
+    def __init__(self, repository: Repository, pipeline: Pipeline, metrics: Metrics) -> None:
+        self._repository = repository
+        self._pipeline = pipeline
+        self._metrics = metrics
+        self._is_draining = False
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def under_way(self) -> int:
+        """Requests that were accepted and not yet answered."""
+        return self._under_way
+
+    async def drain(self) -> None:
+        """Refuses new requests and returns once the accepted ones are answered."""
+        self._is_draining = True
+        await self._idle.wait()
+
+    def deadline(self, context: Context) -> float:
+        """Returns the call's deadline in seconds of the pipeline's clock; infinity where it has none."""
+        remaining_s = context.time_remaining()
+        return float("inf") if remaining_s is None else self._pipeline.clock() + remaining_s
+
+    async def run(
+        self,
+        method: str,
+        message: RequestT,
+        model: str,
+        version: str,
+        deadline: float,
+        *,
+        parse: Callable[[RequestT, Served, float, float], Request],
+        respond: Callable[[RequestT, Answer], ResponseT],
+        stamp: Callable[[ResponseT, Timings], None],
+    ) -> ResponseT:
+        """Returns the response. Raises what `parse`, the repository, the pipeline and `respond` raise."""
+        if self._is_draining:
+            raise ShuttingDown("the server is shutting down; try another one")
+        clock = self._pipeline.clock
+        began = clock()
+        served: Served | None = None
+        mode = ""
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            served = self._repository.get(model, version)
+            request = parse(message, served, deadline, began)
+            mode = request.mode
+            answer = await self._pipeline.run(served, request)
+            ran = clock()
+            response = respond(message, answer)
+            done = clock()
+            timings = Timings(
+                answer.decode_s, answer.queue_s, answer.gather_s, answer.execute_s, done - ran, done - began
+            )
+            stamp(response, timings)
+        except BaseException as error:
+            self._count_failure(method, served, mode, error, clock() - began)
+            raise
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+        served.telemetry.request_answered(method, answer.mode, answer.images, timings)
+        if log.isEnabledFor(logging.DEBUG):
+            self._log_access(method, answer, timings)
+        return response
+
+    def _count_failure(
+        self, method: str, served: Served | None, mode: str, error: BaseException, seconds: float
+    ) -> None:
+        status = "CANCELLED" if isinstance(error, asyncio.CancelledError) else status_of(error)[0].name
+        if served is None:
+            self._metrics.refused.labels(method, status).inc()
+            model = ""
+        else:
+            # A mode that is not offered is the client's own text: it must not become a label.
+            offered = mode if mode in served.settings.modes else ""
+            served.telemetry.request_failed(method, offered, status, seconds)
+            model = served.settings.name
+        log.debug(
+            "%s model=%s %s %.2f ms",
+            *(method, model, status, seconds * 1000),
+            extra={"method": method, "model": model, "status": status, "total_s": seconds},
+        )
+
+    def _log_access(self, method: str, answer: Answer, timings: Timings) -> None:
+        name = answer.served.settings.name
+        log.debug(
+            "%s model=%s mode=%s images=%d OK %.2f ms",
+            *(method, name, answer.mode, answer.images, timings.total_s * 1000),
+            extra={
+                "method": method,
+                "model": name,
+                "mode": str(answer.mode),
+                "images": answer.images,
+                "status": "OK",
+                "decode_s": timings.decode_s,
+                "queue_s": timings.queue_s,
+                "gather_s": timings.gather_s,
+                "execute_s": timings.execute_s,
+                "encode_s": timings.encode_s,
+                "total_s": timings.total_s,
+            },
+        )
+
+
+Handler = Callable[[Any, RequestT, Context], Awaitable[ResponseT]]
+
+
+def answers_errors(method: Handler[RequestT, ResponseT]) -> Handler[RequestT, ResponseT]:
+    """Makes a unary method answer whatever it raises with the status of `rpc.status`."""
+
+    @wraps(method)
+    async def answering(self: Any, request: RequestT, context: Context) -> ResponseT:
+        try:
+            return await method(self, request, context)
+        except Exception as error:
+            await context.abort(*explain(error))
+            raise
+
+    return answering
+
+
+def explain(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """Returns the status and the message for a client; what is not ours to explain goes to the log."""
+    if not isinstance(error, XlaserveError):
+        log.error("unexpected error", exc_info=error)
+    return status_of(error)

@@ -1,0 +1,242 @@
+"""The Open Inference Protocol: wire messages to domain requests and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from xlaserve import __version__
+from xlaserve.engine.device import Device
+from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.model.repository import Repository, Served, State
+from xlaserve.pipeline import Answer, Request
+from xlaserve.rpc import describe, tensors
+from xlaserve.rpc.inference import Context, Inference, answers_errors, explain
+from xlaserve.telemetry.model import Timings
+from xlaserve_proto import open_inference_pb2 as pb
+from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
+
+EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "statistics",
+)
+STREAM_WINDOW: Final = 64
+"""Requests of one stream that are worked on at a time."""
+CLASSIFICATION: Final = "classification"
+PARAMETERS: Final = "mode, timeout or priority"
+
+
+class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
+    """`inference.GRPCInferenceService`."""
+
+    def __init__(self, inference: Inference, repository: Repository, device: Device, model_control: bool) -> None:
+        self._inference = inference
+        self._repository = repository
+        self._device = device
+        self._model_control = model_control
+
+    @answers_errors
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        """Runs a model."""
+        return await self._infer("ModelInfer", request, self._inference.deadline(context))
+
+    # Writes by itself instead of yielding: a generator may be left half-way, and its tasks with it.
+    async def ModelStreamInfer(  # type: ignore[override]
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> None:
+        """Runs a model on each request of a stream; a window of them at a time, answered in their order."""
+        deadline = self._inference.deadline(context)
+        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW)
+
+        async with asyncio.TaskGroup() as tasks:
+
+            async def read() -> None:
+                async for request in requests:
+                    await answers.put(tasks.create_task(self._stream_infer(request, deadline)))
+                await answers.put(None)
+
+            tasks.create_task(read())
+            while (answer := await answers.get()) is not None:
+                await context.write(await answer)
+
+    @answers_errors
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        """Answers: that is the proof."""
+        return pb.ServerLiveResponse(live=True)
+
+    @answers_errors
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        """Says whether every model is ready."""
+        return pb.ServerReadyResponse(ready=self._repository.is_ready)
+
+    @answers_errors
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        """Says whether one model is ready."""
+        version = self._repository.find(request.name, request.version)
+        return pb.ModelReadyResponse(ready=version.state is State.READY)
+
+    @answers_errors
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
+        """Says what this server is and speaks."""
+        return pb.ServerMetadataResponse(name="xlaserve", version=__version__, extensions=EXTENSIONS)
+
+    @answers_errors
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        """Describes a model."""
+        return describe.metadata(self._repository.get(request.name, request.version))
+
+    @answers_errors
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        """Describes a model in Triton's terms."""
+        served = self._repository.get(request.name, request.version)
+        return pb.ModelConfigResponse(config=describe.config(served, self._device))
+
+    @answers_errors
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
+        """Counts what one model did, or all of them."""
+        if request.name:
+            versions = [self._repository.find(request.name, request.version)]
+        else:
+            versions = [version for version in self._repository.index() if version.state is State.READY]
+        return pb.ModelStatisticsResponse(model_stats=map(describe.statistics, versions))
+
+    @answers_errors
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
+        """Lists the models."""
+        _check_repository(request.repository_name)
+        versions = [v for v in self._repository.index() if v.state is State.READY or not request.ready]
+        return pb.RepositoryIndexResponse(models=map(describe.index, versions))
+
+    @answers_errors
+    async def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        """Loads a model, or loads it anew."""
+        self._check_control(request.repository_name)
+        if request.parameters:
+            raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")
+        # What a client began goes on when it hangs up.
+        await asyncio.shield(asyncio.create_task(self._repository.load(request.model_name)))
+        return pb.RepositoryModelLoadResponse()
+
+    @answers_errors
+    async def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Drains and unloads a model."""
+        self._check_control(request.repository_name)
+        for key in request.parameters:
+            if key != "unload_dependents":
+                raise InvalidArgument("parameters", "unload_dependents at most", repr(key[:64]))
+        await asyncio.shield(asyncio.create_task(self._repository.unload(request.model_name)))
+        return pb.RepositoryModelUnloadResponse()
+
+    async def _infer(self, method: str, request: pb.ModelInferRequest, deadline: float) -> pb.ModelInferResponse:
+        return await self._inference.run(
+            method,
+            request,
+            *(request.model_name, request.model_version, deadline),
+            parse=_parse,
+            respond=_respond,
+            stamp=_stamp,
+        )
+
+    async def _stream_infer(self, request: pb.ModelInferRequest, deadline: float) -> pb.ModelStreamInferResponse:
+        try:
+            response = await self._infer("ModelStreamInfer", request, deadline)
+        except Exception as error:
+            status, message = explain(error)
+            return pb.ModelStreamInferResponse(
+                error_message=f"{status.name}: {message}", infer_response=pb.ModelInferResponse(id=request.id)
+            )
+        return pb.ModelStreamInferResponse(infer_response=response)
+
+    def _check_control(self, repository_name: str) -> None:
+        _check_repository(repository_name)
+        if not self._model_control:
+            raise UnsupportedFeature("this server does not let clients load or unload models (model_control: false)")
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InvalidArgument("repository_name", "nothing, as there is one repository", repr(name[:64]))
+
+
+def _parse(request: pb.ModelInferRequest, served: Served, deadline: float, now: float) -> Request:
+    mode = ""
+    for key, value in request.parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        if key == "mode":
+            if kind != "string_param":
+                raise InvalidArgument("parameters.mode", "a string", kind)
+            mode = value.string_param
+        elif key == "timeout":
+            if kind != "int64_param" or value.int64_param < 1:
+                raise InvalidArgument("parameters.timeout", "an int64 of at least 1, in microseconds", _text(value))
+            deadline = min(deadline, now + value.int64_param / 1e6)
+        elif key == "priority":
+            if value.int64_param or value.uint64_param or kind not in ("int64_param", "uint64_param"):
+                raise UnsupportedFeature("parameters.priority: only 0 is supported, all requests are alike")
+        elif key.startswith("sequence_"):
+            raise UnsupportedFeature(f"parameters.{key[:64]}: sequences are not supported, no model keeps state")
+        elif key.startswith("triton_"):
+            raise UnsupportedFeature(f"parameters.{key[:64]}: not supported; expected {PARAMETERS}")
+        else:
+            raise InvalidArgument("parameters", PARAMETERS, repr(key[:64]))
+    if request.outputs:
+        _check_outputs(request, served)
+    return Request(mode, tensors.images_of(request), deadline)
+
+
+def _check_outputs(request: pb.ModelInferRequest, served: Served) -> None:
+    names = [output.name for output in served.model.task.outputs]
+    wanted = [output.name for output in request.outputs]
+    for name in wanted:
+        if name not in names or wanted.count(name) > 1:
+            raise InvalidArgument("outputs", f"each of {', '.join(names)} once at most", repr(name[:64]))
+    for output in request.outputs:
+        others = {key: value for key, value in output.parameters.items() if key != CLASSIFICATION}
+        tensors.reject_parameters(others, f"outputs.{output.name}")
+        if CLASSIFICATION in output.parameters and output.parameters[CLASSIFICATION].int64_param < 1:
+            got = _text(output.parameters[CLASSIFICATION])
+            raise InvalidArgument(f"outputs.{output.name}.{CLASSIFICATION}", "an int64 of at least 1", got)
+
+
+def _text(value: pb.InferParameter) -> str:
+    return str(value).strip()[:64] or "nothing"
+
+
+def _respond(request: pb.ModelInferRequest, answer: Answer) -> pb.ModelInferResponse:
+    settings, task = answer.served.settings, answer.served.model.task
+    response = pb.ModelInferResponse(model_name=settings.name, model_version=settings.version, id=request.id)
+    as_raw = bool(request.raw_input_contents)
+    classes = 0
+    for output in request.outputs:
+        classes = output.parameters[CLASSIFICATION].int64_param if CLASSIFICATION in output.parameters else 0
+    (spec,) = task.outputs
+    (scores,) = answer.outputs
+    if classes:
+        rows = [
+            [f"{category.score:f}:{category.index}:{category.label}".encode() for category in row]
+            for row in task.top(scores, classes)
+        ]
+        tensors.add_bytes(spec.name, rows, response, as_raw)
+    else:
+        tensors.add_scores(spec.name, scores, response, as_raw)
+    response.parameters["mode"].string_param = answer.mode
+    return response
+
+
+def _stamp(response: pb.ModelInferResponse, timings: Timings) -> None:
+    parameters = response.parameters
+    parameters["decode_s"].double_param = timings.decode_s
+    parameters["queue_s"].double_param = timings.queue_s
+    parameters["gather_s"].double_param = timings.gather_s
+    parameters["execute_s"].double_param = timings.execute_s
+    parameters["encode_s"].double_param = timings.encode_s
+    parameters["total_s"].double_param = timings.total_s

@@ -1,0 +1,62 @@
+"""The gRPC server: every service on one port."""
+
+from __future__ import annotations
+
+import grpc
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from xlaserve.config import Settings
+from xlaserve.errors import ConfigError
+from xlaserve.rpc.health import Health
+from xlaserve.rpc.open_inference import OpenInference
+from xlaserve.rpc.vision import Vision
+from xlaserve_proto import open_inference_pb2, open_inference_pb2_grpc, vision_pb2, vision_pb2_grpc
+
+
+class GrpcServer:
+    """Serves `open_inference`, `vision` and health, and reflection and channelz as `settings` say."""
+
+    def __init__(self, settings: Settings, open_inference: OpenInference, vision: Vision, health: Health) -> None:
+        self._settings = settings
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", settings.max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                # Two servers on one port would share its connections unseen.
+                ("grpc.so_reuseport", 0),
+                ("grpc.enable_channelz", int(settings.channelz)),
+            )
+        )
+        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
+        vision_pb2_grpc.add_VisionServicer_to_server(vision, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.servicer, self._server)
+        if settings.channelz:
+            channelz.add_channelz_servicer(self._server)
+        if settings.reflection:
+            services = [
+                service.full_name
+                for file in (open_inference_pb2, vision_pb2, health_pb2)
+                for service in file.DESCRIPTOR.services_by_name.values()
+            ]
+            reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), self._server)
+        self.address = ""
+        """HOST:PORT, once it is started."""
+
+    async def start(self) -> None:
+        """Listens. Raises ConfigError where the port can't be had."""
+        host, port = self._settings.host, self._settings.grpc_port
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ConfigError(f"grpc_port: expected a free port of {host}, got {port}, which can't be had") from error
+        await self._server.start()
+        self.address = f"{host}:{bound}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new calls at once and gives those under way `grace_s` to finish; then cancels them.
+
+        Called again with less, it stops sooner.
+        """
+        await self._server.stop(grace_s)

@@ -1,0 +1,33 @@
+"""The one table from errors to gRPC statuses."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grpc import StatusCode
+
+from xlaserve import errors
+
+STATUS: Final[dict[type[errors.XlaserveError], StatusCode]] = {
+    errors.ConfigError: StatusCode.INTERNAL,
+    errors.InvalidArgument: StatusCode.INVALID_ARGUMENT,
+    errors.InvalidImage: StatusCode.INVALID_ARGUMENT,
+    errors.ImageTooLarge: StatusCode.INVALID_ARGUMENT,
+    errors.UnsupportedFeature: StatusCode.UNIMPLEMENTED,
+    errors.ModelNotFound: StatusCode.NOT_FOUND,
+    errors.ModelNotReady: StatusCode.UNAVAILABLE,
+    errors.ModelFailed: StatusCode.FAILED_PRECONDITION,
+    errors.ExecutionFailed: StatusCode.INTERNAL,
+    errors.QueueFull: StatusCode.RESOURCE_EXHAUSTED,
+    errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
+    errors.ShuttingDown: StatusCode.UNAVAILABLE,
+}
+"""Every leaf of the tree of errors; a test demands it."""
+
+INTERNAL_MESSAGE: Final = "internal error; its details are in the server's log"
+
+
+def status_of(error: BaseException) -> tuple[StatusCode, str]:
+    """Returns the status and the message that a client gets for `error`."""
+    status = STATUS.get(type(error)) if isinstance(error, errors.XlaserveError) else None
+    return (StatusCode.INTERNAL, INTERNAL_MESSAGE) if status is None else (status, str(error))

@@ -1,0 +1,147 @@
+"""Tensors of the Open Inference Protocol, to and from NumPy.
+
+Every check of what a client sent that needs the wire's words is here; what comes out is an array of the stated type and
+shape, or a list of encoded images.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.engine.program import Images
+from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.image import check_pixels
+from xlaserve_proto import open_inference_pb2 as pb
+
+PIXELS: Final = "pixels"
+IMAGE: Final = "image"
+PIXEL_DTYPES: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
+    "UINT8": ("uint_contents", np.dtype(np.uint8)),
+    "INT32": ("int_contents", np.dtype("<i4")),
+    "FP32": ("fp32_contents", np.dtype("<f4")),
+}
+"""By datatype: the field of `contents` that holds it, and how it stands in raw bytes."""
+
+Input = pb.ModelInferRequest.InferInputTensor
+Output = pb.ModelInferResponse.InferOutputTensor
+
+
+def images_of(request: pb.ModelInferRequest) -> Images | list[bytes]:
+    """Returns the pixels or the encoded images of a request. Raises InvalidArgument or UnsupportedFeature."""
+    tensors = request.inputs
+    if len(tensors) != 1:
+        names = ", ".join(repr(tensor.name[:64]) for tensor in tensors[:8]) or "none"
+        raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", names)
+    tensor = tensors[0]
+    if tensor.parameters:
+        reject_parameters(tensor.parameters, f"inputs.{tensor.name[:64]}")
+    raw = request.raw_input_contents
+    if raw and len(raw) != 1:
+        raise InvalidArgument("raw_input_contents", "one entry, as there is one input", len(raw))
+    if raw and tensor.HasField("contents"):
+        raise InvalidArgument("inputs.contents", "nothing beside raw_input_contents", "both")
+    data = raw[0] if raw else None
+    if tensor.name == PIXELS:
+        return check_pixels(_pixels(tensor, data))
+    if tensor.name == IMAGE:
+        return _encoded(tensor, data)
+    raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", repr(tensor.name[:64]))
+
+
+def reject_parameters(parameters: Mapping[str, pb.InferParameter], where: str) -> None:
+    """Raises UnsupportedFeature where a tensor is said to live in shared memory, InvalidArgument for the rest."""
+    for key in parameters:
+        if key.startswith("shared_memory_"):
+            raise UnsupportedFeature(f"{where}: shared memory is not supported; send the data in the message")
+        raise InvalidArgument(f"{where}.parameters", "none", repr(key[:64]))
+
+
+def add_scores(name: str, scores: NDArray[np.float32], response: pb.ModelInferResponse, as_raw: bool) -> None:
+    """Adds an FP32 output `[n, classes]` to `response`."""
+    tensor = response.outputs.add(name=name, datatype="FP32", shape=scores.shape)
+    if as_raw:
+        response.raw_output_contents.append(scores.tobytes())
+    else:
+        tensor.contents.fp32_contents.extend(scores.ravel().tolist())
+
+
+def add_bytes(name: str, rows: Sequence[Sequence[bytes]], response: pb.ModelInferResponse, as_raw: bool) -> None:
+    """Adds a BYTES output `[n, k]` to `response`."""
+    tensor = response.outputs.add(name=name, datatype="BYTES", shape=(len(rows), len(rows[0])))
+    elements = [element for row in rows for element in row]
+    if as_raw:
+        response.raw_output_contents.append(_join(elements))
+    else:
+        tensor.contents.bytes_contents.extend(elements)
+
+
+def _pixels(tensor: Input, raw: bytes | None) -> NDArray[np.generic]:
+    """Returns an array of the tensor's type and shape: a view of `raw`, or a copy of `contents`."""
+    if tensor.datatype not in PIXEL_DTYPES:
+        expected = " or ".join(PIXEL_DTYPES)
+        raise InvalidArgument(f"{PIXELS}.datatype", expected, repr(tensor.datatype[:32]))
+    field, dtype = PIXEL_DTYPES[tensor.datatype]
+    shape = _shape(tensor, PIXELS, "[n, height, width, 3]", ranks=(4,))
+    elements = math.prod(shape)
+    if raw is not None:
+        if len(raw) != elements * dtype.itemsize:
+            expected = f"{elements * dtype.itemsize} bytes for {tensor.datatype} {list(shape)}"
+            raise InvalidArgument(f"raw_input_contents of {PIXELS}", expected, f"{len(raw)} bytes")
+        return np.frombuffer(raw, dtype).reshape(shape)
+    contents = getattr(tensor.contents, field)
+    if len(contents) != elements:
+        expected = f"{elements} values in {field} for {list(shape)}"
+        raise InvalidArgument(f"contents of {PIXELS}", expected, f"{len(contents)} values")
+    if field == "uint_contents":  # wider on the wire than the tensor's type: checked as INT32 is
+        array = np.fromiter(contents, np.uint32, elements)
+        return np.minimum(array, np.iinfo(np.int32).max).astype(np.int32).reshape(shape)
+    return np.fromiter(contents, dtype, elements).reshape(shape)
+
+
+def _encoded(tensor: Input, raw: bytes | None) -> list[bytes]:
+    if tensor.datatype != "BYTES":
+        raise InvalidArgument(f"{IMAGE}.datatype", "BYTES", repr(tensor.datatype[:32]))
+    shape = _shape(tensor, IMAGE, "[n] or [n, 1]", ranks=(1, 2))
+    if len(shape) == 2 and shape[1] != 1:
+        raise InvalidArgument(f"{IMAGE}.shape", "[n] or [n, 1]", list(shape))
+    elements = list(tensor.contents.bytes_contents) if raw is None else _split(raw)
+    if len(elements) != shape[0]:
+        raise InvalidArgument(IMAGE, f"{shape[0]} elements for shape {list(shape)}", len(elements))
+    return elements
+
+
+def _shape(tensor: Input, name: str, expected: str, ranks: Iterable[int]) -> tuple[int, ...]:
+    shape = tuple(tensor.shape)
+    if len(shape) not in ranks or any(side < 1 for side in shape):
+        raise InvalidArgument(f"{name}.shape", f"{expected} with every dimension at least 1", list(shape[:16]))
+    return shape
+
+
+def _split(raw: bytes) -> list[bytes]:
+    """Returns the elements of a raw BYTES tensor."""
+    elements = []
+    start = 0
+    while start < len(raw):
+        stop = start + 4
+        if stop <= len(raw):
+            stop += struct.unpack_from("<I", raw, start)[0]
+        if stop > len(raw) or stop < start + 4:
+            raise InvalidArgument(
+                f"raw_input_contents of {IMAGE}",
+                "elements behind their 4-byte length",
+                f"a cut-off one at byte {start}",
+            )
+        elements.append(raw[start + 4 : stop])
+        start = stop
+    return elements
+
+
+def _join(elements: Iterable[bytes]) -> bytes:
+    """Returns a raw BYTES tensor."""
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)

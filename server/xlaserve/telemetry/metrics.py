@@ -1,0 +1,102 @@
+"""Prometheus metrics, in one explicit registry.
+
+Labels are bounded: a model's name becomes one only once the model is in the repository, a mode and a status come from
+their enumerations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+SECONDS: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+IMAGES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+COMPILE_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """Every metric of the server; `registry` is what /metrics shows."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry(auto_describe=True)
+        self.requests = Counter(
+            "xlaserve_requests",
+            "Requests that were answered, by gRPC status.",
+            ("model", "method", "mode", "status"),
+            registry=registry,
+        )
+        self.refused = Counter(
+            "xlaserve_requests_refused",
+            "Requests that named no model of the repository, by gRPC status.",
+            ("method", "status"),
+            registry=registry,
+        )
+        self.images = Counter("xlaserve_images", "Images answered.", ("model", "mode"), registry=registry)
+        self.request_s = Histogram(
+            "xlaserve_request_seconds",
+            "From a request's arrival to its answer.",
+            ("model", "method"),
+            buckets=SECONDS,
+            registry=registry,
+        )
+
+        def stage(name: str, help_text: str) -> Histogram:
+            return Histogram(f"xlaserve_{name}_seconds", help_text, ("model",), buckets=SECONDS, registry=registry)
+
+        self.decode_s = stage("decode", "Encoded images to pixels, for each request that sent encoded images.")
+        self.queue_s = stage("queue", "From a request's arrival in the queue until its batch ran.")
+        self.encode_s = stage("encode", "Making the response.")
+        self.gather_s = stage("gather", "Copying a batch together.")
+        self.execute_s = Histogram(
+            "xlaserve_execute_seconds", "Running a batch.", ("model", "mode"), buckets=SECONDS, registry=registry
+        )
+        self.batch_size = Histogram(
+            "xlaserve_batch_size", "Real images in a batch.", ("model", "mode"), buckets=IMAGES, registry=registry
+        )
+        self.bucket_batches = Counter(
+            "xlaserve_bucket_batches",
+            "Batches by the bucket they ran in.",
+            ("model", "mode", "bucket"),
+            registry=registry,
+        )
+        self.padded_rows = Counter(
+            "xlaserve_padded_rows", "Rows that padding added.", ("model", "mode"), registry=registry
+        )
+        self.failed_batches = Counter("xlaserve_failed_batches", "Batches that raised.", ("model",), registry=registry)
+        self.compilations = Counter(
+            "xlaserve_compilations",
+            "Programs compiled. After readiness this stays put.",
+            ("model", "mode"),
+            registry=registry,
+        )
+        self.compile_s = Histogram(
+            "xlaserve_compile_seconds",
+            "Tracing and compiling a program.",
+            ("model", "mode"),
+            buckets=COMPILE_SECONDS,
+            registry=registry,
+        )
+        ProcessCollector(registry=registry)
+
+    def add_gauges(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Registers gauges that are read when /metrics is."""
+        self.registry.register(_Gauges(collect))
+
+
+class _Gauges(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+
+def gauge(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+    """Returns an empty gauge, to be filled with `add_metric`."""
+    return GaugeMetricFamily(name, help_text, labels=labels)

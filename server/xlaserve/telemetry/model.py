@@ -1,0 +1,124 @@
+"""What one model did: its Prometheus series, and the counts behind the protocol's statistics."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.worker import Run
+from xlaserve.telemetry.metrics import Metrics
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often something happened and how long it took in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Counts one more."""
+        self.count += 1
+        self.seconds += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went, in seconds."""
+
+    decode_s: float
+    queue_s: float
+    gather_s: float
+    execute_s: float
+    encode_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts since the model was loaded."""
+
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    input: Duration = field(default_factory=Duration)
+    """Decoding and gathering."""
+    infer: Duration = field(default_factory=Duration)
+    output: Duration = field(default_factory=Duration)
+    images: int = 0
+    batches: int = 0
+    last_at_ms: int = 0
+    """Milliseconds since the epoch; 0: never."""
+    gather_by_size: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
+    """By the number of real images in the batch."""
+    infer_by_size: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
+
+
+class ModelTelemetry:
+    """Observes one model. Series are bound once: finding a label's child costs more than counting."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.statistics = Statistics()
+        self._decode_s = metrics.decode_s.labels(model)
+        self._queue_s = metrics.queue_s.labels(model)
+        self._gather_s = metrics.gather_s.labels(model)
+        self._encode_s = metrics.encode_s.labels(model)
+        self._failed_batches = metrics.failed_batches.labels(model)
+        self._execute_s = lru_cache(None)(lambda mode: metrics.execute_s.labels(model, mode))
+        self._batch_size = lru_cache(None)(lambda mode: metrics.batch_size.labels(model, mode))
+        self._padded_rows = lru_cache(None)(lambda mode: metrics.padded_rows.labels(model, mode))
+        self._images = lru_cache(None)(lambda mode: metrics.images.labels(model, mode))
+        self._bucket = lru_cache(None)(lambda mode, bucket: metrics.bucket_batches.labels(model, mode, str(bucket)))
+        self._requests = lru_cache(None)(
+            lambda method, mode, status: metrics.requests.labels(model, method, mode, status)
+        )
+        self._request_s = lru_cache(None)(lambda method: metrics.request_s.labels(model, method))
+        self._compilations = lru_cache(None)(lambda mode: metrics.compilations.labels(model, mode))
+        self._compile_s = lru_cache(None)(lambda mode: metrics.compile_s.labels(model, mode))
+
+    def compiled(self, mode: Mode, seconds: float) -> None:
+        """A program was traced and compiled in `seconds`."""
+        self._compilations(mode).inc()
+        self._compile_s(mode).observe(seconds)
+
+    def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
+        """A batch of `images` real images ran in `bucket`."""
+        self._gather_s.observe(run.gather_s)
+        self._execute_s(mode).observe(run.execute_s)
+        self._batch_size(mode).observe(images)
+        self._bucket(mode, bucket).inc()
+        self._padded_rows(mode).inc(bucket.batch - images)
+        self.statistics.batches += 1
+        self.statistics.gather_by_size[images].add(run.gather_s)
+        self.statistics.infer_by_size[images].add(run.execute_s)
+
+    def batch_failed(self, mode: Mode, bucket: Bucket, images: int) -> None:
+        """A batch raised."""
+        self._failed_batches.inc()
+
+    def request_answered(self, method: str, mode: Mode, images: int, timings: Timings) -> None:
+        """A request succeeded."""
+        self._requests(method, mode, "OK").inc()
+        self._images(mode).inc(images)
+        self._request_s(method).observe(timings.total_s)
+        self._queue_s.observe(timings.queue_s)
+        self._encode_s.observe(timings.encode_s)
+        if timings.decode_s:
+            self._decode_s.observe(timings.decode_s)
+        statistics = self.statistics
+        statistics.success.add(timings.total_s)
+        statistics.queue.add(timings.queue_s)
+        statistics.input.add(timings.decode_s + timings.gather_s)
+        statistics.infer.add(timings.execute_s)
+        statistics.output.add(timings.encode_s)
+        statistics.images += images
+        statistics.last_at_ms = int(time.time() * 1000)
+
+    def request_failed(self, method: str, mode: str, status: str, seconds: float) -> None:
+        """A request got another status than OK. `mode` is one of the model's, or empty."""
+        self._requests(method, mode, status).inc()
+        self._request_s(method).observe(seconds)
+        self.statistics.fail.add(seconds)
