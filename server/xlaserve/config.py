@@ -8,6 +8,7 @@ its documentation; the command's help prints it, and `xlaserve config --show` th
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 from collections.abc import Mapping
 from enum import StrEnum
@@ -22,6 +23,9 @@ from xlaserve.errors import ConfigError
 MIB: Final = 1024 * 1024
 ENV_PREFIX: Final = "XLASERVE_"
 CONFIG_FILE_VARIABLE: Final = "XLASERVE_CONFIG"
+
+# What Kubernetes sets in every pod of a namespace that has a Service called xlaserve.
+_FROM_KUBERNETES: Final = re.compile(rf"{ENV_PREFIX}(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")
 
 
 class Mode(StrEnum):
@@ -75,7 +79,7 @@ class ModelSettings(_Frozen):
     source: str
     """Where it comes from: `keras.applications:<Name>`, the path of a `.keras` file or of a SavedModel folder,
     `builtin:digits`, or `builtin:noop`."""
-    version: str = Field("1", pattern=r"^[0-9]{1,9}$")
+    version: str = Field("1", pattern=r"^[0-9]{1,9}$", coerce_numbers_to_str=True)
     """What requests may call its version; a number."""
     weights: str | None = None
     """For `keras.applications`: `imagenet` (the default: Keras's own download and cache), `random`, or the path of a
@@ -117,6 +121,13 @@ class ModelSettings(_Frozen):
             if any(side is not None and not 1 <= side <= 65_536 for side in bucket):
                 raise ValueError("every number of a bucket is from 1 to 65536")
         return tuple(dict.fromkeys(value))
+
+    @field_validator("input_size")
+    @classmethod
+    def _check_input_size(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and not all(1 <= side <= 65_536 for side in value):
+            raise ValueError("height and width are from 1 to 65536")
+        return value
 
     @field_validator("modes")
     @classmethod
@@ -251,6 +262,8 @@ def _from_file(file: Path) -> dict[str, object]:
         values["models"] = [
             _resolve_paths(model, file.parent) if isinstance(model, dict) else model for model in models
         ]
+    if isinstance(values.get("ready_file"), str):
+        values["ready_file"] = str(file.parent / values["ready_file"])
     return values
 
 
@@ -269,10 +282,15 @@ def _resolve_paths(model: dict[str, object], folder: Path) -> dict[str, object]:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, text in environ.items():
-        if not name.startswith(ENV_PREFIX) or name == CONFIG_FILE_VARIABLE:
+        if not name.startswith(ENV_PREFIX) or name == CONFIG_FILE_VARIABLE or _FROM_KUBERNETES.match(name):
             continue
         field = name.removeprefix(ENV_PREFIX).lower()
-        values[field] = yaml.safe_load(text) if field == "models" else text
+        if field not in Settings.model_fields:
+            raise ConfigError(f"environment variable {name}: no such field")
+        try:
+            values[field] = yaml.safe_load(text) if field == "models" else text
+        except yaml.YAMLError as error:
+            raise ConfigError(f"environment variable {name}: not YAML: {error}") from None
     return values
 
 
@@ -283,5 +301,6 @@ def _explain(error: ValidationError) -> str:
         if detail["type"] == "extra_forbidden":
             lines.append(f"{field}: no such field")
         else:
-            lines.append(f"{field}: {detail['msg']}, got {reprlib.repr(detail['input'])}")
+            reason = detail["msg"].removeprefix("Value error, ")
+            lines.append(f"{field}: {reason}, got {reprlib.repr(detail['input'])}")
     return "configuration: " + "; ".join(lines)
