@@ -20,7 +20,7 @@ from xlaserve.image import ImageLimits, check_pixels, decode
 
 LIMITS = ImageLimits(max_image_bytes=1 << 20, max_image_pixels=4_000_000)
 FORMATS = ("JPEG", "PNG", "WEBP")
-LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True}}
+LOSSLESS: dict[str, dict[str, object]] = {"PNG": {}, "WEBP": {"lossless": True}}
 UPRIGHT = Image.fromarray(
     np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8).repeat(3, axis=0).repeat(3, axis=1)
 )  # 15 high, 12 wide, no symmetry
@@ -99,7 +99,7 @@ def test_an_image_is_turned_upright(format: str, orientation: int) -> None:
     stored = UPRIGHT.transpose(Image.Transpose(turn_back[orientation])) if orientation > 1 else UPRIGHT
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options: dict[str, object] = {"JPEG": {"quality": 100, "subsampling": 0}}.get(format, LOSSLESS.get(format, {}))
+    options: dict[str, object] = LOSSLESS.get(format, {"quality": 100, "subsampling": 0})
     pixels = decode(encode(stored, format, exif=exif, **options), height=15, width=12, limits=LIMITS)
     tolerance = 6 if format == "JPEG" else 0
     assert np.abs(pixels.astype(int) - np.asarray(UPRIGHT)).max() <= tolerance
@@ -312,7 +312,9 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "16-bit PNG": lambda: encode(Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30))),
     "WebP": lambda: sample("WEBP"),
     "lossless WebP": lambda: encode(UPRIGHT.convert("RGBA"), "WEBP", lossless=True),
-    "animated WebP": lambda: encode(UPRIGHT, "WEBP", save_all=True, append_images=[UPRIGHT.transpose(0)]),
+    "animated WebP": lambda: encode(
+        UPRIGHT, "WEBP", save_all=True, append_images=[UPRIGHT.transpose(Image.Transpose.ROTATE_180)]
+    ),
 }
 
 
@@ -386,7 +388,7 @@ def test_float_pixels_are_rounded_to_the_nearest_level(pixels: NDArray[np.float3
     ],
 )
 def test_values_outside_0_to_255_are_refused_wherever_they_are(value: float, dtype: type, got: str) -> None:
-    pixels = np.full((2, 3, 3, 3), 7, dtype)
+    pixels: NDArray[np.generic] = np.full((2, 3, 3, 3), 7, dtype)
     pixels[1, 2, 0, 1] = value
     with pytest.raises(InvalidArgument) as refusal:
         check_pixels(pixels)

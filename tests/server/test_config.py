@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+import yaml
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from xlaserve.config import (
+    BUILTIN_MODELS,
+    Bucket,
+    BucketSettings,
+    Mode,
+    ModelSettings,
+    PerformanceHint,
+    Settings,
+    dump,
+    load,
+)
+from xlaserve.errors import ConfigError
+
+NOTHING: dict[str, str] = {}
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        file = tmp_path / "xlaserve.yaml"
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    return write
+
+
+def load_model(write: Write, fields: str) -> ModelSettings:
+    (model,) = load(write(f"models: [{{name: m, source: 'builtin:noop', {fields}}}]"), environ=NOTHING).models
+    return model
+
+
+# Where values come from.
+
+
+def test_without_anything_it_serves_the_built_in_digits() -> None:
+    settings = load(environ=NOTHING)
+    assert settings == Settings()
+    assert settings.models == BUILTIN_MODELS
+    assert [model.source for model in settings.models] == ["builtin:digits"]
+
+
+def test_flags_go_before_the_environment_before_the_file_before_the_defaults(write: Write) -> None:
+    file = write("{grpc_port: 1, http_port: 1, lanes: 1}")
+    settings = load(file, {"grpc_port": 3}, {"XLASERVE_GRPC_PORT": "2", "XLASERVE_HTTP_PORT": "2"})
+    assert (settings.grpc_port, settings.http_port, settings.lanes, settings.host) == (3, 2, 1, "127.0.0.1")
+
+
+def test_the_environment_may_name_the_file(write: Write) -> None:
+    file = write("lanes: 7")
+    assert load(environ={"XLASERVE_CONFIG": str(file)}).lanes == 7
+
+
+def test_the_environment_takes_every_type() -> None:
+    environ = {
+        "XLASERVE_DRAIN_TIMEOUT_S": "1.5",
+        "XLASERVE_EXIT_ON_MODEL_FAILURE": "no",
+        "XLASERVE_PERFORMANCE_HINT": "latency",
+        "XLASERVE_READY_FILE": "run/ready.json",
+        "XLASERVE_MODELS": "[{name: a, source: 'builtin:noop', buckets: [1, [2, 8, 8]]}]",
+    }
+    settings = load(environ=environ)
+    assert settings.drain_timeout_s == 1.5
+    assert settings.exit_on_model_failure is False
+    assert settings.performance_hint is PerformanceHint.LATENCY
+    assert settings.ready_file == Path("run/ready.json")
+    assert settings.models[0].buckets == (BucketSettings(1), BucketSettings(2, 8, 8))
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
+    environ = {
+        "XLASERVE_SERVICE_HOST": "10.0.0.1",
+        "XLASERVE_SERVICE_PORT_GRPC": "8001",
+        "XLASERVE_PORT": "tcp://10.0.0.1:8001",
+        "XLASERVE_PORT_8001_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(environ=environ) == Settings()
+
+
+def test_an_empty_file_means_the_defaults(write: Write) -> None:
+    assert load(write("# nothing yet\n"), environ=NOTHING) == Settings()
+
+
+def test_relative_paths_in_the_file_start_at_its_folder(write: Write, tmp_path: Path) -> None:
+    file = write(
+        """
+        ready_file: run/ready.json
+        models:
+          - {name: a, source: models/a.keras, labels: labels.txt}
+          - {name: b, source: /models/b, labels: /labels.txt}
+          - {name: c, source: "keras.applications:ResNet50", weights: imagenet}
+          - {name: d, source: "keras.applications:ResNet50", weights: random}
+          - {name: e, source: "keras.applications:ResNet50", weights: e.weights.h5}
+        """
+    )
+    settings = load(file, environ=NOTHING)
+    a, b, c, d, e = settings.models
+    assert settings.ready_file == tmp_path / "run/ready.json"
+    assert (a.source, a.labels) == (str(tmp_path / "models/a.keras"), tmp_path / "labels.txt")
+    assert (b.source, b.labels) == ("/models/b", Path("/labels.txt"))
+    assert (c.source, c.weights, d.weights) == ("keras.applications:ResNet50", "imagenet", "random")
+    assert e.weights == str(tmp_path / "e.weights.h5")
+
+
+# What they become.
+
+
+def test_buckets_are_batch_sizes_or_whole_shapes(write: Write) -> None:
+    assert load_model(write, "buckets: [4, [8], [2, 32, 48], 4]").buckets == (
+        BucketSettings(4),
+        BucketSettings(8),
+        BucketSettings(2, 32, 48),
+    )
+
+
+def test_a_bucket_reads_as_its_shape() -> None:
+    assert str(Bucket(8, 224, 192)) == "8x224x192"
+
+
+def test_the_default_mode_is_the_first_unless_another_is_named(write: Write) -> None:
+    assert load_model(write, "modes: [graph, xla, graph]").modes == (Mode.GRAPH, Mode.XLA)
+    assert load_model(write, "modes: [graph, xla]").effective_default_mode is Mode.GRAPH
+    assert load_model(write, "modes: [graph, xla], default_mode: xla").effective_default_mode is Mode.XLA
+
+
+def test_a_version_may_be_written_as_a_number(write: Write) -> None:
+    assert load_model(write, "version: 12").version == "12"
+
+
+def test_settings_are_frozen() -> None:
+    settings = Settings()
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.grpc_port = 1  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.models[0].name = "other"  # type: ignore[misc]
+    assert hash(settings) == hash(Settings())
+
+
+@pytest.mark.parametrize("kind", [Settings, ModelSettings])
+def test_every_field_is_documented(kind: type[Settings | ModelSettings]) -> None:
+    assert [name for name, field in kind.model_fields.items() if not field.description] == []
+
+
+sides = st.integers(1, 65_536)
+models = st.builds(
+    ModelSettings,
+    name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
+    source=st.sampled_from(["builtin:noop", "keras.applications:ResNet50", "/models/a.keras"]),
+    version=st.integers(0, 999_999_999).map(str),
+    weights=st.sampled_from([None, "imagenet", "random", "/weights.h5"]),
+    input_size=st.none() | st.tuples(sides, sides),
+    labels=st.sampled_from([None, Path("/labels/größe.txt")]),
+    modes=st.lists(st.sampled_from(Mode), min_size=1).map(tuple),
+    buckets=st.lists(st.tuples(sides) | st.tuples(sides, sides, sides), min_size=1).map(tuple),
+    max_queue_delay_ms=st.floats(0, 10_000),
+    max_queue_images=st.none() | st.integers(1),
+)
+all_settings = st.builds(
+    Settings,
+    host=st.sampled_from(["127.0.0.1", "0.0.0.0", "::1"]),
+    grpc_port=st.integers(0, 65_535),
+    ready_file=st.sampled_from([None, Path("/run/ready.json")]),
+    channelz=st.booleans(),
+    performance_hint=st.sampled_from(PerformanceHint),
+    lanes=st.none() | st.integers(1, 256),
+    drain_timeout_s=st.floats(0, 3600),
+    log_format=st.sampled_from(["human", "json"]),
+    models=st.lists(models, max_size=3, unique_by=lambda model: model.name).map(tuple),
+)
+
+
+@hypothesis.given(all_settings)
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_what_is_dumped_loads_to_the_same_settings(settings: Settings) -> None:
+    assert load(flags=yaml.safe_load(dump(settings)), environ=NOTHING) == settings
+
+
+def test_a_dump_is_a_configuration_file(write: Write) -> None:
+    settings = Settings(lanes=3, models=(*BUILTIN_MODELS, ModelSettings(name="noop", source="builtin:noop")))
+    assert load(write(dump(settings)), environ=NOTHING) == settings
+
+
+# What is refused. Each message names the field, what was expected, and the value.
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("grpc_port: 70000", ["grpc_port: ", "less than or equal to 65535", "got 70000"]),
+        ("grpc_port: eight", ["grpc_port: ", "valid integer", "got 'eight'"]),
+        ("device: tpu", ["device: ", "'auto', 'cpu' or 'gpu'", "got 'tpu'"]),
+        ("drain_timeout_s: .nan", ["drain_timeout_s: ", "less than or equal to 3600", "got nan"]),
+        ("lanes: 0", ["lanes: ", "greater than or equal to 1", "got 0"]),
+        ("grpc_prot: 1", ["grpc_prot: no such field"]),
+        ("1: 2", ["1: Keys should be strings"]),
+        ("models: 3", ["models: ", "got 3"]),
+        ("models: [3]", ["models.0: ", "got 3"]),
+        ("models: [{name: a}]", ["models.0.source: Field required"]),
+        ("models: [{name: a, source: b, batch: 3}]", ["models.0.batch: no such field"]),
+        ("{grpc_port: -1, lanes: x}", ["grpc_port: ", "got -1", "lanes: ", "got 'x'"]),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
+    text: str, parts: list[str], write: Write
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(write(text), environ=NOTHING)
+    message = str(refusal.value)
+    assert message.startswith("configuration: ")
+    assert [part for part in parts if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ("version: v2", ["models.0.version: ", "pattern", "got 'v2'"]),
+        ("name: 'a b'", ["models.0.name: ", "pattern", "got 'a b'"]),
+        ("modes: [fast]", ["models.0.modes.0: ", "'eager', 'graph' or 'xla'", "got 'fast'"]),
+        ("modes: []", ["models.0.modes: ", "at least 1 item", "got []"]),
+        ("modes: [xla], default_mode: graph", ["models.0: default_mode graph is not one of modes xla"]),
+        ("buckets: 8", ["models.0.buckets: ", "got 8"]),
+        ("buckets: []", ["models.0.buckets: ", "at least 1 item", "got ()"]),
+        ("buckets: [0]", ["models.0.buckets: every number of a bucket is from 1 to 65536, got [0]"]),
+        ("buckets: [[1, 2]]", ["models.0.buckets: a bucket is a batch size or [batch, height, width], got [[1, 2]]"]),
+        ("buckets: [[1, 2, 3, 4]]", ["models.0.buckets.0: ", "at most 3 items", "got [1, 2, 3, 4]"]),
+        ("buckets: [many]", ["models.0.buckets.0: ", "got 'many'"]),
+        ("input_size: [224, 0]", ["models.0.input_size: height and width are from 1 to 65536, got [224, 0]"]),
+        ("max_queue_delay_ms: -1", ["models.0.max_queue_delay_ms: ", "greater than or equal to 0", "got -1"]),
+        ("preprocess: bgr", ["models.0.preprocess: ", "'caffe' or 'unit'", "got 'bgr'"]),
+    ],
+)
+def test_a_wrong_field_of_a_model_is_named_by_its_place(fields: str, parts: list[str], write: Write) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_model(write, fields)
+    assert [part for part in parts if part not in str(refusal.value)] == []
+
+
+def test_two_models_of_one_name_are_refused(write: Write) -> None:
+    file = write("models: [{name: a, source: 'builtin:noop'}, {name: a, source: 'builtin:digits'}]")
+    with pytest.raises(ConfigError, match=r"models: each model's name is its own; given more than once: a"):
+        load(file, environ=NOTHING)
+
+
+def test_a_wrong_flag_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"grpc_port: .*got 70000"):
+        load(flags={"grpc_port": 70_000}, environ=NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("XLASERVE_GRPC_PRT", "1", "environment variable XLASERVE_GRPC_PRT: no such field"),
+        ("XLASERVE_GRPC_PORT", "x", "configuration: grpc_port: .*valid integer.*got 'x'"),
+        ("XLASERVE_MODELS", "[a: b: c", "environment variable XLASERVE_MODELS: not YAML"),
+    ],
+)
+def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(environ={name: value})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [", "not YAML"),
+        (b"- 1", "expected a mapping of fields, got list"),
+        (b"\xff\xfe\xfa", "can't be read"),
+        (b"!!python/object/apply:os.getcwd []", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as refusal:
+        load(file, environ=NOTHING)
+    assert str(file) in str(refusal.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: can't be read"):
+        load(tmp_path / "nowhere.yaml", environ=NOTHING)
