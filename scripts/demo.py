@@ -1,0 +1,78 @@
+"""Serves the built-in configuration, classifies real images, compares XLA with graph mode, and stops."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from xlaserve_client import VisionClient
+
+SAMPLES: Final = Path(__file__).resolve().parent / "samples" / "digits"
+START_TIMEOUT_S: Final = 300
+LOAD: Final = ("--mode", "xla,graph", "--model", "digits", "--duration", "3", "--concurrency", "16")
+
+
+def main() -> None:
+    """Runs the demo; exits 1 when the server can't be started, an answer is wrong, or the load test fails."""
+    with served() as target:
+        correct = classify(target)
+        print(f"\nload test: loadtest {' '.join(LOAD)}\n", flush=True)
+        load_test = subprocess.run([sys.executable, "-m", "xlaserve_loadtest", *LOAD, "--target", target], check=False)
+    sys.exit(0 if correct and load_test.returncode == 0 else 1)
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """Starts `xlaserve serve` on free ports, waits until it is ready, gives its gRPC address, and stops it."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready_file = Path(folder, "ready.json")
+        command = [sys.executable, "-m", "xlaserve", "serve", "--grpc-port", "0", "--http-port", "0"]
+        print("starting: xlaserve serve", flush=True)
+        server = subprocess.Popen([*command, "--ready-file", str(ready_file)])
+        try:
+            yield wait_until_ready(server, ready_file)
+        finally:
+            server.terminate()
+            status = server.wait(timeout=60)
+        print(f"the server stopped with status {status}", flush=True)
+        if status:
+            sys.exit(status)
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], ready_file: Path) -> str:
+    """Returns the server's gRPC address; exits when it ends or takes too long."""
+    until = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < until:
+        if server.poll() is not None:
+            sys.exit(f"the server ended with status {server.returncode} before it was ready")
+        if ready_file.exists():
+            return str(json.loads(ready_file.read_text())["grpc"])
+        time.sleep(0.05)
+    sys.exit(f"the server was not ready within {START_TIMEOUT_S} s")
+
+
+def classify(target: str) -> bool:
+    """Classifies the samples, held-out scans named for their digit, and says whether every answer is right."""
+    images = sorted(SAMPLES.glob("*.png"))
+    print(f"\nclassifying {len(images)} scans that training never saw\n")
+    with VisionClient(target) as client:
+        answers = client.classify(images, model="digits", top_k=1)
+    right = 0
+    for image, answer in zip(images, answers.classifications, strict=True):
+        best = answer.categories[0]
+        is_right = best.label == image.stem.partition("_")[0]
+        right += is_right
+        print(f"  {image.name:<12} {best.label}  {best.score:6.1%}  {'right' if is_right else 'WRONG'}")
+    print(f"\n{right} of {len(images)} right; the server took {answers.timings.total_s * 1000:.1f} ms for all of them")
+    return right == len(images)
+
+
+if __name__ == "__main__":
+    main()
