@@ -1,0 +1,149 @@
+"""Real servers, each a process on free loopback ports that is always stopped again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
+POLL_S = 0.02
+TAIL = 20_000
+
+DIGITS = {"name": "digits", "source": "builtin:digits", "modes": ["xla", "graph", "eager"], "buckets": [1, 2, 4, 8]}
+NOOP = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
+BROKEN = {"name": "broken", "source": "/nonexistent/secret/broken.keras"}
+
+
+class Server:
+    """An `xlaserve serve` process with `config`; what it says is kept in `folder`."""
+
+    def __init__(self, config: Mapping[str, Any], folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self._ready_file = folder / "ready.json"
+        self._log = folder / "stderr"
+        # JSON is YAML as well.
+        (folder / "config.yaml").write_text(json.dumps(config))
+        command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(folder / "config.yaml")]
+        flags = ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(self._ready_file)]
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**inherited, **(env or {})}
+            )
+        self.pid = self.process.pid
+
+    @property
+    def stderr(self) -> str:
+        """What it said so far, on stdout and stderr."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def grpc(self) -> str:
+        """HOST:PORT; waits until it listens, which is before it is ready."""
+        return self._addresses[0]
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT; waits until it listens, which is before it is ready."""
+        return self._addresses[1]
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready_file.exists()
+
+    @cached_property
+    def _addresses(self) -> tuple[str, str]:
+        self.wait_for(lambda: "listening: " in self.stderr, "it did not listen")
+        found = re.search(r"listening: gRPC (\S+), HTTP ([^\s\"]+)", self.stderr)
+        assert found is not None
+        return found[1], found[2]
+
+    def wait_until_ready(self) -> None:
+        self.wait_for(lambda: self.is_ready, "it was not ready")
+        ready = json.loads(self._ready_file.read_text())
+        assert ready == {"grpc": self.grpc, "http": self.http, "pid": self.pid}
+
+    def wait_for(self, condition: Callable[[], object], otherwise: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns once `condition` holds; fails where the server ends first, or `timeout_s` passes."""
+        give_up_at = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"the server exited with {self.process.returncode}\n{self.stderr}"
+            assert time.monotonic() < give_up_at, f"{otherwise} within {timeout_s} s\n{self.stderr}"
+            time.sleep(POLL_S)
+
+    def stop(self) -> int:
+        """Sends SIGTERM, waits for the end, and returns the exit status."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.wait()
+
+    def wait(self) -> int:
+        """Waits for the end and returns the exit status; what doesn't end is killed and fails the test."""
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            pytest.fail(f"the server did not stop within {STOP_TIMEOUT_S} s\n{self.stderr}")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that all tests share: leave its models ready. `digits` offers every mode; `broken` failed."""
+    config = {
+        "models": [DIGITS, NOOP, BROKEN],
+        "exit_on_model_failure": False,
+        "max_message_bytes": 16 * 1024 * 1024,
+        "log_level": "debug",
+    }
+    server = Server(config, tmp_path_factory.mktemp("server"))
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        status = server.stop()
+    assert status == 0, server.stderr
+
+
+class StartServer:
+    """Starts servers of a test's own; `wait=False` returns before they are ready."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self.started: list[Server] = []
+
+    def __call__(self, config: Mapping[str, Any], env: Mapping[str, str] | None = None, wait: bool = True) -> Server:
+        server = Server(config, self._folders.mktemp("server"), env)
+        self.started.append(server)
+        if wait:
+            server.wait_until_ready()
+        return server
+
+
+@pytest.fixture
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    start = StartServer(tmp_path_factory)
+    yield start
+    for server in start.started:
+        server.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        used = getattr(item, "funcargs", {})
+        servers = [used["server"]] if "server" in used else []
+        servers += used["start_server"].started if "start_server" in used else []
+        report.sections += [(f"server {server.pid}", server.stderr[-TAIL:]) for server in servers]
+    return report
