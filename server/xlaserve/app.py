@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 1.0
 """How long the last answers may take to leave once every request is answered. Idle streams end with it."""
+SECOND_SIGNAL_S: Final = 0.5
+"""A signal that comes sooner after the first is the same one: supervisors send it to a process and to its group."""
 CRASHED: Final = 1
 READ_MODELS = Callable[[], Iterable[ModelSettings]]
 
@@ -60,6 +62,7 @@ class App:
         self._worker = Worker(self.device.lanes)
         self._stopping = asyncio.Event()
         self._has_crashed = False
+        self._first_signal_at: float | None = None
         self.repository = Repository(
             settings=settings,
             load_model=self._load_model,
@@ -158,10 +161,13 @@ class App:
         return self.repository.is_ready and not self._stopping.is_set()
 
     def _on_signal(self, number: int) -> None:
-        if self._stopping.is_set():
+        now = self._pipeline.clock()
+        if self._first_signal_at is None:
+            self._first_signal_at = now
+            self._stopping.set()
+        elif now - self._first_signal_at >= SECOND_SIGNAL_S:
             log.warning("second signal: stopping at once")
             os._exit(128 + number)
-        self._stopping.set()
 
     def _crash(self) -> None:
         self._has_crashed = True

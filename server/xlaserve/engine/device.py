@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from xlaserve.config import PerformanceHint, Settings
 from xlaserve.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 GPU_LANES = 2
 """One batch is copied to the GPU while another computes."""
@@ -54,9 +61,10 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     if not uses_tensorflow:
         return choose(settings, usable_cores(), None)
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    import tensorflow as tf  # noqa: PLC0415 - a server without TensorFlow models never loads it
+    with _stderr_to_log():
+        import tensorflow as tf  # noqa: PLC0415 - a server without TensorFlow models never loads it
 
-    gpus = [] if settings.device == "cpu" else tf.config.list_physical_devices("GPU")
+        gpus = [] if settings.device == "cpu" else tf.config.list_physical_devices("GPU")
     gpu = str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")) if gpus else None
     device = choose(settings, usable_cores(), gpu)
     tf.config.set_visible_devices(gpus[:1], "GPU")
@@ -67,6 +75,30 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     tf.config.threading.set_intra_op_parallelism_threads(threads if threads == 1 else threads * device.lanes)
     tf.config.threading.set_inter_op_parallelism_threads(device.lanes)
     return device
+
+
+@contextmanager
+def _stderr_to_log() -> Iterator[None]:
+    """Turns what TensorFlow's libraries write while they are loaded, which no setting silences, into debug lines.
+
+    Must surround everything up to the first look for devices. Lines come out as they are when that raises.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            captured.seek(0)
+            os.write(stderr, captured.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        captured.seek(0)
+        for line in captured.read().decode(errors="replace").splitlines():
+            log.debug("tensorflow: %s", line)
 
 
 def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
