@@ -1,0 +1,177 @@
+"""Runs the benchmarks, prints them and writes them as JSON. `python -m bench [--only NAME] [--json FILE] [--quick]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import processes
+from bench.generator import closed_loop, pixels_request
+from xlaserve.engine.device import cpu_name
+
+SIDE = 224
+MODELS = {"ResNet50": 0.95, "MobileNetV2": 0.90}
+"""Applications and the least share of their in-process throughput that is to be served."""
+BUCKETS = (1, 4, 8)
+LEAST_OVERHEAD_RATIO = 0.8
+MOST_GROWTH = 0.02
+MEMORY_REQUESTS = 50_000
+
+
+class Figure(NamedTuple):
+    """One line of the result: a ratio of two interleaved arms, over pairs of blocks."""
+
+    name: str
+    median: float
+    least: float
+    most: float
+    target: str
+    is_met: bool
+
+
+def ratio(name: str, pairs: Sequence[tuple[float, float]], least: float | None) -> Figure:
+    """Returns the figure for pairs of (ours, theirs)."""
+    ratios = [ours / theirs for ours, theirs in pairs]
+    median = statistics.median(ratios)
+    target = f">= {least:.2f}" if least else ""
+    return Figure(name, median, min(ratios), max(ratios), target, least is None or median >= least)
+
+
+def efficiency(
+    blocks: int, block_s: float, buckets: Sequence[int] = BUCKETS, images_per_request: int = 1
+) -> list[Figure]:
+    """Images/s through gRPC at saturation over images/s of the same functions in process."""
+    figures = []
+    for name, least in MODELS.items():
+        model = {
+            "name": "model",
+            "source": f"keras.applications:{name}",
+            "weights": "random",
+            "modes": ("xla", "graph"),
+            "buckets": buckets,
+        }
+        config = {"models": [model]}
+        with processes.xlaserve(config) as server, processes.InProcess(config) as ceiling:
+            # Each lane has its largest batch running and another waiting.
+            concurrency = max(1, 2 * max(buckets) * ceiling.lanes // images_per_request)
+            for mode, wanted in (("xla", least), ("graph", None)):
+                payload = pixels_request("model", SIDE, mode, images_per_request)
+                pairs = []
+                for _ in range(blocks):
+                    requests = closed_loop(server.address, payload, concurrency, seconds=block_s)
+                    pairs.append((requests.per_s * images_per_request, ceiling.images_per_s(mode, block_s)))
+                figures.append(ratio(f"efficiency {name} {mode}", pairs, wanted))
+                served, alone = (statistics.median(arm) for arm in zip(*pairs, strict=True))
+                print(f"  {name} {mode}: {served:.1f} images/s served, {alone:.1f} in process", flush=True)
+    return figures
+
+
+def overhead(blocks: int, block_s: float) -> list[Figure]:
+    """Requests/s of builtin:noop over those of the bare servicer, and processor time a request."""
+    config = {"models": [{"name": "noop", "source": "builtin:noop", "buckets": (1, 2, 4, 8, 16, 32)}]}
+    payload = pixels_request("noop", SIDE)
+    figures = []
+    with (
+        processes.xlaserve(config) as ours,
+        processes.bare("uvloop") as uvloop,
+        processes.bare("asyncio") as asyncio,
+        processes.bare("threads") as threads,
+    ):
+        arms = {"noop": ours, "uvloop": uvloop, "asyncio": asyncio, "threads": threads}
+        for concurrency in (8, 32):
+            rates: dict[str, list[float]] = {name: [] for name in arms}
+            cpu_ms: dict[str, list[float]] = {name: [] for name in arms}
+            for block in range(blocks):
+                order = list(arms) if block % 2 == 0 else list(reversed(arms))
+                for name in order:
+                    before = arms[name].cpu_s()
+                    load = closed_loop(arms[name].address, payload, concurrency, seconds=block_s)
+                    cpu_ms[name].append((arms[name].cpu_s() - before) / load.requests * 1000)
+                    rates[name].append(load.per_s)
+            figures += [
+                ratio(
+                    f"overhead requests/s at {concurrency}, noop / bare {name}",
+                    list(zip(rates["noop"], rates[name], strict=True)),
+                    LEAST_OVERHEAD_RATIO if name == "uvloop" else None,
+                )
+                for name in ("uvloop", "asyncio", "threads")
+            ]
+            figures.append(
+                ratio(
+                    f"overhead processor time at {concurrency}, noop / bare uvloop",
+                    list(zip(cpu_ms["noop"], cpu_ms["uvloop"], strict=True)),
+                    None,
+                )
+            )
+    return figures
+
+
+def memory(requests: int) -> list[Figure]:
+    """Resident size after many requests over that after warm-up."""
+    config = {
+        "models": [
+            {"name": "digits", "source": "builtin:digits", "buckets": (1, 2, 4, 8, 16, 32)},
+            {"name": "noop", "source": "builtin:noop", "buckets": (1, 2, 4, 8)},
+        ]
+    }
+    figures = []
+    with processes.xlaserve(config) as server:
+        after_warm_up = server.resident_bytes()
+        closed_loop(server.address, pixels_request("digits", 32), 16, requests=requests // 2)
+        closed_loop(server.address, pixels_request("noop", SIDE), 16, requests=requests // 2)
+        growth = server.resident_bytes() / after_warm_up
+        figures.append(
+            Figure(
+                f"memory after {requests} requests / after warm-up",
+                *(growth, growth, growth),
+                f"<= {1 + MOST_GROWTH:.2f}",
+                growth <= 1 + MOST_GROWTH,
+            )
+        )
+    return figures
+
+
+def main() -> None:
+    """Runs the command; exits 1 when a target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", choices=("efficiency", "overhead", "memory"))
+    parser.add_argument("--json", type=Path, default=Path("build/bench.json"))
+    parser.add_argument("--buckets", type=lambda text: tuple(map(int, text.split(","))), default=BUCKETS)
+    parser.add_argument("--images-per-request", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="shorter: shows that it runs, not what it says")
+    options = parser.parse_args()
+    blocks, block_s = (2, 1.0) if options.quick else (7, 5.0)
+    requests = 2_000 if options.quick else MEMORY_REQUESTS
+    benches: dict[str, Callable[[], list[Figure]]] = {
+        "overhead": lambda: overhead(blocks, block_s),
+        "memory": lambda: memory(requests),
+        "efficiency": lambda: efficiency(blocks, block_s, options.buckets, options.images_per_request),
+    }
+    figures: list[Figure] = []
+    print(f"{cpu_name()}, {os.cpu_count()} cores, {blocks} pairs of blocks of {block_s:g} s", flush=True)
+    for name, bench in benches.items():
+        if options.only in (None, name):
+            for figure in bench():
+                figures.append(figure)
+                verdict = "" if not figure.target else "met" if figure.is_met else "MISSED"
+                print(
+                    f"{figure.name:<58} {figure.median:6.3f}  ({figure.least:.3f} to {figure.most:.3f})"
+                    f"  {figure.target} {verdict}",
+                    flush=True,
+                )
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"processor": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version()}
+    result = {"machine": machine, "figures": [figure._asdict() for figure in figures]}
+    options.json.write_text(json.dumps(result, indent=2) + "\n")
+    sys.exit(0 if all(figure.is_met for figure in figures) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A load generator that costs next to nothing: one serialised request, sent again and again, its answer not parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import NamedTuple
+
+import grpc
+import numpy as np
+import uvloop
+
+from xlaserve_proto import open_inference_pb2 as pb
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+DEADLINE_S = 120.0
+
+
+class Load(NamedTuple):
+    """What was answered."""
+
+    requests: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        """Requests answered in a second."""
+        return self.requests / self.seconds
+
+
+def pixels_request(model: str, side: int, mode: str = "", images: int = 1) -> bytes:
+    """Returns a request with images of noise, `side` pixels wide and high."""
+    request = pb.ModelInferRequest(model_name=model)
+    request.inputs.add(name="pixels", datatype="UINT8", shape=(images, side, side, 3))
+    noise = np.random.default_rng(seed=0).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
+    request.raw_input_contents.append(noise.tobytes())
+    if mode:
+        request.parameters["mode"].string_param = mode
+    return request.SerializeToString()
+
+
+def closed_loop(address: str, payload: bytes, concurrency: int, *, seconds: float = 0, requests: int = 0) -> Load:
+    """Keeps `concurrency` requests in flight for `seconds`, or until `requests` are answered. Any error raises."""
+    return uvloop.run(_closed_loop(address, payload, concurrency, seconds, requests))
+
+
+async def _closed_loop(address: str, payload: bytes, concurrency: int, seconds: float, requests: int) -> Load:
+    options = (("grpc.max_receive_message_length", -1),)
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        call = channel.unary_unary(METHOD)
+        await call(payload, timeout=DEADLINE_S, wait_for_ready=True)
+        answered = 0
+        began = time.perf_counter()
+        until = began + seconds
+
+        async def client() -> None:
+            nonlocal answered
+            while time.perf_counter() < until if seconds else answered < requests:
+                await call(payload, timeout=DEADLINE_S)
+                answered += 1
+
+        await asyncio.gather(*(client() for _ in range(concurrency)))
+        return Load(answered, time.perf_counter() - began)

@@ -1,0 +1,68 @@
+"""The ceiling: the same compiled functions, called without a server, at their best bucket on every lane."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from xlaserve.config import Bucket, Mode, Settings
+from xlaserve.engine.compiler import Warmed, warm_up
+from xlaserve.engine.device import configure
+from xlaserve.engine.ledger import Ledger
+from xlaserve.model import catalog
+from xlaserve.telemetry.logs import quiet_tensorflow
+
+
+def main() -> None:
+    """Warms the first model of the configuration up, says its lanes, then runs it as each line of stdin says."""
+    settings = Settings.model_validate(json.loads(sys.argv[1]))
+    quiet_tensorflow()
+    device = configure(settings, uses_tensorflow=True)
+    model_settings = settings.models[0]
+    model = catalog.load(model_settings)
+    warmed = warm_up(
+        model=model_settings.name,
+        version=model_settings.version,
+        program=model.program,
+        modes=model_settings.modes,
+        buckets=model.buckets,
+        lanes=device.lanes,
+        ledger=Ledger(),
+        stop=threading.Event(),
+    )
+    print(device.lanes, flush=True)
+    for line in sys.stdin:
+        mode, seconds = line.split()
+        print(images_per_s(warmed, Mode(mode), device.lanes, float(seconds)), flush=True)
+
+
+def images_per_s(warmed: dict[tuple[Mode, Bucket], Warmed], mode: Mode, lanes: int, seconds: float) -> float:
+    """Returns images/s with every lane running the bucket that warm-up found best."""
+    bucket = max(
+        (bucket for offered, bucket in warmed if offered is mode),
+        key=lambda bucket: bucket.batch / warmed[mode, bucket].cost.loaded_s,
+    )
+    images = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+    executable = warmed[mode, bucket].executable
+    until = time.perf_counter() + seconds
+
+    def run() -> int:
+        batches = 0
+        while time.perf_counter() < until:
+            executable(images)
+            batches += 1
+        return batches
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(lanes) as pool:
+        batches = sum(run.result() for run in [pool.submit(run) for _ in range(lanes)])
+    return batches * bucket.batch / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

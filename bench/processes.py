@@ -1,0 +1,104 @@
+"""The processes that are measured: started, waited for, and always stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+START_TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Server:
+    """A gRPC server under measurement."""
+
+    address: str
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        """Returns the processor seconds it has used."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def resident_bytes(self) -> int:
+        """Returns its resident size."""
+        return int(self.process.memory_info().rss)
+
+
+@contextmanager
+def xlaserve(config: Mapping[str, object]) -> Iterator[Server]:
+    """Runs `xlaserve serve` with `config`, ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, ready = Path(folder, "config.json"), Path(folder, "ready.json")
+        file.write_text(json.dumps({**config, "grpc_port": 0, "http_port": 0, "log_level": "warning"}))
+        command = (sys.executable, "-m", "xlaserve", "serve", "--config", str(file), "--ready-file", str(ready))
+        with _started(command, ready) as server:
+            yield server
+
+
+@contextmanager
+def bare(flavour: str) -> Iterator[Server]:
+    """Runs the bare servicer in one of its flavours: `uvloop`, `asyncio` or `threads`."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Path(folder, "ready.json")
+        with _started((sys.executable, "-m", "bench.bare", flavour, str(ready)), ready) as server:
+            yield server
+
+
+@contextmanager
+def _started(command: Sequence[str], ready: Path) -> Iterator[Server]:
+    process = subprocess.Popen(command)
+    try:
+        until = time.monotonic() + START_TIMEOUT_S
+        while not ready.exists():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"{' '.join(command)}: not ready, exit status {process.returncode}")
+            time.sleep(0.05)
+        yield Server(json.loads(ready.read_text())["grpc"], psutil.Process(process.pid))
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class InProcess:
+    """A process that calls the compiled functions itself, warm."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "bench.in_process", json.dumps(config)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.lanes = int(self._read())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate(timeout=60)
+
+    def images_per_s(self, mode: str, seconds: float) -> float:
+        """Runs the best bucket of `mode` on every lane for `seconds`."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{mode} {seconds}\n")
+        self._process.stdin.flush()
+        return float(self._read())
+
+    def _read(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline()
