@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -32,6 +33,8 @@ from xlaserve.telemetry.metrics import Metrics, gauge
 
 log = logging.getLogger(__name__)
 
+QUIET_S: Final = 0.2
+"""The port closes once no request came for so long, or after FLUSH_S."""
 FLUSH_S: Final = 1.0
 """How long the last answers may take to leave once every request is answered. Idle streams end with it."""
 SECOND_SIGNAL_S: Final = 0.5
@@ -141,19 +144,22 @@ class App:
         return True
 
     async def _stop(self) -> None:
-        """Lets accepted work finish and refuses new, as clients see it: first health, then calls."""
+        """Lets accepted work finish and refuses new, as clients see it: first health, then calls, then the port."""
         log.info("draining: %d requests under way", self._inference.under_way)
+        self.repository.stop_loading()
         await self._health.stop()
         timeout_s = self._settings.drain_timeout_s
-        refusing = asyncio.ensure_future(self._grpc.stop(timeout_s))
         try:
             async with asyncio.timeout(timeout_s):
                 await self._inference.drain()
         except TimeoutError:
             log.warning("%d requests did not finish in %g s", self._inference.under_way, timeout_s)
-        await self._grpc.stop(min(FLUSH_S, timeout_s))
-        await refusing
-        await self.repository.drain()
+        await self.repository.drain(timeout_s=0)
+        # Not before: gRPC answers what it has received but not yet handed over with CANCELLED once it stops.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._inference.quiet(QUIET_S)
+        await self._grpc.stop(FLUSH_S)
         self._pipeline.stop()
         log.info("stopped")
 

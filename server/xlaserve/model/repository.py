@@ -58,7 +58,8 @@ class Version:
     @property
     def programs_total(self) -> int:
         """How many programs warm-up compiles."""
-        return len(self.settings.modes) * len(self.settings.buckets)
+        buckets = self.model.buckets if self.model else self.settings.buckets
+        return len(self.settings.modes) * len(buckets)
 
     @property
     def progress(self) -> str:
@@ -160,51 +161,37 @@ class Repository:
 
     def serving(self) -> dict[str, bool]:
         """Returns for each model whether it serves."""
-        return {name: name in self._served for name in self._versions}
+        return {name: name in self._served for name in list(self._versions)}
 
     @property
     def is_ready(self) -> bool:
         """Whether every model that did not fail is ready, and there is one."""
         return bool(self._served) and all(
-            version.state in (State.READY, State.FAILED, State.UNLOADED, State.DRAINING) or name in self._served
-            for name, versions in self._versions.items()
-            for version in versions
+            version.state in (State.READY, State.FAILED, State.UNLOADED, State.DRAINING) or version.name in self._served
+            for version in self.index()
         )
 
     async def load_all(self) -> None:
         """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""
-        for model in self._settings.models:
-            self._begin(model)
-        for model in self._settings.models:
-            try:
-                await self.load(model.name)
-            except ModelFailed:
-                if self._settings.exit_on_model_failure:
-                    raise
+        for version in [self._begin(model) for model in self._settings.models]:
+            async with self._changing[version.name]:
+                if version.state is not State.LOADING or version not in self._versions[version.name]:
+                    continue  # a client loaded or unloaded it meanwhile
+                try:
+                    await self._bring_up(version)
+                except ModelFailed:
+                    if self._settings.exit_on_model_failure:
+                        raise
 
     async def load(self, name: str) -> None:
         """Loads, compiles and warms a configured model, puts it in the place of the one that serves, and drains that.
 
-        Raises ModelNotFound, or ModelFailed with the reason; the one that serves then goes on.
+        Raises ModelNotFound, ShuttingDown, or ModelFailed with the reason; the one that serves then goes on.
         """
         settings = self._configured_model(name)
         async with self._changing[name]:
-            newcomer = self._begin(settings)
-            try:
-                served = await self._prepare(newcomer)
-            except ShuttingDown:
-                raise
-            except Exception as error:
-                newcomer.reason = str(error) if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
-                newcomer.reason = newcomer.reason.splitlines()[0][:500]
-                self._change(newcomer, State.FAILED)
-                log.debug("model %s failed", name, exc_info=error)
-                raise ModelFailed(f"model {name} failed: {newcomer.reason}") from error
-            self._served[name] = served
-            self._change(newcomer, State.READY)
-            for old in [version for version in self._versions[name] if version is not newcomer]:
-                await self._end(old)
-                self._versions[name].remove(old)
+            self._check_stop()
+            await self._bring_up(self._begin(settings))
 
     async def unload(self, name: str) -> None:
         """Takes no new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
@@ -212,13 +199,17 @@ class Repository:
         async with self._changing[name]:
             self._served.pop(name, None)
             for version in self._versions[name]:
-                await self._end(version)
+                await self._end(version, self._settings.drain_timeout_s)
             self._versions[name] = self._versions[name][:1]
 
-    async def drain(self) -> None:
-        """Stops warm-ups, finishes what was accepted, and takes nothing new."""
+    def stop_loading(self) -> None:
+        """Ends loads and warm-ups as soon as they can be, and takes no more."""
         self._stop.set()
-        await asyncio.gather(*(self._end(version) for version in self.index()))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stops loading and takes nothing new; fails what was accepted and does not finish in `timeout_s`."""
+        self.stop_loading()
+        await asyncio.gather(*(self._end(version, timeout_s) for version in self.index()))
         self._served.clear()
         self._compiling.shutdown(wait=False, cancel_futures=True)
 
@@ -233,12 +224,9 @@ class Repository:
         return models[name]
 
     def _begin(self, settings: ModelSettings) -> Version:
-        """Returns the version that is to be loaded: a new one, or the one that `load_all` announced."""
+        """Returns a new version, announced as loading."""
         versions = self._versions.setdefault(settings.name, [])
-        for version in versions:
-            if version.state is State.LOADING:
-                return version
-        # What failed or was unloaded is replaced; what serves stays until the newcomer is ready.
+        # What serves stays until the newcomer is ready; anything else is replaced.
         versions[:] = [version for version in versions if version.state is State.READY]
         telemetry = ModelTelemetry(self._metrics, settings.name)
 
@@ -250,6 +238,26 @@ class Repository:
         versions.append(version)
         self._change(version, State.LOADING)
         return version
+
+    async def _bring_up(self, newcomer: Version) -> None:
+        """Makes `newcomer` serve in the place of whatever serves; `load` says how."""
+        name = newcomer.name
+        try:
+            served = await self._prepare(newcomer)
+        except ShuttingDown:
+            raise
+        except Exception as error:
+            newcomer.model = None
+            newcomer.reason = _first_line(error)
+            self._change(newcomer, State.FAILED)
+            is_explained = isinstance(error, ModelFailed)
+            log.log(logging.DEBUG if is_explained else logging.ERROR, "model %s failed", name, exc_info=error)
+            raise ModelFailed(f"model {name} failed: {newcomer.reason}") from error
+        self._served[name] = served
+        self._change(newcomer, State.READY)
+        for old in [version for version in self._versions[name] if version is not newcomer]:
+            await self._end(old, self._settings.drain_timeout_s)
+            self._versions[name].remove(old)
 
     async def _prepare(self, version: Version) -> Served:
         loop = asyncio.get_running_loop()
@@ -270,6 +278,7 @@ class Repository:
                 stop=self._stop,
             ),
         )
+        self._check_stop()
         version.batcher = Batcher(
             name=settings.name,
             programs=programs,
@@ -284,10 +293,14 @@ class Repository:
         log.info("model %s: %d programs ready in %.1f s", settings.name, len(programs), time.perf_counter() - began)
         return Served(version, model, version.batcher)
 
-    async def _end(self, version: Version) -> None:
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise ShuttingDown("the server is shutting down; no model is loaded any more")
+
+    async def _end(self, version: Version, timeout_s: float) -> None:
         if version.batcher is not None:
             self._change(version, State.DRAINING)
-            await version.batcher.drain(self._settings.drain_timeout_s)
+            await version.batcher.drain(timeout_s)
         if version.state is not State.FAILED:
             self._change(version, State.UNLOADED)
         version.model = version.batcher = None
@@ -303,3 +316,9 @@ class Repository:
             f": {version.reason}" if version.reason else "",
         )
         self._on_change(version)
+
+
+def _first_line(error: Exception) -> str:
+    """Returns why a model failed in one line that a client may read."""
+    text = str(error) if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
+    return text.strip().splitlines()[0][:500]

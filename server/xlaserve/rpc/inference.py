@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ class Inference:
         self._pipeline = pipeline
         self._metrics = metrics
         self._is_draining = False
+        self._refused = asyncio.Event()
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -50,6 +52,14 @@ class Inference:
         """Refuses new requests and returns once the accepted ones are answered."""
         self._is_draining = True
         await self._idle.wait()
+
+    async def quiet(self, quiet_s: float) -> None:
+        """Returns once no request was refused for `quiet_s`."""
+        with suppress(TimeoutError):
+            while True:
+                self._refused.clear()
+                async with asyncio.timeout(quiet_s):
+                    await self._refused.wait()
 
     def deadline(self, context: Context) -> float:
         """Returns the call's deadline in seconds of the pipeline's clock; infinity where it has none."""
@@ -70,6 +80,7 @@ class Inference:
     ) -> ResponseT:
         """Returns the response. Raises what `parse`, the repository, the pipeline and `respond` raise."""
         if self._is_draining:
+            self._refused.set()
             raise ShuttingDown("the server is shutting down; try another one")
         clock = self._pipeline.clock
         began = clock()

@@ -55,8 +55,5 @@ class GrpcServer:
         self.address = f"{host}:{bound}"
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls at once and gives those under way `grace_s` to finish; then cancels them.
-
-        Called again with less, it stops sooner.
-        """
+        """Closes the port, gives the calls under way `grace_s` to finish, and then cancels them."""
         await self._server.stop(grace_s)
