@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xlaserve_loadtest.payload import Request
+from xlaserve_loadtest.record import Status
+from xlaserve_loadtest.target import ModelInfo, Reply, Tensor
+
+PUPPET = (sys.executable, str(Path(__file__).parent / "puppet.py"))
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop on which time passes only while everything waits: an hour of sleeping takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__(_InstantSelector(self))
+        self.now_s = 1000.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class _InstantSelector(selectors.DefaultSelector):
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise AssertionError("everything waits for something that never happens")
+        # Rounding must not leave a timer a hair in the future for ever.
+        self._loop.now_s += timeout + math.ulp(self._loop.now_s)
+        return super().select(0)
+
+
+@pytest.fixture
+def in_virtual_time() -> Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]:
+    """Runs a coroutine function on a `VirtualTimeLoop`."""
+
+    def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            return runner.run(main())
+
+    return run
+
+
+class FakeTarget:
+    """Answers with what `handle` says; `handle` may sleep."""
+
+    def __init__(self, handle: Callable[[Request], Awaitable[Reply]]) -> None:
+        self.handle = handle
+        self.connections = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+
+    async def describe(self, model: str) -> ModelInfo:
+        return ModelInfo(model, (8, 8), (Tensor("scores", "FP32", (10,)),), {}, "fake 1")
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[FakeTarget]:
+        self.connections += 1
+        yield self
+
+    def connect(self, model: ModelInfo) -> AbstractAsyncContextManager[FakeTarget]:
+        return self._connect()
+
+    async def send(self, request: Request) -> Reply:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return await self.handle(request)
+        finally:
+            self.in_flight -= 1
+
+
+@pytest.fixture
+def fake_target() -> type[FakeTarget]:
+    return FakeTarget
+
+
+@pytest.fixture
+def model_info() -> ModelInfo:
+    return ModelInfo("digits", (32, 32), (Tensor("scores", "FP32", (10,)),), {}, "puppet 1")
+
+
+@pytest.fixture
+def puppet_command() -> Callable[..., list[str]]:
+    """The command line of a puppet server that does what the flags say."""
+    return lambda *flags: [*PUPPET, *flags]
+
+
+@pytest.fixture
+def start_puppet(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts puppet servers and returns their addresses; ends them afterwards."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str) -> str:
+        ready = tmp_path / f"ready-{len(started)}"
+        os.mkfifo(ready)
+        started.append(subprocess.Popen([*PUPPET, "--ready-file", str(ready), *flags], stdout=subprocess.DEVNULL))
+        return str(json.loads(ready.read_text())["grpc"])
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+OK = Reply(Status.OK)

@@ -1,0 +1,99 @@
+"""A server that does as it is told: answers after a delay, fails, hangs, dies, never gets ready. Run as a process."""
+
+# ruff: noqa: N802 (the methods of a gRPC servicer are named by its contract)
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from xlaserve_proto import open_inference_pb2 as oip
+from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
+
+
+class Puppet(oip_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.count = 0
+
+    async def ServerMetadata(self, request, context):
+        return oip.ServerMetadataResponse(name="puppet", version="1")
+
+    async def ModelMetadata(self, request, context):
+        if request.name != "digits":
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name}")
+        side = -1 if self.options.any_size else 32
+        metadata = oip.ModelMetadataResponse(name=request.name, properties={"modes": "xla,graph"})
+        metadata.inputs.add(name="image", datatype="BYTES", shape=[-1])
+        metadata.inputs.add(name="pixels", datatype="UINT8", shape=[-1, side, side, 3])
+        metadata.outputs.add(name="scores", datatype="FP32", shape=[-1, 10])
+        return metadata
+
+    async def ModelInfer(self, request, context):
+        options = self.options
+        self.count += 1
+        mode = request.parameters["mode"].string_param
+        if mode == "eager":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "mode: expected xla or graph, got eager")
+        if self.count == options.die_after:
+            os._exit(9)
+        if self.count == options.interrupt_after:
+            os.kill(os.getppid(), signal.SIGINT)
+        if options.hang_after is not None and self.count > options.hang_after:
+            await asyncio.Event().wait()
+        if options.fail_after is not None and self.count > options.fail_after:
+            await context.abort(grpc.StatusCode.INTERNAL, "broken on purpose")
+        await asyncio.sleep(options.delay_s)
+        images = request.inputs[0].shape[0]
+        response = oip.ModelInferResponse(model_name=request.model_name, model_version="1")
+        response.parameters["mode"].string_param = mode
+        response.parameters["execute_s"].double_param = options.delay_s
+        response.parameters["total_s"].double_param = options.delay_s
+        rows = images + 1 if options.wrong_shape else images
+        response.outputs.add(name="scores", datatype="FP32", shape=[rows, 10])
+        response.raw_output_contents.append(bytes(4 * 10 * rows))
+        return response
+
+
+async def serve(options: argparse.Namespace) -> None:
+    server = grpc.aio.server()
+    oip_grpc.add_GRPCInferenceServiceServicer_to_server(Puppet(options), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    stop = asyncio.Event()
+    on_term = (lambda: None) if options.ignore_sigterm else stop.set
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_term)
+    if not options.never_ready:
+        options.ready_file.write_text(json.dumps({"grpc": f"127.0.0.1:{port}", "pid": os.getpid()}))
+    await stop.wait()
+    await server.stop(grace=None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--grpc-port")
+    parser.add_argument("--http-port")
+    parser.add_argument("--ready-file", type=Path, required=True)
+    parser.add_argument("--delay-s", type=float, default=0.002)
+    for flag in ("--die-after", "--fail-after", "--hang-after", "--interrupt-after"):
+        parser.add_argument(flag, type=int)
+    for flag in ("--any-size", "--wrong-shape", "--fail-at-start", "--never-ready", "--ignore-sigterm"):
+        parser.add_argument(flag, action="store_true")
+    options = parser.parse_args()
+    if options.fail_at_start:
+        sys.exit(f"no model could be loaded from {options.config.read_text()}")
+    print("puppet: starting", flush=True)
+    asyncio.run(serve(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from xlaserve_loadtest.arrivals import ClosedLoop, interleave
+
+ARMS = ("xla", "graph", "eager")
+
+
+def plan(arms=ARMS, *, duration_s=5.0, warmup_s=1.0, seed=0):
+    return interleave(arms, duration_s=duration_s, warmup_s=warmup_s, seed=seed)
+
+
+@pytest.mark.parametrize("duration_s", [0.1, 1, 5, 60])
+def test_each_arm_is_measured_for_the_whole_duration(duration_s):
+    blocks = plan(duration_s=duration_s)
+    for arm in ARMS:
+        assert sum(block.duration_s for block in blocks if block.arm == arm) == pytest.approx(duration_s)
+
+
+def test_rounds_are_mirrored_so_that_drift_hits_each_arm_alike():
+    blocks = plan(duration_s=20)
+    for arm in ARMS:
+        positions = [block.index for block in blocks if block.arm == arm]
+        assert sum(positions) / len(positions) == pytest.approx((len(blocks) - 1) / 2)
+    for start in range(0, len(blocks), 2 * len(ARMS)):
+        arms = [block.arm for block in blocks[start : start + 2 * len(ARMS)]]
+        assert arms == arms[::-1]
+        assert set(Counter(arms).values()) == {2}
+
+
+def test_a_plan_depends_on_its_arguments_and_nothing_else():
+    assert plan(seed=7) == plan(seed=7)
+    orders = {tuple(block.arm for block in plan(duration_s=20, seed=seed)) for seed in range(10)}
+    assert len(orders) == 10
+
+
+def test_only_the_first_block_of_an_arm_warms_up_at_length():
+    blocks = plan(warmup_s=2)
+    for arm in ARMS:
+        first, *later = (block.warmup_s for block in blocks if block.arm == arm)
+        assert first == 2
+        assert set(later) == {0.5}
+
+
+def test_one_arm_alone_is_a_plan_too():
+    assert [block.arm for block in plan(("xla",), duration_s=2)] == ["xla", "xla"]
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(ValueError, match="arms"):
+        plan(())
+    with pytest.raises(ValueError, match="arms"):
+        plan(("xla", "xla"))
+    with pytest.raises(ValueError, match="duration"):
+        plan(duration_s=0)
+    with pytest.raises(ValueError, match="concurrency"):
+        ClosedLoop(0)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from xlaserve_loadtest.payload import Request
+from xlaserve_loadtest.record import STAGES, Status
+from xlaserve_loadtest.target import GrpcTarget, TargetError, read_reply
+from xlaserve_proto import open_inference_pb2 as oip
+
+MESSAGE = oip.ModelInferRequest(model_name="digits")
+MESSAGE.parameters["mode"].string_param = "xla"
+MESSAGE.inputs.add(name="pixels", datatype="UINT8", shape=[2, 32, 32, 3])
+REQUEST = Request(MESSAGE.SerializeToString(), 2, "xla")
+
+
+def reply(*, mode="xla", shape=(2, 10), raw_bytes=80, name="scores") -> oip.ModelInferResponse:
+    message = oip.ModelInferResponse(model_name="digits")
+    message.parameters["mode"].string_param = mode
+    message.parameters["queue_s"].double_param = 0.5
+    message.outputs.add(name=name, datatype="FP32", shape=shape)
+    message.raw_output_contents.append(bytes(raw_bytes))
+    return message
+
+
+def test_a_right_reply_carries_the_stages_that_the_server_told(model_info):
+    result = read_reply(reply().SerializeToString(), REQUEST, model_info)
+    assert result.status == Status.OK
+    assert result.stages[STAGES.index("queue_s")] == 0.5
+    assert result.stages[STAGES.index("total_s")] != result.stages[STAGES.index("total_s")]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff", "."),
+        (b"", "expected outputs"),
+        (reply(mode="graph").SerializeToString(), "asked for mode xla, was run in graph"),
+        (reply(shape=(1, 10)).SerializeToString(), "expected outputs"),
+        (reply(shape=(2, 9)).SerializeToString(), "expected outputs"),
+        (reply(name="other").SerializeToString(), "expected outputs"),
+        (reply(raw_bytes=79).SerializeToString(), "has 79 bytes"),
+    ],
+)
+def test_a_wrong_reply_is_not_taken_for_an_answer(model_info, data, reason):
+    result = read_reply(data, REQUEST, model_info)
+    assert result.status == Status.INVALID_REPLY
+    assert reason in result.detail
+
+
+async def test_the_model_is_described(start_puppet):
+    info = await GrpcTarget(start_puppet(), deadline_s=5).describe("digits")
+    assert info.size == (32, 32)
+    assert info.outputs[0].shape == (10,)
+    assert (info.server, info.properties) == ("puppet 1", {"modes": "xla,graph"})
+
+
+async def test_a_model_of_several_sizes_has_no_size(start_puppet):
+    assert (await GrpcTarget(start_puppet("--any-size"), deadline_s=5).describe("digits")).size is None
+
+
+async def test_an_unknown_model_and_an_unreachable_target_are_explained(start_puppet):
+    with pytest.raises(TargetError, match="NOT_FOUND: no model nonsense"):
+        await GrpcTarget(start_puppet(), deadline_s=5).describe("nonsense")
+    with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
+        await GrpcTarget("127.0.0.1:1", deadline_s=5).describe("digits")
+
+
+async def test_requests_are_answered_at_the_same_time(start_puppet):
+    target = GrpcTarget(start_puppet(), deadline_s=5)
+    async with target.connect(await target.describe("digits")) as connection:
+        replies = await asyncio.gather(*(connection.send(REQUEST) for _ in range(20)))
+    assert {reply.status for reply in replies} == {Status.OK}
+
+
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [
+        (["--fail-after", "0"], Status.INTERNAL),
+        (["--hang-after", "0"], Status.DEADLINE_EXCEEDED),
+        (["--die-after", "1"], Status.UNAVAILABLE),
+        (["--wrong-shape"], Status.INVALID_REPLY),
+    ],
+)
+async def test_a_failure_is_a_reply(start_puppet, model_info, flags, status):
+    async with GrpcTarget(start_puppet(*flags), deadline_s=0.5).connect(model_info) as connection:
+        reply = await connection.send(REQUEST)
+    assert reply.status == status
+    assert reply.detail
