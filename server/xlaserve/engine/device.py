@@ -62,8 +62,13 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
         return choose(settings, usable_cores(), None)
     os.environ["KERAS_BACKEND"] = "tensorflow"
     with _stderr_to_log():
-        import tensorflow as tf  # noqa: PLC0415 - a server without TensorFlow models never loads it
-
+        try:
+            import tensorflow as tf  # noqa: PLC0415 - a server without TensorFlow models never loads it
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"models: expected {error.name} to serve anything but builtin:noop, which is not installed;"
+                " install xlaserve[cpu] or xlaserve[gpu]"
+            ) from error
         gpus = [] if settings.device == "cpu" else tf.config.list_physical_devices("GPU")
     gpu = str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")) if gpus else None
     device = choose(settings, usable_cores(), gpu)

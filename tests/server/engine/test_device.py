@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from xlaserve.config import PerformanceHint, Settings
+from xlaserve.engine.device import GPU_LANES, choose, configure, cpu_name, usable_cores
+from xlaserve.errors import ConfigError
+
+GPU = "NVIDIA H200"
+LATENCY = PerformanceHint.LATENCY
+
+
+class TensorFlow:
+    """Stands in for the module: what it is told holds for the whole process."""
+
+    def __init__(self, gpus: list[str]) -> None:
+        self.gpus = gpus
+        self.told: dict[str, Any] = {}
+        tell = self.told.__setitem__
+        self.config = SimpleNamespace(
+            list_physical_devices=lambda kind: self.gpus,
+            set_visible_devices=lambda devices, kind: tell("visible", devices),
+            experimental=SimpleNamespace(
+                get_device_details=lambda gpu: {"device_name": gpu},
+                set_memory_growth=lambda gpu, grows: tell(f"growth of {gpu}", grows),
+            ),
+            threading=SimpleNamespace(
+                set_intra_op_parallelism_threads=lambda threads: tell("intra", threads),
+                set_inter_op_parallelism_threads=lambda threads: tell("inter", threads),
+            ),
+        )
+
+
+@pytest.fixture
+def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorFlow]:
+    """Installs a TensorFlow that sees `gpus`, on a machine of eight cores."""
+
+    def install(*gpus: str) -> TensorFlow:
+        module = TensorFlow(list(gpus))
+        monkeypatch.setitem(sys.modules, "tensorflow", module)
+        monkeypatch.setattr("xlaserve.engine.device.usable_cores", lambda: 8)
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
+        return module
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("settings", "lanes", "threads"),
+    [
+        ({}, 8, 1),
+        ({"performance_hint": LATENCY}, 1, 8),
+        ({"lanes": 3}, 3, 2),
+        ({"lanes": 16}, 16, 1),
+        ({"threads_per_lane": 4}, 8, 4),
+        ({"performance_hint": LATENCY, "lanes": 2, "threads_per_lane": 3}, 2, 3),
+    ],
+)
+def test_a_cpu_gets_a_lane_per_core_or_one_with_all_threads(settings: Any, lanes: int, threads: int) -> None:
+    device = choose(Settings(**settings), cores=8, gpu=None)
+    assert (device.kind, device.lanes, device.threads_per_lane) == ("cpu", lanes, threads)
+
+
+@pytest.mark.parametrize(
+    ("settings", "lanes"), [({}, GPU_LANES), ({"performance_hint": LATENCY}, 1), ({"lanes": 4}, 4)]
+)
+def test_a_gpu_gets_two_overlapping_lanes_or_one(settings: Any, lanes: int) -> None:
+    device = choose(Settings(**settings), cores=8, gpu=GPU)
+    assert (device.kind, device.name, device.lanes) == ("gpu", GPU, lanes)
+    assert str(device) == f"gpu ({GPU}), lanes: {lanes}"
+
+
+def test_a_gpu_is_left_alone_where_the_cpu_is_asked_for() -> None:
+    assert choose(Settings(device="cpu"), cores=2, gpu=GPU).kind == "cpu"
+
+
+def test_a_gpu_that_is_not_there_is_said_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"device: expected a GPU.*found none; set device: auto or cpu"):
+        choose(Settings(device="gpu"), cores=2, gpu=None)
+
+
+def test_lanes_with_one_thread_each_need_no_pool(tensorflow: Callable[..., TensorFlow]) -> None:
+    module = tensorflow()
+    device = configure(Settings(), uses_tensorflow=True)
+    assert (device.lanes, device.threads_per_lane) == (8, 1)
+    assert module.told == {"visible": [], "intra": 1, "inter": 8}
+
+
+def test_lanes_share_one_pool_of_threads(tensorflow: Callable[..., TensorFlow]) -> None:
+    module = tensorflow()
+    configure(Settings(lanes=2), uses_tensorflow=True)
+    assert (module.told["intra"], module.told["inter"]) == (8, 2)
+
+
+def test_the_first_gpu_is_taken_and_its_memory_not_all_at_once(tensorflow: Callable[..., TensorFlow]) -> None:
+    module = tensorflow("H200", "T4")
+    assert configure(Settings(), uses_tensorflow=True).name == "H200"
+    assert module.told["visible"] == ["H200"]
+    assert module.told["growth of H200"] is True
+    assert "growth of T4" not in module.told
+
+
+def test_gpus_are_hidden_from_tensorflow_where_the_cpu_is_asked_for(tensorflow: Callable[..., TensorFlow]) -> None:
+    module = tensorflow("H200")
+    assert configure(Settings(device="cpu"), uses_tensorflow=True).kind == "cpu"
+    assert module.told["visible"] == []
+
+
+def test_a_server_without_tensorflow_models_never_imports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    assert configure(Settings(), uses_tensorflow=False).kind == "cpu"
+
+
+def test_a_missing_tensorflow_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    with pytest.raises(ConfigError, match=r"expected tensorflow .*install xlaserve\[cpu\]"):
+        configure(Settings(), uses_tensorflow=True)
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "cores"),
+    [
+        ("max 100000\n", 16),
+        ("400000 100000\n", 4),
+        ("150000 100000\n", 1),
+        ("50000 100000\n", 1),
+        ("6400000 100000\n", 16),
+        ("", 16),
+    ],
+)
+def test_a_containers_quota_bounds_the_cores(
+    cpu_max: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    file = tmp_path / "cpu.max"
+    file.write_text(cpu_max)
+    assert usable_cores(file) == cores
+
+
+def test_without_control_groups_all_cores_of_the_affinity_are_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3, 5})
+    assert usable_cores(tmp_path / "missing") == 2
+
+
+def test_the_processor_has_a_name() -> None:
+    assert cpu_name()
