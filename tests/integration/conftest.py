@@ -31,9 +31,10 @@ class Server:
     def __init__(self, config: Mapping[str, Any], folder: Path, env: Mapping[str, str] | None = None) -> None:
         self._ready_file = folder / "ready.json"
         self._log = folder / "stderr"
+        self.config_file = folder / "config.yaml"
         # JSON is YAML as well.
-        (folder / "config.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(folder / "config.yaml")]
+        self.config_file.write_text(json.dumps(config))
+        command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(self.config_file)]
         flags = ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(self._ready_file)]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
         with self._log.open("wb") as log:
