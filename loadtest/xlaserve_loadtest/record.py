@@ -35,7 +35,7 @@ class Status(IntEnum):
     """Answered with OK, but not with what the model's metadata promises."""
 
 
-STAGES: Final = ("decode_s", "queue_s", "gather_s", "execute_s", "total_s")
+STAGES: Final = ("decode_s", "queue_s", "gather_s", "execute_s", "encode_s", "total_s")
 """Where a request's time went inside the server, in its own words."""
 
 NO_STAGES: Final = (math.nan,) * len(STAGES)

@@ -21,7 +21,7 @@ def test_requests_come_back_as_they_were_added_beyond_one_chunk():
             end_ns=2**62 + n,
             status=Status.OK,
             images=4,
-            stages=(0.5, math.nan, 0.5, 0.5, 2.0),
+            stages=(0.5, math.nan, 0.5, 0.5, 0.5, 2.0),
         )
         if n == 10_000:
             assert record.requests().size == n + 1

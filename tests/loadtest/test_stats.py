@@ -122,8 +122,8 @@ def test_nothing_measured_gives_no_figures():
 def test_stages_are_averaged_where_the_server_told_them():
     record = Record()
     block = block_of(record)
-    add(record, block, 10, stages=(math.nan, 0.001, math.nan, 0.002, 0.004))
-    add(record, block, 10, stages=(math.nan, 0.003, math.nan, 0.002, 0.004))
+    add(record, block, 10, stages=(math.nan, 0.001, math.nan, 0.002, math.nan, 0.004))
+    add(record, block, 10, stages=(math.nan, 0.003, math.nan, 0.002, math.nan, 0.004))
     assert summary(record).stages_ms == pytest.approx({"queue_ms": 2, "execute_ms": 2, "total_ms": 4})
 
 
