@@ -25,9 +25,14 @@ STATUS: Final[dict[type[errors.XlaserveError], StatusCode]] = {
 """Every leaf of the tree of errors; a test demands it."""
 
 INTERNAL_MESSAGE: Final = "internal error; its details are in the server's log"
+MAX_MESSAGE_LENGTH: Final = 800
+"""A status travels in trailing metadata: a client that gets more than 8 KiB of it sees another error in its place."""
 
 
 def status_of(error: BaseException) -> tuple[StatusCode, str]:
     """Returns the status and the message that a client gets for `error`."""
     status = STATUS.get(type(error)) if isinstance(error, errors.XlaserveError) else None
-    return (StatusCode.INTERNAL, INTERNAL_MESSAGE) if status is None else (status, str(error))
+    if status is None or isinstance(error, errors.ConfigError):  # which is the operator's business
+        return StatusCode.INTERNAL, INTERNAL_MESSAGE
+    message = str(error)
+    return status, message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[:MAX_MESSAGE_LENGTH]} ..."
