@@ -27,6 +27,8 @@ PIXEL_DTYPES: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
     "FP32": ("fp32_contents", np.dtype("<f4")),
 }
 """By datatype: the field of `contents` that holds it, and how it stands in raw bytes."""
+MAX_IMAGES: Final = 65_536
+"""In one request, encoded: they are taken apart on the event loop. Far beyond what any queue admits."""
 
 Input = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferResponse.InferOutputTensor
@@ -99,9 +101,9 @@ def _pixels(tensor: Input, raw: bytes | None) -> NDArray[np.generic]:
         expected = f"{elements} values in {field} for {list(shape)}"
         raise InvalidArgument(f"contents of {PIXELS}", expected, f"{len(contents)} values")
     if field == "uint_contents":  # wider on the wire than the tensor's type: checked as INT32 is
-        array = np.fromiter(contents, np.uint32, elements)
+        array = np.array(contents, np.uint32)
         return np.minimum(array, np.iinfo(np.int32).max).astype(np.int32).reshape(shape)
-    return np.fromiter(contents, dtype, elements).reshape(shape)
+    return np.array(contents, dtype).reshape(shape)
 
 
 def _encoded(tensor: Input, raw: bytes | None) -> list[bytes]:
@@ -110,35 +112,43 @@ def _encoded(tensor: Input, raw: bytes | None) -> list[bytes]:
     shape = _shape(tensor, IMAGE, "[n] or [n, 1]", ranks=(1, 2))
     if len(shape) == 2 and shape[1] != 1:
         raise InvalidArgument(f"{IMAGE}.shape", "[n] or [n, 1]", list(shape))
-    elements = list(tensor.contents.bytes_contents) if raw is None else _split(raw)
-    if len(elements) != shape[0]:
-        raise InvalidArgument(IMAGE, f"{shape[0]} elements for shape {list(shape)}", len(elements))
-    return elements
+    count = shape[0]
+    if count > MAX_IMAGES:
+        raise InvalidArgument(f"{IMAGE}.shape", f"at most {MAX_IMAGES} images", list(shape))
+    if raw is not None:
+        return _split(raw, count)
+    contents = tensor.contents.bytes_contents
+    if len(contents) != count:
+        raise InvalidArgument(
+            f"contents of {IMAGE}", f"{count} elements for {list(shape)}", f"{len(contents)} elements"
+        )
+    return list(contents)
 
 
 def _shape(tensor: Input, name: str, expected: str, ranks: Iterable[int]) -> tuple[int, ...]:
-    shape = tuple(tensor.shape)
-    if len(shape) not in ranks or any(side < 1 for side in shape):
-        raise InvalidArgument(f"{name}.shape", f"{expected} with every dimension at least 1", list(shape[:16]))
+    shape = tuple(tensor.shape[:16])
+    if len(shape) not in ranks or min(shape) < 1:
+        raise InvalidArgument(f"{name}.shape", f"{expected} with every dimension at least 1", list(shape))
     return shape
 
 
-def _split(raw: bytes) -> list[bytes]:
-    """Returns the elements of a raw BYTES tensor."""
+def _split(raw: bytes, count: int) -> list[bytes]:
+    """Returns the `count` elements of a raw BYTES tensor."""
     elements = []
     start = 0
-    while start < len(raw):
-        stop = start + 4
-        if stop <= len(raw):
-            stop += struct.unpack_from("<I", raw, start)[0]
-        if stop > len(raw) or stop < start + 4:
+    for index in range(count):
+        begin = start + 4
+        # A length that is itself cut off is read all the same: `begin` is beyond the end then.
+        start = begin + int.from_bytes(raw[start:begin], "little")
+        if max(begin, start) > len(raw):
             raise InvalidArgument(
                 f"raw_input_contents of {IMAGE}",
-                "elements behind their 4-byte length",
-                f"a cut-off one at byte {start}",
+                f"{count} elements, each behind its length in 4 bytes",
+                f"{len(raw)} bytes, which end within element {index}",
             )
-        elements.append(raw[start + 4 : stop])
-        start = stop
+        elements.append(raw[begin:start])
+    if start != len(raw):
+        raise InvalidArgument(f"raw_input_contents of {IMAGE}", f"{count} elements", f"{len(raw) - start} bytes more")
     return elements
 
 
