@@ -147,7 +147,7 @@ class App:
         """Lets accepted work finish and refuses new, as clients see it: first health, then calls, then the port."""
         log.info("draining: %d requests under way", self._inference.under_way)
         self.repository.stop_loading()
-        await self._health.stop()
+        self._health.stop()
         timeout_s = self._settings.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
 
-from grpc_health.v1 import health, health_pb2
+import grpc
+from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1 import health_pb2_grpc as pb_grpc
 
 from xlaserve_proto import open_inference_pb2, vision_pb2
 
@@ -17,38 +19,54 @@ SERVER: Final = (
 )
 """The services that stand for the server as a whole."""
 STATUS: Final = {
-    True: health_pb2.HealthCheckResponse.SERVING,
-    False: health_pb2.HealthCheckResponse.NOT_SERVING,
+    True: pb.HealthCheckResponse.SERVING,
+    False: pb.HealthCheckResponse.NOT_SERVING,
+    None: pb.HealthCheckResponse.SERVICE_UNKNOWN,
 }
 
+Context = grpc.aio.ServicerContext[Any, Any]
 
-class Health:
-    """Keeps the health service in step with the repository. Each model's name is a service of its own.
 
-    `is_ready` says whether the server is; `models` which models serve.
+class Health(pb_grpc.HealthServicer):
+    """Shows what the repository says. Each model's name is a service of its own.
+
+    `is_ready` says whether the server is; `models` which models serve. Not grpcio's own servicer, in which a client
+    that watches and does not read keeps every later change, the one at shutdown included, from being made.
     """
 
     def __init__(self, is_ready: Callable[[], bool], models: Callable[[], Mapping[str, bool]]) -> None:
-        self.servicer = health.aio.HealthServicer()
         self._is_ready = is_ready
         self._models = models
+        self._has_stopped = False
+        self._serves: dict[str, bool] = {}
         self._changed = asyncio.Event()
-        self._changed.set()
-        self._task = asyncio.create_task(self._follow(), name="health")
+        self.refresh()
 
     def refresh(self) -> None:
         """Takes over what `is_ready` and `models` say now."""
+        services = {**dict.fromkeys(SERVER, self._is_ready()), **self._models()}
+        self._serves = {name: serves and not self._has_stopped for name, serves in services.items()}
         self._changed.set()
+        self._changed = asyncio.Event()
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Turns everything to NOT_SERVING, for good."""
-        self._task.cancel()
-        await self.servicer.enter_graceful_shutdown()
+        self._has_stopped = True
+        self.refresh()
 
-    async def _follow(self) -> None:
+    async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        """Says how a service is. NOT_FOUND where there is none of that name."""
+        if request.service not in self._serves:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        return pb.HealthCheckResponse(status=STATUS[self._serves[request.service]])
+
+    async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> AsyncIterator[pb.HealthCheckResponse]:
+        """Says how a service is, and again at every change; SERVICE_UNKNOWN while there is none of that name."""
+        last = None
         while True:
-            await self._changed.wait()
-            self._changed.clear()
-            services = {**dict.fromkeys(SERVER, self._is_ready()), **self._models()}
-            for service, is_serving in services.items():
-                await self.servicer.set(service, STATUS[is_serving])
+            changed = self._changed
+            status = STATUS[self._serves.get(request.service)]
+            if status != last:
+                yield pb.HealthCheckResponse(status=status)
+                last = status
+            await changed.wait()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from xlaserve.errors import ShuttingDown, XlaserveError
+from xlaserve.errors import InvalidArgument, ModelNotFound, ShuttingDown, XlaserveError
 from xlaserve.model.repository import Repository, Served
 from xlaserve.pipeline import Answer, Pipeline, Request
 from xlaserve.rpc.status import status_of
@@ -81,17 +81,18 @@ class Inference:
         """Returns the response. Raises what `parse`, the repository, the pipeline and `respond` raise."""
         if self._is_draining:
             self._refused.set()
-            raise ShuttingDown("the server is shutting down; try another one")
+            refusal = ShuttingDown("the server is shutting down; try another one")
+            self._count_failure(method, model, refusal)
+            raise refusal
         clock = self._pipeline.clock
         began = clock()
         served: Served | None = None
-        mode = ""
+        request: Request | None = None
         self._under_way += 1
         self._idle.clear()
         try:
             served = self._repository.get(model, version)
             request = parse(message, served, deadline, began)
-            mode = request.mode
             answer = await self._pipeline.run(served, request)
             ran = clock()
             response = respond(message, answer)
@@ -101,7 +102,7 @@ class Inference:
             )
             stamp(response, timings)
         except BaseException as error:
-            self._count_failure(method, served, mode, error, clock() - began)
+            self._count_failure(method, model, error, served, request, seconds=clock() - began)
             raise
         finally:
             self._under_way -= 1
@@ -113,17 +114,28 @@ class Inference:
         return response
 
     def _count_failure(
-        self, method: str, served: Served | None, mode: str, error: BaseException, seconds: float
+        self,
+        method: str,
+        model: str,
+        error: BaseException,
+        served: Served | None = None,
+        request: Request | None = None,
+        *,
+        seconds: float = 0.0,
     ) -> None:
         status = "CANCELLED" if isinstance(error, asyncio.CancelledError) else status_of(error)[0].name
-        if served is None:
+        # What a client wrote becomes a label only where the repository or the model has the same.
+        mode = ""
+        if served is not None and request is not None:
+            mode = request.mode or served.settings.effective_default_mode
+            mode = mode if mode in served.settings.modes else ""
+        try:
+            known = served or self._repository.find(model)
+        except ModelNotFound:
             self._metrics.refused.labels(method, status).inc()
             model = ""
         else:
-            # A mode that is not offered is the client's own text: it must not become a label.
-            offered = mode if mode in served.settings.modes else ""
-            served.telemetry.request_failed(method, offered, status, seconds)
-            model = served.settings.name
+            known.telemetry.request_failed(method, mode, status, seconds)
         log.debug(
             "%s model=%s %s %.2f ms",
             *(method, model, status, seconds * 1000),
@@ -151,21 +163,29 @@ class Inference:
         )
 
 
-Handler = Callable[[Any, RequestT, Context], Awaitable[ResponseT]]
+Method = Callable[[Any, RequestT, Context], Awaitable[ResponseT]]
+Handler = Callable[[Any, RequestT | None, Context], Awaitable[ResponseT]]
 
 
-def answers_errors(method: Handler[RequestT, ResponseT]) -> Handler[RequestT, ResponseT]:
+def answers_errors(method: Method[RequestT, ResponseT]) -> Handler[RequestT, ResponseT]:
     """Makes a unary method answer whatever it raises with the status of `rpc.status`."""
 
     @wraps(method)
-    async def answering(self: Any, request: RequestT, context: Context) -> ResponseT:
+    async def answering(self: Any, request: RequestT | None, context: Context) -> ResponseT:
         try:
+            if request is None:
+                raise no_message()
             return await method(self, request, context)
         except Exception as error:
             await context.abort(*explain(error))
             raise
 
     return answering
+
+
+def no_message() -> InvalidArgument:
+    """Returns the error for bytes that could not be parsed."""
+    return InvalidArgument("message", "the protobuf message of this method, its text in UTF-8", "other bytes")
 
 
 def explain(error: Exception) -> tuple[grpc.StatusCode, str]:

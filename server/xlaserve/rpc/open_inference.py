@@ -12,7 +12,7 @@ from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.model.repository import Repository, Served, State
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc import describe, tensors
-from xlaserve.rpc.inference import Context, Inference, answers_errors, explain
+from xlaserve.rpc.inference import Context, Inference, answers_errors, explain, no_message
 from xlaserve.telemetry.model import Timings
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
@@ -47,7 +47,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
 
     # Writes by itself instead of yielding: a generator may be left half-way, and its tasks with it.
     async def ModelStreamInfer(  # type: ignore[override]
-        self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
+        self, requests: AsyncIterator[pb.ModelInferRequest | None], context: Context
     ) -> None:
         """Runs a model on each request of a stream; a window of them at a time, answered in their order."""
         deadline = self._inference.deadline(context)
@@ -146,13 +146,16 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             stamp=_stamp,
         )
 
-    async def _stream_infer(self, request: pb.ModelInferRequest, deadline: float) -> pb.ModelStreamInferResponse:
+    async def _stream_infer(self, request: pb.ModelInferRequest | None, deadline: float) -> pb.ModelStreamInferResponse:
         try:
+            if request is None:
+                raise no_message()
             response = await self._infer("ModelStreamInfer", request, deadline)
         except Exception as error:
             status, message = explain(error)
             return pb.ModelStreamInferResponse(
-                error_message=f"{status.name}: {message}", infer_response=pb.ModelInferResponse(id=request.id)
+                error_message=f"{status.name}: {message}",
+                infer_response=pb.ModelInferResponse(id=request.id if request else ""),
             )
         return pb.ModelStreamInferResponse(infer_response=response)
 
@@ -195,7 +198,7 @@ def _parse(request: pb.ModelInferRequest, served: Served, deadline: float, now: 
 
 def _check_outputs(request: pb.ModelInferRequest, served: Served) -> None:
     names = [output.name for output in served.model.task.outputs]
-    wanted = [output.name for output in request.outputs]
+    wanted = [output.name for output in request.outputs[: len(names) + 1]]
     for name in wanted:
         if name not in names or wanted.count(name) > 1:
             raise InvalidArgument("outputs", f"each of {', '.join(names)} once at most", repr(name[:64]))

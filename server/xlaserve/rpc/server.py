@@ -9,10 +9,11 @@ from grpc_reflection.v1alpha import reflection
 
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
+from xlaserve.rpc import handlers
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.vision import Vision
-from xlaserve_proto import open_inference_pb2, open_inference_pb2_grpc, vision_pb2, vision_pb2_grpc
+from xlaserve_proto import open_inference_pb2, vision_pb2
 
 
 class GrpcServer:
@@ -29,9 +30,11 @@ class GrpcServer:
                 ("grpc.enable_channelz", int(settings.channelz)),
             )
         )
-        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
-        vision_pb2_grpc.add_VisionServicer_to_server(vision, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(health.servicer, self._server)
+        handlers.add(
+            open_inference, open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"], self._server
+        )
+        handlers.add(vision, vision_pb2.DESCRIPTOR.services_by_name["Vision"], self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         if settings.channelz:
             channelz.add_channelz_servicer(self._server)
         if settings.reflection:
@@ -47,6 +50,8 @@ class GrpcServer:
     async def start(self) -> None:
         """Listens. Raises ConfigError where the port can't be had."""
         host, port = self._settings.host, self._settings.grpc_port
+        if ":" in host:
+            host = f"[{host}]"
         try:
             bound = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
