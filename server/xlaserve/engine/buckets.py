@@ -8,6 +8,7 @@ running; costs between are interpolated.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -93,6 +94,8 @@ class Planner:
         if not costs:
             raise ValueError("a planner needs at least one bucket")
         self.largest = max(costs)
+        self.best = min(costs, key=lambda bucket: (costs[bucket].loaded_s / bucket, -bucket))
+        """The bucket with the most images a second: to wait for more than fill it gains nothing."""
         self.cheapest_s = min(cost.alone_s for cost in costs.values())
         """No image is answered in less."""
         self._costs = dict(costs)
@@ -113,26 +116,26 @@ class Planner:
         images of the fullest lane, ceil(images / used), are the least that any split leaves, and a sequence's cost
         never falls with its images.
         """
-        share, sequences = self._split(images, free_lanes, busy_lanes)
+        used, sequences = self._split(images, free_lanes, busy_lanes)
+        edges = [-(-images * lane // used) for lane in range(used + 1)]
         return tuple(
-            tuple(
-                Step(start + first, start + stop, bucket)
-                for first, stop, bucket in sequences.steps(min(share, images - start))
-            )
-            for start in range(0, images, share)
+            tuple(Step(start + first, start + last, bucket) for first, last, bucket in sequences.steps(stop - start))
+            for start, stop in pairwise(edges)
         )
 
     def next_step(self, images: int, free_lanes: int, busy_lanes: int = 0) -> Step:
         """Returns the step to start now, the first of the plan; the rest is planned again when a lane is free."""
-        share, sequences = self._split(images, free_lanes, busy_lanes)
+        used, sequences = self._split(images, free_lanes, busy_lanes)
+        share = -(-images // used)
         bucket = sequences.largest(share)
         return Step(0, min(bucket, share), bucket)
 
     def _split(self, images: int, free_lanes: int, busy_lanes: int) -> tuple[int, Sequences]:
+        """Returns how many lanes to use, and the sequences for so many."""
         if images < 1 or free_lanes < 1 or free_lanes + busy_lanes > self._lanes:
             raise ValueError(f"no plan for {images} images on {free_lanes} free and {busy_lanes} busy lanes")
         used = min(
             range(1, min(free_lanes, images) + 1),
             key=lambda lanes: self._sequences[busy_lanes + lanes - 1].least_s(-(-images // lanes)),
         )
-        return -(-images // used), self._sequences[busy_lanes + used - 1]
+        return used, self._sequences[busy_lanes + used - 1]

@@ -1,0 +1,92 @@
+"""What tests share: time that nobody waits for, images that can be told apart, and a model that says which it saw."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from hypothesis import settings
+
+from xlaserve.engine.program import Images, Outputs
+
+# The same examples in every run; `--hypothesis-profile=default` looks for new ones.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time stands still while anything can happen, and then jumps to the next timer.
+
+    It knows nothing of threads: what they would do later looks to it as if nothing would ever happen. Times that are
+    to meet exactly should be multiples of a power of two.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.when_quiet: list[Callable[[], None]] = []
+        """Called each time when everything has been done and time is about to move."""
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Selector(selectors.SelectSelector):
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        for check in self._loop.when_quiet:
+            check()
+        if timeout is None:
+            raise RuntimeError("everybody waits and nothing will ever happen")
+        self._loop.now += timeout
+        return []
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if "virtual_time" in getattr(item, "fixturenames", ()):
+        return {"virtual": VirtualTimeLoop}
+    return {"real": asyncio.new_event_loop}
+
+
+@pytest_asyncio.fixture
+async def virtual_time() -> AsyncIterator[VirtualTimeLoop]:
+    """The test's event loop, in virtual time. Nothing may be left to the loop's exception handler."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    unhandled: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda loop, context: unhandled.append(context))
+    yield loop
+    assert not unhandled
+
+
+@pytest.fixture
+def pictures() -> Callable[[Iterable[int]], Images]:
+    """Makes images, 2 x 2, of their numbers, from 0 to 2**24 - 1."""
+
+    def make(numbers: Iterable[int]) -> Images:
+        channels = np.array(list(numbers), np.uint32)[:, np.newaxis] >> np.array([0, 8, 16], np.uint32)
+        return np.tile((channels & 255).astype(np.uint8)[:, np.newaxis, np.newaxis, :], (1, 2, 2, 1))
+
+    return make
+
+
+@pytest.fixture
+def echo() -> Callable[[Images], Outputs]:
+    """An executable that answers each of `pictures` with its number, and once more doubled, as `[n, 1]`."""
+
+    def run(images: Images) -> Outputs:
+        numbers = (images[:, 0, 0, :] @ np.array([1, 256, 65536], np.uint32)).astype(np.float32)
+        return numbers, 2 * numbers[:, np.newaxis]
+
+    return run
