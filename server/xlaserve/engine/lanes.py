@@ -18,14 +18,14 @@ class Share:
         self.is_full = is_full
         """Whether its next batch gains nothing by waiting for more images."""
         self.virtual_s = 0.0
-        self.waiter: asyncio.Future[None] | None = None
 
 
 class Lanes:
     """Grants lanes to shares. All methods run on one event loop.
 
     Besides the batches in the `count` lanes, one more may be under way, so that it is gathered while the others run.
-    That place is only given to a full batch: any other would gain by waiting for company until a lane is free.
+    That place is only given to a full batch: any other would gain by waiting for company until a lane is free. It is
+    no way around one's turn: while a batch that is not full is next, the place stays empty.
     """
 
     def __init__(self, count: int) -> None:
@@ -34,7 +34,7 @@ class Lanes:
         self.count = count
         self._under_way = 0
         self._virtual_s = 0.0
-        self._waiting: list[Share] = []
+        self._waiting: dict[Share, asyncio.Future[None]] = {}
 
     @property
     def busy(self) -> int:
@@ -43,18 +43,19 @@ class Lanes:
 
     async def acquire(self, share: Share) -> None:
         """Waits for the turn of `share`. Every return is answered by one `release`."""
+        loop = asyncio.get_running_loop()
         share.virtual_s = max(share.virtual_s, self._virtual_s)
-        share.waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(share)
+        turn = self._waiting[share] = loop.create_future()
         self.grant()
         try:
-            await share.waiter
+            await turn
         except asyncio.CancelledError:
-            if share.waiter.done() and not share.waiter.cancelled():
-                self.release()
-            else:
-                self._waiting.remove(share)
+            if not turn.cancelled():
+                self._under_way -= 1
             raise
+        finally:
+            del self._waiting[share]
+            loop.call_soon(self.grant)
 
     def charge(self, share: Share, cost_s: float) -> None:
         """Counts the batch for which `share` acquired its lane."""
@@ -66,17 +67,16 @@ class Lanes:
         self.grant()
 
     def grant(self) -> None:
-        """Hands out what is free; called whenever that, or whether a share is full, may have changed."""
-        while self._waiting and self._under_way <= self.count:
-            if self._under_way < self.count:
-                able = self._waiting
-            else:
-                able = [share for share in self._waiting if share.is_full()]
-                if not able:
-                    return
-            share = min(able, key=lambda share: share.virtual_s)
-            self._waiting.remove(share)
-            self._under_way += 1
-            self._virtual_s = max(self._virtual_s, share.virtual_s)
-            assert share.waiter is not None
-            share.waiter.set_result(None)
+        """Hands out one place; called whenever what is free, or whether a share is full, may have changed.
+
+        One at a time: a share whose turn has come may want the next one too, and must not be passed over because it
+        has yet to notice. Once it has, the next is handed out.
+        """
+        if self._under_way > self.count or not self._waiting or any(turn.done() for turn in self._waiting.values()):
+            return
+        share = min(self._waiting, key=lambda share: share.virtual_s)
+        if self._under_way == self.count and not share.is_full():
+            return
+        self._under_way += 1
+        self._virtual_s = max(self._virtual_s, share.virtual_s)
+        self._waiting[share].set_result(None)
