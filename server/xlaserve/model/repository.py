@@ -79,12 +79,10 @@ class Served:
         self.batcher = batcher
         self.sizes = frozenset((bucket.height, bucket.width) for bucket in model.buckets)
         """The resolutions that have buckets."""
-        configured = version.settings.buckets[0]
-        self.image_size = next(
-            (bucket.height, bucket.width)
-            for bucket in model.buckets
-            if configured.height in (None, bucket.height) and configured.width in (None, bucket.width)
-        )
+        first, own = version.settings.buckets[0], version.settings.input_size
+        # Without either, the model has one size only, and so have all its buckets.
+        height, width = (first.height, first.width) if first.height else own or (None, None)
+        self.image_size = (height or model.buckets[0].height, width or model.buckets[0].width)
         """Height and width that encoded images are fitted to: those of the first configured bucket."""
 
     def mode(self, name: str) -> Mode:
@@ -201,6 +199,7 @@ class Repository:
             for version in self._versions[name]:
                 await self._end(version, self._settings.drain_timeout_s)
             self._versions[name] = self._versions[name][:1]
+            gc.collect()  # a model's graph refers to itself
 
     def stop_loading(self) -> None:
         """Ends loads and warm-ups as soon as they can be, and takes no more."""
@@ -258,6 +257,7 @@ class Repository:
         for old in [version for version in self._versions[name] if version is not newcomer]:
             await self._end(old, self._settings.drain_timeout_s)
             self._versions[name].remove(old)
+            gc.collect()
 
     async def _prepare(self, version: Version) -> Served:
         loop = asyncio.get_running_loop()
@@ -304,7 +304,6 @@ class Repository:
         if version.state is not State.FAILED:
             self._change(version, State.UNLOADED)
         version.model = version.batcher = None
-        gc.collect()
 
     def _change(self, version: Version, state: State) -> None:
         version.state = state
@@ -321,4 +320,4 @@ class Repository:
 def _first_line(error: Exception) -> str:
     """Returns why a model failed in one line that a client may read."""
     text = str(error) if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
-    return text.strip().splitlines()[0][:500]
+    return next(iter(text.strip().splitlines()), type(error).__name__)[:500]

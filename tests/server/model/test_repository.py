@@ -1,0 +1,559 @@
+"""The life of models, on programs that compile and run when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.engine.lanes import Lanes
+from xlaserve.engine.ledger import Entry
+from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.worker import Worker
+from xlaserve.errors import (
+    ConfigError,
+    InvalidArgument,
+    ModelFailed,
+    ModelNotFound,
+    ModelNotReady,
+    ShuttingDown,
+)
+from xlaserve.model.catalog import Model
+from xlaserve.model.repository import Repository, Served, State, Version
+from xlaserve.model.task import Classification
+from xlaserve.telemetry.metrics import Metrics
+
+NEVER = float("inf")
+PATIENCE_S = 20
+
+
+class Gate:
+    """Where threads of the code under test wait until the test lets them through; open at first."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self._reached = threading.Semaphore(0)
+
+    def close(self) -> None:
+        self._open.clear()
+        while self._reached.acquire(blocking=False):
+            pass
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def reached(self) -> None:
+        """Waits until a thread waits here."""
+        assert await asyncio.to_thread(self._reached.acquire, timeout=PATIENCE_S)
+
+    def __call__(self) -> None:
+        if not self._open.is_set():
+            self._reached.release()
+            assert self._open.wait(PATIENCE_S)
+
+
+class Program:
+    """Answers each image with `answer`."""
+
+    platform = "fake"
+
+    def __init__(self, house: House, answer: int) -> None:
+        self.running = Gate()
+        self._house = house
+        self._answer = answer
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        self._house.compiling()
+        if self._house.compile_error:
+            raise self._house.compile_error
+        self._house.compiled.append((mode, bucket))
+
+        def executable(images: Images) -> Outputs:
+            self.running()
+            assert images.shape == (*bucket, 3)
+            return (np.full((bucket.batch, 1), self._answer, np.float32),)
+
+        return Compilation(executable, trace_s=0.0, compile_s=0.0)
+
+
+class House:
+    """A repository and its surroundings, which the test has in its hands."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.configured = [model("a")]
+        self.settings_of_all: dict[str, Any] = {"drain_timeout_s": PATIENCE_S, **settings}
+        self.compiling, self.loading = Gate(), Gate()
+        self.programs: list[Program] = []
+        self.compile_error: Exception | None = None
+        self.load_errors: dict[str, Exception] = {}
+        self.read_error: Exception | None = None
+        self.compiled: list[tuple[Mode, Bucket]] = []
+        self.changes: list[tuple[str, State]] = []
+        self.entries: list[Entry] = []
+        self.crashes = 0
+        self._changed = asyncio.Event()
+        self._worker = Worker(2)
+        self.lanes = Lanes(2)
+        self._repository: Repository | None = None
+
+    @property
+    def repository(self) -> Repository:
+        """Made at its first use, from what is configured then."""
+        if self._repository is None:
+            self._repository = Repository(
+                settings=Settings(models=tuple(self.configured), **self.settings_of_all),
+                load_model=self._load_model,
+                read_models=self._read_models,
+                lanes=self.lanes,
+                worker=self._worker,
+                metrics=Metrics(),
+                on_change=self._change,
+                on_record=self.entries.append,
+                on_crash=self._crash,
+            )
+        return self._repository
+
+    async def ask(self, name: str = "a", images: int = 1) -> list[int]:
+        """Returns what the model that serves `name` answers: for each image, which loading that model was of."""
+        served = self.repository.get(name)
+        served.batcher.admit(images, images)
+        try:
+            pixels = np.zeros((images, *served.image_size, 3), np.uint8)
+            result = await served.batcher.run(pixels, served.mode(""), NEVER)
+        finally:
+            served.batcher.leave(images, images)
+        return [int(answer) for answer in result.outputs[0][:, 0]]
+
+    def states(self, name: str = "a") -> list[State]:
+        return [version.state for version in self.repository.index() if version.name == name]
+
+    async def close(self) -> None:
+        for gate in (self.compiling, self.loading, *(program.running for program in self.programs)):
+            gate.open()
+        await self.repository.drain(timeout_s=PATIENCE_S)
+        await asyncio.to_thread(self._worker.stop)
+
+    async def sees(self, state: State, name: str = "a") -> None:
+        """Waits until a model has come to `state`."""
+        while (name, state) not in self.changes:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _change(self, version: Version) -> None:
+        self.changes.append((version.name, version.state))
+        self._changed.set()
+
+    def _load_model(self, settings: ModelSettings) -> Model:
+        self.loading()
+        if settings.name in self.load_errors:
+            raise self.load_errors[settings.name]
+        self.programs.append(Program(self, len(self.programs) + 1))
+        sizes = [(b.batch, b.height or 2, b.width or 2) for b in settings.buckets]
+        buckets = tuple(sorted({Bucket(*size) for size in sizes}))
+        return Model(settings, self.programs[-1], buckets, Classification(1), "built in")
+
+    def _read_models(self) -> Iterable[ModelSettings]:
+        if self.read_error:
+            raise self.read_error
+        return self.configured
+
+    def _crash(self) -> None:
+        self.crashes += 1
+
+
+def model(name: str, **settings: Any) -> ModelSettings:
+    values = {"buckets": (1, 2), "modes": (Mode.XLA, Mode.GRAPH), **settings}
+    return ModelSettings(name=name, source="fake", **values)
+
+
+@pytest_asyncio.fixture
+async def make_house() -> AsyncIterator[Callable[..., House]]:
+    houses: list[House] = []
+
+    def make(**settings: Any) -> House:
+        houses.append(House(**settings))
+        return houses[-1]
+
+    yield make
+    for house in houses:
+        await house.close()
+
+
+@pytest.fixture
+def house(make_house: Callable[..., House]) -> House:
+    return make_house()
+
+
+async def test_a_model_loads_compiles_and_serves(house: House) -> None:
+    await house.repository.load_all()
+    assert house.changes == [("a", State.LOADING), ("a", State.COMPILING), ("a", State.READY)]
+    assert await house.ask(images=5) == [1] * 5
+    assert house.repository.is_ready
+    assert house.repository.serving() == {"a": True}
+
+
+async def test_warm_up_covers_every_mode_and_bucket_and_is_in_the_ledger(house: House) -> None:
+    await house.repository.load_all()
+    expected = [(mode, Bucket(batch, 2, 2)) for mode in (Mode.XLA, Mode.GRAPH) for batch in (1, 2)]
+    (version,) = house.repository.index()
+    assert house.compiled == expected
+    assert [(entry.mode, entry.bucket) for entry in version.ledger] == expected
+    assert list(version.ledger) == house.entries
+
+
+async def test_progress_is_seen_while_a_model_compiles(house: House) -> None:
+    house.compiling.close()
+    loading = asyncio.create_task(house.repository.load_all())
+    await house.compiling.reached()
+    (version,) = house.repository.index()
+    assert version.state is State.COMPILING
+    assert version.progress == "0 of 4 programs compiled"
+    assert not house.repository.is_ready
+    with pytest.raises(ModelNotReady, match="model a is compiling"):
+        house.repository.get("a")
+    house.compiling.open()
+    await loading
+    assert version.progress == ""
+
+
+async def test_all_models_are_announced_before_the_first_is_loaded(house: House) -> None:
+    house.configured = [model("a"), model("b")]
+    house.loading.close()
+    loading = asyncio.create_task(house.repository.load_all())
+    await house.loading.reached()
+    assert house.repository.serving() == {"a": False, "b": False}
+    with pytest.raises(ModelNotReady, match="model b is loading"):
+        house.repository.get("b")
+    house.loading.open()
+    await loading
+    assert house.repository.serving() == {"a": True, "b": True}
+
+
+async def test_an_unknown_model_is_refused_with_those_that_there_are(house: House) -> None:
+    await house.repository.load_all()
+    with pytest.raises(ModelNotFound, match=r"no model 'z'; there are: a"):
+        house.repository.get("z")
+    with pytest.raises(ModelNotFound, match="model a has no version 7; it has 1"):
+        house.repository.get("a", "7")
+    with pytest.raises(ModelNotFound, match=r"no model 'z' is configured; there are: a"):
+        await house.repository.load("z")
+    with pytest.raises(ModelNotFound):
+        await house.repository.unload("z")
+    assert house.repository.get("a", "1") is house.repository.get("a")
+
+
+async def test_a_reload_takes_traffic_only_when_it_is_warm(house: House) -> None:
+    await house.repository.load_all()
+    house.compiling.close()
+    loading = asyncio.create_task(house.repository.load("a"))
+    await house.compiling.reached()
+    assert house.states() == [State.READY, State.COMPILING]
+    assert house.repository.is_ready
+    assert await house.ask() == [1]
+    house.compiling.open()
+    await loading
+    assert house.states() == [State.READY]
+    assert await house.ask() == [2]
+
+
+async def test_a_reload_lets_the_old_one_finish_what_it_accepted(house: House) -> None:
+    await house.repository.load_all()
+    old = house.programs[0]
+    old.running.close()
+    accepted = asyncio.create_task(house.ask(images=3))
+    await old.running.reached()
+    loading = asyncio.create_task(house.repository.load("a"))
+    await house.sees(State.DRAINING)
+    assert house.states() == [State.DRAINING, State.READY]
+    assert not loading.done()
+    old.running.open()
+    await loading
+    assert await accepted == [1] * 3
+    assert house.states() == [State.READY]
+
+
+async def test_requests_never_see_a_gap_during_reloads(house: House) -> None:
+    await house.repository.load_all()
+    answers: list[int] = []
+
+    async def keep_asking() -> None:
+        while not reloading.done():
+            answers.extend(await house.ask(images=3))
+
+    async def reload() -> None:
+        for _ in range(5):
+            await house.repository.load("a")
+
+    reloading = asyncio.create_task(reload())
+    await asyncio.gather(reloading, *(keep_asking() for _ in range(8)))
+    assert 1 in answers
+    assert await house.ask() == [6]
+
+
+async def test_what_fails_to_load_leaves_the_old_one_serving_and_says_why(house: House) -> None:
+    await house.repository.load_all()
+    house.load_errors["a"] = ModelFailed("weights: expected a file")
+    with pytest.raises(ModelFailed, match="model a failed: weights: expected a file"):
+        await house.repository.load("a")
+    old, newcomer = house.repository.index()
+    assert (old.state, newcomer.state) == (State.READY, State.FAILED)
+    assert newcomer.reason == newcomer.progress == "weights: expected a file"
+    assert await house.ask() == [1]
+    assert house.repository.is_ready
+
+
+async def test_the_next_load_replaces_what_failed(house: House) -> None:
+    await house.repository.load_all()
+    house.load_errors["a"] = ModelFailed("no")
+    with pytest.raises(ModelFailed):
+        await house.repository.load("a")
+    house.load_errors.clear()
+    await house.repository.load("a")
+    assert house.states() == [State.READY]
+    assert await house.ask() == [2]
+
+
+async def test_a_failure_in_warm_up_fails_the_model_with_one_line(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.compile_error = RuntimeError("unsupported operation: ResizeBicubic\n  at line 10")
+    with pytest.raises(ModelFailed):
+        await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert version.state is State.FAILED
+    assert version.reason == "RuntimeError: unsupported operation: ResizeBicubic"
+    assert version.model is None, "its memory is given back"
+    with pytest.raises(ModelFailed, match="ResizeBicubic"):
+        house.repository.get("a")
+    assert "at line 10" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ModelFailed(""), RuntimeError(), RuntimeError("\n\nlate")])
+async def test_an_error_without_words_is_a_reason_all_the_same(house: House, error: Exception) -> None:
+    house.compile_error = error
+    with pytest.raises(ModelFailed):
+        await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert version.reason.strip()
+
+
+async def test_start_up_ends_with_the_first_failure(house: House) -> None:
+    house.configured = [model("a"), model("b")]
+    house.load_errors["a"] = ModelFailed("no")
+    with pytest.raises(ModelFailed):
+        await house.repository.load_all()
+    assert house.states("b") == [State.LOADING]
+
+
+async def test_start_up_goes_on_after_a_failure_if_so_configured(make_house: Callable[..., House]) -> None:
+    house = make_house(exit_on_model_failure=False)
+    house.configured = [model("a"), model("b")]
+    house.load_errors["a"] = ModelFailed("no")
+    await house.repository.load_all()
+    assert house.repository.serving() == {"a": False, "b": True}
+    assert house.repository.is_ready
+
+
+async def test_nothing_is_ready_where_every_model_failed(make_house: Callable[..., House]) -> None:
+    house = make_house(exit_on_model_failure=False)
+    house.load_errors["a"] = ModelFailed("no")
+    await house.repository.load_all()
+    assert not house.repository.is_ready
+
+
+async def test_an_unload_finishes_what_was_accepted_and_takes_nothing_new(house: House) -> None:
+    await house.repository.load_all()
+    running = house.programs[0].running
+    running.close()
+    accepted = asyncio.create_task(house.ask(images=7))
+    await running.reached()
+    unloading = asyncio.create_task(house.repository.unload("a"))
+    await house.sees(State.DRAINING)
+    with pytest.raises(ModelNotReady, match="model a is draining"):
+        await house.ask()
+    assert not unloading.done()
+    running.open()
+    await unloading
+    assert await accepted == [1] * 7
+    assert house.states() == [State.UNLOADED]
+    with pytest.raises(ModelNotReady, match="model a is unloaded"):
+        await house.ask()
+    (version,) = house.repository.index()
+    assert version.model is None, "its memory is given back"
+    assert version.batcher is None
+
+
+async def test_what_does_not_finish_before_an_unload_is_answered_all_the_same(make_house: Callable[..., House]) -> None:
+    house = make_house(drain_timeout_s=0.0)
+    await house.repository.load_all()
+    house.programs[0].running.close()
+    accepted = asyncio.create_task(house.ask(images=7))
+    await house.programs[0].running.reached()
+    await house.repository.unload("a")
+    with pytest.raises(ShuttingDown):
+        await accepted
+
+
+async def test_an_unloaded_model_can_be_loaded_again(house: House) -> None:
+    await house.repository.load_all()
+    await house.repository.unload("a")
+    await house.repository.unload("a")
+    assert not house.repository.is_ready
+    await house.repository.load("a")
+    assert house.states() == [State.READY]
+    assert await house.ask() == [2]
+
+
+async def test_a_load_reads_the_configuration_anew(house: House) -> None:
+    await house.repository.load_all()
+    house.configured = [model("a", version="2", buckets=(4,)), model("b")]
+    await house.repository.load("a")
+    assert house.repository.get("a", "2").settings.buckets == (BucketSettings(4),)
+    with pytest.raises(ModelNotFound, match="model a has no version 1; it has 2"):
+        house.repository.get("a", "1")
+    await house.repository.load("b")
+    assert house.repository.serving() == {"a": True, "b": True}
+
+
+async def test_a_configuration_that_broke_meanwhile_fails_the_load_only(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    await house.repository.load_all()
+    house.read_error = ConfigError("configuration file /etc/secret.yaml: not YAML")
+    with pytest.raises(ModelFailed, match="the configuration is no longer valid") as failed:
+        await house.repository.load("a")
+    assert "/etc" not in str(failed.value)
+    assert "/etc/secret.yaml" in caplog.text
+    assert await house.ask() == [1]
+
+
+async def test_changes_of_one_model_come_one_after_the_other(house: House) -> None:
+    await house.repository.load_all()
+    house.changes.clear()
+    load, unload = house.repository.load, house.repository.unload
+    await asyncio.gather(load("a"), unload("a"), load("a"))
+    begin, end = [State.LOADING, State.COMPILING, State.READY], [State.DRAINING, State.UNLOADED]
+    assert house.changes == [("a", state) for state in (*begin, *end, *end, *begin)]
+    assert await house.ask() == [3]
+
+
+async def test_what_a_client_loads_before_start_up_comes_to_it_is_compiled_once(house: House) -> None:
+    house.configured = [model("a"), model("b")]
+    house.loading.close()
+    starting = asyncio.create_task(house.repository.load_all())
+    await house.loading.reached()
+    client = asyncio.create_task(house.repository.load("b"))
+    house.loading.open()
+    await asyncio.gather(starting, client)
+    assert house.changes.count(("b", State.COMPILING)) == 1
+    assert house.repository.is_ready
+
+
+async def test_what_a_client_unloads_before_start_up_comes_to_it_is_not_loaded(house: House) -> None:
+    house.configured = [model("a"), model("b")]
+    house.loading.close()
+    starting = asyncio.create_task(house.repository.load_all())
+    await house.loading.reached()
+    await house.repository.unload("b")
+    house.loading.open()
+    await starting
+    assert house.repository.serving() == {"a": True, "b": False}
+
+
+async def test_a_stop_ends_a_warm_up_and_refuses_further_loads(house: House) -> None:
+    house.compiling.close()
+    loading = asyncio.create_task(house.repository.load_all())
+    await house.compiling.reached()
+    house.repository.stop_loading()
+    house.compiling.open()
+    with pytest.raises(ShuttingDown):
+        await loading
+    assert len(house.compiled) == 1
+    with pytest.raises(ShuttingDown):
+        await house.repository.load("a")
+
+
+async def test_a_stop_after_the_last_program_still_ends_the_load(house: House) -> None:
+    house.configured = [model("a", buckets=(1,), modes=(Mode.XLA,))]
+    house.compiling.close()
+    loading = asyncio.create_task(house.repository.load_all())
+    await house.compiling.reached()
+    await house.repository.drain(timeout_s=0)
+    house.compiling.open()
+    with pytest.raises(ShuttingDown):
+        await loading
+    assert house.states() == [State.UNLOADED]
+    assert not house.repository.is_ready
+
+
+async def test_a_drain_answers_everything_and_is_over_at_once_where_nothing_waits(house: House) -> None:
+    await house.repository.load_all()
+    house.programs[0].running.close()
+    accepted = [asyncio.create_task(house.ask(images=5)) for _ in range(3)]
+    await house.programs[0].running.reached()
+    await house.repository.drain(timeout_s=0)
+    for error in await asyncio.gather(*accepted, return_exceptions=True):
+        assert isinstance(error, ShuttingDown)
+    await house.repository.drain(timeout_s=0)
+    assert house.states() == [State.UNLOADED]
+
+
+async def test_a_batch_loop_that_dies_is_told_and_fails_what_waits(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.repository.load_all()
+
+    def defect(share: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(house.lanes, "acquire", defect)
+    with pytest.raises(Exception, match="model a"):
+        await house.ask()
+    assert house.crashes == 1
+    with pytest.raises(ModelNotReady):
+        await house.ask()
+
+
+async def test_a_mode_that_is_not_offered_is_refused_with_those_that_are(house: House) -> None:
+    await house.repository.load_all()
+    served = house.repository.get("a")
+    assert served.mode("") is Mode.XLA
+    assert served.mode("graph") is Mode.GRAPH
+    with pytest.raises(InvalidArgument, match=r"mode: expected one of xla, graph, got 'eager'"):
+        served.mode("eager")
+
+
+@pytest.mark.parametrize(
+    ("settings", "buckets", "image_size"),
+    [
+        ({"buckets": (8, 1)}, [(1, 32, 32), (8, 32, 32)], (32, 32)),
+        ({"buckets": ([4, 64, 48], [1, 16, 24])}, [(1, 16, 24), (4, 64, 48)], (64, 48)),
+        ({"buckets": (8, [1, 16, 16]), "input_size": (32, 24)}, [(1, 16, 16), (8, 32, 24)], (32, 24)),
+        ({"buckets": ([1, 16, 16], 8), "input_size": (32, 24)}, [(1, 16, 16), (8, 32, 24)], (16, 16)),
+    ],
+)
+async def test_encoded_images_are_fitted_to_the_first_configured_bucket(
+    house: House, settings: Any, buckets: list[tuple[int, int, int]], image_size: tuple[int, int]
+) -> None:
+    house.configured = [model("a")]
+    await house.repository.load_all()
+    batcher = house.repository.get("a").batcher
+    version = Version(model("b", **settings), house.repository.get("a").telemetry, lambda entry: None)
+    sized = tuple(Bucket(*bucket) for bucket in buckets)
+    served = Served(version, Model(version.settings, Program(house, 1), sized, Classification(1), "built in"), batcher)
+    assert served.image_size == image_size
+    assert served.sizes == {(height, width) for _, height, width in buckets}
+
+
+async def test_buckets_that_come_out_alike_are_counted_once(house: House) -> None:
+    house.configured = [model("a", buckets=(1, [1, 2, 2], 4))]
+    await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert version.programs_total == len(version.ledger) == 4
