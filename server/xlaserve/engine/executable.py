@@ -25,12 +25,13 @@ class TensorFlowProgram:
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
+        self._any_batch: dict[tuple[int, int], Forward] = {}
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
         shape = (*bucket, CHANNELS)
         began = time.perf_counter()
-        function = self._forward if mode is Mode.EAGER else self._trace(shape, jit_compile=mode is Mode.XLA)
+        function = self._forward if mode is Mode.EAGER else self._trace(bucket, jit_compile=mode is Mode.XLA)
         traced = time.perf_counter()
         executable = _Executable(function, shape)
         blank = np.zeros(shape, np.uint8)
@@ -42,11 +43,21 @@ class TensorFlowProgram:
         first_run_s, later_run_s = first_run - traced, time.perf_counter() - first_run
         return Compilation(executable, trace_s=traced - began, compile_s=max(0.0, first_run_s - later_run_s))
 
-    def _trace(self, shape: tuple[int, ...], *, jit_compile: bool) -> Forward:
-        # jit_compile is never left to a default: graph mode must not turn into XLA where TensorFlow or Keras see fit.
-        function = tf.function(self._forward, autograph=False, jit_compile=jit_compile)
-        traced: Forward = function.get_concrete_function(tf.TensorSpec(shape, tf.uint8, name="pixels"))
-        return traced
+    def _trace(self, bucket: Bucket, *, jit_compile: bool) -> Forward:
+        # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
+        # the graph of that, and fixes its shape.
+        size = (bucket.height, bucket.width)
+        if size not in self._any_batch:
+            self._any_batch[size] = _concrete(self._forward, (None, *size, CHANNELS), jit_compile=False)
+        any_batch = self._any_batch[size]
+        return _concrete(any_batch, (*bucket, CHANNELS), jit_compile=jit_compile)
+
+
+def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: bool) -> Forward:
+    # jit_compile is never left to a default: graph mode must not turn into XLA where TensorFlow or Keras see fit.
+    compiled = tf.function(function, autograph=False, jit_compile=jit_compile)
+    concrete: Forward = compiled.get_concrete_function(tf.TensorSpec(shape, tf.uint8, name="pixels"))
+    return concrete
 
 
 class _Executable:

@@ -36,6 +36,11 @@ class Model:
     """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file."""
 
 
+def uses_tensorflow(settings: ModelSettings) -> bool:
+    """Returns whether loading the model imports TensorFlow, which must then be configured first."""
+    return settings.source != NOOP
+
+
 def load(settings: ModelSettings) -> Model:
     """Builds the model and its weights; blocks. Raises ModelFailed with the reason and the way out."""
     try:
@@ -46,7 +51,7 @@ def load(settings: ModelSettings) -> Model:
     except ModelFailed:
         raise
     except Exception as error:
-        raise ModelFailed(_explain(settings.source, error)) from error
+        raise ModelFailed(_explain(settings, error)) from error
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.name)
     return Model(settings, network.program, buckets, task, network.weights)
@@ -108,13 +113,16 @@ def _by(size: Size) -> str:
     return "x".join("any" if side is None else str(side) for side in size)
 
 
-def _explain(source: str, error: Exception) -> str:
+def _explain(settings: ModelSettings, error: Exception) -> str:
     """Returns one line that a client may read: no trace, and of paths only the last part."""
+    source = _name(settings.source)
     if isinstance(error, ModuleNotFoundError) and error.name in {"tensorflow", "keras"}:
-        return f"source: {_name(source)} needs {error.name}; install xlaserve[cpu] or xlaserve[gpu]"
-    first_line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    reason = re.sub(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+", "", first_line)
-    return f"source: {_name(source)} can't be loaded: {reason}"
+        return f"source: {source} needs {error.name}; install xlaserve[cpu] or xlaserve[gpu]"
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    for path in filter(None, (settings.source, settings.weights)):
+        reason = reason.replace(path, _name(path))
+    reason = re.sub(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+", "", reason)
+    return f"source: {source} can't be loaded: {reason}"
 
 
 def _name(source: str) -> str:

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import tensorflow as tf
+
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import digits, labels, preprocess
@@ -20,6 +23,8 @@ from xlaserve.model.keras_runtime import keras
 from xlaserve.model.network import Network
 from xlaserve.model.preprocess import Preprocess
 
+DEFAULT_SIZES: Final = {"mobilenet_v3": (224, 224)}
+"""Families of `keras.applications` that Keras builds without a size of their own."""
 RANDOM_SEED: Final = 1
 
 _seeding = threading.Lock()
@@ -27,13 +32,15 @@ _seeding = threading.Lock()
 
 def application(name: str, settings: ModelSettings) -> Network:
     """Builds `keras.applications.<name>` with its classifier; downloads weights where the settings ask for them."""
-    constructor = _constructor(name)
+    constructor = find_application(name)
     weights = settings.weights or "imagenet"
-    shape = {} if settings.input_size is None else {"input_shape": (*settings.input_size, 3)}
-    how = _family_preprocess(name) if settings.preprocess == "auto" else settings.preprocess
+    size = settings.input_size or DEFAULT_SIZES.get(_family(constructor))
+    shape = {} if size is None else {"input_shape": (*size, 3)}
+    how = family_preprocess(constructor) if settings.preprocess == "auto" else settings.preprocess
     if weights == "random":
         with _seeded():
             model = constructor(weights=None, **shape)
+        _settle(model, how)
         return _network(model, how, weights)
     if weights != "imagenet":
         if not Path(weights).is_file():
@@ -60,6 +67,30 @@ def builtin_digits() -> Network:
     return _network(digits.load(), "none", "built in", digits.LABELS)
 
 
+def find_application(name: str) -> Callable[..., Any]:
+    """Returns the constructor `keras.applications.<name>`. Raises ModelFailed with the names that come close."""
+    constructors = {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
+    if name in constructors:
+        constructor: Callable[..., Any] = constructors[name]
+        return constructor
+    by_lower_case = {known.lower(): known for known in constructors}
+    close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case)]
+    advice = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(sorted(constructors))}"
+    raise ModelFailed(f"source: keras.applications has no {name}; {advice}")
+
+
+def family_preprocess(constructor: Callable[..., Any]) -> Preprocess:
+    """Returns what Keras defines for the family of an application."""
+    family = _family(constructor)
+    if family not in preprocess.FAMILIES:
+        raise ModelFailed(f"preprocess: not known for the family {family}; set it")
+    return preprocess.FAMILIES[family]
+
+
+def _family(constructor: Callable[..., Any]) -> str:
+    return constructor.__module__.rpartition(".")[2]
+
+
 def _network(model: Any, how: Preprocess, weights: str, names: tuple[str, ...] | None = None) -> Network:
     inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
     if len(inputs) != 1 or len(outputs) != 1:
@@ -74,24 +105,6 @@ def _network(model: Any, how: Preprocess, weights: str, names: tuple[str, ...] |
     )
 
 
-def _constructor(name: str) -> Callable[..., Any]:
-    constructors = {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
-    if name in constructors:
-        constructor: Callable[..., Any] = constructors[name]
-        return constructor
-    by_lower_case = {known.lower(): known for known in constructors}
-    close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case)]
-    advice = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(sorted(constructors))}"
-    raise ModelFailed(f"source: keras.applications has no {name}; {advice}")
-
-
-def _family_preprocess(name: str) -> Preprocess:
-    modules = {family for family, module in vars(keras.applications).items() if hasattr(module, name)}
-    for family in modules & preprocess.FAMILIES.keys():
-        return preprocess.FAMILIES[family]
-    raise ModelFailed(f"preprocess: not known for {name}; set it")
-
-
 @contextmanager
 def _seeded() -> Iterator[None]:
     """Makes initial weights the same every time; Keras draws the seeds of its initializers from Python's generator."""
@@ -102,6 +115,21 @@ def _seeded() -> Iterator[None]:
             yield
         finally:
             random.setstate(state)
+
+
+def _settle(model: Any, how: Preprocess) -> None:
+    """Gives batch normalization the statistics of two random images, a coarse and a fine one.
+
+    As Keras builds it, it normalizes nothing, and the signal dies out on its way through a deep network: every image
+    would get the same answer.
+    """
+    noise = np.random.default_rng(RANDOM_SEED)
+    size = model.input_shape[1:3]
+    images = [tf.image.resize(noise.uniform(0, 255, (1, side, side, 3)), size) for side in (8, 128)]
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.0
+    model(preprocess.apply(tf.concat(images, axis=0), how), training=True)
 
 
 def _explain_download(error: Exception) -> Exception:
