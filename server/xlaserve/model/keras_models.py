@@ -51,7 +51,9 @@ def application(name: str, settings: ModelSettings) -> Network:
     try:
         model = constructor(weights=weights, **shape)
     except Exception as error:
-        raise _explain_download(error) from error
+        if (failure := _download_failure(error)) is None:
+            raise
+        raise failure from error
     names = labels.imagenet() if model.output_shape[-1] == labels.IMAGENET_CLASSES else None
     return _network(model, how, weights, names)
 
@@ -123,21 +125,23 @@ def _settle(model: Any, how: Preprocess) -> None:
     As Keras builds it, it normalizes nothing, and the signal dies out on its way through a deep network: every image
     would get the same answer.
     """
+    normalizations = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    if not normalizations:
+        return
+    for layer in normalizations:
+        layer.momentum = 0.0
     noise = np.random.default_rng(RANDOM_SEED)
     size = model.input_shape[1:3]
     images = [tf.image.resize(noise.uniform(0, 255, (1, side, side, 3)), size) for side in (8, 128)]
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.momentum = 0.0
     model(preprocess.apply(tf.concat(images, axis=0), how), training=True)
 
 
-def _explain_download(error: Exception) -> Exception:
-    """Returns `error` as ModelFailed with the ways out, if it comes from fetching weights; else `error`."""
-    failure = re.search(r"URL fetch failure on (\S+): (?:\S+ -- )?(.*)", str(error))
-    if failure is None:
-        return error
-    url, reason = failure.groups()
+def _download_failure(error: Exception) -> ModelFailed | None:
+    """Returns the reason and the ways out, where `error` comes from fetching weights."""
+    fetch = re.search(r"URL fetch failure on (\S+): (?:\S+ -- )?(.*)", str(error))
+    if fetch is None:
+        return None
+    url, reason = fetch.groups()
     return ModelFailed(
         f"weights: {url} could not be downloaded: {reason}; put the file into ~/.keras/models (or KERAS_HOME/models), "
         "or set weights to the path of a weights file, or to random"
