@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from xlaserve import pipeline
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.engine.program import Images
+from xlaserve.engine.queue import Result
+from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
+from xlaserve.model.repository import Served
+from xlaserve.pipeline import Pipeline, Request
+
+DEADLINE = 123.0
+PATIENCE_S = 20
+
+
+class Batcher:
+    """Answers each image with its first level, and keeps count of what is under way."""
+
+    def __init__(self) -> None:
+        self.admitted: list[tuple[int, int]] = []
+        self.left: list[tuple[int, int]] = []
+        self.ran: list[tuple[Images, Mode, float]] = []
+        self.full: QueueFull | None = None
+        self.error: Exception | None = None
+        self.hold: asyncio.Event | None = None
+
+    def admit(self, images: int, size_bytes: int) -> None:
+        if self.full:
+            raise self.full
+        self.admitted.append((images, size_bytes))
+
+    def leave(self, images: int, size_bytes: int) -> None:
+        self.left.append((images, size_bytes))
+
+    async def run(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        self.ran.append((pixels, mode, deadline))
+        if self.hold:
+            await self.hold.wait()
+        if self.error:
+            raise self.error
+        return Result((pixels[:, 0, 0, :1].astype(np.float32),), queue_s=1.0, gather_s=2.0, execute_s=3.0)
+
+
+class Clock:
+    """Moves on by an eighth of a second at each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.125
+        return self.now
+
+
+@pytest.fixture
+def batcher() -> Iterator[Batcher]:
+    batcher = Batcher()
+    yield batcher
+    assert batcher.admitted == batcher.left, "what was admitted must leave, whatever happens"
+
+
+@pytest.fixture
+def served(batcher: Batcher) -> Served:
+    settings = ModelSettings(
+        name="m",
+        source="fake",
+        modes=(Mode.XLA, Mode.GRAPH),
+        buckets=(BucketSettings(1, 4, 6), BucketSettings(2, 8, 8)),
+    )
+    version = SimpleNamespace(settings=settings, telemetry=None)
+    model = SimpleNamespace(buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)))
+    return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
+
+
+@pytest.fixture
+def make_pipeline() -> Iterator[Callable[..., Pipeline]]:
+    made = []
+
+    def make(**settings: Any) -> Pipeline:
+        made.append(Pipeline(Settings(**settings), Clock()))
+        return made[-1]
+
+    yield make
+    for pipe in made:
+        pipe.stop()
+
+
+@pytest.fixture
+def pipe(make_pipeline: Callable[..., Pipeline]) -> Pipeline:
+    return make_pipeline()
+
+
+def png(level: int, height: int = 4, width: int = 6) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (width, height), level).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def pixels(*levels: int, height: int = 4, width: int = 6) -> Images:
+    return np.broadcast_to(np.array(levels, np.uint8)[:, None, None, None], (len(levels), height, width, 3))
+
+
+def levels(answer: pipeline.Answer) -> list[int]:
+    return [int(level) for level in answer.outputs[0][:, 0]]
+
+
+async def test_pixels_go_to_the_model_as_they_are(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
+    images = pixels(3, 1, 2)
+    answer = await pipe.run(served, Request("graph", images, DEADLINE))
+    assert batcher.ran == [(images, Mode.GRAPH, DEADLINE)]
+    assert batcher.ran[0][0] is images
+    assert levels(answer) == [3, 1, 2]
+    assert (answer.served, answer.mode, answer.images) == (served, Mode.GRAPH, 3)
+    assert (answer.decode_s, answer.queue_s, answer.gather_s, answer.execute_s) == (0.0, 1.0, 2.0, 3.0)
+    assert batcher.admitted == [(3, images.nbytes)]
+
+
+async def test_pixels_of_any_size_that_has_buckets_are_taken(pipe: Pipeline, served: Served) -> None:
+    assert levels(await pipe.run(served, Request("", pixels(7, height=8, width=8), DEADLINE))) == [7]
+
+
+async def test_encoded_images_are_decoded_in_their_order_and_fitted(
+    pipe: Pipeline, served: Served, batcher: Batcher
+) -> None:
+    encoded = [png(level, height=level + 1, width=9) for level in range(20)]
+    answer = await pipe.run(served, Request("", encoded, DEADLINE))
+    assert levels(answer) == list(range(20))
+    ((images, mode, _),) = batcher.ran
+    assert (images.shape, images.dtype, mode) == ((20, 4, 6, 3), np.uint8, Mode.XLA)
+    assert answer.decode_s == 0.125
+
+
+async def test_both_the_encoded_and_the_decoded_bytes_are_admitted(
+    pipe: Pipeline, served: Served, batcher: Batcher
+) -> None:
+    encoded = [png(1), png(2)]
+    await pipe.run(served, Request("", encoded, DEADLINE))
+    assert batcher.admitted == [(2, len(encoded[0]) + len(encoded[1]) + 2 * 4 * 6 * 3)]
+
+
+async def test_decoding_never_runs_on_the_event_loop(
+    pipe: Pipeline, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    decode = pipeline.decode
+
+    def watched(*args: Any, **kwargs: Any) -> Images:
+        threads.add(threading.current_thread())
+        return decode(*args, **kwargs)
+
+    monkeypatch.setattr(pipeline, "decode", watched)
+    await pipe.run(served, Request("", [png(1)] * 8, DEADLINE))
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_pixels_of_another_size_are_refused_with_those_that_have_buckets(
+    pipe: Pipeline, served: Served, batcher: Batcher
+) -> None:
+    expected = r"pixels: expected shape \[n, 4, 6, 3\] or \[n, 8, 8, 3\], got \[1, 6, 4, 3\]"
+    with pytest.raises(InvalidArgument, match=expected):
+        await pipe.run(served, Request("", pixels(1, height=6, width=4), DEADLINE))
+    assert not batcher.admitted
+
+
+async def test_an_unknown_mode_is_refused_before_anything_is_admitted(
+    pipe: Pipeline, served: Served, batcher: Batcher
+) -> None:
+    with pytest.raises(InvalidArgument, match="mode: expected one of xla, graph, got 'turbo'"):
+        await pipe.run(served, Request("turbo", [png(1)], DEADLINE))
+    assert not batcher.admitted
+
+
+async def test_a_full_queue_refuses_before_anything_is_decoded(
+    pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+    monkeypatch.setattr(pipeline, "decode", lambda data, **kwargs: decoded.append(data))
+    batcher.full = QueueFull("model m: full")
+    with pytest.raises(QueueFull):
+        await pipe.run(served, Request("", [png(1)], DEADLINE))
+    assert not decoded
+
+
+@pytest.mark.parametrize("place", [0, 3, 6])
+async def test_one_bad_image_fails_its_request_only(
+    pipe: Pipeline, served: Served, batcher: Batcher, place: int
+) -> None:
+    encoded = [png(level) for level in range(7)]
+    bad = [*encoded[:place], b"not an image", *encoded[place + 1 :]]
+    failed, answer = await asyncio.gather(
+        pipe.run(served, Request("", bad, DEADLINE)),
+        pipe.run(served, Request("", encoded, DEADLINE)),
+        return_exceptions=True,
+    )
+    assert isinstance(failed, InvalidImage)
+    assert isinstance(answer, pipeline.Answer)
+    assert levels(answer) == list(range(7))
+    assert len(batcher.ran) == 1
+
+
+async def test_limits_on_an_image_come_from_the_settings(
+    make_pipeline: Callable[..., Pipeline], served: Served
+) -> None:
+    with pytest.raises(ImageTooLarge, match="max_image_pixels"):
+        await make_pipeline(max_image_pixels=23).run(served, Request("", [png(1)], DEADLINE))
+    with pytest.raises(ImageTooLarge, match="max_image_bytes"):
+        await make_pipeline(max_image_bytes=10).run(served, Request("", [png(1)], DEADLINE))
+
+
+async def test_what_the_batcher_raises_comes_through(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
+    batcher.error = DeadlineExceeded("too late")
+    with pytest.raises(DeadlineExceeded, match="too late"):
+        await pipe.run(served, Request("", pixels(1), DEADLINE))
+
+
+async def test_a_request_that_is_cancelled_while_it_runs_leaves(
+    pipe: Pipeline, served: Served, batcher: Batcher
+) -> None:
+    batcher.hold = asyncio.Event()
+    task = asyncio.create_task(pipe.run(served, Request("", pixels(1), DEADLINE)))
+    await asyncio.sleep(0)
+    assert len(batcher.ran) == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_other_images_are_not_decoded(
+    make_pipeline: Callable[..., Pipeline], served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(data: bytes, **kwargs: Any) -> Images:
+        decoded.append(data)
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return pixels(1)[0]
+
+    monkeypatch.setattr(pipeline, "decode", slow)
+    pipe = make_pipeline(decode_threads=1)
+    task = asyncio.create_task(pipe.run(served, Request("", [png(1)] * 5, DEADLINE)))
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert batcher.left, "it does not wait for the thread"
+    go_on.set()
+    assert levels(await pipe.run(served, Request("", [png(1)], DEADLINE))) == [1]
+    assert len(decoded) == 2
+    assert len(batcher.ran) == 1
