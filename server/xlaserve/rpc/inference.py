@@ -177,6 +177,7 @@ def answers_errors(method: Method[RequestT, ResponseT]) -> Handler[RequestT, Res
                 raise no_message()
             return await method(self, request, context)
         except Exception as error:
+            del request  # what abort raises and this frame hold each other
             await context.abort(*explain(error))
             raise
 
@@ -189,7 +190,12 @@ def no_message() -> InvalidArgument:
 
 
 def explain(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Returns the status and the message for a client; what is not ours to explain goes to the log."""
+    """Returns the status and the message for a client; what is not ours to explain goes to the log.
+
+    Clears the traceback: its frames hold the request's images, some of them in cycles with the error, and a hundred
+    refused requests must not keep theirs until the collector comes by.
+    """
     if not isinstance(error, XlaserveError):
         log.error("unexpected error", exc_info=error)
+    error.__traceback__ = None
     return status_of(error)
