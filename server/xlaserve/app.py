@@ -19,7 +19,7 @@ from xlaserve.engine.device import Device, configure
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry
 from xlaserve.engine.worker import Worker
-from xlaserve.errors import ModelFailed
+from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.repository import Repository, State
 from xlaserve.pipeline import Pipeline
@@ -47,7 +47,7 @@ class App:
     """A server: build it on a running event loop, then `run` it.
 
     `read_models` reads the configured models anew when a client loads one; `on_record` is told of every program that
-    warm-up compiled, on the compiling thread.
+    warm-up compiled, on the compiling thread; `on_loaded` that every model was loaded or failed.
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class App:
         *,
         read_models: READ_MODELS | None = None,
         on_record: Callable[[Entry], None] = lambda entry: None,
+        on_loaded: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
+        self._on_loaded = on_loaded
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
         self.device: Device = configure(settings, self._has_tensorflow)
         self._metrics = Metrics()
@@ -102,6 +104,7 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        self._remove_ready_file()
         self._http.start()
         try:
             await self._grpc.start()
@@ -115,8 +118,7 @@ class App:
                 await self._stop()
         finally:
             self._http.stop()
-            if self._settings.ready_file:
-                self._settings.ready_file.unlink(missing_ok=True)
+            self._remove_ready_file()
         return CRASHED if self._has_crashed else 0
 
     def stop(self) -> None:
@@ -138,6 +140,7 @@ class App:
             loading.cancel()
             return False
         await loading
+        self._on_loaded()
         self._health.refresh()
         ready = [name for name, serves in self.repository.serving().items() if serves]
         log.info("ready: %s", ", ".join(ready) or "no model")
@@ -186,6 +189,18 @@ class App:
             partial = path.with_name(f"{path.name}.partial")
             partial.write_text(json.dumps(ready))
             partial.replace(path)
+
+    def _remove_ready_file(self) -> None:
+        """Removes it, be it of a server that was killed. Raises ConfigError where there can't be one."""
+        if path := self._settings.ready_file:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"ready_file: expected a file that can be made, got {path}: {error.strerror}"
+                ) from None
+            if not path.parent.is_dir():
+                raise ConfigError(f"ready_file: expected a file in a folder that exists, got {path}")
 
     def _gauges(self) -> Iterable[Metric]:
         """Collects what is read at a scrape, on the HTTP endpoint's thread."""

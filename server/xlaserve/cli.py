@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from xlaserve.errors import XlaserveError
 from xlaserve.telemetry import logs
 
 FAILED: Final = 1
+INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except XlaserveError as error:
         sys.stderr.write(f"xlaserve: {error}\n")
         status = FAILED
+    except KeyboardInterrupt:
+        status = INTERRUPTED
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit, which waits for a compilation that a signal came into and that nothing can interrupt.
@@ -50,8 +54,9 @@ def _serve(own: argparse.Namespace, settings: Settings, load: Callable[[], Setti
     async def serve() -> int:
         from xlaserve.app import App  # noqa: PLC0415
 
-        with console.warm_up_progress(settings) as on_record:
-            return await App(settings, read_models=lambda: load().models, on_record=on_record).run()
+        with console.WarmUp(settings) as progress:
+            app = App(settings, read_models=lambda: load().models, on_record=progress.record, on_loaded=progress.end)
+            return await app.run()
 
     return _run(serve())
 
@@ -60,8 +65,8 @@ def _warm(own: argparse.Namespace, settings: Settings, load: Callable[[], Settin
     async def warm() -> int:
         from xlaserve.app import App  # noqa: PLC0415
 
-        with console.warm_up_progress(settings) as on_record:
-            app = App(settings, on_record=on_record)
+        with console.WarmUp(settings) as progress:
+            app = App(settings, on_record=progress.record)
             await app.repository.load_all()
         versions = app.repository.index()
         console.print_ledger((entry for version in versions for entry in version.ledger), own.json)
@@ -116,6 +121,13 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
     if field.annotation is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
     elif name == "models":
-        group.add_argument(flag, type=yaml.safe_load, metavar="YAML", help=f"{text} A YAML or JSON list.")
+        group.add_argument(flag, type=_yaml, metavar="YAML", help=f"{text} A YAML or JSON list.")
     else:
         group.add_argument(flag, metavar="VALUE", help=text)
+
+
+def _yaml(text: str) -> object:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"not YAML: {error}") from None

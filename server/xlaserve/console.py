@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,35 +19,56 @@ from xlaserve.engine.ledger import Entry
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def warm_up_progress(settings: Settings) -> Iterator[Callable[[Entry], None]]:
-    """Shows the warm-up of all models: a bar on a terminal, log lines elsewhere."""
-    total = sum(len(model.modes) * len(model.buckets) for model in settings.models)
-    console = Console(stderr=True)
-    if not console.is_terminal or settings.log_format == "json":
-        done = 0
+class WarmUp:
+    """Shows the warm-up of all models: a bar on a terminal, log lines elsewhere and for what is loaded later."""
 
-        def log_entry(entry: Entry) -> None:
-            nonlocal done
-            done += 1
-            log.info(
-                "model %s: %s %s compiled in %.2f s, runs in %.2f ms (%d of %d)",
-                *(entry.model, entry.mode, entry.bucket, entry.trace_s + entry.compile_s),
-                *(entry.cost.alone_s * 1000, done, total),
-            )
+    def __init__(self, settings: Settings) -> None:
+        self._total = sum(len(model.modes) * len(model.buckets) for model in settings.models)
+        self._done = 0
+        self._has_ended = False
+        self._bar: Progress | None = None
+        console = Console(stderr=True)
+        if console.is_terminal and settings.log_format == "human":
+            columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("warming up", total=self._total)
 
-        yield log_entry
-        return
-    columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("warming up", total=total)
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+            _log_to_stderr()
+        return self
 
-        def advance(entry: Entry) -> None:
-            progress.update(task, advance=1, description=f"{entry.model} {entry.mode} {entry.bucket}")
-            if progress.finished:
-                progress.stop()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
 
-        yield advance
+    def end(self) -> None:
+        """Takes the bar away; some models may have failed."""
+        self._has_ended = True
+        if self._bar:
+            self._bar.stop()
+            _log_to_stderr()
+
+    def record(self, entry: Entry) -> None:
+        """Shows a program that was compiled. May be called on any thread."""
+        self._done += 1
+        if self._bar and not self._has_ended:
+            self._bar.update(self._task, advance=1, description=f"{entry.model} {entry.mode} {entry.bucket}")
+            return
+        log.info(
+            "model %s: %s %s compiled in %.2f s, runs in %.2f ms%s",
+            *(entry.model, entry.mode, entry.bucket, entry.trace_s + entry.compile_s, entry.cost.alone_s * 1000),
+            "" if self._has_ended else f" ({self._done} of {self._total})",
+        )
+
+
+def _log_to_stderr() -> None:
+    """Makes log lines go where sys.stderr is now: the bar redirects it, so that they come out above and not in it."""
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setStream(sys.stderr)
 
 
 def ledger_table(entries: Iterable[Entry]) -> Table:
