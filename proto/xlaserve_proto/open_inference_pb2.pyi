@@ -690,7 +690,9 @@ class ModelInferResponse(_message.Message):
     id: _builtins.str
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
-        """`mode` (string) and where the time went, in seconds (double): decode_s, queue_s, gather_s, execute_s, total_s."""
+        """`mode` (string) and where the time went, in seconds (double): decode_s, queue_s, gather_s, execute_s,
+        encode_s, total_s.
+        """
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInferResponse.InferOutputTensor]: ...
