@@ -24,7 +24,9 @@ def main() -> None:
     with served() as target:
         correct = classify(target)
         print(f"\nload test: loadtest {' '.join(LOAD)}\n", flush=True)
-        load_test = subprocess.run([sys.executable, "-m", "xlaserve_loadtest", *LOAD, "--target", target], check=False)
+        # The console scripts stand beside the interpreter.
+        loadtest = Path(sys.executable).with_name("loadtest")
+        load_test = subprocess.run([loadtest, *LOAD, "--target", target], check=False)
     sys.exit(0 if correct and load_test.returncode == 0 else 1)
 
 
