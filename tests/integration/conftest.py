@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
@@ -23,6 +25,26 @@ TAIL = 20_000
 DIGITS = {"name": "digits", "source": "builtin:digits", "modes": ["xla", "graph", "eager"], "buckets": [1, 2, 4, 8]}
 NOOP = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
 BROKEN = {"name": "broken", "source": "/nonexistent/secret/broken.keras"}
+
+BRAKED_NOOP = """
+import os, time
+from xlaserve.engine.program import Compilation
+from xlaserve.model.noop import NoopProgram
+
+compile = NoopProgram.compile
+
+def compile_with_brake(self, mode, bucket):
+    run = compile(self, mode, bucket).executable
+
+    def executable(images):
+        while os.path.exists(os.environ["BRAKE"]):
+            time.sleep(0.005)
+        return run(images)
+
+    return Compilation(executable, 0.0, 0.0)
+
+NoopProgram.compile = compile_with_brake
+"""
 
 
 class Server:
@@ -82,6 +104,18 @@ class Server:
             assert time.monotonic() < give_up_at, f"{otherwise} within {timeout_s} s\n{self.stderr}"
             time.sleep(POLL_S)
 
+    def metric(self, name: str, **labels: str) -> float:
+        """Returns what /metrics shows now: the sum over the series of `name` that have `labels`."""
+        host, port = self.http.rsplit(":", 1)
+        connection = HTTPConnection(host, int(port), timeout=STOP_TIMEOUT_S)
+        try:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
     def stop(self) -> int:
         """Sends SIGTERM, waits for the end, and returns the exit status."""
         if self.process.poll() is None:
@@ -137,6 +171,29 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     yield start
     for server in start.started:
         server.stop()
+
+
+class Brake:
+    """Stops the batches of `builtin:noop` in servers that are started with its `env`, for as long as it is pulled."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pulled = folder / "pulled"
+        # Python runs this before the server.
+        (folder / "sitecustomize.py").write_text(BRAKED_NOOP)
+        self.env = {"PYTHONPATH": str(folder), "BRAKE": str(self._pulled)}
+
+    def pull(self) -> None:
+        self._pulled.touch()
+
+    def release(self) -> None:
+        self._pulled.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def brake(tmp_path: Path) -> Iterator[Brake]:
+    brake = Brake(tmp_path)
+    yield brake
+    brake.release()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,251 @@
+"""More than the server can take: too many images, too late, hung up on, or sent by nobody in a hurry."""
+
+from __future__ import annotations
+
+import io
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from PIL import Image
+
+from xlaserve_proto import open_inference_pb2 as pb
+from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
+
+SIDE = 224
+IMAGE_BYTES = SIDE * SIDE * 3
+AT_ONCE_S = 5.0
+"""An answer that waits for nothing, on a busy machine."""
+PATIENCE_S = 60.0
+
+Status = grpc.StatusCode
+
+
+class Client:
+    """Asks `builtin:noop`, which answers an image with its own first bytes."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(
+            address, [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+        )
+        self.stub = pb_grpc.GRPCInferenceServiceStub(self.channel)
+
+    def send(self, *levels: int, timeout_s: float = PATIENCE_S, wait_us: int = 0) -> Any:
+        """Sends images, each all of one level, and returns the future answer."""
+        request = pb.ModelInferRequest(model_name="noop")
+        request.inputs.add(name="pixels", datatype="UINT8", shape=(len(levels), SIDE, SIDE, 3))
+        request.raw_input_contents.append(b"".join(bytes([level]) * IMAGE_BYTES for level in levels))
+        if wait_us:
+            request.parameters["timeout"].int64_param = wait_us
+        return self.stub.ModelInfer.future(request, timeout=timeout_s)
+
+    def ask(self, *levels: int) -> Status:
+        """Sends images, waits for the answer, checks it if there is one, and returns the status."""
+        return outcome(self.send(*levels), *levels)
+
+
+def outcome(call: Any, *levels: int) -> Status:
+    """Returns the status of an answer, and checks its rows where it has any."""
+    error = call.exception(timeout=PATIENCE_S)
+    if error is not None:
+        return error.code()
+    rows = np.frombuffer(call.result().raw_output_contents[0], np.float32).reshape(len(levels), -1)
+    np.testing.assert_array_equal(rows, np.repeat(np.array(levels, np.float32)[:, None], rows.shape[1], axis=1))
+    return Status.OK
+
+
+@pytest.fixture
+def braked(start_server: Any, brake: Any) -> Callable[..., Any]:
+    """Starts a server of `noop` on one lane, with a brake, and with `settings`."""
+
+    def start(**settings: Any) -> Any:
+        model = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
+        return start_server({"models": [model], "lanes": 1, **settings}, env=brake.env)
+
+    return start
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[Any], Client]]:
+    with ExitStack() as open_channels:
+
+        def connect(server: Any) -> Client:
+            client = Client(server.grpc)
+            open_channels.callback(client.channel.close)
+            return client
+
+        yield connect
+
+
+def wait_for_images(server: Any, images: int) -> None:
+    server.wait_for(
+        lambda: server.metric("xlaserve_in_flight_images") == images, f"there were never {images} images in flight"
+    )
+
+
+def test_a_full_queue_refuses_at_once_and_serves_again_afterwards(braked: Any, brake: Any, connect: Any) -> None:
+    server = braked(max_queue_images=8)
+    client = connect(server)
+    brake.pull()
+    accepted = [(levels, client.send(*levels)) for levels in [(1,), (2, 3), (4, 5, 6), (7, 8)]]
+    wait_for_images(server, 8)
+    for _ in range(3):
+        began = time.monotonic()
+        refused = client.send(9)
+        assert refused.exception(timeout=PATIENCE_S).code() is Status.RESOURCE_EXHAUSTED
+        assert time.monotonic() - began < AT_ONCE_S
+        assert "max_queue_images 8" in refused.details()
+    assert not any(call.done() for _, call in accepted)
+    brake.release()
+    assert [outcome(call, *levels) for levels, call in accepted] == [Status.OK] * 4
+    assert client.ask(10, 11) is Status.OK
+    wait_for_images(server, 0)
+
+
+def test_bytes_are_bounded_as_images_are_the_encoded_ones_included(braked: Any, brake: Any, connect: Any) -> None:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    Image.fromarray(noise).save(buffer, "PNG")
+    encoded = buffer.getvalue()
+    server = braked(max_queue_bytes=2 * (IMAGE_BYTES + len(encoded)))
+    client = connect(server)
+    request = pb.ModelInferRequest(model_name="noop")
+    request.inputs.add(name="image", datatype="BYTES", shape=(1,)).contents.bytes_contents.append(encoded)
+    brake.pull()
+    accepted = [client.stub.ModelInfer.future(request, timeout=PATIENCE_S) for _ in range(2)]
+    wait_for_images(server, 2)
+    assert server.metric("xlaserve_in_flight_bytes") == 2 * (IMAGE_BYTES + len(encoded))
+    refused = client.send(1)
+    assert refused.exception(timeout=PATIENCE_S).code() is Status.RESOURCE_EXHAUSTED
+    assert "max_queue_bytes" in refused.details()
+    brake.release()
+    for call in accepted:
+        scores = call.result().outputs[0].contents.fp32_contents
+        np.testing.assert_array_equal(scores, noise.ravel()[: len(scores)])
+    assert client.ask(1) is Status.OK
+
+
+def test_a_request_larger_than_the_whole_queue_is_refused_and_harms_nobody(braked: Any, connect: Any) -> None:
+    client = connect(braked(max_queue_images=8))
+    larger, whole = client.send(*range(9)), tuple(range(8))
+    assert larger.exception(timeout=PATIENCE_S).code() is Status.RESOURCE_EXHAUSTED
+    assert "9 more images exceed max_queue_images 8; 0 are under way" in larger.details()
+    assert client.ask(*whole) is Status.OK
+
+
+def test_a_burst_through_a_small_queue_is_accounted_for(braked: Any, connect: Any) -> None:
+    server = braked(max_queue_images=8)
+    requests = 200
+
+    def send(client: Client) -> list[Status]:
+        calls = [(level, client.send(level, level)) for level in range(requests)]
+        return [outcome(call, level, level) for level, call in calls]
+
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = [status for statuses in pool.map(send, [connect(server) for _ in range(4)]) for status in statuses]
+    served = outcomes.count(Status.OK)
+    assert served > 0
+    assert served + outcomes.count(Status.RESOURCE_EXHAUSTED) == len(outcomes) == 4 * requests
+    assert server.metric("xlaserve_images_total") == 2 * served
+    assert server.metric("xlaserve_requests_total") == len(outcomes)
+    wait_for_images(server, 0)
+
+
+def test_a_deadline_that_passes_in_the_queue_costs_only_its_own_request(braked: Any, brake: Any, connect: Any) -> None:
+    server = braked()
+    client = connect(server)
+    brake.pull()
+    mates = [(level, client.send(level)) for level in range(1, 4)]
+    late = client.send(100, 101, timeout_s=0.5)
+    wait_for_images(server, 5)
+    mates += [(level, client.send(level)) for level in range(4, 7)]
+    assert late.exception(timeout=AT_ONCE_S).code() is Status.DEADLINE_EXCEEDED
+    wait_for_images(server, 6)
+    brake.release()
+    assert [outcome(call, level) for level, call in mates] == [Status.OK] * 6
+    wait_for_images(server, 0)
+
+
+def test_the_timeout_parameter_bounds_the_wait_in_the_queue(braked: Any, brake: Any, connect: Any) -> None:
+    server = braked()
+    client = connect(server)
+    brake.pull()
+    running = client.send(1)
+    wait_for_images(server, 1)
+    late, mate = client.send(2, wait_us=1), client.send(3, wait_us=int(PATIENCE_S * 1e6))
+    wait_for_images(server, 3)
+    brake.release()
+    assert outcome(running, 1) is Status.OK
+    assert outcome(mate, 3) is Status.OK
+    assert late.exception(timeout=PATIENCE_S).code() is Status.DEADLINE_EXCEEDED
+    assert late.details() == "model noop: the deadline passed while the request waited"
+    wait_for_images(server, 0)
+
+
+def test_a_client_that_hangs_up_leaves_nothing_behind(braked: Any, brake: Any, connect: Any) -> None:
+    server = braked()
+    client, other = connect(server), connect(server)
+    brake.pull()
+    running = other.send(1)
+    wait_for_images(server, 1)
+    gone = [client.send(50, 51, 52) for _ in range(5)]
+    wait_for_images(server, 16)
+    mates = [(level, other.send(level)) for level in range(2, 5)]
+    wait_for_images(server, 19)
+    for call in gone[:3]:
+        call.cancel()
+    wait_for_images(server, 10)
+    client.channel.close()
+    wait_for_images(server, 4)
+    assert server.metric("xlaserve_queue_images") == 3
+    brake.release()
+    assert outcome(running, 1) is Status.OK
+    assert [outcome(call, level) for level, call in mates] == [Status.OK] * 3
+    wait_for_images(server, 0)
+    assert server.metric("xlaserve_in_flight_bytes") == 0
+    assert server.metric("xlaserve_in_flight_requests") == 0
+
+
+def test_a_client_that_hangs_up_while_its_batch_runs_spoils_no_other_answer(
+    braked: Any, brake: Any, connect: Any
+) -> None:
+    server = braked()
+    client = connect(server)
+    brake.pull()
+    running = client.send(1)
+    wait_for_images(server, 1)
+    gone, mate = client.send(2, 3), client.send(4, 5)
+    wait_for_images(server, 5)
+    server.wait_for(lambda: server.metric("xlaserve_queue_images") == 0, "the full batch was not gathered")
+    gone.cancel()
+    wait_for_images(server, 3)
+    brake.release()
+    assert outcome(running, 1) is Status.OK
+    assert outcome(mate, 4, 5) is Status.OK
+    wait_for_images(server, 0)
+
+
+def test_many_connections_are_all_served(server: Any, connect: Any) -> None:
+    clients = [connect(server) for _ in range(100)]
+    calls = [(level, client.send(level)) for client in clients for level in (1, 2, 3)]
+    assert [outcome(call, level) for level, call in calls] == [Status.OK] * 300
+
+
+def test_connections_that_never_finish_their_request_hold_nobody_up(server: Any, connect: Any) -> None:
+    begun = [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04", b"GET /met"]
+    with ExitStack() as sockets:
+        for address in (server.grpc, server.http):
+            host, port = address.rsplit(":", 1)
+            for number in range(60):
+                connection = sockets.enter_context(socket.create_connection((host, int(port)), timeout=AT_ONCE_S))
+                connection.sendall(begun[number % len(begun)])
+        began = time.monotonic()
+        assert connect(server).ask(1, 2, 3) is Status.OK
+        assert server.metric("xlaserve_ready") == 1
+        assert time.monotonic() - began < AT_ONCE_S
