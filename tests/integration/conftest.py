@@ -5,23 +5,37 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from xlaserve_proto import open_inference_pb2 as pb
+from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
+
+from xlaserve_proto import open_inference_pb2 as pb
+from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
+from xlaserve_proto import vision_pb2_grpc as vision_grpc
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
 POLL_S = 0.02
 TAIL = 20_000
 
+UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+DIGITS_SIZE = (32, 32)
 DIGITS = {"name": "digits", "source": "builtin:digits", "modes": ["xla", "graph", "eager"], "buckets": [1, 2, 4, 8]}
 NOOP = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
 BROKEN = {"name": "broken", "source": "/nonexistent/secret/broken.keras"}
@@ -150,6 +164,55 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert status == 0, server.stderr
 
 
+@pytest.fixture(scope="session")
+def channel(server: Server) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.grpc, UNLIMITED) as channel:
+        yield channel
+
+
+@pytest.fixture(scope="session")
+def oip(channel: grpc.Channel) -> oip_grpc.GRPCInferenceServiceStub:
+    return oip_grpc.GRPCInferenceServiceStub(channel)
+
+
+@pytest.fixture(scope="session")
+def vision(channel: grpc.Channel) -> vision_grpc.VisionStub:
+    return vision_grpc.VisionStub(channel)
+
+
+@pytest.fixture(scope="session")
+def scans() -> dict[str, bytes]:
+    """A PNG image of each digit, by the digit."""
+    files = sorted((Path(__file__).parents[2] / "scripts" / "samples" / "digits").glob("*.png"))
+    return {file.stem.partition("_")[0]: file.read_bytes() for file in files}
+
+
+@pytest.fixture
+def valid(scans: dict[str, bytes]) -> Callable[..., pb.ModelInferRequest]:
+    """Makes a right request to `digits`: `image` as one scan, or black `pixels` of `datatype`, raw or not."""
+
+    def make(name: str = "pixels", *, n: int = 1, datatype: str = "UINT8", raw: bool = True) -> pb.ModelInferRequest:
+        request = pb.ModelInferRequest(model_name="digits")
+        if name == "image":
+            tensor = request.inputs.add(name="image", datatype="BYTES", shape=[n])
+            elements = [scans["3"]] * n
+            if raw:
+                request.raw_input_contents.append(b"".join(struct.pack("<I", len(e)) + e for e in elements))
+            else:
+                tensor.contents.bytes_contents.extend(elements)
+            return request
+        tensor = request.inputs.add(name="pixels", datatype=datatype, shape=[n, *DIGITS_SIZE, 3])
+        field, size_bytes = {"UINT8": ("uint", 1), "INT32": ("int", 4), "FP32": ("fp32", 4)}[datatype]
+        values = n * DIGITS_SIZE[0] * DIGITS_SIZE[1] * 3
+        if raw:
+            request.raw_input_contents.append(bytes(values * size_bytes))
+        else:
+            getattr(tensor.contents, f"{field}_contents").extend([0] * values)
+        return request
+
+    return make
+
+
 class StartServer:
     """Starts servers of a test's own; `wait=False` returns before they are ready."""
 
@@ -194,6 +257,56 @@ def brake(tmp_path: Path) -> Iterator[Brake]:
     brake = Brake(tmp_path)
     yield brake
     brake.release()
+
+
+class NoopClient:
+    """Asks `builtin:noop`, which answers an image with its first bytes. Retries nothing, shares no connection."""
+
+    def __init__(self, address: str) -> None:
+        options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        self.channel = grpc.insecure_channel(address, options)
+        self.stub = pb_grpc.GRPCInferenceServiceStub(self.channel)
+
+    def send(self, *levels: int, timeout_s: float = STOP_TIMEOUT_S, queue_timeout_us: int = 0) -> Any:
+        """Sends images, each all of one level, and returns the call, to be kept until it is done."""
+        request = self.request(*levels)
+        if queue_timeout_us:
+            request.parameters["timeout"].int64_param = queue_timeout_us
+        return self.stub.ModelInfer.future(request, timeout=timeout_s)
+
+    def ask(self, *levels: int) -> grpc.StatusCode:
+        """Sends images and returns the `outcome`."""
+        return self.outcome(self.send(*levels), *levels)
+
+    @staticmethod
+    def request(*levels: int) -> pb.ModelInferRequest:
+        request = pb.ModelInferRequest(model_name="noop")
+        request.inputs.add(name="pixels", datatype="UINT8", shape=(len(levels), 224, 224, 3))
+        request.raw_input_contents.append(b"".join(bytes([level]) * (224 * 224 * 3) for level in levels))
+        return request
+
+    @staticmethod
+    def outcome(call: Any, *levels: int) -> grpc.StatusCode:
+        """Waits for a call and returns its status; an answer must be the one that belongs to `levels`."""
+        error = call.exception(timeout=STOP_TIMEOUT_S)
+        if error is not None:
+            return error.code()
+        rows = np.frombuffer(call.result().raw_output_contents[0], np.float32).reshape(len(levels), -1)
+        np.testing.assert_array_equal(rows, np.array(levels, np.float32)[:, None] + np.zeros(1000))
+        return grpc.StatusCode.OK
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[Server], NoopClient]]:
+    """Connects to a server; each time anew."""
+    with ExitStack() as channels:
+
+        def connect(server: Server) -> NoopClient:
+            client = NoopClient(server.grpc)
+            channels.callback(client.channel.close)
+            return client
+
+        yield connect
 
 
 @pytest.hookimpl(wrapper=True)
