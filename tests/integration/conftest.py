@@ -17,13 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
-from xlaserve_proto import open_inference_pb2 as pb
-from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
@@ -265,7 +261,7 @@ class NoopClient:
     def __init__(self, address: str) -> None:
         options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         self.channel = grpc.insecure_channel(address, options)
-        self.stub = pb_grpc.GRPCInferenceServiceStub(self.channel)
+        self.stub = oip_grpc.GRPCInferenceServiceStub(self.channel)
 
     def send(self, *levels: int, timeout_s: float = STOP_TIMEOUT_S, queue_timeout_us: int = 0) -> Any:
         """Sends images, each all of one level, and returns the call, to be kept until it is done."""

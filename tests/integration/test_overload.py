@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +16,6 @@ import pytest
 from PIL import Image
 
 from xlaserve_proto import open_inference_pb2 as pb
-from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 
 SIDE = 224
 IMAGE_BYTES = SIDE * SIDE * 3
@@ -25,39 +24,6 @@ AT_ONCE_S = 5.0
 PATIENCE_S = 60.0
 
 Status = grpc.StatusCode
-
-
-class Client:
-    """Asks `builtin:noop`, which answers an image with its own first bytes."""
-
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(
-            address, [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
-        )
-        self.stub = pb_grpc.GRPCInferenceServiceStub(self.channel)
-
-    def send(self, *levels: int, timeout_s: float = PATIENCE_S, wait_us: int = 0) -> Any:
-        """Sends images, each all of one level, and returns the future answer."""
-        request = pb.ModelInferRequest(model_name="noop")
-        request.inputs.add(name="pixels", datatype="UINT8", shape=(len(levels), SIDE, SIDE, 3))
-        request.raw_input_contents.append(b"".join(bytes([level]) * IMAGE_BYTES for level in levels))
-        if wait_us:
-            request.parameters["timeout"].int64_param = wait_us
-        return self.stub.ModelInfer.future(request, timeout=timeout_s)
-
-    def ask(self, *levels: int) -> Status:
-        """Sends images, waits for the answer, checks it if there is one, and returns the status."""
-        return outcome(self.send(*levels), *levels)
-
-
-def outcome(call: Any, *levels: int) -> Status:
-    """Returns the status of an answer, and checks its rows where it has any."""
-    error = call.exception(timeout=PATIENCE_S)
-    if error is not None:
-        return error.code()
-    rows = np.frombuffer(call.result().raw_output_contents[0], np.float32).reshape(len(levels), -1)
-    np.testing.assert_array_equal(rows, np.repeat(np.array(levels, np.float32)[:, None], rows.shape[1], axis=1))
-    return Status.OK
 
 
 @pytest.fixture
@@ -69,18 +35,6 @@ def braked(start_server: Any, brake: Any) -> Callable[..., Any]:
         return start_server({"models": [model], "lanes": 1, **settings}, env=brake.env)
 
     return start
-
-
-@pytest.fixture
-def connect() -> Iterator[Callable[[Any], Client]]:
-    with ExitStack() as open_channels:
-
-        def connect(server: Any) -> Client:
-            client = Client(server.grpc)
-            open_channels.callback(client.channel.close)
-            return client
-
-        yield connect
 
 
 def wait_for_images(server: Any, images: int) -> None:
@@ -103,7 +57,7 @@ def test_a_full_queue_refuses_at_once_and_serves_again_afterwards(braked: Any, b
         assert "max_queue_images 8" in refused.details()
     assert not any(call.done() for _, call in accepted)
     brake.release()
-    assert [outcome(call, *levels) for levels, call in accepted] == [Status.OK] * 4
+    assert [client.outcome(call, *levels) for levels, call in accepted] == [Status.OK] * 4
     assert client.ask(10, 11) is Status.OK
     wait_for_images(server, 0)
 
@@ -143,9 +97,9 @@ def test_a_burst_through_a_small_queue_is_accounted_for(braked: Any, connect: An
     server = braked(max_queue_images=8)
     requests = 200
 
-    def send(client: Client) -> list[Status]:
+    def send(client: Any) -> list[Status]:
         calls = [(level, client.send(level, level)) for level in range(requests)]
-        return [outcome(call, level, level) for level, call in calls]
+        return [client.outcome(call, level, level) for level, call in calls]
 
     with ThreadPoolExecutor(4) as pool:
         outcomes = [status for statuses in pool.map(send, [connect(server) for _ in range(4)]) for status in statuses]
@@ -168,7 +122,7 @@ def test_a_deadline_that_passes_in_the_queue_costs_only_its_own_request(braked: 
     assert late.exception(timeout=AT_ONCE_S).code() is Status.DEADLINE_EXCEEDED
     wait_for_images(server, 6)
     brake.release()
-    assert [outcome(call, level) for level, call in mates] == [Status.OK] * 6
+    assert [client.outcome(call, level) for level, call in mates] == [Status.OK] * 6
     wait_for_images(server, 0)
 
 
@@ -178,11 +132,11 @@ def test_the_timeout_parameter_bounds_the_wait_in_the_queue(braked: Any, brake: 
     brake.pull()
     running = client.send(1)
     wait_for_images(server, 1)
-    late, mate = client.send(2, wait_us=1), client.send(3, wait_us=int(PATIENCE_S * 1e6))
+    late, mate = client.send(2, queue_timeout_us=1), client.send(3, queue_timeout_us=int(PATIENCE_S * 1e6))
     wait_for_images(server, 3)
     brake.release()
-    assert outcome(running, 1) is Status.OK
-    assert outcome(mate, 3) is Status.OK
+    assert client.outcome(running, 1) is Status.OK
+    assert client.outcome(mate, 3) is Status.OK
     assert late.exception(timeout=PATIENCE_S).code() is Status.DEADLINE_EXCEEDED
     assert late.details() == "model noop: the deadline passed while the request waited"
     wait_for_images(server, 0)
@@ -205,8 +159,8 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(braked: Any, brake: Any, c
     wait_for_images(server, 4)
     assert server.metric("xlaserve_queue_images") == 3
     brake.release()
-    assert outcome(running, 1) is Status.OK
-    assert [outcome(call, level) for level, call in mates] == [Status.OK] * 3
+    assert client.outcome(running, 1) is Status.OK
+    assert [client.outcome(call, level) for level, call in mates] == [Status.OK] * 3
     wait_for_images(server, 0)
     assert server.metric("xlaserve_in_flight_bytes") == 0
     assert server.metric("xlaserve_in_flight_requests") == 0
@@ -226,15 +180,15 @@ def test_a_client_that_hangs_up_while_its_batch_runs_spoils_no_other_answer(
     gone.cancel()
     wait_for_images(server, 3)
     brake.release()
-    assert outcome(running, 1) is Status.OK
-    assert outcome(mate, 4, 5) is Status.OK
+    assert client.outcome(running, 1) is Status.OK
+    assert client.outcome(mate, 4, 5) is Status.OK
     wait_for_images(server, 0)
 
 
 def test_many_connections_are_all_served(server: Any, connect: Any) -> None:
     clients = [connect(server) for _ in range(100)]
     calls = [(level, client.send(level)) for client in clients for level in (1, 2, 3)]
-    assert [outcome(call, level) for level, call in calls] == [Status.OK] * 300
+    assert [clients[0].outcome(call, level) for level, call in calls] == [Status.OK] * 300
 
 
 def test_connections_that_never_finish_their_request_hold_nobody_up(server: Any, connect: Any) -> None:
