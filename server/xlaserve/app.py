@@ -176,6 +176,8 @@ class App:
             self._stopping.set()
         elif now - self._first_signal_at >= SECOND_SIGNAL_S:
             log.warning("second signal: stopping at once")
+            with suppress(ConfigError):
+                self._remove_ready_file()
             os._exit(128 + number)
 
     def _crash(self) -> None:

@@ -163,11 +163,10 @@ class Repository:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model that did not fail is ready, and there is one."""
-        return bool(self._served) and all(
-            version.state in (State.READY, State.FAILED, State.UNLOADED, State.DRAINING) or version.name in self._served
-            for version in self.index()
-        )
+        """Whether every model that did not fail is ready, there is one, and the server does not stop."""
+        settled = (State.READY, State.FAILED, State.UNLOADED, State.DRAINING)
+        are_ready = (version.state in settled or version.name in self._served for version in self.index())
+        return bool(self._served) and all(are_ready) and not self._stop.is_set()
 
     async def load_all(self) -> None:
         """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""

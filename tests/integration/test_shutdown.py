@@ -1,0 +1,328 @@
+"""However the server ends, each request is accounted for, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import io
+import queue
+import random
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from PIL import Image
+
+from xlaserve_proto import open_inference_pb2 as pb
+from xlaserve_proto import vision_pb2 as vision
+from xlaserve_proto import vision_pb2_grpc as vision_grpc
+
+NOOP = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
+DIGITS = {"name": "digits", "source": "builtin:digits", "modes": ["xla", "graph", "eager"], "buckets": [1, 2, 4, 8]}
+PATIENCE_S = 60.0
+SOON_S = 8.0
+"""What takes a second at most, on a busy machine."""
+
+Status = grpc.StatusCode
+Health = health_pb2.HealthCheckResponse
+
+
+@pytest.fixture
+def braked(start_server: Any, brake: Any) -> Any:
+    return start_server({"models": [NOOP]}, env=brake.env)
+
+
+class Watch:
+    """Follows the health of a server, on a thread of its own."""
+
+    def __init__(self, client: Any) -> None:
+        self.seen: queue.Queue[int | Status] = queue.Queue()
+        self._call = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def next(self) -> int | Status:
+        """Returns the next status of the server, or at the end that of the call."""
+        return self.seen.get(timeout=PATIENCE_S)
+
+    def _follow(self) -> None:
+        try:
+            for response in self._call:
+                self.seen.put(response.status)
+            self.seen.put(Status.OK)
+        except grpc.RpcError as error:
+            self.seen.put(error.code())
+
+
+class Stream:
+    """A ModelStreamInfer call that is fed by hand."""
+
+    def __init__(self, client: Any) -> None:
+        self._requests: queue.Queue[pb.ModelInferRequest] = queue.Queue()
+        self._call = client.stub.ModelStreamInfer(iter(self._requests.get, None))
+
+    def send(self, request: pb.ModelInferRequest) -> None:
+        self._requests.put(request)
+
+    def receive(self) -> Status:
+        """Returns the status of the next answer; that of the call where the call ends."""
+        try:
+            message = next(self._call).error_message
+        except StopIteration:
+            return Status.OK
+        except grpc.RpcError as error:
+            return error.code()
+        return Status[message.partition(":")[0]] if message else Status.OK
+
+
+def draining(server: Any) -> bool:
+    return "draining: " in server.stderr
+
+
+def wait_for_images(server: Any, images: int) -> None:
+    server.wait_for(
+        lambda: server.metric("xlaserve_in_flight_images") == images, f"there were never {images} images in flight"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_accepted_work_is_answered_and_new_work_refused_while_the_port_is_open(
+    braked: Any, brake: Any, connect: Any, number: signal.Signals
+) -> None:
+    server = braked
+    client, late = connect(server), connect(server)
+    watch = Watch(connect(server))
+    assert watch.next() == Health.SERVING
+    stream = Stream(client)
+    brake.pull()
+    accepted = [(levels, client.send(*levels)) for levels in [(1,), (2, 3), tuple(range(4, 11))] * 10]
+    stream.send(client.request(7))
+    wait_for_images(server, 101)
+
+    server.process.send_signal(number)
+    assert watch.next() == Health.NOT_SERVING
+    for connection in (client, late):
+        refused = connection.send(9)
+        assert client.outcome(refused, 9) is Status.UNAVAILABLE
+        assert refused.details() == "the server is shutting down; try another one"
+        assert not connection.stub.ServerReady(pb.ServerReadyRequest()).ready
+    stream.send(client.request(8))
+    assert server.metric("xlaserve_ready") == 0
+    assert not any(call.done() for _, call in accepted)
+
+    brake.release()
+    assert [client.outcome(call, *levels) for levels, call in accepted] == [Status.OK] * 30
+    assert [stream.receive(), stream.receive()] == [Status.OK, Status.UNAVAILABLE]
+    assert server.wait() == 0
+    assert not server.is_ready
+    assert watch.next() is Status.UNAVAILABLE
+
+
+def test_nothing_is_lost_when_the_end_comes_in_the_middle_of_heavy_traffic(start_server: Any, connect: Any) -> None:
+    server = start_server({"models": [NOOP], "max_queue_images": 256})
+    buffer = io.BytesIO()
+    Image.new("RGB", (224, 224), (5, 5, 5)).save(buffer, "PNG")
+    encoded = buffer.getvalue()
+    answered = threading.Semaphore(0)
+
+    def infer(client: Any, levels: tuple[int, ...]) -> Status:
+        status: Status = client.ask(*levels)
+        return status
+
+    def classify(client: Any, levels: tuple[int, ...]) -> Status:
+        stub = vision_grpc.VisionStub(client.channel)
+        try:
+            request = vision.ClassifyRequest(model="noop", images=[encoded] * len(levels))
+            response = stub.Classify(request, timeout=PATIENCE_S)
+        except grpc.RpcError as error:
+            code: Status = error.code()
+            return code
+        assert [row.categories[0].score for row in response.classifications] == [5.0] * len(levels)
+        return Status.OK
+
+    def caller(seed: int) -> Counter[Status]:
+        """Sends one request after the other until some were refused: the last of them find no server."""
+        rng = random.Random(seed)
+        client = clients[seed % len(clients)]
+        outcomes: Counter[Status] = Counter()
+        while outcomes.total() - outcomes[Status.OK] < 3:
+            levels = tuple(rng.randrange(256) for _ in range(rng.choice((1, 1, 2, 5))))
+            outcomes[rng.choice((infer, infer, classify))(client, levels)] += 1
+            answered.release()
+        return outcomes
+
+    def streamer(seed: int) -> Counter[Status]:
+        """Keeps 16 requests of a stream under way until the stream ends."""
+        client = clients[seed % len(clients)]
+        stream = Stream(client)
+        outcomes: Counter[Status] = Counter()
+        for _ in range(16):
+            stream.send(client.request(seed))
+        while not (ends := outcomes[Status.UNAVAILABLE]):
+            outcomes[stream.receive()] += 1
+            answered.release()
+            stream.send(client.request(seed))
+        return outcomes + Counter({Status.UNAVAILABLE: ends - 1})
+
+    clients = [connect(server) for _ in range(4)]
+    with ThreadPoolExecutor(36) as threads:
+        calls = [threads.submit(caller, seed) for seed in range(32)]
+        calls += [threads.submit(streamer, seed) for seed in range(4)]
+        for _ in range(500):
+            assert answered.acquire(timeout=PATIENCE_S)
+        server.process.terminate()
+        outcomes = sum((call.result(PATIENCE_S) for call in calls), Counter[Status]())
+    assert server.wait() == 0
+    assert outcomes.keys() == {Status.OK, Status.UNAVAILABLE}
+    assert outcomes[Status.OK] >= 500
+
+
+def test_idle_watches_and_streams_do_not_hold_the_end_up(braked: Any, connect: Any) -> None:
+    client = connect(braked)
+    watch = Watch(client)
+    assert watch.next() == Health.SERVING
+    stream = Stream(client)
+    stream.send(client.request(1))
+    assert stream.receive() is Status.OK
+    began = time.monotonic()
+    assert braked.stop() == 0
+    assert time.monotonic() - began < SOON_S
+    assert watch.next() == Health.NOT_SERVING
+    assert watch.next() is Status.UNAVAILABLE
+    assert stream.receive() is Status.UNAVAILABLE
+
+
+def test_what_does_not_finish_in_time_is_told_so(start_server: Any, brake: Any, connect: Any) -> None:
+    server = start_server({"models": [NOOP], "drain_timeout_s": 1}, env=brake.env)
+    client = connect(server)
+    stream = Stream(client)
+    brake.pull()
+    stuck = [client.send(1, 2, 3) for _ in range(10)]
+    stream.send(client.request(7))
+    wait_for_images(server, 31)
+    began = time.monotonic()
+    server.process.terminate()
+    assert [client.outcome(call, 1, 2, 3) for call in stuck] == [Status.UNAVAILABLE] * 10
+    assert "model noop" in stuck[0].details()
+    assert stream.receive() is Status.UNAVAILABLE
+    assert server.wait() == 0
+    assert 1 <= time.monotonic() - began < 1 + SOON_S
+    assert not server.is_ready
+
+
+def test_a_second_signal_stops_at_once(braked: Any, brake: Any, connect: Any) -> None:
+    server = braked
+    client = connect(server)
+    brake.pull()
+    stuck = client.send(1)
+    wait_for_images(server, 1)
+    began = time.monotonic()
+    while server.process.poll() is None:
+        server.process.terminate()
+        assert time.monotonic() - began < SOON_S
+        time.sleep(0.05)
+    assert server.process.returncode == 128 + signal.SIGTERM
+    assert client.outcome(stuck, 1) is Status.UNAVAILABLE
+    assert not server.is_ready
+
+
+def test_a_signal_that_is_delivered_twice_still_lets_accepted_work_finish(
+    braked: Any, brake: Any, connect: Any
+) -> None:
+    client = connect(braked)
+    brake.pull()
+    accepted = client.send(1)
+    wait_for_images(braked, 1)
+    braked.process.terminate()
+    braked.process.terminate()
+    braked.wait_for(lambda: draining(braked), "it did not drain")
+    brake.release()
+    assert client.outcome(accepted, 1) is Status.OK
+    assert braked.wait() == 0
+
+
+def test_a_signal_during_compilation_ends_the_server_soon_and_well(start_server: Any) -> None:
+    server = start_server({"models": [DIGITS]}, wait=False)
+    server.wait_for(lambda: re.search(r"digits: xla 1x\S+ compiled", server.stderr), "nothing was compiled")
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < SOON_S
+    assert not server.is_ready
+    assert "Traceback" not in server.stderr
+
+
+def test_a_signal_during_a_warm_up_that_hangs_ends_the_server_soon_and_well(start_server: Any, brake: Any) -> None:
+    brake.pull()
+    server = start_server({"models": [NOOP]}, env=brake.env, wait=False)
+    server.wait_for(lambda: "noop: compiling" in server.stderr, "it did not compile")
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < SOON_S
+    assert "Traceback" not in server.stderr
+
+
+def test_a_load_that_a_signal_ends_is_told_so(braked: Any, brake: Any, connect: Any) -> None:
+    client = connect(braked)
+    brake.pull()
+    load = client.stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name="noop"))
+    braked.wait_for(lambda: braked.stderr.count("noop: compiling") == 2, "it did not compile")
+    braked.process.terminate()
+    assert load.exception(timeout=PATIENCE_S).code() is Status.UNAVAILABLE
+    assert braked.wait() == 0
+
+
+def test_a_killed_server_leaves_no_client_waiting(braked: Any, brake: Any, connect: Any) -> None:
+    client = connect(braked)
+    stream = Stream(client)
+    brake.pull()
+    under_way = [client.send(1, 2) for _ in range(20)]
+    stream.send(client.request(7))
+    wait_for_images(braked, 41)
+    began = time.monotonic()
+    braked.process.kill()
+    assert [client.outcome(call, 1, 2) for call in under_way] == [Status.UNAVAILABLE] * 20
+    assert stream.receive() is Status.UNAVAILABLE
+    assert time.monotonic() - began < SOON_S
+
+
+DEFECT = """
+import os
+from xlaserve.engine.lanes import Lanes
+
+acquire = Lanes.acquire
+
+async def acquire_or_die(self, share):
+    if os.path.exists(os.environ["DEFECT"]):
+        raise ZeroDivisionError("a defect of the batch loop")
+    await acquire(self, share)
+
+Lanes.acquire = acquire_or_die
+"""
+
+
+@pytest.fixture
+def defect(tmp_path: Any) -> Any:
+    (tmp_path / "sitecustomize.py").write_text(DEFECT)
+    return tmp_path / "defect"
+
+
+def test_a_batch_loop_that_dies_ends_the_server_with_a_failure(start_server: Any, connect: Any, defect: Any) -> None:
+    server = start_server({"models": [NOOP]}, env={"PYTHONPATH": str(defect.parent), "DEFECT": str(defect)})
+    client = connect(server)
+    watch = Watch(client)
+    assert watch.next() == Health.SERVING
+    assert client.ask(1) is Status.OK
+    defect.touch()
+    # The loop asked for its next lane before: the first batch still runs.
+    outcomes = [client.ask(level) for level in range(3)]
+    assert Status.INTERNAL in outcomes
+    assert set(outcomes) <= {Status.OK, Status.INTERNAL, Status.UNAVAILABLE}
+    assert watch.next() == Health.NOT_SERVING
+    assert server.wait() == 1
+    assert "the batch loop died" in server.stderr
+    assert "a defect of the batch loop" in server.stderr
+    assert not server.is_ready
