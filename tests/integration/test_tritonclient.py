@@ -1,0 +1,120 @@
+"""A stock tritonclient, in a process and an environment of its own: its stubs would clash with ours in this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+REPOSITORY = FOLDER.parents[1]
+REQUIREMENTS = FOLDER / "triton-requirements.txt"
+ENVIRONMENT = REPOSITORY / ".venv-triton"
+TIMEOUT_S = 240
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """Python with tritonclient: made once, and again when the requirements change."""
+    python = ENVIRONMENT / "bin" / "python"
+    installed = ENVIRONMENT / REQUIREMENTS.name
+    if not installed.exists() or installed.read_bytes() != REQUIREMENTS.read_bytes():
+        run(sys.executable, "-m", "venv", "--clear", ENVIRONMENT)
+        pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps")
+        run(*pip, "--requirement", REQUIREMENTS)
+        installed.write_bytes(REQUIREMENTS.read_bytes())
+    return python
+
+
+@pytest.fixture(scope="module")
+def seen(python: Path, server: Any) -> dict[str, Any]:
+    image = REPOSITORY / "scripts" / "samples" / "digits" / "3_1765.png"
+    return json.loads(run(python, "-W", "error", FOLDER / "triton_probe.py", server.grpc, image))
+
+
+def test_it_asks_for_health_and_readiness(seen):
+    assert (seen["live"], seen["ready"]) == (True, True)
+    assert seen["model_ready"] == {"digits": True, "noop": True, "broken": False}
+    assert seen["server"]["name"] == "xlaserve"
+
+
+def test_it_lists_the_repository(seen):
+    models = {model["name"]: model for model in seen["index"]["models"]}
+    assert {name: model["state"] for name, model in models.items()} == {
+        "digits": "READY",
+        "noop": "READY",
+        "broken": "FAILED",
+    }
+    assert "does not exist" in models["broken"]["reason"]
+
+
+def test_it_reads_metadata_and_configuration(seen):
+    metadata = seen["metadata"]
+    assert (metadata["platform"], metadata["versions"]) == ("tensorflow_xla", ["1"])
+    assert [(t["name"], t["datatype"], t["shape"]) for t in metadata["inputs"] + metadata["outputs"]] == [
+        ("pixels", "UINT8", ["-1", "32", "32", "3"]),
+        ("image", "BYTES", ["-1"]),
+        ("scores", "FP32", ["-1", "10"]),
+    ]
+    config = seen["config"]["config"]
+    assert (config["name"], config["max_batch_size"]) == ("digits", 8)
+    assert [(i["name"], i["data_type"]) for i in config["input"]] == [
+        ("pixels", "TYPE_UINT8"),
+        ("image", "TYPE_STRING"),
+    ]
+    assert config["dynamic_batching"]["preferred_batch_size"] == [1, 2, 4, 8]
+
+
+def test_it_infers_from_pixels_and_from_images(seen):
+    assert seen["image"] == {"shape": [2, 10], "best": [3, 3], "id": "mine"}
+    assert seen["pixels"] == [3, 10]
+    assert seen["types_agree"]
+    assert seen["async"] == [1, 10]
+    assert seen["compressed"] == [1, 10]
+
+
+def test_it_asks_for_classes_and_a_mode(seen):
+    ((first, second),) = seen["classification"]
+    assert first.split(":")[1:] == ["3", "3"]
+    assert float(first.split(":")[0]) > float(second.split(":")[0])
+    assert seen["mode"] == "graph"
+
+
+def test_it_streams(seen):
+    first, second, third = seen["stream"]
+    assert (first, third) == ("0", "2")
+    assert second.startswith("INVALID_ARGUMENT: pixels: expected shape [n, 32, 32, 3], got [1, 8, 8, 3]")
+
+
+def test_it_is_told_what_is_wrong(seen):
+    assert {name: status for name, (status, _) in seen["errors"].items()} == {
+        "unknown model": "StatusCode.NOT_FOUND",
+        "wrong shape": "StatusCode.INVALID_ARGUMENT",
+        "sequence": "StatusCode.UNIMPLEMENTED",
+        "shared memory": "StatusCode.UNIMPLEMENTED",
+        "load with a configuration": "StatusCode.UNIMPLEMENTED",
+        "broken": "StatusCode.FAILED_PRECONDITION",
+    }
+
+
+def test_it_unloads_and_loads(seen):
+    assert (seen["unloaded"], seen["loaded"]) == (False, True)
+
+
+def test_it_reads_statistics(seen):
+    (stats,) = seen["statistics"]["model_stats"]
+    assert stats["name"] == "digits"
+    # 2 + 3 + 3 + 1 + 1 + 1 images in single requests, and 2 in the stream.
+    assert int(stats["inference_count"]) >= 13
+    assert int(stats["inference_stats"]["success"]["count"]) >= 8
+    assert int(stats["inference_stats"]["compute_infer"]["ns"]) > 0
