@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.buckets import Cost, Planner, Step
+from xlaserve.engine.buckets import Cost, Planner
 from xlaserve.engine.compiler import Warmed
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.program import Images
-from xlaserve.engine.queue import Job, Piece, Queue, Result, Shape, answer
+from xlaserve.engine.queue import Job, Piece, Queue, Result, Shape, fail, scatter
 from xlaserve.engine.worker import Batch, Run, Worker
 from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, QueueFull, ShuttingDown
 
@@ -69,7 +69,8 @@ class Batcher:
         self._max_queue_delay_s = max_queue_delay_s
         self._clock = clock
         self._on_crash = on_crash
-        self._share = Share(is_full=lambda: any(queue.is_full for queue in self._queues.values()))
+        self._share = Share(self._is_next_full)
+        self._unsettled: set[Job] = set()
         self._changed = asyncio.Event()
         self._emptied = asyncio.Event()
         self._emptied.set()
@@ -120,29 +121,31 @@ class Batcher:
         if self._has_ended:
             raise ModelNotReady(f"model {self._name} was unloaded")
         queue = self._queues[mode, pixels.shape[1], pixels.shape[2]]
-        job = Job(pixels, deadline, self._clock(), self._loop.create_future())
-        was_full = queue.is_full
-        queue.jobs.append(job)
-        queue.images += len(pixels)
+        job = Job(queue, pixels, deadline, self._clock(), self._loop.create_future())
+        self._unsettled.add(job)
+        queue.append(job)
         self._changed.set()
-        if queue.is_full and not was_full:
-            self._lanes.grant()
+        self._lanes.grant()
         try:
             return await job.settled
         finally:
             queue.remove(job)
+            self._unsettled.remove(job)
 
     async def drain(self, timeout_s: float) -> None:
         """Admits nothing more, lets what was admitted finish for at most `timeout_s`, fails the rest, and ends."""
         self._is_closed = True
+        self._max_queue_delay_s = 0.0  # no company will come
+        self._changed.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._emptied.wait()
         except TimeoutError:
             log.warning("model %s: %d images did not finish in %g s", self._name, self.admitted_images, timeout_s)
-            self._fail(self._waiting_jobs(), ShuttingDown(f"model {self._name} was unloaded before this could run"))
+            fail(self._unsettled, ShuttingDown, f"model {self._name} was unloaded before this could run")
         self._has_ended = True
         self._task.cancel()
+        await asyncio.wait([self._task])
 
     async def _serve(self) -> None:
         while True:
@@ -152,7 +155,8 @@ class Batcher:
                 started = self._start_batch()
             except Exception:
                 log.exception("model %s: no batch could be formed", self._name)
-                self._fail(self._waiting_jobs(), ExecutionFailed(f"model {self._name} could not run this request"))
+                waiting = [job for job in self._unsettled if job.waiting]
+                fail(waiting, ExecutionFailed, f"model {self._name} could not run this request")
                 started = False
             if not started:
                 self._lanes.release()
@@ -166,24 +170,24 @@ class Batcher:
                 timer.cancel()
 
     def _patience_s(self) -> float:
-        """Returns how long the next batch may still wait for images: forever without any, else by max_queue_delay."""
-        now = self._clock()
-        return min(
-            (
-                0.0 if queue.is_full else queue.jobs[0].arrived + self._max_queue_delay_s - now
-                for queue in self._queues.values()
-                if queue.jobs
-            ),
-            default=float("inf"),
-        )
+        """Returns how long the next batch may still wait for images; infinite without any."""
+        return min(queue.due(self._max_queue_delay_s) for queue in self._queues.values()) - self._clock()
+
+    def _next_queue(self, now: float) -> Queue | None:
+        """Returns the queue whose batch is next: of those that are due, the one whose first job came first."""
+        due = [queue for queue in self._queues.values() if queue.due(self._max_queue_delay_s) <= now]
+        return min(due, key=lambda queue: queue.jobs[0].arrived, default=None)
+
+    def _is_next_full(self) -> bool:
+        queue = self._next_queue(self._clock())
+        return queue is not None and queue.is_full
 
     def _start_batch(self) -> bool:
         """Starts the batch that the plan puts first; False where every job has gone."""
         now = self._clock()
-        queues = [queue for queue in self._queues.values() if queue.jobs]
-        if not queues:
+        queue = self._next_queue(now)
+        if queue is None:
             return False
-        queue = min(queues, key=lambda queue: queue.jobs[0].arrived)
         self._drop_late(queue, now)
         if not queue.jobs:
             return False
@@ -192,14 +196,17 @@ class Batcher:
         self._lanes.charge(self._share, queue.planner.cost_s(step.bucket, busy + 1))
         mode, height, width = queue.shape
         bucket = Bucket(step.bucket, height, width)
-        pieces = queue.take(step.stop)
+        pieces = queue.take(step.stop, now)
         for job, start, _ in pieces:
             if start == 0:
                 job.queue_s = now - job.arrived
         rows = [job.pixels[start:stop] for job, start, stop in pieces]
         batch = Batch(self._programs[mode, bucket].executable, bucket, rows)
-        finish = partial(self._finish, mode, bucket, step, pieces)
-        self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
+        finish = partial(self._finish, mode, bucket, pieces)
+        try:
+            self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
+        except RuntimeError as error:  # no thread: the worker was stopped, or the system has none left
+            finish(error)
         return True
 
     def _drop_late(self, queue: Queue, now: float) -> None:
@@ -209,41 +216,34 @@ class Batcher:
         for job in queue.jobs:
             if job.deadline < now + queue.planner.cheapest_s:
                 late.append(job)
+                continue
             images += job.waiting
             if images >= queue.planner.largest * self._lanes.count:
                 break
-        for job in late:
-            queue.remove(job)
-        self._fail(late, DeadlineExceeded(f"model {self._name}: the deadline passed while the request waited"))
+        fail(late, DeadlineExceeded, f"model {self._name}: the deadline passed while the request waited")
 
-    def _finish(self, mode: Mode, bucket: Bucket, step: Step, pieces: list[Piece], run: Run | Exception) -> None:
+    def _finish(self, mode: Mode, bucket: Bucket, pieces: list[Piece], run: Run | BaseException) -> None:
         self._lanes.release()
-        if isinstance(run, Exception):
-            log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
-            self._observer.batch_failed(mode, bucket, step.stop)
-            self._fail((piece.job for piece in pieces), ExecutionFailed(f"model {self._name} could not run this batch"))
-            return
-        self._observer.batch_ran(mode, bucket, step.stop, run)
-        row = 0
-        for piece in pieces:
-            rows = piece.stop - piece.start
-            answer(piece, tuple(output[row : row + rows] for output in run.outputs), run)
-            row += rows
-
-    def _waiting_jobs(self) -> list[Job]:
-        return [job for queue in self._queues.values() for job in queue.jobs]
-
-    def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
-        for job in jobs:
-            if not job.settled.done():
-                job.settled.set_exception(error)
+        images = sum(stop - start for _, start, stop in pieces)
+        # Jobs are settled before anybody is told, so that no observer can keep them from it.
+        if isinstance(run, Run):
+            try:
+                scatter(pieces, run)
+            except Exception as error:  # outputs that are not what the model promised
+                run = error
+            else:
+                self._observer.batch_ran(mode, bucket, images, run)
+                return
+        log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
+        fail((piece.job for piece in pieces), ExecutionFailed, f"model {self._name} could not run this batch")
+        self._observer.batch_failed(mode, bucket, images)
 
     def _crashed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
         log.critical("model %s: the batch loop died", self._name, exc_info=task.exception())
         self._is_closed = self._has_ended = True
-        self._fail(self._waiting_jobs(), ExecutionFailed(f"model {self._name} stopped serving"))
+        fail(self._unsettled, ExecutionFailed, f"model {self._name} stopped serving")
         self._on_crash()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,17 +15,20 @@ from xlaserve.config import Mode
 from xlaserve.engine.buckets import Planner
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.worker import Run
+from xlaserve.errors import XlaserveError
 
 Shape = tuple[Mode, int, int]
 """Mode, height and width: images share a batch only where all three agree."""
 
 
 class Result(NamedTuple):
-    """A job's answer. The seconds are those of its slowest batch, where it was split over several."""
+    """A job's answer, and where its time went."""
 
     outputs: Outputs
     queue_s: float
+    """Until the batch with its first image ran."""
     gather_s: float
+    """Of its slowest batch, where it was split over several; so is `execute_s`."""
     execute_s: float
 
 
@@ -31,6 +36,7 @@ class Result(NamedTuple):
 class Job:
     """One request's images in a queue."""
 
+    queue: Queue
     pixels: Images
     deadline: float
     arrived: float
@@ -66,14 +72,29 @@ class Queue:
     planner: Planner
     jobs: deque[Job] = field(default_factory=deque)
     images: int = 0
+    planned_at: float = -math.inf
+    """When a batch was last taken. What waited then was planned for with it, and waits for no more company."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the largest bucket can be filled."""
-        return self.images >= self.planner.largest
+        """Whether the next batch gains nothing by waiting for more images."""
+        return self.images >= self.planner.best
 
-    def take(self, images: int) -> list[Piece]:
+    def due(self, max_delay_s: float) -> float:
+        """Returns when the next batch may start, in seconds of the clock: never if empty."""
+        if not self.jobs:
+            return math.inf
+        arrived = self.jobs[0].arrived
+        return -math.inf if self.is_full or arrived <= self.planned_at else arrived + max_delay_s
+
+    def append(self, job: Job) -> None:
+        """Puts `job` at the end."""
+        self.jobs.append(job)
+        self.images += len(job.pixels)
+
+    def take(self, images: int, now: float) -> list[Piece]:
         """Takes the first `images` images."""
+        self.planned_at = now
         pieces = []
         self.images -= images
         while images:
@@ -92,6 +113,23 @@ class Queue:
             self.jobs.remove(job)
             self.images -= job.waiting
             job.taken = len(job.pixels)
+
+
+def fail(jobs: Iterable[Job], error: type[XlaserveError], message: str) -> None:
+    """Settles `jobs`, save those that are settled, with an error each, and takes what waits of them from the queue."""
+    for job in jobs:
+        job.queue.remove(job)
+        if not job.settled.done():
+            job.settled.set_exception(error(message))
+
+
+def scatter(pieces: Sequence[Piece], run: Run) -> None:
+    """Gives each job its rows of the batch."""
+    row = 0
+    for piece in pieces:
+        stop = row + piece.stop - piece.start
+        answer(piece, tuple(output[row:stop] for output in run.outputs), run)
+        row = stop
 
 
 def answer(piece: Piece, outputs: Outputs, run: Run) -> None:

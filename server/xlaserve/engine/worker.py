@@ -47,7 +47,7 @@ class Worker:
         # As many buffers of a bucket as batches were ever under way with it: lanes + 1 at most.
         self._buffers: defaultdict[Bucket, list[Images]] = defaultdict(list)
 
-    def submit(self, batch: Batch, done: Callable[[Run | Exception], object]) -> None:
+    def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
         """Runs `batch` on a thread and calls `done` there with what came of it."""
         self._threads.submit(self._run_to, batch, done)
 
@@ -74,10 +74,10 @@ class Worker:
             self._buffers[batch.bucket].append(buffer)
         return Run(outputs, gathered - begin, start - gathered, end - start)
 
-    def _run_to(self, batch: Batch, done: Callable[[Run | Exception], object]) -> None:
+    def _run_to(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
         try:
-            result: Run | Exception = self.run(batch)
-        except Exception as error:
+            result: Run | BaseException = self.run(batch)
+        except BaseException as error:  # even SystemExit: nobody else would tell those who wait
             result = error
         done(result)
 

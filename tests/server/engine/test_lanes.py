@@ -135,7 +135,7 @@ async def test_busy_models_do_not_starve_a_quiet_one(
     for _ in range(200):
         await asyncio.sleep(3.375)
         await (await device.run(quiet))
-    # What is under way: a batch in each lane, and with a single lane the one beside it. Then those whose claim is as old.
+    # What is under way: a batch in each lane, with one lane also the one beside it. Then those with as old a claim.
     under_way_s = 2.0 if count == 1 else 1.0
     assert max(quiet.waits_s) <= under_way_s + (others - 1) / count
     await stop(busy)

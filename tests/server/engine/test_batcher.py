@@ -1,0 +1,818 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import logging
+import math
+import random
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine import worker as worker_module
+from xlaserve.engine.batcher import Batcher
+from xlaserve.engine.buckets import Cost, Planner
+from xlaserve.engine.compiler import Warmed
+from xlaserve.engine.lanes import Lanes, Share
+from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.queue import Result
+from xlaserve.engine.worker import Batch, Run, Worker, gather
+from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, QueueFull, ShuttingDown, XlaserveError
+
+COST_S = {1: 1.0, 2: 1.25, 4: 2.0, 8: 3.0}
+NO_DEADLINE = math.inf
+
+
+class Executable:
+    """Answers with the numbers of the pictures, once `before` has let it."""
+
+    def __init__(self, mode: Mode, echo: Callable[[Images], Outputs]) -> None:
+        self.mode = mode
+        self.before: Callable[[], None] = lambda: None
+        self._echo = echo
+
+    def __call__(self, images: Images) -> Outputs:
+        self.before()
+        return self._echo(images)
+
+
+class Started(NamedTuple):
+    at: float
+    mode: Mode
+    bucket: int
+    numbers: list[int]
+
+
+class FakeWorker:
+    """Runs batches in virtual time: as many at once as there are lanes, each for what its bucket costs."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, lanes: int, cost_s: Mapping[int, float]) -> None:
+        self.started: list[Started] = []
+        self.running = 0
+        self.staged: deque[tuple[Batch, Callable[[Run | BaseException], object]]] = deque()
+        self.error_of: Callable[[Started], BaseException | None] = lambda batch: None
+        self._loop = loop
+        self._lanes = lanes
+        self._cost_s = cost_s
+
+    def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
+        self.staged.append((batch, done))
+        self._start()
+
+    def _start(self) -> None:
+        while self.staged and self.running < self._lanes:
+            self.running += 1
+            batch, done = self.staged.popleft()
+            rows = np.concatenate(batch.rows)
+            assert isinstance(batch.executable, Executable)
+            numbers = [int(number) for number in batch.executable(rows)[0]]
+            started = Started(self._loop.time(), batch.executable.mode, batch.bucket.batch, numbers)
+            self.started.append(started)
+            self._loop.call_later(self._cost_s[batch.bucket.batch], self._end, batch, started, done)
+
+    def _end(self, batch: Batch, started: Started, done: Callable[[Run | BaseException], object]) -> None:
+        self.running -= 1
+        result: Run | BaseException | None = self.error_of(started)
+        if result is None:
+            buffer = np.empty((*batch.bucket, 3), np.uint8)
+            gather(batch.rows, buffer)
+            result = Run(batch.executable(buffer), 0.0, 0.0, self._cost_s[batch.bucket.batch])
+        done(result)
+        self._start()
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.ran: list[tuple[Mode, int, int]] = []
+        self.failed: list[tuple[Mode, int, int]] = []
+
+    def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
+        self.ran.append((mode, bucket.batch, images))
+
+    def batch_failed(self, mode: Mode, bucket: Bucket, images: int) -> None:
+        self.failed.append((mode, bucket.batch, images))
+
+
+class Model:
+    """A batcher with all that it needs."""
+
+    def __init__(
+        self,
+        echo: Callable[[Images], Outputs],
+        pictures: Callable[[Iterable[int]], Images],
+        *,
+        lanes: Lanes | None = None,
+        worker: Any = None,
+        modes: Iterable[Mode] = (Mode.XLA,),
+        cost_s: Mapping[int, float] = COST_S,
+        max_images: int = 1000,
+        max_bytes: int = 1_000_000,
+        max_queue_delay_s: float = 0.0,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.lanes = lanes or Lanes(1)
+        self.worker = worker or FakeWorker(loop, self.lanes.count, cost_s)
+        self.observer = Observer()
+        self.crashes = 0
+        self.executables = {mode: Executable(mode, echo) for mode in modes}
+        self.batcher = Batcher(
+            name="model",
+            programs={
+                (mode, Bucket(bucket, 2, 2)): Warmed(executable, Cost(cost, cost))
+                for mode, executable in self.executables.items()
+                for bucket, cost in cost_s.items()
+            },
+            lanes=self.lanes,
+            worker=self.worker,
+            observer=self.observer,
+            max_images=max_images,
+            max_bytes=max_bytes,
+            max_queue_delay_s=max_queue_delay_s,
+            clock=loop.time,
+            on_crash=self._crash,
+        )
+        self._pictures = pictures
+
+    def _crash(self) -> None:
+        self.crashes += 1
+
+    async def answer(self, numbers: Iterable[int], mode: Mode = Mode.XLA, deadline: float = NO_DEADLINE) -> Result:
+        """As a request does it: admitted, run, and left again."""
+        pixels = self._pictures(numbers)
+        self.batcher.admit(len(pixels), pixels.nbytes)
+        try:
+            return await self.batcher.run(pixels, mode, deadline)
+        finally:
+            self.batcher.leave(len(pixels), pixels.nbytes)
+
+    def ask(self, numbers: Iterable[int], mode: Mode = Mode.XLA, deadline: float = NO_DEADLINE) -> asyncio.Task[Result]:
+        return asyncio.create_task(self.answer(numbers, mode, deadline))
+
+    @property
+    def started(self) -> list[Started]:
+        assert isinstance(self.worker, FakeWorker)
+        return self.worker.started
+
+    def is_empty(self) -> bool:
+        batcher = self.batcher
+        return not (batcher.admitted_images or batcher.admitted_bytes or batcher.waiting_images)
+
+
+Make = Callable[..., Model]
+
+
+@pytest.fixture
+def make(echo: Callable[[Images], Outputs], pictures: Callable[[Iterable[int]], Images]) -> Make:
+    """Makes a `Model`, one lane unless told otherwise."""
+    models = []
+
+    def make_model(**options: Any) -> Model:
+        models.append(Model(echo, pictures, **options))
+        return models[-1]
+
+    return make_model
+
+
+def numbers_of(result: Result) -> list[int]:
+    first, second = result.outputs
+    assert second.shape == (len(first), 1)
+    assert (second[:, 0] == 2 * first).all()
+    return [int(number) for number in first]
+
+
+def lanes_are_free(lanes: Lanes) -> bool:
+    turns = [lanes.acquire(Share(lambda: True)) for _ in range(lanes.count + 1)]
+    for turn in turns:
+        with pytest.raises(StopIteration):
+            turn.send(None)
+    for _ in turns:
+        lanes.release()
+    return True
+
+
+# Forming batches
+
+
+async def test_an_idle_device_starts_a_job_at_once(virtual_time: object, make: Make) -> None:
+    model = make()
+    await asyncio.sleep(5)
+    result = await model.answer([7])
+    assert numbers_of(result) == [7]
+    assert model.started == [Started(5.0, Mode.XLA, 1, [7])]
+    assert result.queue_s == 0.0
+    assert result.execute_s == 1.0
+
+
+async def test_jobs_that_wait_share_a_batch_and_each_gets_its_own_rows(virtual_time: object, make: Make) -> None:
+    model = make()
+    first = model.ask([1])
+    await asyncio.sleep(0.5)
+    later = [model.ask([10, 11, 12]), model.ask([20, 21]), model.ask([30, 31])]
+    results = [numbers_of(result) for result in await asyncio.gather(first, *later)]
+    assert results == [[1], [10, 11, 12], [20, 21], [30, 31]]
+    assert model.started[1:] == [Started(1.0, Mode.XLA, 8, [10, 11, 12, 20, 21, 30, 31])]
+    assert model.observer.ran == [(Mode.XLA, 1, 1), (Mode.XLA, 8, 7)]
+    assert later[0].result().queue_s == 0.5
+
+
+async def test_every_lane_is_used(virtual_time: object, make: Make) -> None:
+    model = make(lanes=Lanes(3))
+    await asyncio.gather(*(model.ask([number]) for number in range(3)))
+    assert [(batch.at, batch.bucket) for batch in model.started] == [(0.0, 1)] * 3
+
+
+async def test_a_batch_takes_in_what_arrives_until_its_lane_is_free(virtual_time: object, make: Make) -> None:
+    model = make()
+    asks = [model.ask([0])]
+    for number in (1, 2, 3):
+        await asyncio.sleep(0.25)
+        asks.append(model.ask([number]))
+    await asyncio.gather(*asks)
+    assert model.started[1:] == [Started(1.0, Mode.XLA, 4, [1, 2, 3])]
+
+
+async def test_only_a_full_batch_leaves_the_queue_before_its_lane_is_free(virtual_time: object, make: Make) -> None:
+    model = make()
+    asks = [model.ask([0])]
+    await asyncio.sleep(0.25)
+    asks.append(model.ask(range(7)))
+    await asyncio.sleep(0.25)
+    assert model.batcher.waiting_images == 7
+    asks.append(model.ask([7]))
+    await asyncio.sleep(0.25)
+    assert model.batcher.waiting_images == 0
+    assert len(model.worker.staged) == 1
+    await asyncio.gather(*asks)
+
+
+async def test_the_place_beside_the_lanes_is_not_taken_by_a_batch_of_another_mode_that_is_not_full(
+    virtual_time: object, make: Make
+) -> None:
+    model = make(modes=(Mode.XLA, Mode.GRAPH))
+    asks = [model.ask([0])]
+    await asyncio.sleep(0.25)
+    asks.append(model.ask([1], Mode.GRAPH))
+    await asyncio.sleep(0.25)
+    asks.append(model.ask(range(8)))
+    await asyncio.sleep(0.25)
+    assert not model.worker.staged
+    await asyncio.gather(*asks)
+    assert [batch.mode for batch in model.started] == [Mode.XLA, Mode.GRAPH, Mode.XLA]
+
+
+async def test_jobs_of_different_modes_never_share_a_batch(virtual_time: object, make: Make) -> None:
+    model = make(modes=Mode)
+    modes = itertools.cycle(Mode)
+    asks = {number: (mode, model.ask([number], mode)) for number, mode in zip(range(30), modes, strict=False)}
+    await asyncio.gather(*(ask for _, ask in asks.values()))
+    for batch in model.started:
+        assert {asks[number][0] for number in batch.numbers} == {batch.mode}
+    assert sorted(number for batch in model.started for number in batch.numbers) == list(range(30))
+
+
+async def test_a_large_job_is_split_and_its_answer_put_together_in_order(virtual_time: object, make: Make) -> None:
+    for lanes in (1, 2, 3):
+        model = make(lanes=Lanes(lanes))
+        first, large, last = await asyncio.gather(model.ask([1000]), model.ask(range(21)), model.ask([2000]))
+        assert numbers_of(large) == list(range(21))
+        assert numbers_of(first) == [1000]
+        assert numbers_of(last) == [2000]
+        assert len(model.started) > 2
+
+
+async def test_the_seconds_of_a_split_job_are_those_of_its_way(virtual_time: object, make: Make) -> None:
+    model = make()
+    first, large = model.ask([1000]), model.ask(range(1, 17))
+    await asyncio.sleep(0)
+    await asyncio.gather(first, large)
+    assert large.result().queue_s == sum(batch.at for batch in model.started if 1 in batch.numbers)
+    assert large.result().execute_s == COST_S[8]
+
+
+# max_queue_delay
+
+
+async def test_a_job_waits_for_company_exactly_max_queue_delay(virtual_time: object, make: Make) -> None:
+    model = make(max_queue_delay_s=0.5)
+    await asyncio.sleep(1)
+    first = model.ask([1])
+    await asyncio.sleep(0.25)
+    await asyncio.gather(first, model.ask([2]))
+    assert model.started == [Started(1.5, Mode.XLA, 2, [1, 2])]
+
+
+async def test_a_full_batch_does_not_wait_for_company(virtual_time: object, make: Make) -> None:
+    model = make(max_queue_delay_s=0.5)
+    first = model.ask([0])
+    await asyncio.sleep(0.25)
+    await asyncio.gather(first, model.ask(range(1, 8)))
+    assert model.started == [Started(0.25, Mode.XLA, 8, list(range(8)))]
+
+
+async def test_a_batch_that_costs_least_per_image_counts_as_full(virtual_time: object, make: Make) -> None:
+    model = make(max_queue_delay_s=0.5, cost_s={1: 1.0, 4: 2.0, 8: 6.0})
+    await model.answer(range(4))
+    assert [(batch.at, batch.bucket) for batch in model.started] == [(0.0, 4)]
+
+
+async def test_a_full_batch_of_one_mode_does_not_cut_short_the_wait_of_another(
+    virtual_time: object, make: Make
+) -> None:
+    model = make(lanes=Lanes(2), modes=(Mode.XLA, Mode.GRAPH), max_queue_delay_s=0.5, cost_s={8: 3.0})
+    asks = [model.ask([100], Mode.GRAPH)]
+    await asyncio.sleep(0.125)
+    asks.append(model.ask(range(8)))
+    await asyncio.gather(*asks)
+    assert [(batch.at, batch.mode) for batch in model.started] == [(0.125, Mode.XLA), (0.5, Mode.GRAPH)]
+
+
+async def test_what_was_planned_with_a_batch_does_not_wait_for_company_again(virtual_time: object, make: Make) -> None:
+    model = make(lanes=Lanes(2), max_queue_delay_s=0.5)
+    await asyncio.gather(*(model.ask([number]) for number in range(8)))
+    assert [(batch.at, batch.bucket) for batch in model.started] == [(0.0, 4), (0.0, 4)]
+
+
+async def test_the_rest_of_a_split_job_does_not_wait_for_company(virtual_time: object, make: Make) -> None:
+    model = make(max_queue_delay_s=100.0)
+    await model.answer(range(10))
+    assert [(batch.at, batch.bucket) for batch in model.started] == [(0.0, 8), (3.0, 2)]
+
+
+async def test_a_full_batch_whose_jobs_were_cancelled_waits_for_company_again(virtual_time: object, make: Make) -> None:
+    model = make(max_queue_delay_s=8.0)
+    other = make(lanes=model.lanes, worker=model.worker)
+    running, staged = other.ask(range(100, 108)), other.ask(range(200, 208))
+    await asyncio.sleep(1)
+    stays, goes = model.ask([1]), model.ask(range(2, 9))
+    await asyncio.sleep(1)
+    goes.cancel()
+    await asyncio.gather(running, staged, stays)
+    assert model.started[-1] == Started(9.0, Mode.XLA, 1, [1])
+
+
+# Failures
+
+
+async def test_a_failing_batch_fails_its_jobs_only(virtual_time: object, make: Make) -> None:
+    model = make()
+    model.worker.error_of = lambda batch: ValueError("secret") if 1 in batch.numbers else None
+    first = model.ask([0])
+    await asyncio.sleep(0.5)
+    doomed = [model.ask([1, 2]), model.ask([3])]
+    await asyncio.sleep(1)
+    last = model.ask([4])
+    outcomes = await asyncio.gather(first, *doomed, last, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Result, ExecutionFailed, ExecutionFailed, Result]
+    assert "secret" not in str(outcomes[1])
+    assert outcomes[1] is not outcomes[2]  # each is raised and traced where it is awaited
+    assert model.observer.failed == [(Mode.XLA, 4, 3)]
+    assert len(model.observer.ran) == 2
+    assert model.is_empty()
+
+
+async def test_what_waits_of_a_split_job_leaves_the_queue_when_one_of_its_batches_fails(
+    virtual_time: object, make: Make
+) -> None:
+    model = make()
+    model.worker.error_of = lambda batch: ValueError() if 0 in batch.numbers else None
+    large, small = model.ask(range(40)), model.ask([100])
+    with pytest.raises(ExecutionFailed):
+        await large
+    assert numbers_of(await small) == [100]
+    assert [len(batch.numbers) for batch in model.started] == [8, 8, 1]  # the second was beside the lane already
+
+
+async def test_outputs_that_are_not_rows_fail_the_batch(virtual_time: object, make: Make) -> None:
+    model = make()
+    echo = model.executables[Mode.XLA]._echo
+    model.executables[Mode.XLA]._echo = lambda images: (*echo(images), np.float32(1.0))
+    with pytest.raises(ExecutionFailed):
+        await model.answer([1])
+    model.executables[Mode.XLA]._echo = echo
+    assert numbers_of(await model.answer([2])) == [2]
+
+
+async def test_a_worker_that_takes_no_batch_fails_its_jobs_and_costs_no_lane(virtual_time: object, make: Make) -> None:
+    model = make()
+    submit = model.worker.submit
+
+    def refuse(batch: Batch, done: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    model.worker.submit = refuse
+    for images in (1, 8, 20):
+        with pytest.raises(ExecutionFailed):
+            await model.answer(range(images))
+    model.worker.submit = submit
+    assert numbers_of(await model.answer([2])) == [2]
+    assert lanes_are_free(model.lanes)
+
+
+@pytest.mark.timeout(20)
+async def test_the_loop_outlives_a_plan_that_fails(
+    virtual_time: object, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(lanes=Lanes(2))
+
+    def fail(self: Planner, *args: int) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Planner, "next_step", fail)
+        outcomes = await asyncio.gather(*(model.ask([number]) for number in range(3)), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ExecutionFailed] * 3
+    assert numbers_of(await model.answer([2])) == [2]
+    assert lanes_are_free(model.lanes)
+
+
+async def test_an_observer_that_raises_keeps_no_job_from_its_answer(virtual_time: Any, make: Make) -> None:
+    unhandled = []
+    virtual_time.set_exception_handler(lambda loop, context: unhandled.append(context["exception"]))
+    model = make()
+    model.observer.ran = None  # type: ignore[assignment]
+    assert numbers_of(await model.answer([1])) == [1]
+    assert numbers_of(await model.answer([2])) == [2]
+    assert len(unhandled) == 2
+
+
+async def test_a_dying_loop_says_so_and_settles_everything(
+    virtual_time: object, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make()
+    running = model.ask([1])
+    await asyncio.sleep(0.5)
+    waiting = [model.ask(range(10)), model.ask([2])]
+    await asyncio.sleep(0)
+
+    async def die(share: Share) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(model.lanes, "acquire", die)
+    outcomes = await asyncio.gather(running, *waiting, return_exceptions=True)
+    assert not any(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+    assert model.crashes == 1
+    with pytest.raises(ModelNotReady):
+        model.batcher.admit(1, 1)
+    with pytest.raises(ModelNotReady):
+        await model.batcher.run(np.zeros((1, 2, 2, 3), np.uint8), Mode.XLA, NO_DEADLINE)
+    await model.batcher.drain(1.0)
+    assert model.is_empty()
+
+
+async def test_nothing_is_kept_of_a_request_once_it_is_settled(virtual_time: object, make: Make) -> None:
+    model = make()
+    model.worker.error_of = lambda batch: ValueError() if 1 in batch.numbers else None
+    kept = []
+    for images in ([0], [1], range(10, 30)):
+        pixels = model._pictures(images)
+        kept.append(weakref.ref(pixels))
+        with suppress(ExecutionFailed):
+            await model.batcher.run(pixels, Mode.XLA, NO_DEADLINE)
+    del pixels
+    gc.collect()
+    assert [reference() is None for reference in kept] == [True] * 3
+
+
+# Deadlines and cancellations
+
+
+async def test_a_job_past_its_deadline_is_dropped_alone(virtual_time: object, make: Make) -> None:
+    model = make()
+    first = model.ask([0])
+    await asyncio.sleep(0.5)
+    late, mate = model.ask([1], deadline=0.75), model.ask([2])
+    outcomes = await asyncio.gather(first, late, mate, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Result, DeadlineExceeded, Result]
+    assert model.started[1].numbers == [2]
+    assert model.is_empty()
+
+
+async def test_a_job_that_cannot_make_its_deadline_is_not_run(virtual_time: object, make: Make) -> None:
+    model = make()
+    with pytest.raises(DeadlineExceeded):
+        await model.answer([1], deadline=COST_S[1] - 0.25)
+    assert not model.started
+    assert numbers_of(await model.answer([2], deadline=COST_S[1])) == [2]
+
+
+async def test_however_many_late_jobs_come_first_none_is_run(virtual_time: object, make: Make) -> None:
+    model = make()
+    first = model.ask([0])
+    await asyncio.sleep(0.25)
+    late = [model.ask([number], deadline=0.5) for number in range(1, 51)]
+    mates = [model.ask([100 + number]) for number in range(8)]
+    outcomes = await asyncio.gather(*late, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {DeadlineExceeded}
+    await asyncio.gather(first, *mates)
+    assert [batch.numbers for batch in model.started] == [[0], list(range(100, 108))]
+
+
+async def test_the_rest_of_a_split_job_is_dropped_at_its_deadline(virtual_time: object, make: Make) -> None:
+    model = make()
+    with pytest.raises(DeadlineExceeded):
+        await model.answer(range(40), deadline=7.0)
+    assert len(model.started) < 5
+    assert numbers_of(await model.answer([1])) == [1]
+    assert model.is_empty()
+
+
+async def test_a_cancelled_job_leaves_the_queue_at_once(virtual_time: object, make: Make) -> None:
+    model = make()
+    first, gone, mate = model.ask([0]), model.ask([1, 2]), model.ask([3])
+    await asyncio.sleep(0.5)
+    waiting = model.ask([4, 5, 6])
+    await asyncio.sleep(0)
+    before = model.batcher.waiting_images
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert model.batcher.waiting_images == before - 3
+    await asyncio.gather(first, gone, mate)
+    assert not any({4, 5, 6} & set(batch.numbers) for batch in model.started)
+    assert model.is_empty()
+
+
+async def test_what_waits_of_a_half_run_job_leaves_the_queue_when_it_is_cancelled(
+    virtual_time: object, make: Make
+) -> None:
+    model = make()
+    large = model.ask(range(40))
+    await asyncio.sleep(0.5)
+    assert model.batcher.waiting_images == 24  # 8 run and 8 were gathered beside them
+    large.cancel()
+    await asyncio.wait([large])
+    assert model.is_empty()
+    assert numbers_of(await model.answer([100])) == [100]
+    assert [batch.bucket for batch in model.started] == [8, 8, 1]
+
+
+async def test_mates_of_a_job_that_is_cancelled_while_it_runs_are_answered(virtual_time: object, make: Make) -> None:
+    model = make()
+    gone, mate = model.ask([1, 2]), model.ask([3, 4])
+    await asyncio.sleep(0.5)
+    gone.cancel()
+    assert numbers_of(await mate) == [3, 4]
+    assert gone.cancelled()
+
+
+# Bounds
+
+
+async def test_too_many_images_are_refused_at_once(virtual_time: object, make: Make) -> None:
+    model = make(max_images=10)
+    first = model.ask(range(9))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match="max_queue_images 10; 9 are under way"):
+        await model.answer([1, 2])
+    await asyncio.gather(first, model.ask([1]))
+    assert model.is_empty()
+
+
+async def test_too_many_bytes_are_refused_at_once(virtual_time: object, make: Make) -> None:
+    model = make(max_bytes=24)
+    first = model.ask([1])
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match="max_queue_bytes 24; 12 are under way"):
+        await model.answer([1, 2])
+    await asyncio.gather(first, model.ask([1]))
+    assert model.is_empty()
+
+
+async def test_images_that_run_count_until_their_request_has_left(virtual_time: object, make: Make) -> None:
+    model = make(max_images=1)
+    first = model.ask([1])
+    await asyncio.sleep(0.5)
+    assert model.batcher.waiting_images == 0
+    with pytest.raises(QueueFull):
+        await model.answer([2])
+    await first
+    await model.answer([2])
+
+
+# Drain
+
+
+async def test_drain_lets_admitted_work_finish_and_takes_nothing_new(virtual_time: Any, make: Make) -> None:
+    model = make()
+    asks = [model.ask(range(20)), model.ask([100])]
+    await asyncio.sleep(0.5)
+    drained = asyncio.create_task(model.batcher.drain(100.0))
+    await asyncio.sleep(0)
+    with pytest.raises(ModelNotReady):
+        await model.answer([1])
+    assert [numbers_of(result) for result in await asyncio.gather(*asks)] == [list(range(20)), [100]]
+    before = virtual_time.time()
+    await drained
+    assert virtual_time.time() == before
+    assert model.is_empty()
+    assert lanes_are_free(model.lanes)
+
+
+async def test_drain_waits_for_what_was_admitted_and_is_still_decoded(virtual_time: object, make: Make) -> None:
+    model = make()
+    model.batcher.admit(1, 12)
+    drained = asyncio.create_task(model.batcher.drain(100.0))
+    await asyncio.sleep(3)
+    result = await model.batcher.run(np.zeros((1, 2, 2, 3), np.uint8), Mode.XLA, NO_DEADLINE)
+    assert numbers_of(result) == [0]
+    assert not drained.done()
+    model.batcher.leave(1, 12)
+    await drained
+
+
+async def test_drain_does_not_wait_for_company(virtual_time: Any, make: Make) -> None:
+    model = make(max_queue_delay_s=10.0)
+    ask = model.ask([1])
+    await asyncio.sleep(0.5)
+    await model.batcher.drain(100.0)
+    assert numbers_of(await ask) == [1]
+    assert virtual_time.time() == 1.5
+
+
+async def test_drain_that_times_out_fails_what_waits_and_what_runs(virtual_time: Any, make: Make) -> None:
+    model = make()
+    asks = [model.ask(range(8)), model.ask([100]), model.ask(range(30))]
+    await asyncio.sleep(0.5)
+    await model.batcher.drain(1.0)
+    outcomes = await asyncio.gather(*asks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ShuttingDown] * 3
+    assert virtual_time.time() == 1.5
+    assert model.is_empty()
+    await asyncio.sleep(10)  # what was on the device ends, and finds nobody waiting
+    assert lanes_are_free(model.lanes)
+
+
+async def test_after_drain_nothing_can_be_run(virtual_time: object, make: Make) -> None:
+    model = make()
+    await model.batcher.drain(0.0)
+    await model.batcher.drain(0.0)
+    with pytest.raises(ModelNotReady):
+        model.batcher.admit(1, 1)
+    with pytest.raises(ModelNotReady):
+        await model.batcher.run(np.zeros((1, 2, 2, 3), np.uint8), Mode.XLA, NO_DEADLINE)
+    assert not model.crashes
+
+
+async def test_a_drained_model_leaves_the_device_to_the_others(virtual_time: object, make: Make) -> None:
+    stays = make()
+    goes = make(lanes=stays.lanes, worker=stays.worker)
+    first = stays.ask([1])
+    await asyncio.sleep(0.5)
+    waits, dropped = stays.ask([2]), goes.ask([3])
+    await asyncio.sleep(0)
+    await goes.batcher.drain(0.25)
+    assert [numbers_of(await ask) for ask in (first, waits)] == [[1], [2]]
+    with pytest.raises(ShuttingDown):
+        await dropped
+
+
+# Several models on one device
+
+
+async def test_a_busy_model_does_not_starve_a_quiet_one(virtual_time: object, make: Make) -> None:
+    busy = make()
+    quiet = make(lanes=busy.lanes, worker=busy.worker)
+
+    async def flood() -> None:
+        while True:
+            await busy.answer(range(8))
+
+    floods = [asyncio.create_task(flood()) for _ in range(5)]
+    for _ in range(20):
+        await asyncio.sleep(7.25)
+        assert (await quiet.answer([1])).queue_s <= 2 * COST_S[8]
+    for task in floods:
+        task.cancel()
+    await asyncio.wait(floods)
+
+
+# With threads
+
+
+async def test_the_next_full_batch_is_gathered_while_the_only_lane_runs(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, may_end, gathered = threading.Event(), threading.Event(), threading.Event()
+
+    def tell(rows: Any, buffer: Images) -> None:
+        gather(rows, buffer)
+        gathered.set()
+
+    def hold() -> None:
+        runs.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(worker_module, "gather", tell)
+    worker = Worker(1)
+    model = make(worker=worker)
+    model.executables[Mode.XLA].before = hold
+    first = model.ask([0])
+    assert await asyncio.to_thread(runs.wait, 30)
+    halves = [model.ask(range(4)), model.ask(range(4, 8))]
+    assert await asyncio.to_thread(gathered.wait, 30)
+    assert not may_end.is_set()
+    may_end.set()
+    results = [numbers_of(result) for result in await asyncio.gather(first, *halves)]
+    assert results == [[0], [0, 1, 2, 3], [4, 5, 6, 7]]
+    await model.batcher.drain(30.0)
+    worker.stop()
+
+
+# Everything at once
+
+
+class Chaos:
+    """A scenario drawn from a seed: models on a device, and whether things fail, are cancelled, expire or drain."""
+
+    def __init__(self, make: Make, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.fails, self.drains, self.cancels, self.expires = (self.chance.random() < 0.5 for _ in range(4))
+        self.delay_s = self.chance.choice([0.0, 0.0, 0.5, 2.0])
+        self.modes = list(Mode)[: self.chance.randint(1, 3)]
+        self.limits = {
+            "max_images": self.chance.choice([30, 100_000]),
+            "max_bytes": self.chance.choice([500, 10_000_000]),
+        }
+        self.lanes = Lanes(self.chance.randint(1, 4))
+        self.worker = FakeWorker(asyncio.get_running_loop(), self.lanes.count, COST_S)
+        if self.fails:
+            self.worker.error_of = lambda batch: OSError("no luck") if self.chance.random() < 0.2 else None
+        options = {"lanes": self.lanes, "worker": self.worker, "modes": self.modes, "max_queue_delay_s": self.delay_s}
+        self.models = [make(**options, **self.limits) for _ in range(self.chance.randint(1, 3))]
+        self.expected: dict[asyncio.Task[Result], list[int]] = {}
+
+    def seconds(self, most: float) -> float:
+        """Returns a duration whose end virtual time meets exactly."""
+        return self.chance.randrange(int(most * 1024)) / 1024
+
+    async def arrive(self) -> None:
+        loop = asyncio.get_running_loop()
+        numbers = itertools.count(1)
+        for _ in range(self.chance.randint(1, 120)):
+            await asyncio.sleep(self.chance.choice([0.0, 0.0, self.seconds(2.0)]))
+            images = list(itertools.islice(numbers, self.chance.choice([1, 1, 2, 3, 8, self.chance.randint(1, 30)])))
+            deadline = loop.time() + self.seconds(20.0) if self.expires else NO_DEADLINE
+            ask = self.chance.choice(self.models).ask(images, self.chance.choice(self.modes), deadline)
+            self.expected[ask] = images
+            if self.cancels and self.chance.random() < 0.3:
+                loop.call_later(self.seconds(10.0), ask.cancel)
+
+    async def drain(self) -> None:
+        await asyncio.gather(*(model.batcher.drain(self.seconds(20.0)) for model in self.models))
+
+    def check_while_it_runs(self) -> None:
+        """What holds whenever everything that could happen has happened."""
+        assert len(self.worker.staged) <= 1
+        busy = self.worker.running == self.lanes.count
+        assert busy or not self.worker.staged
+        assert busy or self.delay_s or not any(model.batcher.waiting_images for model in self.models)
+        for model in self.models:
+            assert 0 <= model.batcher.waiting_images <= model.batcher.admitted_images <= self.limits["max_images"]
+            assert 0 <= model.batcher.admitted_bytes <= self.limits["max_bytes"]
+
+    def check_outcomes(self) -> None:
+        allowed: set[type[BaseException]] = {QueueFull}
+        allowed |= {ExecutionFailed} if self.fails else set()
+        allowed |= {ShuttingDown, ModelNotReady} if self.drains else set()
+        allowed |= {asyncio.CancelledError} if self.cancels else set()
+        allowed |= {DeadlineExceeded} if self.expires else set()
+        for ask, images in self.expected.items():
+            try:
+                assert numbers_of(ask.result()) == images
+            except (XlaserveError, asyncio.CancelledError) as error:
+                assert type(error) in allowed
+
+    def check_what_is_left(self) -> None:
+        ran = [number for batch in self.worker.started for number in batch.numbers]
+        assert len(ran) == len(set(ran)), "an image ran twice"
+        assert all(model.is_empty() and not model.crashes for model in self.models)
+        assert not self.worker.running
+        assert lanes_are_free(self.lanes)
+
+
+@pytest.mark.parametrize("seed", range(100))
+async def test_every_job_settles_once_whatever_happens(
+    virtual_time: Any, make: Make, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="xlaserve.engine.batcher")
+    chaos = Chaos(make, seed)
+    virtual_time.when_quiet.append(chaos.check_while_it_runs)
+    arriving = asyncio.create_task(chaos.arrive())
+    if chaos.drains:
+        await asyncio.sleep(chaos.seconds(60.0))
+    else:
+        await arriving
+        await asyncio.wait(chaos.expected)
+    await chaos.drain()
+    await arriving
+    await asyncio.wait(chaos.expected)
+    chaos.check_outcomes()
+    await asyncio.sleep(100)  # whatever is still on the device ends
+    chaos.check_what_is_left()
