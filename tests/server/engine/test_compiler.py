@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import cycle
+
+import numpy as np
+import pytest
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.compiler import LEAST_RUNS, MOST_RUNS, TIMING_BUDGET_S, measure, warm_up
+from xlaserve.engine.ledger import Entry, Ledger
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.errors import ShuttingDown
+
+WAIT_S = 30.0
+"""No test waits this long: it only ends one that would hang."""
+
+BUCKETS = (Bucket(1, 2, 2), Bucket(4, 2, 2), Bucket(4, 3, 2))
+
+
+class FakeProgram:
+    """Compiles to executables that count their runs, or raises where `error_at` says so."""
+
+    platform = "numpy"
+
+    def __init__(self, error_at: tuple[Mode, Bucket] | None = None) -> None:
+        self.compiled: list[tuple[Mode, Bucket]] = []
+        self.ran: dict[tuple[Mode, Bucket], list[tuple[int, ...]]] = {}
+        self.on_compile: Callable[[], None] = lambda: None
+        self._error_at = error_at
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        if (mode, bucket) == self._error_at:
+            raise ValueError("no kernel")
+        self.compiled.append((mode, bucket))
+        shapes = self.ran[mode, bucket] = []
+
+        def executable(images: Images) -> Outputs:
+            shapes.append(images.shape)
+            return (np.zeros((len(images), 1), np.float32),)
+
+        self.on_compile()
+        return Compilation(executable, trace_s=0.25, compile_s=bucket.batch)
+
+
+def warm(program: FakeProgram, ledger: Ledger, stop: threading.Event | None = None, lanes: int = 1) -> object:
+    return warm_up(
+        model="digits",
+        version="3",
+        program=program,
+        modes=(Mode.XLA, Mode.GRAPH),
+        buckets=BUCKETS,
+        lanes=lanes,
+        ledger=ledger,
+        stop=stop or threading.Event(),
+    )
+
+
+def taking(durations_s: list[float]) -> tuple[Executable, Callable[[], float]]:
+    """An executable and a clock by which its runs take `durations_s`, over and over."""
+    now = 0.0
+    durations = cycle(durations_s)
+
+    def executable(images: Images) -> Outputs:
+        nonlocal now
+        now += next(durations)
+        return ()
+
+    return executable, lambda: now
+
+
+def test_every_mode_and_bucket_is_compiled_run_and_entered_in_order() -> None:
+    program, ledger = FakeProgram(), Ledger()
+    before = datetime.now(UTC)
+    warmed = warm(program, ledger)
+    order = [(mode, bucket) for mode in (Mode.XLA, Mode.GRAPH) for bucket in BUCKETS]
+    assert program.compiled == order
+    assert list(warmed) == order
+    assert [(entry.mode, entry.bucket) for entry in ledger] == order
+    for entry in ledger:
+        assert (entry.model, entry.version, entry.trace_s, entry.compile_s) == ("digits", "3", 0.25, entry.bucket.batch)
+        assert entry.cost == warmed[entry.mode, entry.bucket].cost
+        assert before <= entry.at <= datetime.now(UTC)
+    for (_, bucket), shapes in program.ran.items():
+        assert len(shapes) >= LEAST_RUNS
+        assert set(shapes) == {(*bucket, 3)}
+
+
+def test_a_program_that_does_not_compile_fails_the_warm_up() -> None:
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="no kernel"):
+        warm(FakeProgram(error_at=(Mode.XLA, BUCKETS[1])), ledger)
+    assert [entry.bucket for entry in ledger] == [BUCKETS[0]]
+
+
+def test_warm_up_stops_when_it_is_told_to() -> None:
+    program, ledger, stop = FakeProgram(), Ledger(), threading.Event()
+    program.on_compile = lambda: stop.set() if len(program.compiled) == 2 else None
+    with pytest.raises(ShuttingDown):
+        warm(program, ledger, stop)
+    assert len(program.compiled) == len(ledger) == 2
+
+
+def test_a_cost_is_the_median_of_several_runs() -> None:
+    executable, clock = taking([9.0, 0.25, 0.5])
+    assert measure(executable, BUCKETS[0], lanes=1, clock=clock) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("run_s", "runs"),
+    [(10.0, LEAST_RUNS), (TIMING_BUDGET_S / 8, 8), (TIMING_BUDGET_S / 1024, MOST_RUNS)],
+)
+def test_slow_programs_are_run_a_few_times_and_fast_ones_more_often(run_s: float, runs: int) -> None:
+    executable, clock = taking([run_s])
+    count = 0
+
+    def counting(images: Images) -> Outputs:
+        nonlocal count
+        count += 1
+        return executable(images)
+
+    measure(counting, BUCKETS[0], lanes=1, clock=clock)
+    assert count == runs
+
+
+def test_programs_are_timed_on_noise_and_not_on_zeros() -> None:
+    seen: list[Images] = []
+
+    def executable(images: Images) -> Outputs:
+        seen.append(images)
+        return ()
+
+    bucket = Bucket(2, 16, 16)
+    measure(executable, bucket, lanes=1)
+    assert seen[0].shape == (2, 16, 16, 3)
+    assert seen[0].dtype == np.uint8
+    assert len(np.unique(seen[0])) > 200
+
+
+def test_the_loaded_cost_is_measured_with_every_lane_running() -> None:
+    lanes = 3
+    together = threading.Barrier(lanes, timeout=WAIT_S)
+    runs = threading.local()
+
+    def executable(images: Images) -> Outputs:
+        if threading.current_thread() is not threading.main_thread():
+            runs.count = getattr(runs, "count", 0) + 1
+            if runs.count <= LEAST_RUNS:  # as many as every lane is sure to do
+                together.wait()
+        return ()
+
+    cost = measure(executable, BUCKETS[0], lanes)
+    assert cost.alone_s > 0
+    assert cost.loaded_s > 0
+
+
+def test_a_failure_under_load_surfaces() -> None:
+    def executable(images: Images) -> Outputs:
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError("two do not fit")
+        return ()
+
+    with pytest.raises(MemoryError, match="two do not fit"):
+        measure(executable, BUCKETS[0], lanes=2)
+
+
+def test_the_ledger_hears_of_each_program_as_it_is_ready() -> None:
+    heard: list[Entry] = []
+    program = FakeProgram()
+    counts: list[int] = []
+    program.on_compile = lambda: counts.append(len(heard))
+    ledger = Ledger(heard.append)
+    warm(program, ledger)
+    assert counts == list(range(len(program.compiled)))
+    assert heard == list(ledger)
