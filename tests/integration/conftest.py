@@ -232,6 +232,15 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
         server.stop()
 
 
+@pytest.fixture(scope="module")
+def start_module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers that the tests of a module share."""
+    start = StartServer(tmp_path_factory)
+    yield start
+    for server in start.started:
+        server.stop()
+
+
 class Brake:
     """Stops the batches of `builtin:noop` in servers that are started with its `env`, for as long as it is pulled."""
 
@@ -311,6 +320,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.failed:
         used = getattr(item, "funcargs", {})
         servers = [used["server"]] if "server" in used else []
-        servers += used["start_server"].started if "start_server" in used else []
+        for start in ("start_server", "start_module_server"):
+            servers += used[start].started if start in used else []
         report.sections += [(f"server {server.pid}", server.stderr[-TAIL:]) for server in servers]
     return report

@@ -1,0 +1,141 @@
+"""Ready means compiled: whatever is asked afterwards, neither our count of compilations moves nor XLA's own."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from PIL import Image
+
+from xlaserve.model.digits_data import digit_images
+from xlaserve_proto import open_inference_pb2 as pb
+from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
+
+MODES = ("xla", "graph", "eager")
+BUCKETS = (1, 2, 4, 8)
+SIDE = 32
+REQUESTS = 2000
+IN_FLIGHT = (1, 8, 24)
+SEED = 20_260
+PATIENCE_S = 120
+PIXELS = {"UINT8": "u1", "INT32": "<i4", "FP32": "<f4"}
+TOLERANCE = 1e-5
+"""Of probabilities: a batch's bucket and mode may change the order in which floats are added."""
+
+
+def xla_flags(folder: Path) -> dict[str, str]:
+    return {"XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text"}
+
+
+def xla_compilations(folder: Path) -> int:
+    """Returns how many programs XLA itself says that it has compiled."""
+    return len(list(folder.glob("*.before_optimizations.txt")))
+
+
+class Scans:
+    """Held-out scans, both encoded and as the pixels that the server makes of them."""
+
+    def __init__(self) -> None:
+        self.encoded = [scan.png for scan in digit_images("held_out", side=SIDE)[:50]]
+        self.pixels = np.stack([np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for png in self.encoded])
+
+    def request(self, chosen: list[int], datatype: str, mode: str) -> pb.ModelInferRequest:
+        """Asks for the scans `chosen`: encoded ones where `datatype` is BYTES, else pixels."""
+        request = pb.ModelInferRequest(model_name="digits")
+        request.parameters["mode"].string_param = mode
+        if datatype == "BYTES":
+            tensor = request.inputs.add(name="image", datatype=datatype, shape=[len(chosen)])
+            tensor.contents.bytes_contents.extend(self.encoded[index] for index in chosen)
+        else:
+            request.inputs.add(name="pixels", datatype=datatype, shape=[len(chosen), SIDE, SIDE, 3])
+            request.raw_input_contents.append(self.pixels[chosen].astype(PIXELS[datatype]).tobytes())
+        return request
+
+
+def traffic() -> Iterator[tuple[list[int], str, str, int]]:
+    """Gives for each request its scans, datatype and mode, and how many requests may be under way with it."""
+    rng = random.Random(SEED)
+    for number in range(REQUESTS):
+        if number % 50 == 0:
+            window = rng.choice(IN_FLIGHT)
+        chosen = rng.choices(range(50), k=rng.randint(1, 3 * BUCKETS[-1]))
+        (mode,) = rng.choices(MODES, weights=(3, 3, 1))  # eager is slow
+        yield chosen, rng.choice(["BYTES", "BYTES", *PIXELS]), mode, window
+
+
+def scores(response: pb.ModelInferResponse) -> np.ndarray:
+    (tensor,) = response.outputs
+    if response.raw_output_contents:
+        return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(tensor.shape)
+    return np.array(tensor.contents.fp32_contents, np.float32).reshape(tensor.shape)
+
+
+def test_nothing_is_compiled_once_the_server_is_ready(start_server: Any, tmp_path: Path) -> None:
+    model = {"name": "digits", "source": "builtin:digits", "modes": MODES, "buckets": BUCKETS}
+    server = start_server({"models": [model]}, env=xla_flags(tmp_path))
+    programs = len(MODES) * len(BUCKETS)
+    assert server.metric("xlaserve_compilations_total") == programs
+    assert xla_compilations(tmp_path) == len(BUCKETS), "graph and eager mode have no part in XLA"
+
+    scans = Scans()
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        expected = scores(stub.ModelInfer(scans.request(list(range(50)), "UINT8", "xla"), timeout=PATIENCE_S))
+        under_way: deque[tuple[Any, list[int]]] = deque()
+
+        def finish() -> None:
+            call, chosen = under_way.popleft()
+            answer = scores(call.result(timeout=PATIENCE_S))
+            np.testing.assert_allclose(answer, expected[chosen], rtol=0, atol=TOLERANCE)
+
+        for chosen, datatype, mode, window in traffic():
+            call = stub.ModelInfer.future(scans.request(chosen, datatype, mode), timeout=PATIENCE_S)
+            under_way.append((call, chosen))
+            while len(under_way) >= window:
+                finish()
+        while under_way:
+            finish()
+
+        assert server.metric("xlaserve_requests_total", status="OK") == REQUESTS + 1
+        assert server.metric("xlaserve_padded_rows_total") > 0
+        for mode in MODES:
+            buckets = {batch: f"{batch}x{SIDE}x{SIDE}" for batch in BUCKETS}
+            ran = [server.metric("xlaserve_bucket_batches_total", mode=mode, bucket=name) for name in buckets.values()]
+            assert sum(batches > 0 for batches in ran) > 1, "traffic that exercises one bucket proves little"
+        assert server.metric("xlaserve_compilations_total") == programs
+        assert xla_compilations(tmp_path) == len(BUCKETS)
+
+        # Both counts do move when something is compiled.
+        stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="digits"), timeout=PATIENCE_S)
+        assert server.metric("xlaserve_compilations_total") == 2 * programs
+        assert xla_compilations(tmp_path) == 2 * len(BUCKETS)
+
+
+UNBUCKETED = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+double = tf.function(lambda pixels: 2 * pixels, jit_compile=True)
+for batch in (1, 1, 2, 1, 3):
+    double(np.zeros((batch, 4), np.float32))
+    print(len(list(Path(sys.argv[1]).glob("*.before_optimizations.txt"))))
+"""
+
+
+def test_the_dump_sees_each_new_shape_of_a_function_without_buckets(tmp_path: Path) -> None:
+    env = {**os.environ, **xla_flags(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", UNBUCKETED, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout.split() == ["1", "1", "2", "2", "3"]
