@@ -1,0 +1,173 @@
+"""Health, reflection and channelz over a real socket."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from xlaserve_proto import open_inference_pb2 as oip_pb2
+from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+SERVICES = {"inference.GRPCInferenceService", "xlaserve.v1.Vision", "grpc.health.v1.Health"}
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+NOOP = {"models": [{"name": "noop", "source": "builtin:noop", "buckets": [1]}]}
+TIMEOUT_S = 60
+
+
+def asked(service: str) -> health_pb2.HealthCheckRequest:
+    return health_pb2.HealthCheckRequest(service=service)
+
+
+@pytest.fixture(scope="module")
+def health(channel) -> health_pb2_grpc.HealthStub:
+    return health_pb2_grpc.HealthStub(channel)
+
+
+# Health.
+
+
+@pytest.mark.parametrize(
+    ("service", "status"),
+    [
+        ("", SERVING),
+        ("inference.GRPCInferenceService", SERVING),
+        ("xlaserve.v1.Vision", SERVING),
+        ("digits", SERVING),
+        ("noop", SERVING),
+        ("broken", NOT_SERVING),
+    ],
+)
+def test_the_server_its_services_and_its_models_have_a_health(health, service, status):
+    assert health.Check(asked(service)).status == status
+
+
+def test_an_unknown_service_is_not_found(health):
+    with pytest.raises(grpc.RpcError) as caught:
+        health.Check(asked("nope"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_watcher_sees_a_model_unloaded_and_loaded(health, oip):
+    noop, server = (health.Watch(asked(service), timeout=TIMEOUT_S) for service in ("noop", ""))
+    assert (next(noop).status, next(server).status) == (SERVING, SERVING)
+    oip.RepositoryModelUnload(oip_pb2.RepositoryModelUnloadRequest(model_name="noop"))
+    assert next(noop).status == NOT_SERVING
+    assert health.Check(asked("")).status == SERVING
+    oip.RepositoryModelLoad(oip_pb2.RepositoryModelLoadRequest(model_name="noop"))
+    assert next(noop).status == SERVING
+    noop.cancel()
+    server.cancel()
+
+
+def test_an_unknown_service_can_be_watched(health):
+    watched = health.Watch(asked("nope"), timeout=TIMEOUT_S)
+    assert next(watched).status == SERVICE_UNKNOWN
+    watched.cancel()
+
+
+def test_watchers_see_the_warm_up_and_the_shutdown(start_server, brake):
+    brake.pull()
+    server = start_server(NOOP, env=brake.env, wait=False)
+    with grpc.insecure_channel(server.grpc) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        watched = {name: health.Watch(asked(name), timeout=TIMEOUT_S) for name in ("", "noop", "xlaserve.v1.Vision")}
+        for watcher in watched.values():
+            assert next(watcher).status == NOT_SERVING
+        assert not oip_grpc.GRPCInferenceServiceStub(channel).ServerReady(oip_pb2.ServerReadyRequest()).ready
+        assert not server.is_ready
+        brake.release()
+        for watcher in watched.values():
+            assert next(watcher).status == SERVING
+        server.process.terminate()
+        for watcher in watched.values():
+            assert next(watcher).status == NOT_SERVING
+            with pytest.raises(grpc.RpcError):
+                next(watcher)
+    assert server.wait() == 0
+
+
+def watch_without_reading(address: str) -> socket.socket:
+    """Watches the server's health over HTTP/2 with a window of no bytes, so that nothing can be written to it."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/grpc.health.v1.Health/Watch",
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    fields = b"".join(
+        b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in headers.items()
+    )
+    host, port = address.rsplit(":", 1)
+    connection = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+    settings, acknowledged = frame(4, 0, 0, struct.pack(">HI", 4, 0)), frame(4, 1, 0, b"")
+    request = frame(1, 4, 1, fields) + frame(0, 1, 1, b"\x00" + struct.pack(">I", 0))
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + acknowledged + request)
+    assert connection.recv(1)
+    return connection
+
+
+def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_server_from_stopping(start_server):
+    server = start_server(NOOP)
+    with watch_without_reading(server.grpc), grpc.insecure_channel(server.grpc) as channel:
+        health, oip = health_pb2_grpc.HealthStub(channel), oip_grpc.GRPCInferenceServiceStub(channel)
+        for _ in range(3):
+            oip.RepositoryModelUnload(oip_pb2.RepositoryModelUnloadRequest(model_name="noop"), timeout=TIMEOUT_S)
+            assert health.Check(asked(""), timeout=TIMEOUT_S).status == NOT_SERVING
+            oip.RepositoryModelLoad(oip_pb2.RepositoryModelLoadRequest(model_name="noop"), timeout=TIMEOUT_S)
+            assert health.Check(asked(""), timeout=TIMEOUT_S).status == SERVING
+        server.process.terminate()
+        assert server.wait() == 0
+
+
+# Reflection and channelz.
+
+
+def test_reflection_lists_and_describes_the_services(channel):
+    database = ProtoReflectionDescriptorDatabase(channel)
+    assert set(database.get_services()) == {*SERVICES, REFLECTION}
+    pool = DescriptorPool(database)
+    inference = pool.FindServiceByName("inference.GRPCInferenceService")
+    assert {method.name for method in inference.methods} >= {"ModelInfer", "ModelStreamInfer", "RepositoryIndex"}
+    request = pool.FindMessageTypeByName("xlaserve.v1.ClassifyRequest")
+    assert list(request.fields_by_name) == ["model", "images", "top_k", "mode", "version"]
+
+
+def test_channelz_is_absent_unless_asked_for(channel):
+    with pytest.raises(grpc.RpcError) as caught:
+        channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_channelz_shows_the_calls_when_asked_for_and_reflection_hides_when_asked_to(start_server):
+    # With every warning an error: none comes from how the libraries are used.
+    server = start_server({**NOOP, "channelz": True, "reflection": False}, env={"PYTHONWARNINGS": "error"})
+    with grpc.insecure_channel(server.grpc) as channel:
+        oip = oip_grpc.GRPCInferenceServiceStub(channel)
+        for _ in range(3):
+            assert oip.ServerLive(oip_pb2.ServerLiveRequest()).live
+        channelz = channelz_pb2_grpc.ChannelzStub(channel)
+        (found,) = channelz.GetServers(channelz_pb2.GetServersRequest()).server
+        assert found.data.calls_started >= 3
+        assert found.data.calls_succeeded >= 3
+        with pytest.raises(grpc.RpcError) as caught:
+            ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert server.stop() == 0
+    assert "Warning" not in server.stderr
