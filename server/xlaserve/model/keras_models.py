@@ -6,6 +6,7 @@ import difflib
 import inspect
 import random
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from xlaserve.model.preprocess import Preprocess
 DEFAULT_SIZES: Final = {"mobilenet_v3": (224, 224)}
 """Families of `keras.applications` that Keras builds without a size of their own."""
 RANDOM_SEED: Final = 1
+STALL_TIMEOUT_S: Final = 30.0
+"""How long a download may bring nothing at all."""
 
 _seeding = threading.Lock()
 
@@ -49,7 +52,8 @@ def application(name: str, settings: ModelSettings) -> Network:
             )
         return _network(constructor(weights=weights, **shape), how, Path(weights).name)
     try:
-        model = constructor(weights=weights, **shape)
+        with _no_endless_wait():
+            model = constructor(weights=weights, **shape)
     except Exception as error:
         if (failure := _download_failure(error)) is None:
             raise
@@ -136,12 +140,26 @@ def _settle(model: Any, how: Preprocess) -> None:
     model(preprocess.apply(tf.concat(images, axis=0), how), training=True)
 
 
+@contextmanager
+def _no_endless_wait() -> Iterator[None]:
+    """Bounds each wait for the network; Keras bounds none, and all models load on one thread."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(STALL_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
 def _download_failure(error: Exception) -> ModelFailed | None:
     """Returns the reason and the ways out, where `error` comes from fetching weights."""
     fetch = re.search(r"URL fetch failure on (\S+): (?:\S+ -- )?(.*)", str(error))
-    if fetch is None:
+    if fetch is not None:
+        url, reason = fetch.groups()
+    elif isinstance(error, TimeoutError):  # what was begun and stalled
+        url, reason = "the file", f"nothing came for {STALL_TIMEOUT_S:g} s"
+    else:
         return None
-    url, reason = fetch.groups()
     return ModelFailed(
         f"weights: {url} could not be downloaded: {reason}; put the file into ~/.keras/models (or KERAS_HOME/models), "
         "or set weights to the path of a weights file, or to random"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,22 +110,28 @@ def test_imagenet_weights_come_with_names(monkeypatch: pytest.MonkeyPatch, tiny_
     assert model.task.labels == names
 
 
-def test_without_a_network_imagenet_weights_fail_with_the_ways_out_and_names_are_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "silent"])
+def test_without_a_network_imagenet_weights_fail_with_the_ways_out_and_names_are_missed(
+    tmp_path: Path, is_silent: bool
+) -> None:
     program = """
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import catalog, labels
+from xlaserve.model import catalog, keras_models, labels
+keras_models.STALL_TIMEOUT_S = 0.5
 try:
     catalog.load(ModelSettings(name="it", source="keras.applications:MobileNet"))
 except ModelFailed as failure:
     print(failure)
-print(labels.imagenet())
+print(labels.imagenet(timeout_s=0.5))
 """
-    closed = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-    environment = {**os.environ, **closed, "KERAS_HOME": str(tmp_path), "no_proxy": "", "NO_PROXY": ""}
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120, env=environment
-    )
+    with socket.create_server(("127.0.0.1", 0)) as proxy:  # takes connections and says nothing
+        port = proxy.getsockname()[1] if is_silent else 9
+        proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), f"http://127.0.0.1:{port}")
+        environment = {**os.environ, **proxies, "KERAS_HOME": str(tmp_path), "no_proxy": "", "NO_PROXY": ""}
+        ran = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120, env=environment
+        )
     failure, names = ran.stdout.splitlines()[-3::2]
     assert failure.startswith("weights: https://storage.googleapis.com/")
     assert "mobilenet_1_0_224_tf.h5 could not be downloaded: " in failure
