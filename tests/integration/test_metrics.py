@@ -1,0 +1,218 @@
+"""What Prometheus and the probes see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from http.client import HTTPConnection
+
+import grpc
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from xlaserve_proto import open_inference_pb2 as pb
+from xlaserve_proto import vision_pb2
+
+METHODS = {"ModelInfer", "ModelStreamInfer", "Classify"}
+STATES = {"loading", "compiling", "ready", "draining", "unloaded", "failed"}
+LABELS = {"model", "method", "mode", "status", "bucket", "state", "version", "le"}
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    host, port = address.rsplit(":", 1)
+    connection = HTTPConnection(host, int(port), timeout=30)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def families(server) -> dict[str, Metric]:
+    status, text = get(server.http, "/metrics")
+    assert status == 200
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def refused(call: Callable[[], object]) -> None:
+    with pytest.raises(grpc.RpcError):
+        call()
+
+
+class Growth:
+    """How much the sum over the series of a metric has grown."""
+
+    def __init__(self, server) -> None:
+        self._server = server
+        self._before = families(server)
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self._sum(families(self._server), name, labels) - self._sum(self._before, name, labels)
+
+    @staticmethod
+    def _sum(metrics: dict[str, Metric], name: str, labels: dict[str, str]) -> float:
+        samples = (sample for family in metrics.values() for sample in family.samples if sample.name == name)
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def test_names_units_and_labels_follow_the_conventions(server, oip, valid):
+    oip.ModelInfer(valid("image"))
+    metrics = families(server)
+    ours = {name: family for name, family in metrics.items() if not name.startswith("process_")}
+    assert {"process_resident_memory_bytes", "process_cpu_seconds", "process_open_fds"} <= set(metrics)
+    for name, family in ours.items():
+        # The parser gives the time at which a series began a family of its own.
+        assert re.fullmatch(r"xlaserve_[a-z]+(_[a-z]+)*", name), name
+        assert not re.search(r"_(ms|us|millis|milliseconds|mib|kb)(_|$)", name), name
+        assert family.documentation, name
+        assert family.type in {"counter", "gauge", "histogram"}, name
+        for sample in family.samples:
+            assert set(sample.labels) <= LABELS, sample
+            if family.type == "counter":
+                assert sample.name in {f"{name}_total", f"{name}_created"}
+    assert {name for name, family in ours.items() if family.type == "histogram"} == {
+        *(f"xlaserve_{stage}_seconds" for stage in ("request", "decode", "queue", "gather", "execute", "encode")),
+        "xlaserve_compile_seconds",
+        "xlaserve_batch_size",
+    }
+    counters = ("requests", "requests_refused", "images", "bucket_batches", "padded_rows", "compilations")
+    assert {f"xlaserve_{name}" for name in counters} <= set(ours)
+    gauges = ("queue_images", "in_flight_images", "in_flight_requests", "in_flight_bytes", "model_state", "ready")
+    assert {ours[f"xlaserve_{name}"].type for name in gauges} == {"gauge"}
+
+
+def test_every_request_is_counted_once_by_its_status(server, oip, vision, valid, scans):
+    grown = Growth(server)
+    for _ in range(3):
+        oip.ModelInfer(valid(n=2))
+    graph = valid("image", n=4)
+    graph.parameters["mode"].string_param = "graph"
+    oip.ModelInfer(graph)
+    vision.Classify(vision_pb2.ClassifyRequest(model="digits", images=list(scans.values())))
+    late, wrong, turbo, unknown, broken = (valid() for _ in range(5))
+    late.parameters["timeout"].int64_param = 1
+    wrong.inputs[0].shape[0] = -1
+    turbo.parameters["mode"].string_param = "turbo"
+    unknown.model_name = "nope"
+    broken.model_name = "broken"
+    list(oip.ModelStreamInfer(iter([valid(), wrong, valid()])))
+    for request in (late, wrong, turbo, unknown, broken):
+        refused(lambda request=request: oip.ModelInfer(request))
+    refused(lambda: vision.Classify(vision_pb2.ClassifyRequest(model="digits", images=[b"no image"])))
+
+    assert grown("xlaserve_requests_total", method="ModelInfer", mode="xla", status="OK") == 3
+    assert grown("xlaserve_requests_total", method="ModelInfer", mode="graph", status="OK") == 1
+    assert grown("xlaserve_requests_total", method="Classify", mode="xla", status="OK") == 1
+    assert grown("xlaserve_requests_total", method="ModelStreamInfer", mode="xla", status="OK") == 2
+    assert grown("xlaserve_requests_total", method="ModelStreamInfer", status="INVALID_ARGUMENT") == 1
+    assert grown("xlaserve_requests_total", method="ModelInfer", mode="xla", status="DEADLINE_EXCEEDED") == 1
+    assert grown("xlaserve_requests_total", method="ModelInfer", status="INVALID_ARGUMENT") == 2
+    assert grown("xlaserve_requests_total", method="Classify", mode="xla", status="INVALID_ARGUMENT") == 1
+    assert grown("xlaserve_requests_total", model="broken", mode="", status="FAILED_PRECONDITION") == 1
+    assert grown("xlaserve_requests_refused_total", method="ModelInfer", status="NOT_FOUND") == 1
+    assert grown("xlaserve_requests_total") == 13
+    assert grown("xlaserve_requests_refused_total") == 1
+
+    assert grown("xlaserve_images_total", model="digits", mode="xla") == 6 + 10 + 2
+    assert grown("xlaserve_images_total", mode="graph") == 4
+    assert grown("xlaserve_request_seconds_count", model="digits") == 12
+    assert grown("xlaserve_decode_seconds_count", model="digits") == 2
+    assert grown("xlaserve_queue_seconds_count", model="digits") == 7
+    assert grown("xlaserve_encode_seconds_count", model="digits") == 7
+    assert grown("xlaserve_request_seconds_sum", model="digits") > grown("xlaserve_queue_seconds_sum", model="digits")
+
+
+def test_batches_buckets_and_padding_add_up(server, oip, valid):
+    grown = Growth(server)
+    for n in (1, 3, 5, 7, 8, 9, 20):
+        oip.ModelInfer(valid(n=n))
+    assert grown("xlaserve_batch_size_sum", mode="xla") == 53
+    batches = grown("xlaserve_batch_size_count", mode="xla")
+    for stage in ("gather", "execute"):
+        assert grown(f"xlaserve_{stage}_seconds_count", model="digits") == batches
+        assert grown(f"xlaserve_{stage}_seconds_sum", model="digits") > 0
+    by_bucket = {size: grown("xlaserve_bucket_batches_total", bucket=f"{size}x32x32") for size in (1, 2, 4, 8)}
+    assert sum(by_bucket.values()) == batches
+    rows = sum(size * count for size, count in by_bucket.items())
+    assert rows == 53 + grown("xlaserve_padded_rows_total", mode="xla")
+    assert grown("xlaserve_compilations_total") == 0
+    assert server.metric("xlaserve_compilations_total", model="digits") == 12
+    assert server.metric("xlaserve_compile_seconds_count", model="digits", mode="xla") == 4
+
+
+def test_nothing_that_a_client_makes_up_becomes_a_label(server, oip, vision, valid):
+    before = get(server.http, "/metrics")[1].count("\n")
+    for number in range(20):
+        unknown, turbo, versioned = valid(), valid(), valid()
+        unknown.model_name = f"made-up-{number}"
+        turbo.parameters["mode"].string_param = f"made-up-{number}"
+        versioned.model_version = f"{1000 + number}"
+        for request in (unknown, turbo, versioned):
+            refused(lambda request=request: oip.ModelInfer(request))
+            list(oip.ModelStreamInfer(iter([request])))
+        for fields in ({"model": unknown.model_name}, {"model": "digits", "mode": f"made-up-{number}"}):
+            refused(lambda fields=fields: vision.Classify(vision_pb2.ClassifyRequest(**fields, images=[b"x"])))
+        refused(lambda number=number: oip.ModelReady(pb.ModelReadyRequest(name=f"made-up-{number}")))
+    text = get(server.http, "/metrics")[1]
+    assert "made-up" not in text
+    assert "1000" not in re.findall(r'version="(\d+)"', text)
+    assert text.count("\n") - before < 40
+    for family in families(server).values():
+        for sample in family.samples:
+            assert sample.labels.get("model", "digits") in {"digits", "noop", "broken"}
+            assert sample.labels.get("mode", "") in {"", "xla", "graph", "eager"}
+            assert sample.labels.get("method", "ModelInfer") in METHODS
+            assert sample.labels.get("status", "OK") in grpc.StatusCode.__members__
+
+
+def test_each_model_is_in_one_state(server):
+    samples = families(server)["xlaserve_model_state"].samples
+    assert {sample.labels["state"] for sample in samples} == STATES
+    now = [(s.labels["model"], s.labels["version"], s.labels["state"]) for s in samples if s.value]
+    assert sorted(now) == [("broken", "1", "failed"), ("digits", "1", "ready"), ("noop", "1", "ready")]
+
+
+def test_idle_means_that_nothing_is_under_way(server):
+    for name in ("queue_images", "in_flight_images", "in_flight_bytes", "in_flight_requests"):
+        assert server.metric(f"xlaserve_{name}") == 0
+    assert server.metric("xlaserve_ready") == 1
+    assert server.metric("xlaserve_lanes") >= 1
+    assert [get(server.http, path) for path in ("/healthz", "/readyz")] == [(200, "ok\n"), (200, "ready\n")]
+
+
+def test_what_is_under_way_shows_and_readiness_follows_the_models(start_server, brake):
+    config = {"models": [{"name": "noop", "source": "builtin:noop", "buckets": [1]}], "lanes": 1}
+    brake.pull()
+    server = start_server(config, env=brake.env, wait=False)
+    probes = ("/healthz", "/readyz")
+    assert [get(server.http, path)[0] for path in probes] == [200, 503]
+    assert server.metric("xlaserve_ready") == 0
+    server.wait_for(lambda: server.metric("xlaserve_model_state", state="compiling") == 1, "it did not compile")
+    assert [get(server.http, path)[0] for path in probes] == [200, 503]
+    brake.release()
+    server.wait_until_ready()
+    assert [get(server.http, path)[0] for path in probes] == [200, 200]
+
+    brake.pull()
+    request = pb.ModelInferRequest(model_name="noop")
+    request.inputs.add(name="pixels", datatype="UINT8", shape=[1, 224, 224, 3])
+    request.raw_input_contents.append(bytes(224 * 224 * 3))
+    with grpc.insecure_channel(server.grpc) as channel:
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            pb.ModelInferRequest.SerializeToString,
+            pb.ModelInferResponse.FromString,
+        )
+        calls = [call.future(request) for _ in range(5)]
+        server.wait_for(lambda: server.metric("xlaserve_in_flight_images", model="noop") == 5, "they did not arrive")
+        assert server.metric("xlaserve_in_flight_requests") == 5
+        assert server.metric("xlaserve_in_flight_bytes") == 5 * 224 * 224 * 3
+        assert 3 <= server.metric("xlaserve_queue_images") < 5
+        server.process.terminate()
+        server.wait_for(lambda: get(server.http, "/readyz")[0] == 503, "it stayed ready")
+        assert get(server.http, "/healthz")[0] == 200
+        brake.release()
+        assert all(call.result().outputs for call in calls)
+    assert server.wait() == 0
