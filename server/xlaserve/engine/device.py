@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from xlaserve.config import PerformanceHint, Settings
+from xlaserve.config import Mode, PerformanceHint, Settings
 from xlaserve.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -75,11 +75,21 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     tf.config.set_visible_devices(gpus[:1], "GPU")
     for gpu_device in gpus[:1]:
         tf.config.experimental.set_memory_growth(gpu_device, True)
-    # One pool serves all lanes; with a single thread TensorFlow runs each operation on the lane's own thread.
-    threads = device.threads_per_lane
-    tf.config.threading.set_intra_op_parallelism_threads(threads if threads == 1 else threads * device.lanes)
+    tf.config.threading.set_intra_op_parallelism_threads(_pool_threads(settings, device))
     tf.config.threading.set_inter_op_parallelism_threads(device.lanes)
     return device
+
+
+def _pool_threads(settings: Settings, device: Device) -> int:
+    """Returns how many threads the pool has that all lanes share.
+
+    XLA's programs run on the pool alone: with one thread in it, two lanes would take turns. Without XLA, TensorFlow runs
+    operations on the lane's own thread where the pool has just one, which beats splitting each of them.
+    """
+    runs_xla = any(Mode.XLA in model.modes for model in settings.models)
+    if device.threads_per_lane == 1 and not runs_xla:
+        return 1
+    return device.threads_per_lane * device.lanes
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.config import PerformanceHint, Settings
+from xlaserve.config import Mode, ModelSettings, PerformanceHint, Settings
 from xlaserve.engine.device import GPU_LANES, choose, configure, cpu_name, usable_cores
 from xlaserve.errors import ConfigError
 
@@ -85,11 +85,18 @@ def test_a_gpu_that_is_not_there_is_said_with_the_way_out() -> None:
         choose(Settings(device="gpu"), cores=2, gpu=None)
 
 
-def test_lanes_with_one_thread_each_need_no_pool(tensorflow: Callable[..., TensorFlow]) -> None:
+def test_lanes_with_one_thread_each_need_no_pool_without_xla(tensorflow: Callable[..., TensorFlow]) -> None:
     module = tensorflow()
-    device = configure(Settings(), uses_tensorflow=True)
+    graph_only = ModelSettings(name="m", source="builtin:digits", modes=(Mode.GRAPH,))
+    device = configure(Settings(models=(graph_only,)), uses_tensorflow=True)
     assert (device.lanes, device.threads_per_lane) == (8, 1)
     assert module.told == {"visible": [], "intra": 1, "inter": 8}
+
+
+def test_xla_has_a_thread_of_the_pool_for_every_lane(tensorflow: Callable[..., TensorFlow]) -> None:
+    module = tensorflow()
+    assert configure(Settings(), uses_tensorflow=True).threads_per_lane == 1
+    assert module.told["intra"] == 8
 
 
 def test_lanes_share_one_pool_of_threads(tensorflow: Callable[..., TensorFlow]) -> None:
