@@ -83,8 +83,8 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
 def _pool_threads(settings: Settings, device: Device) -> int:
     """Returns how many threads the pool has that all lanes share.
 
-    XLA's programs run on the pool alone: with one thread in it, two lanes would take turns. Without XLA, TensorFlow runs
-    operations on the lane's own thread where the pool has just one, which beats splitting each of them.
+    XLA's programs run on the pool alone: with one thread in it, two lanes would take turns. Without XLA, TensorFlow
+    runs operations on the lane's own thread where the pool has just one, which beats splitting each of them.
     """
     runs_xla = any(Mode.XLA in model.modes for model in settings.models)
     if device.threads_per_lane == 1 and not runs_xla:
