@@ -1,14 +1,22 @@
-"""What is kept of a run: a row for each request and an entry for each block. The report needs nothing else."""
+"""What is kept of a run: the lines of a run file, in types. `run_file` writes and reads them.
+
+Attack and report meet here and nowhere else. The format is documented in docs/loadtest-run-format.md.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+SCHEMA: Final = "xlaserve.loadtest.run/1"
+SUFFIX: Final = ".run.jsonl.gz"
 
 
 class Status(IntEnum):
@@ -52,10 +60,253 @@ REQUEST: Final = np.dtype(
         *((stage, np.float32) for stage in STAGES),
     ]
 )
-"""A request. Times are of one monotonic clock: when it was due, when it was sent, when its answer was there."""
+"""A request. Times are of one monotonic clock: when it was due, when it was sent, when its answer was there.
+Stages that the server did not tell are NaN."""
 
-Requests = NDArray[np.void]
-"""Rows of `REQUEST`."""
+Rows = NDArray[np.void]
+"""Requests: rows of `REQUEST`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to run a model."""
+
+    name: str
+    mode: str
+    model: str
+    target: str
+    """"embedded", "in-process", "null", or HOST:PORT, several of them with commas between."""
+    is_control_of: str | None = None
+    """The arm that this one repeats; an A/A control must come out equal to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where the generator ran."""
+
+    cpu: str
+    cores: int
+    gpus: tuple[str, ...]
+    system: str
+    python: str
+    packages: Mapping[str, str]
+    """Versions by name."""
+    flags: Mapping[str, str]
+    """XLA_FLAGS and other variables that change what runs, where they are set."""
+    git_revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line: what was asked for."""
+
+    kind: ClassVar[str] = "header"
+    started_at: str
+    """ISO 8601, UTC."""
+    command: tuple[str, ...]
+    configuration: Mapping[str, Any]
+    """Every option in force."""
+    seed: int
+    scenario: str | None
+    baseline: str | None
+    """The arm that the others are held against."""
+    arms: tuple[Arm, ...]
+    environment: Environment
+    schema: str = SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """A program that the server compiled."""
+
+    mode: str
+    bucket: tuple[int, int, int]
+    """Batch, height, width."""
+    trace_s: float
+    compile_s: float
+    run_s: float
+    run_loaded_s: float | None = None
+    """A run with every lane busy."""
+    at: str | None = None
+    """When it was compiled, ISO 8601."""
+    model: str | None = None
+    """None where the server has one model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server process that was started or met."""
+
+    kind: ClassVar[str] = "server"
+    id: int
+    arms: tuple[str, ...]
+    address: str
+    name: str
+    pid: int | None = None
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the server says of each model: source, weights, modes, buckets ..."""
+    ledger: tuple[LedgerEntry, ...] = ()
+    ready_s: float | None = None
+    """From its start to ready; None for a server that was running before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What was asked of the target in a block."""
+
+    type: Literal["closed", "open", "offline"]
+    concurrency: int | None = None
+    rate_per_s: float | None = None
+    """Requests due each second."""
+    arrivals: Literal["poisson", "constant", "replay", "ramp"] | None = None
+    images_per_request: str = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """What the load generator did in a block, and whether it kept up."""
+
+    workers: int
+    cpu_s: float
+    sends: int
+    late_sends: int = 0
+    """Sent more than a millisecond, or 10% of the interval between two, after they were due."""
+    dropped: int = 0
+    """Due, but never sent."""
+    busy: float | None = None
+    """Share of the generator's measured ceiling."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUse:
+    """What the server process used in a block; None where it could not be seen."""
+
+    cpu_s: float | None = None
+    peak_rss_bytes: int | None = None
+    gpu_utilisation: float | None = None
+    """Share from 0 to 1."""
+    gpu_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """How the server's own counters moved in a block; None where it does not tell."""
+
+    batches_by_bucket: Mapping[str, int] = field(default_factory=dict)
+    """By batch, height and width: "8x224x224"."""
+    padded_rows: int | None = None
+    images: int | None = None
+    compilations: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of the run under one arm and one load; written when it is over."""
+
+    kind: ClassVar[str] = "block"
+    index: int
+    arm: str
+    load: Load
+    start_ns: int
+    end_ns: int
+    generator: Generator
+    role: Literal["measure", "search", "curve"] = "measure"
+    server: int | None = None
+    """Id of its server."""
+    window_ns: tuple[int, int] | None = None
+    """Requests due in this half-open interval are the measured ones; None when it ended in warm-up."""
+    steady: bool | None = None
+    """Whether it met the criterion of a steady state; None where that was not asked."""
+    round: int | None = None
+    """Blocks of one mirrored round (A B B A) share it."""
+    server_use: ServerUse = ServerUse()
+    counters: Counters | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Some requests of one block, in the order in which they ended."""
+
+    kind: ClassVar[str] = "requests"
+    block: int
+    rows: Rows
+    """Their `block` column counts for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+    kind: ClassVar[str] = "event"
+    at_ns: int
+    what: Literal["compile", "stall", "error", "note"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """How far an arm's outputs are from the baseline's, on the same images."""
+
+    kind: ClassVar[str] = "equality"
+    arm: str
+    baseline: str
+    images: int
+    largest_absolute: float
+    largest_relative: float
+    top1_agreement: float | None
+    """Share of images with the same best class; None where outputs are not scores."""
+    tolerance_absolute: float
+    tolerance_relative: float
+    is_equal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Requests of one arm that failed the same way."""
+
+    kind: ClassVar[str] = "failure"
+    arm: str
+    status: str
+    count: int
+    message: str
+    """Of one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last line."""
+
+    kind: ClassVar[str] = "end"
+    interrupted: bool
+    complete: bool
+    """Whether everything that was planned was measured."""
+    reason: str = ""
+
+
+Line = Header | Server | Block | Requests | Event | Equality | Failure | End
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run file, read."""
+
+    path: Path
+    header: Header
+    servers: tuple[Server, ...]
+    blocks: tuple[Block, ...]
+    requests: Rows
+    """In the order of the file."""
+    events: tuple[Event, ...]
+    equalities: tuple[Equality, ...]
+    failures: tuple[Failure, ...]
+    end: End | None
+    """None when the file was cut off."""
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.path.name.removesuffix(SUFFIX)
+
 
 _CHUNK_ROWS: Final = 8192
 
@@ -69,7 +320,7 @@ class BlockRecord:
     slots: int
     start_ns: int
     window_ns: tuple[int, int] | None = None
-    """Requests that became due in this half-open interval are the measured ones; None while warming up."""
+    """Rows that became due in this half-open interval are the measured ones; None while warming up."""
     slot_ns: int = 0
     """Time that the measured requests took up of their slots, from one due time to the next."""
     end_ns: int | None = None
@@ -86,7 +337,7 @@ class Record:
     failures: dict[tuple[str, Status], str] = field(default_factory=dict)
     """The first message of each status of each arm."""
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
-    _chunks: list[Requests] = field(default_factory=list)
+    _chunks: list[Rows] = field(default_factory=list)
 
     def add(
         self,
@@ -108,7 +359,7 @@ class Record:
         if len(self._rows) >= _CHUNK_ROWS:
             self._pack()
 
-    def requests(self) -> Requests:
+    def requests(self) -> Rows:
         """Returns all requests so far, in the order in which they ended."""
         self._pack()
         return np.concatenate(self._chunks) if self._chunks else np.empty(0, REQUEST)

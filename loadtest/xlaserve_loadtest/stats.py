@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.record import STAGES, BlockRecord, Requests, Status
+from xlaserve_loadtest.record import STAGES, BlockRecord, Rows, Status
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
 
@@ -60,7 +60,7 @@ def percentile_ms(latencies_ns: NDArray[np.int64], percentile: float) -> float |
     return float(np.percentile(latencies_ns, percentile, method="inverted_cdf")) / 1e6
 
 
-def summarize(arm: str, blocks: Sequence[BlockRecord], requests: Requests) -> Summary:
+def summarize(arm: str, blocks: Sequence[BlockRecord], requests: Rows) -> Summary:
     """Sums up one arm from all blocks and requests of a run.
 
     A closed loop's rate is taken over whole cycles: what was answered for each second of a slot's time, times the
@@ -106,12 +106,12 @@ def _rate(blocks: Sequence[BlockRecord], count: int) -> float | None:
     return count / mean_slot_s if mean_slot_s else None
 
 
-def _errors(rows: Requests) -> dict[str, int]:
+def _errors(rows: Rows) -> dict[str, int]:
     counts = Counter(rows["status"][rows["status"] != Status.OK].tolist())
     return {Status(status).name: count for status, count in counts.most_common()}
 
 
-def _stages(rows: Requests) -> dict[str, float]:
+def _stages(rows: Rows) -> dict[str, float]:
     told = {stage: rows[stage][~np.isnan(rows[stage])] for stage in STAGES}
     return {
         f"{stage.removesuffix('_s')}_ms": float(values.mean()) * 1000 for stage, values in told.items() if values.size
