@@ -101,6 +101,7 @@ class App:
         Listens from the start, so that a warm-up can be watched, but is ready only after it. Raises ConfigError where
         it can't listen and ModelFailed where a model fails.
         """
+        await asyncio.sleep(0)  # an interrupt that came while TensorFlow was imported ends it here, with nothing begun
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
