@@ -16,6 +16,33 @@ from xlaserve_loadtest.record import STAGES, BlockRecord, Rows, Status
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its 95% interval over blocks."""
+
+    value: float
+    low: float | None
+    """None where there were too few blocks for an interval."""
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """A percentile of latency with its 95% confidence bounds."""
+
+    name: str
+    """"p99"."""
+    percentile: float
+    """From 0 to 100."""
+    value_ms: float | None
+    """None where there were too few answers to support it."""
+    low_ms: float | None
+    high_ms: float | None
+    """None where the bound lies beyond what was seen."""
+    needs: int
+    """Answers that it takes."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """What one arm did while it was measured."""
