@@ -1,0 +1,97 @@
+"""The models of a sweep, and what others published of them."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+APPLICATIONS: Final = "keras.applications:"
+PUBLISHED_BATCH: Final = 4
+"""Images in a batch of the published figures."""
+
+_ACCELERATORS: Final = ("a100", "v100", "t4")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to sweep over."""
+
+    source: str
+    """As the server's configuration names it."""
+    name: str
+    family: str
+    size: int | None
+    """Height and width that it was designed for, in pixels; None where only the model knows."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the Keras XLA benchmark project published of a model on one accelerator: batches of 4 images."""
+
+    images_per_s: tuple[float, float] | None
+    """Under XLA: the least and the greatest over the revisions of their notebooks."""
+    ratio_to_eager: float | None
+    """Their speed-up, which is over eager execution."""
+
+
+@cache
+def applications() -> tuple[Model, ...]:
+    """Returns all models of keras.applications, families together."""
+    return tuple(
+        Model(APPLICATIONS + row["name"], row["name"], row["family"], int(row["size"])) for row in _rows("models.csv")
+    )
+
+
+def find(names: Sequence[str]) -> tuple[Model, ...]:
+    """Returns the models named: `all`, one of keras.applications, a family of them, or any source or path.
+
+    Each comes once, in the order asked for.
+    """
+    known = applications()
+    found: dict[str, Model] = {}
+    for name in names:
+        bare = name.removeprefix(APPLICATIONS)
+        chosen = [model for model in known if name == "all" or bare in {model.name, model.family}]
+        found.update((model.source, model) for model in chosen or [_other(name)])
+    return tuple(found.values())
+
+
+def published(gpus: Sequence[str]) -> dict[tuple[str, int], Published]:
+    """Returns what was published for the first of `gpus` (nvidia-smi's names), by model and resolution.
+
+    It is empty where nothing was published for such a device.
+    """
+    device = gpus[0].lower() if gpus else ""
+    accelerator = next((known for known in _ACCELERATORS if known in device.replace("-", " ").split()), None)
+    names = {row["variant"]: row["name"] for row in _rows("published_names.csv")}
+    rates: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    ratios: dict[tuple[str, int], float] = {}
+    for row in _rows("published_speedups.csv"):
+        if row["kind"] == "percent" and row["accelerator"] == accelerator and row["model_variant"] in names:
+            ratios[names[row["model_variant"]], int(row["resolution"])] = 1 + float(row["value"]) / 100
+    for row in _rows("xla_vs_noxla_pairs.csv"):
+        if row["acc"] == accelerator and row["variant"] in names:
+            ratios[names[row["variant"]], int(row["res"])] = float(row["ratio"])
+    for row in _rows("published_throughput_rows.csv"):
+        if row["accelerator"] == accelerator and row["xla"] == "True" and row["model_variant"] in names:
+            rates[names[row["model_variant"]], int(row["resolution"])].append(float(row["throughput_img_s"]))
+    return {
+        key: Published((min(rates[key]), max(rates[key])) if key in rates else None, ratios.get(key))
+        for key in sorted({*rates, *ratios})
+    }
+
+
+def _other(source: str) -> Model:
+    name = Path(source).stem if "/" in source or source.endswith(".keras") else source.rpartition(":")[2]
+    return Model(source, name, "other", None)
+
+
+def _rows(name: str) -> Iterable[dict[str, str]]:
+    text = (files("xlaserve_loadtest") / "data" / name).read_text(encoding="utf-8")
+    return csv.DictReader(text.splitlines())

@@ -1,0 +1,23 @@
+"use strict";
+(() => {
+  const PRINT_WIDTH_PX = 670;
+  const PRINT_HEIGHT_PX = 270;
+  const plots = [];
+  for (const source of document.querySelectorAll("script.chart")) {
+    const { traces, layout } = JSON.parse(source.textContent);
+    const plot = source.previousElementSibling;
+    plots.push(plot);
+    Plotly.newPlot(plot, traces, layout, { responsive: true, displayModeBar: false, scrollZoom: false });
+  }
+  // Paper is narrower than most windows, and printing does not ask charts to fit. A line of dots and curves loses
+  // nothing by being lower; bars of many names would.
+  addEventListener("beforeprint", () => plots.forEach((plot) => resize(plot, PRINT_WIDTH_PX, PRINT_HEIGHT_PX)));
+  addEventListener("afterprint", () => plots.forEach((plot) => resize(plot, null, Infinity)));
+  function resize(plot, width, most) {
+    const own = Number(plot.dataset.height ??= plot.layout.height);
+    const isBars = plot.data.some((trace) => trace.type === "bar");
+    const height = isBars ? own : Math.min(own, most);
+    plot.style.height = `${height}px`;
+    Plotly.relayout(plot, { width, height, autosize: width === null });
+  }
+})();

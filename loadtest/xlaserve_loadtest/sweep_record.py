@@ -1,0 +1,185 @@
+"""What is kept of a sweep: JSON lines, one for each cell, from which it resumes and its report is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+SCHEMA: Final = "xlaserve.loadtest.sweep/1"
+FILE_NAME: Final = "sweep.jsonl"
+
+
+class SweepFileError(Exception):
+    """The state file can't be used; the text says why, for people."""
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One model at one resolution and batch; its modes are measured together, in blocks that alternate."""
+
+    source: str
+    resolution: int | None
+    """Height and width in pixels; None for the model's own."""
+    batch: int
+
+    def __str__(self) -> str:
+        size = "own size" if self.resolution is None else f"{self.resolution} px"
+        return f"{self.source}, {size}, batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """What one mode did in a cell, or why it did nothing."""
+
+    reason: str | None = None
+    """Why there is no figure: it did not load or compile, failed, or took too long."""
+    images_per_s: float | None = None
+    images_per_s_interval: tuple[float, float] | None = None
+    """95%."""
+    ratio: float | None = None
+    """Images/s over those of the baseline."""
+    ratio_interval: tuple[float, float] | None = None
+    """95%."""
+    verdict: str | None = None
+    """In words, of the ratio."""
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    trace_s: float | None = None
+    compile_s: float | None = None
+    outputs_agree: bool | None = None
+    """With the baseline's, within tolerance."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell that is done."""
+
+    cell: Cell
+    name: str
+    family: str
+    results: Mapping[str, ModeResult]
+    """By mode."""
+    at: str
+    """When it was done, ISO 8601."""
+    seconds: float
+    """What it took."""
+
+
+@dataclass
+class Sweep:
+    """All of a state file."""
+
+    environment: Mapping[str, Any]
+    options: Mapping[str, Any]
+    baseline: str
+    started_at: str
+    entries: dict[Cell, Entry] = field(default_factory=dict)
+
+    def done(self, cell: Cell, modes: Iterable[str], *, retry_failed: bool = False) -> bool:
+        """Returns whether each of `modes` has its result, which may be the reason why it has no figure."""
+        entry = self.entries.get(cell)
+        if entry is None or not set(modes) <= set(entry.results):
+            return False
+        return not (retry_failed and any(entry.results[mode].reason for mode in modes))
+
+
+class SweepFile:
+    """The state file of a sweep in `folder`, held for one process: `with` opens or creates it.
+
+    `sweep` is what it holds. Entering raises SweepFileError when another process has it, when it isn't such a file, or
+    when it was made in another environment or with another baseline: figures of two machines don't mix.
+    """
+
+    def __init__(self, folder: Path, fresh: Sweep) -> None:
+        self.sweep = fresh
+        self._path = folder / FILE_NAME
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._path.stat().st_size:
+                self._resume()
+            else:
+                self._write({"kind": "header", "schema": SCHEMA, **_without_entries(self.sweep)})
+        except BlockingIOError:
+            self._file.close()
+            raise SweepFileError(f"{self._path} is in use by another sweep") from None
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, entry: Entry) -> None:
+        """Appends an entry; it is on disk when this returns."""
+        self.sweep.entries[entry.cell] = entry
+        self._write({"kind": "entry", **dataclasses.asdict(entry)})
+
+    def _resume(self) -> None:
+        found = read(self._path)
+        for name in ("cpu", "cores", "gpus"):
+            here, there = self.sweep.environment.get(name), found.environment.get(name)
+            if here != there:
+                other = f"another machine ({name}: {there}, here {here})"
+                raise SweepFileError(f"{self._path} was measured on {other}; choose another --out")
+        if found.baseline != self.sweep.baseline:
+            raise SweepFileError(f"{self._path} has {found.baseline} as its baseline; choose another --out")
+        # What a crash left of a last line goes; else the next one would be glued to it.
+        whole = self._path.read_bytes().rpartition(b"\n")
+        self._file.truncate(len(whole[0]) + len(whole[1]))
+        self.sweep = found
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read(path: Path) -> Sweep:
+    """Reads a state file, or the one in a folder; a last line that was cut off is ignored. Raises SweepFileError."""
+    path = path / FILE_NAME if path.is_dir() else path
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+        head = json.loads(lines[0]) if lines else {}
+        if head.get("schema") != SCHEMA:
+            raise SweepFileError(f"{path}: expected schema {SCHEMA}, got {head.get('schema')}")
+        sweep = Sweep(head["environment"], head["options"], head["baseline"], head["started_at"])
+        for entry in map(_entry, map(json.loads, lines[1:])):
+            sweep.entries[entry.cell] = entry
+    except OSError as error:
+        raise SweepFileError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SweepFileError(f"{path} is not the state of a sweep: {error}") from error
+    return sweep
+
+
+def _entry(line: Mapping[str, Any]) -> Entry:
+    return Entry(
+        Cell(**line["cell"]),
+        line["name"],
+        line["family"],
+        {mode: _result(result) for mode, result in line["results"].items()},
+        line["at"],
+        line["seconds"],
+    )
+
+
+def _result(fields: Mapping[str, Any]) -> ModeResult:
+    return ModeResult(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+
+
+def _without_entries(sweep: Sweep) -> dict[str, Any]:
+    return {key: value for key, value in vars(sweep).items() if key != "entries"}
