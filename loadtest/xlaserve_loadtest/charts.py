@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from xlaserve_loadtest.markup import Markup, data, tag
-
-COLOURS: Final = ("#3b7ddd", "#e8822e", "#1a9e84", "#b659c4", "#8d9a1f", "#d65468", "#6b7f99", "#a5713f")
-"""Told apart on white and on near-black, and by most colour-blind readers in this order."""
+from xlaserve_loadtest.chart import BAR_PX, COLOURS, Chart, colour, label, plain, rule
+from xlaserve_loadtest.figures import number
 
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "x")
 _PERCENTILE_TICKS: Final = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
-_MOST_POINTS: Final = 1500
-_BAR_PX: Final = 30
-
-
-@dataclass(frozen=True)
-class Chart:
-    """What plotly draws, a title, and how to read it."""
-
-    name: str
-    """Its id in the page."""
-    title: str
-    reading: str
-    traces: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any] = field(default_factory=dict)
-
-    def render(self) -> Markup:
-        """Returns the figure as HTML."""
-        layout = _merge(_LAYOUT, self.layout)
-        height = f"height:{layout['height']}px"
-        source = data({"traces": list(self.traces), "layout": layout})
-        return tag(
-            "figure",
-            tag("h3", self.title),
-            tag("div", class_="plot", style=height, role="img", aria_label=self.title),
-            tag("script", source, type="application/json", class_="chart"),
-            tag("figcaption", self.reading),
-            id=self.name,
-        )
 
 
 @dataclass(frozen=True)
@@ -57,6 +25,7 @@ class Bar:
     value: float
     low: float | None = None
     high: float | None = None
+    colour: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +35,21 @@ class Curve:
     label: str
     x: ArrayLike
     y: ArrayLike
+    colour: int
+    """Index of its colour: that of its arm."""
+    style: int = 0
+    """Index of its dashes and symbol: that of its load."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """An arm's latency over the run, in slices of time: `at_s`, `p50_ms` and `max_ms` of equal length."""
+
+    label: str
+    at_s: Sequence[float]
+    p50_ms: Sequence[float]
+    max_ms: Sequence[float]
+    colour: int
 
 
 @dataclass(frozen=True)
@@ -84,10 +68,10 @@ def throughput(bars: Sequence[Bar]) -> Chart:
         "orientation": "h",
         "y": [label(bar.label) for bar in bars],
         "x": [bar.value for bar in bars],
-        "text": [_short(bar.value) for bar in bars],
+        "text": [number(bar.value) for bar in bars],
         "textposition": "inside",
         "insidetextanchor": "start",
-        "marker": {"color": [colour(index) for index in range(len(bars))]},
+        "marker": {"color": [colour(bar.colour) for bar in bars]},
         "error_x": _interval(bars),
         "hovertemplate": "%{y}: %{x:,.4g} images/s<extra></extra>",
     }
@@ -98,7 +82,7 @@ def throughput(bars: Sequence[Bar]) -> Chart:
         "in the verdict, which compares neighbouring blocks and is the sharper test.",
         [trace],
         {
-            "height": 90 + _BAR_PX * max(2, len(bars)),
+            "height": 90 + BAR_PX * max(2, len(bars)),
             "showlegend": False,
             "xaxis": {"title": {"text": "images/s"}, "rangemode": "tozero"},
             "yaxis": {"autorange": "reversed", "type": "category"},
@@ -110,7 +94,7 @@ def percentiles(curves: Sequence[Curve]) -> Chart:
     """Returns latency by percentile, in the manner of HdrHistogram; x in percent (below 100), y in ms."""
     traces = []
     highest = 0.9
-    for index, curve in enumerate(curves):
+    for curve in curves:
         share = np.asarray(curve.x, float) / 100
         latency = np.asarray(curve.y, float)
         keep = share < 1
@@ -118,7 +102,7 @@ def percentiles(curves: Sequence[Curve]) -> Chart:
         highest = max(highest, *share[keep].tolist()) if keep.any() else highest
         traces.append(
             {
-                **_line(curve.label, index, tail, latency[keep]),
+                **_line(curve, tail, latency[keep]),
                 "customdata": (share[keep] * 100).tolist(),
                 "hovertemplate": "p%{customdata:.6~g}: %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
             }
@@ -146,17 +130,17 @@ def load_curve(curves: Sequence[Curve], percentile: str, limit_ms: float | None 
     """Returns latency over throughput, a point for each load; x in images/s, y in ms at `percentile`."""
     traces = [
         {
-            **_line(curve.label, index, curve.x, curve.y, mode="lines+markers"),
+            **_line(curve, curve.x, curve.y, mode="lines+markers"),
             "hovertemplate": "%{x:,.4~g} images/s, %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
         }
-        for index, curve in enumerate(curves)
+        for curve in curves
     ]
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "images/s answered"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": f"{percentile}, ms"}, "rangemode": "tozero"},
     }
     if limit_ms is not None:
-        layout["shapes"] = [_rule("y", limit_ms, COLOURS[5])]
+        layout["shapes"] = [rule("y", limit_ms, COLOURS[5])]
         layout["annotations"] = [_note(x=0, xref="paper", y=limit_ms, yref="y", text=f"limit {limit_ms:g} ms")]
     return Chart(
         "load-curve",
@@ -168,31 +152,31 @@ def load_curve(curves: Sequence[Curve], percentile: str, limit_ms: float | None 
     )
 
 
-def over_time(curves: Sequence[Curve], marks: Sequence[Mark]) -> Chart:
-    """Returns latency over the run; x in seconds since its start, y in ms."""
+def over_time(series: Sequence[Series], marks: Sequence[Mark]) -> Chart:
+    """Returns latency over the run, in seconds since its start and ms."""
     traces: list[dict[str, Any]] = []
-    for index, curve in enumerate(curves):
-        x, y = thin(np.asarray(curve.x, float), np.asarray(curve.y, float), _MOST_POINTS)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": label(curve.label),
-                "x": _plain(x),
-                "y": _plain(y),
-                "marker": {"size": 3.5, "opacity": 0.65, "color": colour(index)},
-                "hovertemplate": "%{x:.2f} s: %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
-            }
-        )
+    for one in series:
+        for what, values, symbol in (("p50", one.p50_ms, "circle"), ("slowest", one.max_ms, "triangle-up-open")):
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": label(f"{one.label} {what}"),
+                    "x": plain(one.at_s),
+                    "y": plain(values),
+                    "marker": {"size": 5, "symbol": symbol, "color": colour(one.colour)},
+                    "hovertemplate": "%{x:.2f} s: %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
+                }
+            )
     if marks:
-        top = max((max(trace["y"], default=0.0) for trace in traces), default=1.0) or 1.0
+        top = max((value for one in series for value in one.max_ms), default=1.0)
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": "events",
-                "x": [mark.at_s for mark in marks],
-                "y": [top * 1.04] * len(marks),
+                "x": plain([mark.at_s for mark in marks]),
+                "y": plain([top * 1.06] * len(marks)),
                 "text": [label(f"{mark.what}: {mark.text}") for mark in marks],
                 "marker": {"symbol": "triangle-down", "size": 10, "color": COLOURS[5]},
                 "hovertemplate": "%{x:.2f} s: %{text}<extra></extra>",
@@ -201,14 +185,14 @@ def over_time(curves: Sequence[Curve], marks: Sequence[Mark]) -> Chart:
     return Chart(
         "over-time",
         "Latency over time",
-        "Each dot is a request at the moment when it was due; the arms take turns. A level band is steady, a slope "
-        "means that a queue grows, and a lone spike is a stall. Triangles mark compilations and other events: in a "
-        "healthy run none lies inside the measured part. Long runs are thinned, slow requests last.",
+        "Each dot is the median of a short stretch of time, the open triangle above it the slowest request of that "
+        "stretch; the arms take turns. A level band is steady, a slope means that a queue grows, a lone spike is a "
+        "stall. Red triangles mark compilations and other events: in a healthy run none lies among the dots.",
         traces,
         {
             "xaxis": {"title": {"text": "seconds since the start"}},
             "yaxis": {"title": {"text": "latency, ms"}, "rangemode": "tozero"},
-            "shapes": [_rule("x", mark.at_s, COLOURS[5]) for mark in marks],
+            "shapes": [rule("x", mark.at_s, COLOURS[5]) for mark in marks],
         },
     )
 
@@ -235,7 +219,7 @@ def stages(arms: Sequence[str], stage_ms: Mapping[str, Sequence[float]]) -> Char
         traces,
         {
             "barmode": "stack",
-            "height": 130 + _BAR_PX * max(2, len(arms)),
+            "height": 130 + BAR_PX * max(2, len(arms)),
             "xaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
             "yaxis": {"autorange": "reversed", "type": "category"},
         },
@@ -278,7 +262,7 @@ def break_even(arms: Sequence[tuple[str, float, float]], crossing_images: float 
     images = np.linspace(0, most, 60)
     traces = [
         {
-            **_line(name, index, images, prepare_s + images / rate),
+            **_line(Curve(name, (), (), index, index), images, prepare_s + images / rate),
             "hovertemplate": "%{x:,.0f} images after %{y:,.3~g} s<extra>%{fullData.name}</extra>",
         }
         for index, (name, prepare_s, rate) in enumerate(arms)
@@ -288,7 +272,7 @@ def break_even(arms: Sequence[tuple[str, float, float]], crossing_images: float 
         "yaxis": {"title": {"text": "s since the start"}, "rangemode": "tozero"},
     }
     if crossing_images:
-        layout["shapes"] = [_rule("x", crossing_images, COLOURS[6])]
+        layout["shapes"] = [rule("x", crossing_images, COLOURS[6])]
     return Chart(
         "break-even",
         "When compiling pays for itself",
@@ -327,43 +311,16 @@ def buckets(arms: Sequence[str], names: Sequence[str], batches: Sequence[Sequenc
     )
 
 
-def thin(x: NDArray[np.float64], y: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns at most about `most` of the points: of each slice of time the slowest and evenly chosen others."""
-    if x.size <= most:
-        return x, y
-    order = np.argsort(x, kind="stable")
-    slices = np.array_split(order, most // 3)
-    kept = np.unique(
-        np.concatenate([[part[np.argmax(y[part])], part[0], part[part.size // 2]] for part in slices if part.size])
-    )
-    return x[kept], y[kept]
-
-
-def label(text: str) -> str:
-    """Returns text as plotly shows it literally; it would take some tags as formatting otherwise."""
-    return html.escape(text, quote=False)
-
-
-def colour(index: int) -> str:
-    """Returns the colour of the arm or stage at this place."""
-    return COLOURS[index % len(COLOURS)]
-
-
-def _line(name: str, index: int, x: ArrayLike, y: ArrayLike, *, mode: str = "lines") -> dict[str, Any]:
+def _line(curve: Curve, x: ArrayLike, y: ArrayLike, *, mode: str = "lines") -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": mode,
-        "name": label(name),
-        "x": _plain(x),
-        "y": _plain(y),
-        "line": {"color": colour(index), "width": 2, "dash": _DASHES[index % len(_DASHES)]},
-        "marker": {"size": 8, "symbol": _SYMBOLS[index % len(_SYMBOLS)]},
+        "name": label(curve.label),
+        "x": plain(x),
+        "y": plain(y),
+        "line": {"color": colour(curve.colour), "width": 2, "dash": _DASHES[curve.style % len(_DASHES)]},
+        "marker": {"size": 8, "symbol": _SYMBOLS[curve.style % len(_SYMBOLS)]},
     }
-
-
-def _plain(values: ArrayLike) -> list[float | None]:
-    """Returns numbers to four digits or so, which is what a chart can show, and None for what is not finite."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()]
 
 
 def _interval(bars: Sequence[Bar]) -> dict[str, Any]:
@@ -377,60 +334,5 @@ def _interval(bars: Sequence[Bar]) -> dict[str, Any]:
     }
 
 
-def _rule(axis: str, at: float, colour_: str) -> dict[str, Any]:
-    other = "y" if axis == "x" else "x"
-    return {
-        "type": "line",
-        f"{axis}0": at,
-        f"{axis}1": at,
-        f"{other}0": 0,
-        f"{other}1": 1,
-        f"{other}ref": "paper",
-        "line": {"color": colour_, "width": 1, "dash": "dot"},
-    }
-
-
 def _note(**place: Any) -> dict[str, Any]:
     return {"showarrow": False, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}, **place}
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        inner = merged.get(key)
-        merged[key] = _merge(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
-_AXIS: Final[Mapping[str, Any]] = {
-    "automargin": True,
-    "fixedrange": True,
-    "ticklabelstandoff": 5,
-    "title": {"standoff": 10},
-}
-_LAYOUT: Final[Mapping[str, Any]] = {
-    "height": 360,
-    "autosize": True,
-    "margin": {"l": 12, "r": 16, "t": 12, "b": 12},
-    "paper_bgcolor": "rgba(0,0,0,0)",
-    "plot_bgcolor": "rgba(0,0,0,0)",
-    "font": {"family": "system-ui, sans-serif", "size": 12},
-    "legend": {
-        "orientation": "h",
-        "x": 0,
-        "xanchor": "left",
-        "y": 1,
-        "yanchor": "bottom",
-        "traceorder": "normal",
-        "itemsizing": "constant",
-    },
-    "showlegend": True,
-    "hovermode": "closest",
-    "bargap": 0.3,
-    "xaxis": _AXIS,
-    "yaxis": _AXIS,
-}

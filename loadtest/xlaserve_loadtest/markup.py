@@ -48,7 +48,10 @@ def tag(name: str, /, *children: Child, **attributes: str) -> Markup:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Child]], *, numbers: Iterable[int] = (), caption: str | None = None
 ) -> Markup:
-    """Returns a table that scrolls by itself where it is too wide. `numbers` are the columns aligned to the right."""
+    """Returns a table that scrolls by itself where it is too wide, nothing where it has no rows.
+
+    `numbers` are the columns aligned to the right.
+    """
     right = set(numbers)
 
     def cell(kind: str, index: int, child: Child) -> Markup:
@@ -56,6 +59,8 @@ def table(
 
     head = tag("tr", [cell("th", index, name) for index, name in enumerate(columns)])
     body = [tag("tr", [cell("td" if index else "th", index, child) for index, child in enumerate(row)]) for row in rows]
+    if not body:
+        return Markup()
     title = tag("caption", caption) if caption else None
     return tag("div", tag("table", title, tag("thead", head), tag("tbody", body)), class_="scroll")
 

@@ -178,7 +178,8 @@ def _entry(line: Mapping[str, Any]) -> Entry:
 
 
 def _result(fields: Mapping[str, Any]) -> ModeResult:
-    return ModeResult(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return ModeResult(**values)
 
 
 def _without_entries(sweep: Sweep) -> dict[str, Any]:
