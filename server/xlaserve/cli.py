@@ -39,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logs.configure(settings.log_level, settings.log_format)
         logs.quiet_tensorflow()
         status = command(own, settings, load)
+        sys.stdout.flush()
     except XlaserveError as error:
         sys.stderr.write(f"xlaserve: {error}\n")
         status = FAILED
     except KeyboardInterrupt:
         status = INTERRUPTED
-    sys.stdout.flush()
+    except BrokenPipeError:  # whoever read stdout has seen enough
+        status = FAILED
     sys.stderr.flush()
     # Not sys.exit, which waits for a compilation that a signal came into and that nothing can interrupt.
     os._exit(status)

@@ -1,0 +1,274 @@
+"""The commands, as processes: what they print where, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+import pytest
+import yaml
+
+from xlaserve import __version__, config
+
+TIMEOUT_S = 60
+NOOP = "[{name: noop, source: 'builtin:noop', buckets: [1, 2], modes: [xla, graph]}]"
+# Without TensorFlow, which takes seconds to import.
+BROKEN = "[{name: broken, source: 'builtin:noop', weights: other}]"
+COMMAND = (sys.executable, "-m", "xlaserve")
+ENDLESS_COMPILATION = """
+import threading
+from xlaserve.model.noop import NoopProgram
+
+NoopProgram.compile = lambda *arguments: threading.Event().wait()
+"""
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    return {**{key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}, **extra}
+
+
+def xlaserve(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env=environment(env or {}),
+    )
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *says: str) -> None:
+    """It ended with status 1 and one line that says why."""
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("xlaserve: ")
+    for text in says:
+        assert text in last
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
+
+
+# Configuration.
+
+
+def test_the_configuration_that_is_shown_is_one_that_can_be_read(tmp_path):
+    shown = xlaserve("config", "--show", "--models", NOOP, "--grpc-port", 9001, "--no-reflection")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stderr == ""
+    values = yaml.safe_load(shown.stdout)
+    assert (values["grpc_port"], values["reflection"], values["models"][0]["name"]) == (9001, False, "noop")
+    file = tmp_path / "config.yaml"
+    file.write_text(shown.stdout)
+    assert xlaserve("config", "--show", "--config", file).stdout == shown.stdout
+
+
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{{grpc_port: 1, http_port: 2, lanes: 3, log_level: error, models: {NOOP}}}")
+    env = {"XLASERVE_HTTP_PORT": "20", "XLASERVE_LANES": "30", "XLASERVE_CONFIG": str(file)}
+    values = yaml.safe_load(xlaserve("config", "--show", "--lanes", "200", env=env).stdout)
+    assert (values["grpc_port"], values["http_port"], values["lanes"]) == (1, 20, 200)
+    assert values["log_level"] == "error"
+
+
+def test_without_show_the_configuration_is_only_checked():
+    done = xlaserve("config")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "valid" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "says"),
+    [
+        (["--grpc-port", "high"], {}, ("grpc_port", "'high'", "integer")),
+        (["--config", "/nonexistent/file.yaml"], {}, ("/nonexistent/file.yaml", "can't be read")),
+        (["--models", "[{name: a}]"], {}, ("models.0.source: Field required",)),
+        ([], {"XLASERVE_LANES": "many"}, ("lanes", "'many'")),
+    ],
+)
+def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(arguments, env, says):
+    assert_refused(xlaserve("config", *arguments, env=env), *says)
+
+
+# Usage.
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("warm",), ("config",)])
+def test_help_is_printed(command):
+    done = xlaserve(*command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {' '.join(('xlaserve', *command))}")
+    if command:
+        flags = {f"--{name.replace('_', '-')}" for name in config.Settings.model_fields}
+        assert flags <= set(re.findall(r"--[a-z-]+", done.stdout))
+
+
+def test_the_version_is_printed():
+    assert xlaserve("--version").stdout == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("serve", "--nonsense"), ("config", "--models", "a: [")])
+def test_wrong_usage_is_explained(arguments):
+    done = xlaserve(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: xlaserve")
+    assert "error: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_accident():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        done = subprocess.run(
+            [*COMMAND, "config", "--show"],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env=environment({}),
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+# Warm-up.
+
+
+def test_warm_prints_the_ledger_as_json_on_stdout_and_nothing_else():
+    model = "[{name: digits, source: 'builtin:digits', buckets: [1, 2], modes: [xla, eager]}]"
+    done = xlaserve("warm", "--json", "--models", model)
+    assert done.returncode == 0, done.stderr
+    ledger = json.loads(done.stdout)
+    assert [(entry["model"], entry["mode"], entry["bucket"]) for entry in ledger] == [
+        ("digits", mode, [batch, 32, 32]) for mode in ("xla", "eager") for batch in (1, 2)
+    ]
+    for entry in ledger:
+        assert entry["run_s"] > 0
+        assert entry["run_loaded_s"] > 0
+        assert (entry["compile_s"] > 0) == (entry["mode"] == "xla")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", entry["at"])
+    assert "model digits: ready" in done.stderr
+
+
+def test_warm_prints_the_ledger_as_a_table():
+    done = xlaserve("warm", "--models", NOOP)
+    assert done.returncode == 0, done.stderr
+    title, *rows = done.stdout.splitlines()
+    assert title.split()[:3] == ["model", "mode", "bucket"]
+    assert [row.split()[:3] for row in rows] == [
+        ["noop", mode, f"{batch}x224x224"] for mode in ("xla", "graph") for batch in (1, 2)
+    ]
+    assert "noop: xla 2x224x224 compiled in" in done.stderr
+    assert "(4 of 4)" in done.stderr
+
+
+def test_warm_fails_with_the_reason_of_the_model_that_failed():
+    assert_refused(xlaserve("warm", "--json", "--models", BROKEN), "model broken failed: weights: ", "got other")
+
+
+def test_ctrl_c_ends_a_warm_up_at_once(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(ENDLESS_COMPILATION)
+    with subprocess.Popen(
+        [*COMMAND, "warm", "--models", NOOP],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment({"PYTHONPATH": str(tmp_path)}),
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "compiling" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
+# Serving.
+
+
+def test_a_model_that_fails_ends_the_server_with_its_reason():
+    models = f"{BROKEN[:-1]}, {NOOP[1:]}"
+    done = xlaserve("serve", "--models", models, "--grpc-port", 0, "--http-port", 0)
+    assert_refused(done, "model broken failed: weights: ", "got other")
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_a_taken_port_is_named(taken_port, kind):
+    other = {"grpc": "http", "http": "grpc"}[kind]
+    done = xlaserve("serve", "--models", NOOP, f"--{kind}-port", taken_port, f"--{other}-port", 0)
+    assert_refused(done, f"{kind}_port: expected a free port", "127.0.0.1", str(taken_port))
+
+
+def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(tmp_path):
+    done = xlaserve("serve", "--models", NOOP, "--ready-file", tmp_path / "missing" / "ready.json")
+    assert_refused(done, "ready_file: expected a file in a folder that exists", "missing/ready.json")
+    assert "loading" not in done.stderr
+
+
+def served(*arguments: object) -> tuple[int, str]:
+    """Serves until it is ready, then ends it; returns the status and what it wrote to its terminal."""
+    terminal, end = pty.openpty()
+    command = [*COMMAND, "serve", "--grpc-port", "0", "--http-port", "0", *map(str, arguments)]
+    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment({"TERM": "xterm-256color"}))
+    os.close(end)
+    said = b""
+    try:
+        while b"ready: noop" not in said:
+            said += os.read(terminal, 65_536)
+        process.terminate()
+        while True:
+            said += os.read(terminal, 65_536)
+    except OSError:  # the server closed its end
+        process.wait(TIMEOUT_S)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    return process.returncode, said.decode()
+
+
+def test_on_a_terminal_the_log_stands_above_a_bar_that_goes_when_the_models_are_loaded():
+    models = f"{BROKEN[:-1]}, {NOOP[1:]}"
+    status, said = served("--models", models, "--no-exit-on-model-failure")
+    assert status == 0, said
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said))
+    assert any("warming up" in line for line in lines)
+    logged = [line for line in lines if re.search(r"\d\d:\d\d:\d\d (INFO|ERROR) ", line)]
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in logged)
+    after = lines[next(number for number, line in enumerate(lines) if " ready: " in line) :]
+    assert not [line for line in after if "━" in line]
+    assert after[-2].endswith("stopped")
+
+
+def test_a_stale_ready_file_is_gone_until_the_server_is_ready(tmp_path):
+    file = tmp_path / "ready.json"
+    file.write_text('{"grpc": "of a server that was killed"}')
+    done = xlaserve("serve", "--models", BROKEN, "--ready-file", file)
+    assert_refused(done, "model broken failed")
+    assert not file.exists()
+
+
+def test_an_ipv6_address_is_written_as_one():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    status, said = served("--models", NOOP, "--host", "::1", "--log-format", "json")
+    assert status == 0, said
+    assert re.search(r"listening: gRPC \[::1\]:\d+, HTTP \[::1\]:\d+", said)
