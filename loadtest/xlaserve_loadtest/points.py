@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import chain
+from typing import Final, Literal
 
-from xlaserve_loadtest.record import Load
+import numpy as np
+
+from xlaserve_loadtest import stages
+from xlaserve_loadtest.record import Block, Load, Rows, Status
+from xlaserve_loadtest.samples import Sample, label, latencies_ns, pooled_ns
 from xlaserve_loadtest.stages import Stage
-from xlaserve_loadtest.stats import Estimate, Percentile
+from xlaserve_loadtest.stats import PERCENTILES, Estimate, Latencies, Percentile, estimate, least_count
+
+BUSY_LIMIT: Final = 0.8
+LATE_LIMIT: Final = 0.01
+
+_SLICES: Final = 240
+"""Stretches of the run in which latency over time is told."""
 
 Role = Literal["measure", "search", "curve"]
 
@@ -116,3 +129,127 @@ class Point:
     def percentile(self, name: str) -> Percentile:
         """Returns the percentile called `name` ("p99")."""
         return next(percentile for percentile in self.percentiles if percentile.name == name)
+
+
+def point(samples: Sequence[Sample], *, span_ns: tuple[int, int], seed: int) -> Point:
+    """Sums up the blocks of one arm, role and load. `span_ns` is the run's, from its first block to its last."""
+    blocks = [sample.block for sample in samples]
+    first = blocks[0]
+    rows = np.concatenate([sample.rows for sample in samples])
+    measured = rows[rows["measured"]]
+    answered = measured[measured["status"] == Status.OK]
+    latencies = Latencies(pooled_ns(samples))
+    images_per_s = [sample.images_per_s for sample in samples]
+    asked_steady = [block.steady for block in blocks if block.steady is not None]
+    return Point(
+        arm=first.arm,
+        role=first.role,
+        load=first.load,
+        label=label(first.load),
+        blocks=len(blocks),
+        measured_s=sum(sample.seconds for sample in samples),
+        requests=answered.size,
+        images=int(answered["images"].sum()),
+        images_per_s=_over_blocks(images_per_s, seed),
+        requests_per_s=_over_blocks([sample.requests_per_s for sample in samples], seed),
+        mean_ms=float(latencies_ns(answered).mean()) / 1e6 if answered.size else None,
+        percentiles=tuple(latencies.percentile(percentile) for percentile in PERCENTILES),
+        max_ms=float(latencies_ns(answered).max()) / 1e6 if answered.size else None,
+        errors=_errors(measured),
+        warmup_errors=_errors(rows[~rows["measured"]]),
+        dropped=sum(block.generator.dropped for block in blocks),
+        steady=all(asked_steady) if asked_steady else None,
+        generator=_generator(blocks, rows.size),
+        server=_server(blocks, int(rows["images"][rows["status"] == Status.OK].sum())),
+        stages=stages.split(answered),
+        padding=_padding(blocks),
+        curve=_curve(latencies),
+        over_time=_over_time(rows[rows["status"] == Status.OK], span_ns),
+        block_images_per_s=tuple(images_per_s),
+    )
+
+
+def _over_blocks(rates: Iterable[float | None], seed: int) -> Estimate | None:
+    known = [rate for rate in rates if rate is not None]
+    if not known:
+        return None
+    found = estimate(known, seed=seed)
+    return Estimate(found.value, None if found.low is None else max(found.low, 0.0), found.high)
+
+
+def _errors(rows: Rows) -> dict[str, int]:
+    counts = Counter(rows["status"][rows["status"] != Status.OK].tolist())
+    return {Status(status).name: count for status, count in counts.most_common()}
+
+
+def _generator(blocks: Sequence[Block], requests: int) -> GeneratorFigures:
+    own = [block.generator for block in blocks]
+    busy = max((found.busy for found in own if found.busy is not None), default=None)
+    sends, late = sum(found.sends for found in own), sum(found.late_sends for found in own)
+    late_share = late / sends if sends else 0.0
+    return GeneratorFigures(
+        workers=max(found.workers for found in own),
+        cpu_ms_per_request=sum(found.cpu_s for found in own) * 1000 / requests if requests else None,
+        busy=busy,
+        sends=sends,
+        late_sends=late,
+        late_share=late_share,
+        is_limited=(busy is not None and busy > BUSY_LIMIT) or late_share > LATE_LIMIT,
+    )
+
+
+def _server(blocks: Sequence[Block], images: int) -> ServerFigures:
+    uses = [block.server_use for block in blocks]
+    cpu = [use.cpu_s for use in uses if use.cpu_s is not None]
+    gpu = [use.gpu_utilisation for use in uses if use.gpu_utilisation is not None]
+    compiled = [block.counters.compilations for block in blocks if block.counters]
+    known_compiled = [count for count in compiled if count is not None]
+    # CPU time and images must be of the same blocks.
+    has_all = len(cpu) == len(blocks) and images > 0
+    return ServerFigures(
+        cpu_s=sum(cpu) if cpu else None,
+        cpu_ms_per_image=sum(cpu) * 1000 / images if has_all else None,
+        peak_rss_bytes=max((use.peak_rss_bytes for use in uses if use.peak_rss_bytes is not None), default=None),
+        gpu_utilisation=sum(gpu) / len(gpu) if gpu else None,
+        gpu_memory_bytes=max((use.gpu_memory_bytes for use in uses if use.gpu_memory_bytes is not None), default=None),
+        compilations=sum(known_compiled) if known_compiled else None,
+    )
+
+
+def _padding(blocks: Sequence[Block]) -> Padding | None:
+    told = [block.counters for block in blocks if block.counters]
+    images = sum(counters.images or 0 for counters in told)
+    padded = sum(counters.padded_rows or 0 for counters in told)
+    if not images:
+        return None
+    batches: Counter[str] = Counter()
+    for bucket, count in chain.from_iterable(counters.batches_by_bucket.items() for counters in told):
+        batches[bucket] += count
+    ordered = {bucket: batches[bucket] for bucket in sorted(batches, key=_bucket_order) if batches[bucket]}
+    return Padding(images, padded, padded / (images + padded), ordered)
+
+
+def _bucket_order(bucket: str) -> tuple[tuple[int, ...], str]:
+    return tuple(int(part) for part in bucket.split("x") if part.isdecimal()), bucket
+
+
+def _curve(latencies: Latencies) -> tuple[CurveValue, ...]:
+    """Returns the curve with its tail stretched, up to the last percentile that the sample supports."""
+    percentiles = [0.0, *(100 * (1 - 10 ** (-step / 10)) for step in range(1, 51))]
+    supported = [percentile for percentile in percentiles[1:] if latencies.count >= least_count(percentile)]
+    if not supported:
+        return ()
+    return tuple(CurveValue(percentile, latencies.value_ms(percentile)) for percentile in [0.0, *supported])
+
+
+def _over_time(answered: Rows, span_ns: tuple[int, int]) -> tuple[TimeSlice, ...]:
+    width_ns = max(math.ceil((span_ns[1] - span_ns[0]) / _SLICES), 1)
+    places = (answered["scheduled_ns"] - span_ns[0]) // width_ns
+    order = np.argsort(places, kind="stable")
+    latencies = latencies_ns(answered)[order]
+    found, starts = np.unique(places[order], return_index=True)
+    return tuple(
+        TimeSlice((place + 0.5) * width_ns / 1e9, values.size, float(np.median(values)) / 1e6, values.max() / 1e6)
+        for place, values in zip(found.tolist(), np.split(latencies, starts[1:]), strict=True)
+        if values.size
+    )

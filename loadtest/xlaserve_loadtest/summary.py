@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xlaserve_loadtest.compare import Comparison
-from xlaserve_loadtest.points import Point
-from xlaserve_loadtest.price import Price
-from xlaserve_loadtest.record import End, Equality, Failure, Header, Server
+from xlaserve_loadtest import caveats, scenario, verdict
+from xlaserve_loadtest.compare import Comparison, baselines, compare
+from xlaserve_loadtest.points import Point, point
+from xlaserve_loadtest.price import Price, prices
+from xlaserve_loadtest.record import End, Equality, Failure, Header, Run, Server
+from xlaserve_loadtest.samples import Sample, collect, label
+from xlaserve_loadtest.scenario import HighestRate, ScenarioResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +34,6 @@ class BlockSpan:
     from_s: float
     to_s: float
     """From the start of the run's first block."""
-
-
-@dataclass(frozen=True, slots=True)
-class HighestRate:
-    """The highest rate of an arm that kept to what was asked."""
-
-    arm: str
-    slo: str
-    """The condition, as it was written: "p99<50ms"."""
-    rate_per_s: float | None
-    """Requests due each second; None where no rate that was tried kept to it."""
-    images_per_s: float | None
-    blocks: int
-    """Runs at that rate."""
-    tried: int
-    """Rates that were tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScenarioResult:
-    """The metric of an MLPerf scenario."""
-
-    arm: str
-    scenario: str
-    metric: str
-    """In words, with its unit: "p90 latency, ms"."""
-    value: float | None
-    is_official: bool
-    """Whether it ran for the scenario's minimum duration."""
-    why_not: str
-    """What was missing; empty where it is official."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +69,57 @@ class Summary:
     duration_s: float
     """From the first block's start to the last one's end."""
     requests: int
-    """All that were answered, warm-up and searches included."""
+    """Answered, searches included."""
+
+
+def summarize(run: Run) -> Summary:
+    """Computes everything that reports show. A run in which nothing was measured gives an empty summary."""
+    header = run.header
+    samples = collect(run)
+    start_ns = min((sample.block.start_ns for sample in samples), default=0)
+    end_ns = max((sample.block.end_ns for sample in samples), default=start_ns)
+    curve = _points(header, samples, (start_ns, end_ns))
+    points = tuple(found for found in curve if found.role == "measure")
+    comparisons = compare(header, samples)
+    rates = scenario.highest_rates(header, curve)
+    results = scenario.results(header, points or curve, rates)
+    return Summary(
+        path=run.path,
+        header=header,
+        verdict=verdict.text(run, points, comparisons, rates),
+        verdicts=tuple(verdict.sentence(found, points) for found in comparisons if not found.is_control),
+        points=points,
+        curve=curve,
+        comparisons=comparisons,
+        prices=prices(header.arms, baselines(header), run.servers, points, comparisons),
+        highest_rates=rates,
+        scenario=results,
+        equalities=run.equalities,
+        failures=run.failures,
+        servers=run.servers,
+        events=tuple(TimedEvent((event.at_ns - start_ns) / 1e9, event.what, event.text) for event in run.events),
+        spans=tuple(
+            BlockSpan(
+                sample.block.arm,
+                label(sample.block.load),
+                (sample.block.start_ns - start_ns) / 1e9,
+                (sample.block.end_ns - start_ns) / 1e9,
+            )
+            for sample in samples
+        ),
+        warnings=tuple(caveats.warnings(run, samples, points, comparisons)),
+        notes=tuple(caveats.notes(run, samples, points, comparisons, results)),
+        end=run.end,
+        duration_s=(end_ns - start_ns) / 1e9,
+        requests=sum(found.requests for found in curve),
+    )
+
+
+def _points(header: Header, samples: Sequence[Sample], span_ns: tuple[int, int]) -> tuple[Point, ...]:
+    """Returns a point for each arm, role and load, by arm in the header's order, otherwise in the order of the run."""
+    groups: dict[tuple[str, str, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.block.arm, sample.block.role, label(sample.block.load)), []).append(sample)
+    order = {arm.name: place for place, arm in enumerate(header.arms)}
+    keys = sorted(groups, key=lambda key: order.get(key[0], len(order)))
+    return tuple(point(groups[key], span_ns=span_ns, seed=header.seed) for key in keys)
