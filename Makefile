@@ -26,6 +26,7 @@ demo: setup ## Serve, classify real images, compare XLA with graph mode
 	$(BIN)/python scripts/demo.py
 
 test: setup ## Run the test suite
+	scripts/install_chromium.sh
 	$(BIN)/python -m pytest
 
 check: setup ## Lint, types, layers, stub freshness

@@ -13,6 +13,9 @@ from numpy.typing import ArrayLike
 
 from xlaserve_loadtest.markup import Markup, data, tag
 
+MUTED: Final = 6
+"""Index of the colour of what is only there for comparison."""
+
 COLOURS: Final = ("#3b7ddd", "#e8822e", "#1a9e84", "#b659c4", "#8d9a1f", "#d65468", "#6b7f99", "#a5713f")
 """Told apart on white and on near-black, and by most colour-blind readers in this order."""
 
@@ -103,7 +106,6 @@ _LAYOUT: Final[Mapping[str, Any]] = {
         "y": 1,
         "yanchor": "bottom",
         "traceorder": "normal",
-        "itemsizing": "constant",
     },
     "showlegend": True,
     "hovermode": "closest",

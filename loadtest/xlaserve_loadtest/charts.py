@@ -77,7 +77,7 @@ def throughput(bars: Sequence[Bar]) -> Chart:
     }
     return Chart(
         "throughput",
-        "Throughput",
+        "Images/s by arm",
         "Longer is better. The whisker is the 95% interval of the mean; where two whiskers overlap, rely on the ratio "
         "in the verdict, which compares neighbouring blocks and is the sharper test.",
         [trace],
@@ -144,7 +144,7 @@ def load_curve(curves: Sequence[Curve], percentile: str, limit_ms: float | None 
         layout["annotations"] = [_note(x=0, xref="paper", y=limit_ms, yref="y", text=f"limit {limit_ms:g} ms")]
     return Chart(
         "load-curve",
-        "Throughput and latency",
+        "Latency at each load",
         "Each point is one load. To the right is more work done, upwards is longer waiting; the lower and further "
         "right a line, the better. Where a line turns upwards, the arm is saturated: more load only adds waiting.",
         traces,
@@ -161,11 +161,13 @@ def over_time(series: Sequence[Series], marks: Sequence[Mark]) -> Chart:
                 {
                     "type": "scatter",
                     "mode": "markers",
-                    "name": label(f"{one.label} {what}"),
+                    "name": label(one.label),
+                    "legendgroup": label(one.label),
+                    "showlegend": symbol == "circle",
                     "x": plain(one.at_s),
                     "y": plain(values),
                     "marker": {"size": 5, "symbol": symbol, "color": colour(one.colour)},
-                    "hovertemplate": "%{x:.2f} s: %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
+                    "hovertemplate": f"{what} %{{y:,.4~g}} ms at %{{x:.2f}} s<extra>%{{fullData.name}}</extra>",
                 }
             )
     if marks:
@@ -193,6 +195,7 @@ def over_time(series: Sequence[Series], marks: Sequence[Mark]) -> Chart:
             "xaxis": {"title": {"text": "seconds since the start"}},
             "yaxis": {"title": {"text": "latency, ms"}, "rangemode": "tozero"},
             "shapes": [rule("x", mark.at_s, COLOURS[5]) for mark in marks],
+            "legend": {"itemsizing": "constant"},
         },
     )
 
@@ -213,7 +216,7 @@ def stages(arms: Sequence[str], stage_ms: Mapping[str, Sequence[float]]) -> Char
     ]
     return Chart(
         "stages",
-        "Where a request's time went",
+        "The stages of a request",
         "A bar is a mean request from being sent to being answered. Only execute is the model; queue is waiting for "
         "others, network is what neither the server nor the load tester accounts for.",
         traces,

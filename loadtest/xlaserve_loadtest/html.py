@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xlaserve_loadtest import html_sections as sections
-from xlaserve_loadtest.compare import Measure
+from xlaserve_loadtest.compare import Comparison, Measure
 from xlaserve_loadtest.figures import estimate
 from xlaserve_loadtest.markup import Child, Markup, join, page, table, tag
 from xlaserve_loadtest.summary import Summary
@@ -78,20 +78,26 @@ def _comparisons(summary: Summary) -> Markup | None:
         return None
     rows = [
         (
-            f"{each.arm} / {each.baseline}{' (A/A control)' if each.is_control else ''}",
+            f"{each.arm} / {each.baseline}",
             each.label,
+            _finding(each),
             *(estimate(each.ratios.get(measure), ".3f") for measure in _RATIOS),
             str(each.pairs),
-            tag("strong", each.verdict) if not each.is_control else each.verdict,
             each.reason,
         )
         for each in summary.comparisons
     ]
-    columns = ("arms", "load", "images/s ratio", "p50 ratio", "p99 ratio", "pairs", "verdict", "why")
+    columns = ("arms", "load", "verdict", "images/s ratio", "p50 ratio", "p99 ratio", "pairs", "why")
     how = (
         "Each ratio is the arm over the baseline with its 95% interval, from pairs of neighbouring blocks. Over 1 is "
         "more images/s, which is good, or longer latency, which is bad. An interval that contains 1 settles nothing. "
         "The A/A control holds an arm against its own twin: where that comes out different, nothing here is to be "
         "believed."
     )
-    return join([table(columns, rows, numbers=(2, 3, 4, 5)), tag("p", how, class_="soft")])
+    return join([table(columns, rows, numbers=(3, 4, 5, 6)), tag("p", how, class_="soft")])
+
+
+def _finding(comparison: Comparison) -> Child:
+    if not comparison.is_control:
+        return tag("strong", comparison.verdict)
+    return "control: no difference" if comparison.verdict == "inconclusive" else tag("strong", "control failed")

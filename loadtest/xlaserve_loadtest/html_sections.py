@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Final
 
 from xlaserve_loadtest import charts
+from xlaserve_loadtest.chart import MUTED
 from xlaserve_loadtest.charts import Bar, Curve, Mark, Series
 from xlaserve_loadtest.figures import NOTHING, estimate, mebibytes, number, share
 from xlaserve_loadtest.markup import Child, Markup, facts, table, tag
@@ -54,7 +54,7 @@ def latency(summary: Summary) -> list[Child]:
             [value.percentile for value in point.curve],
             [value.latency_ms for value in point.curve],
             hues[point.arm],
-            styles[point.label],
+            styles[id(point)],
         )
         for point in summary.points
         if point.curve
@@ -101,15 +101,15 @@ def load(summary: Summary) -> list[Child]:
     if limit.strip().endswith("ms") and rank.strip().startswith("p"):
         named, limit_ms = rank.strip(), float(limit.strip().removesuffix("ms"))
     curves = []
-    for arm, points in groupby(sorted(summary.curve, key=lambda point: hues[point.arm]), lambda point: point.arm):
+    for arm, hue in hues.items():
         pairs = sorted(
             (point.images_per_s.value, value)
-            for point in points
-            if point.images_per_s is not None and (value := _value_ms(point, named)) is not None
+            for point in summary.curve
+            if point.arm == arm and point.images_per_s and (value := _value_ms(point, named)) is not None
         )
         if len(pairs) > 1:
             rates, latencies = zip(*pairs, strict=True)
-            curves.append(Curve(arm, rates, latencies, hues[arm], hues[arm]))
+            curves.append(Curve(arm, rates, latencies, hue, hue))
     highest = [
         (
             rate.arm,
@@ -330,11 +330,16 @@ def _names(summary: Summary) -> dict[int, str]:
 
 
 def _hues(summary: Summary) -> dict[str, int]:
-    return {arm.name: index for index, arm in enumerate(summary.header.arms)}
+    arms = summary.header.arms
+    return {arm.name: index if arm.is_control_of is None else MUTED for index, arm in enumerate(arms)}
 
 
-def _styles(summary: Summary) -> dict[str, int]:
-    return {load: index for index, load in enumerate(dict.fromkeys(point.label for point in summary.points))}
+def _styles(summary: Summary) -> dict[int, int]:
+    """Returns the style of each point's line: by load where there are several, else by arm."""
+    loads = list(dict.fromkeys(point.label for point in summary.points))
+    arms = list(dict.fromkeys(point.arm for point in summary.points))
+    several = len(loads) > 1
+    return {id(point): loads.index(point.label) if several else arms.index(point.arm) for point in summary.points}
 
 
 def _value_ms(point: Point, name: str) -> float | None:

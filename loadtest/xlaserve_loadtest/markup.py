@@ -9,6 +9,9 @@ from importlib.resources import files
 from typing import Any, Final
 
 VOID: Final = frozenset({"br", "hr", "link", "meta"})
+_LONG: Final = 36
+"""Characters from which on a cell is broken into lines."""
+
 POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """What the page may do. It forbids every request, whatever a name from a run may contain."""
 
@@ -55,14 +58,17 @@ def table(
     right = set(numbers)
 
     def cell(kind: str, index: int, child: Child) -> Markup:
-        return tag(kind, child, class_="number") if index in right else tag(kind, child)
+        kinds = ["number"] if index in right else []
+        if isinstance(child, str) and len(child) > _LONG:
+            kinds.append("long")
+        return tag(kind, child, **({"class_": " ".join(kinds)} if kinds else {}))
 
     head = tag("tr", [cell("th", index, name) for index, name in enumerate(columns)])
     body = [tag("tr", [cell("td" if index else "th", index, child) for index, child in enumerate(row)]) for row in rows]
     if not body:
         return Markup()
-    title = tag("caption", caption) if caption else None
-    return tag("div", tag("table", title, tag("thead", head), tag("tbody", body)), class_="scroll")
+    title = tag("p", caption, class_="caption") if caption else None
+    return join([title, tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")])
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:

@@ -9,9 +9,12 @@
     plots.push(plot);
     Plotly.newPlot(plot, traces, layout, { responsive: true, displayModeBar: false, scrollZoom: false });
   }
-  // Paper is narrower than most windows, and printing does not ask charts to fit. A line of dots and curves loses
-  // nothing by being lower; bars of many names would.
-  addEventListener("beforeprint", () => plots.forEach((plot) => resize(plot, PRINT_WIDTH_PX, PRINT_HEIGHT_PX)));
+  // Paper is narrower than most windows, and printing does not ask charts to fit. Curves lose nothing by being lower;
+  // bars, a name each, would.
+  addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((details) => { details.open = true; });
+    plots.forEach((plot) => resize(plot, PRINT_WIDTH_PX, PRINT_HEIGHT_PX));
+  });
   addEventListener("afterprint", () => plots.forEach((plot) => resize(plot, null, Infinity)));
   function resize(plot, width, most) {
     const own = Number(plot.dataset.height ??= plot.layout.height);
