@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2 as pb
+
+from xlaserve.rpc.health import SERVER, Health
+
+SERVING = pb.HealthCheckResponse.SERVING
+NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Aborted(Exception):
+    pass
+
+
+class Context:
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise Aborted(code, details)
+
+
+class World:
+    """What the health is told of."""
+
+    def __init__(self) -> None:
+        self.is_ready = False
+        self.models: dict[str, bool] = {}
+        self.health = Health(lambda: self.is_ready, lambda: self.models)
+
+    async def check(self, service: str) -> int:
+        response = await self.health.Check(pb.HealthCheckRequest(service=service), Context())  # type: ignore[arg-type]
+        return response.status
+
+    def watch(self, service: str) -> Any:
+        return self.health.Watch(pb.HealthCheckRequest(service=service), Context())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_services_follow_the_server_and_models_follow_themselves(world: World) -> None:
+    assert [await world.check(service) for service in SERVER] == [NOT_SERVING] * 3
+    world.is_ready, world.models = True, {"digits": True, "broken": False}
+    assert await world.check("") == NOT_SERVING
+    world.health.refresh()
+    assert [await world.check(service) for service in SERVER] == [SERVING] * 3
+    assert (await world.check("digits"), await world.check("broken")) == (SERVING, NOT_SERVING)
+
+
+async def test_an_unknown_service_is_not_found(world: World) -> None:
+    with pytest.raises(Aborted) as caught:
+        await world.check("nope")
+    assert caught.value.args == (grpc.StatusCode.NOT_FOUND, "no such service")
+
+
+async def test_stopping_is_for_good(world: World) -> None:
+    world.is_ready, world.models = True, {"digits": True}
+    world.health.refresh()
+    world.health.stop()
+    world.health.refresh()
+    assert (await world.check(""), await world.check("digits")) == (NOT_SERVING, NOT_SERVING)
+
+
+async def test_a_watcher_is_told_of_changes_only(world: World) -> None:
+    watched = world.watch("digits")
+    assert (await anext(watched)).status == SERVICE_UNKNOWN
+    world.models = {"digits": False}
+    world.health.refresh()
+    assert (await anext(watched)).status == NOT_SERVING
+    waiting = anext(watched)
+    world.health.refresh()  # tells nothing new
+    world.models = {"digits": True}
+    world.health.refresh()
+    assert (await waiting).status == SERVING
+
+
+async def test_a_watcher_that_reads_late_gets_the_last_state_and_holds_nobody_up(world: World) -> None:
+    slow, fast = world.watch("digits"), world.watch("digits")
+    assert (await anext(slow)).status == (await anext(fast)).status == SERVICE_UNKNOWN
+    for is_serving in (True, False, True):
+        world.models = {"digits": is_serving}
+        world.health.refresh()
+        assert (await anext(fast)).status == (SERVING if is_serving else NOT_SERVING)
+    assert (await anext(slow)).status == SERVING
