@@ -113,7 +113,8 @@ class App:
             log.info("listening: gRPC %s, HTTP %s", self._grpc.address, self._http.address)
             try:
                 if await self._load():
-                    self._write_ready_file()
+                    if self._is_ready():
+                        self._write_ready_file()
                     await self._stopping.wait()
             finally:
                 await self._stop()

@@ -129,6 +129,7 @@ class Repository:
         self._served: dict[str, Served] = {}
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._stop = threading.Event()
+        self._has_started = False
         # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at last.
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
 
@@ -163,10 +164,11 @@ class Repository:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model that did not fail is ready, there is one, and the server does not stop."""
-        settled = (State.READY, State.FAILED, State.UNLOADED, State.DRAINING)
-        are_ready = (version.state in settled or version.name in self._served for version in self.index())
-        return bool(self._served) and all(are_ready) and not self._stop.is_set()
+        """Whether start-up has warmed every model that did not fail, one serves, and the server does not stop.
+
+        What is loaded later is ready or not for itself: it takes nothing from those that serve.
+        """
+        return self._has_started and bool(self._served) and not self._stop.is_set()
 
     async def load_all(self) -> None:
         """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""
@@ -179,6 +181,7 @@ class Repository:
                 except ModelFailed:
                     if self._settings.exit_on_model_failure:
                         raise
+        self._has_started = True
 
     async def load(self, name: str) -> None:
         """Loads, compiles and warms a configured model, puts it in the place of the one that serves, and drains that.

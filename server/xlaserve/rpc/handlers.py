@@ -6,30 +6,47 @@ would become a traceback in the log and, at the client, UNKNOWN with the name of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+Parser = Callable[[bytes], object | None]
+"""Bytes to what a method takes, None for bytes that are no message of it."""
 
-def add(servicer: object, service: ServiceDescriptor, server: grpc.aio.Server) -> None:
-    """Makes `server` answer the methods of `service` with those of `servicer` that have their names."""
-    handlers = {method.name: _handler(getattr(servicer, method.name), method) for method in service.methods}
+
+def add(
+    servicer: object, service: ServiceDescriptor, server: grpc.aio.Server, parsers: Mapping[str, Parser] | None = None
+) -> None:
+    """Makes `server` answer the methods of `service` with those of `servicer` that have their names.
+
+    `parsers` replace protobuf's for the input messages that they are named for.
+    """
+    parsers = parsers or {}
+    handlers = {
+        method.name: _handler(
+            getattr(servicer, method.name),
+            method,
+            parsers.get(method.input_type.name) or _parser(GetMessageClass(method.input_type)),
+        )
+        for method in service.methods
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
     server.add_registered_method_handlers(service.full_name, handlers)
 
 
-def _handler(method: Callable[..., object], descriptor: MethodDescriptor) -> grpc.RpcMethodHandler[Message, Message]:
+def _handler(
+    method: Callable[..., object], descriptor: MethodDescriptor, parser: Parser
+) -> grpc.RpcMethodHandler[Message, Message]:
     is_stream = descriptor.client_streaming
     make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
     response = GetMessageClass(descriptor.output_type)
-    parser = _parser(GetMessageClass(descriptor.input_type))
     return make(method, parser, response.SerializeToString)  # type: ignore[arg-type]
 
 
-def _parser(message: type[Message]) -> Callable[[bytes], Message | None]:
+def _parser(message: type[Message]) -> Parser:
     parse = message.FromString
 
     def parse_or_none(data: bytes) -> Message | None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from xlaserve.errors import InvalidArgument, ModelNotFound, ShuttingDown, XlaserveError
+from xlaserve.errors import DeadlineExceeded, InvalidArgument, ModelNotFound, ShuttingDown, XlaserveError
 from xlaserve.model.repository import Repository, Served
 from xlaserve.pipeline import Answer, Pipeline, Request
 from xlaserve.rpc.status import status_of
@@ -22,7 +22,7 @@ from xlaserve.telemetry.model import Timings
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-RequestT = TypeVar("RequestT", bound=Message)
+RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
@@ -102,6 +102,8 @@ class Inference:
             )
             stamp(response, timings)
         except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and clock() >= deadline:
+                error = DeadlineExceeded()  # gRPC cancels the call at its deadline
             self._count_failure(method, model, error, served, request, seconds=clock() - began)
             raise
         finally:

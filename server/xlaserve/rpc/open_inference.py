@@ -12,6 +12,7 @@ from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.model.repository import Repository, Served, State
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc import describe, tensors
+from xlaserve.rpc.infer_message import InferMessage
 from xlaserve.rpc.inference import Context, Inference, answers_errors, explain, no_message
 from xlaserve.telemetry.model import Timings
 from xlaserve_proto import open_inference_pb2 as pb
@@ -41,13 +42,15 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         self._model_control = model_control
 
     @answers_errors
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+    async def ModelInfer(  # type: ignore[override] # what rpc.server parses for it
+        self, request: InferMessage, context: Context
+    ) -> pb.ModelInferResponse:
         """Runs a model."""
         return await self._infer("ModelInfer", request, self._inference.deadline(context))
 
     # Writes by itself instead of yielding: a generator may be left half-way, and its tasks with it.
     async def ModelStreamInfer(  # type: ignore[override]
-        self, requests: AsyncIterator[pb.ModelInferRequest | None], context: Context
+        self, requests: AsyncIterator[InferMessage | None], context: Context
     ) -> None:
         """Runs a model on each request of a stream; a window of them at a time, answered in their order."""
         deadline = self._inference.deadline(context)
@@ -136,17 +139,17 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         await asyncio.shield(asyncio.create_task(self._repository.unload(request.model_name)))
         return pb.RepositoryModelUnloadResponse()
 
-    async def _infer(self, method: str, request: pb.ModelInferRequest, deadline: float) -> pb.ModelInferResponse:
+    async def _infer(self, method: str, request: InferMessage, deadline: float) -> pb.ModelInferResponse:
         return await self._inference.run(
             method,
             request,
-            *(request.model_name, request.model_version, deadline),
+            *(request.fields.model_name, request.fields.model_version, deadline),
             parse=_parse,
             respond=_respond,
             stamp=_stamp,
         )
 
-    async def _stream_infer(self, request: pb.ModelInferRequest | None, deadline: float) -> pb.ModelStreamInferResponse:
+    async def _stream_infer(self, request: InferMessage | None, deadline: float) -> pb.ModelStreamInferResponse:
         try:
             if request is None:
                 raise no_message()
@@ -155,7 +158,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             status, message = explain(error)
             return pb.ModelStreamInferResponse(
                 error_message=f"{status.name}: {message}",
-                infer_response=pb.ModelInferResponse(id=request.id if request else ""),
+                infer_response=pb.ModelInferResponse(id=request.fields.id if request else ""),
             )
         return pb.ModelStreamInferResponse(infer_response=response)
 
@@ -170,9 +173,9 @@ def _check_repository(name: str) -> None:
         raise InvalidArgument("repository_name", "nothing, as there is one repository", repr(name[:64]))
 
 
-def _parse(request: pb.ModelInferRequest, served: Served, deadline: float, now: float) -> Request:
+def _parse(request: InferMessage, served: Served, deadline: float, now: float) -> Request:
     mode = ""
-    for key, value in request.parameters.items():
+    for key, value in request.fields.parameters.items():
         kind = value.WhichOneof("parameter_choice")
         if key == "mode":
             if kind != "string_param":
@@ -191,8 +194,8 @@ def _parse(request: pb.ModelInferRequest, served: Served, deadline: float, now: 
             raise UnsupportedFeature(f"parameters.{key[:64]}: not supported; expected {PARAMETERS}")
         else:
             raise InvalidArgument("parameters", PARAMETERS, repr(key[:64]))
-    if request.outputs:
-        _check_outputs(request, served)
+    if request.fields.outputs:
+        _check_outputs(request.fields, served)
     return Request(mode, tensors.images_of(request), deadline)
 
 
@@ -214,12 +217,12 @@ def _text(value: pb.InferParameter) -> str:
     return str(value).strip()[:64] or "nothing"
 
 
-def _respond(request: pb.ModelInferRequest, answer: Answer) -> pb.ModelInferResponse:
+def _respond(request: InferMessage, answer: Answer) -> pb.ModelInferResponse:
     settings, task = answer.served.settings, answer.served.model.task
-    response = pb.ModelInferResponse(model_name=settings.name, model_version=settings.version, id=request.id)
-    as_raw = bool(request.raw_input_contents)
+    response = pb.ModelInferResponse(model_name=settings.name, model_version=settings.version, id=request.fields.id)
+    as_raw = bool(request.raw)
     classes = 0
-    for output in request.outputs:
+    for output in request.fields.outputs:
         classes = output.parameters[CLASSIFICATION].int64_param if CLASSIFICATION in output.parameters else 0
     (spec,) = task.outputs
     (scores,) = answer.outputs

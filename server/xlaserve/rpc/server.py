@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha import reflection
 
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
-from xlaserve.rpc import handlers
+from xlaserve.rpc import handlers, infer_message
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.vision import Vision
@@ -31,7 +31,10 @@ class GrpcServer:
             )
         )
         handlers.add(
-            open_inference, open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"], self._server
+            open_inference,
+            open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+            self._server,
+            parsers={"ModelInferRequest": infer_message.parse},
         )
         handlers.add(vision, vision_pb2.DESCRIPTOR.services_by_name["Vision"], self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)

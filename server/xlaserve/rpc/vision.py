@@ -11,6 +11,7 @@ from xlaserve.model.repository import Repository, Served, State, Version
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc.describe import source_name
 from xlaserve.rpc.inference import Context, Inference, answers_errors
+from xlaserve.rpc.tensors import MAX_IMAGES
 from xlaserve.telemetry.model import Timings
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
@@ -53,8 +54,8 @@ class Vision(pb_grpc.VisionServicer):
 
 
 def _parse(request: pb.ClassifyRequest, served: Served, deadline: float, now: float) -> Request:
-    if not request.images:
-        raise InvalidArgument("images", "at least one encoded image", "none")
+    if not 1 <= len(request.images) <= MAX_IMAGES:
+        raise InvalidArgument("images", f"from 1 to {MAX_IMAGES} encoded images", len(request.images))
     if request.top_k < 0:
         raise InvalidArgument("top_k", f"a number of classes, or 0 for {DEFAULT_TOP_K}", request.top_k)
     return Request(request.mode, list(request.images), deadline)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaserve.rpc.infer_message import LARGE_BYTES, InferMessage, parse
+from xlaserve_proto import open_inference_pb2 as pb
+
+LARGE = bytes(range(256)) * (LARGE_BYTES // 256)
+
+
+def request(*raw: bytes) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="digits", model_version="1", id="a")
+    message.parameters["mode"].string_param = "xla"
+    message.parameters["timeout"].int64_param = 2**40
+    message.inputs.add(name="pixels", datatype="UINT8", shape=(1, 32, -1, 3))
+    message.outputs.add(name="scores")
+    message.raw_input_contents.extend(raw)
+    return message
+
+
+def put_together(parsed: InferMessage) -> pb.ModelInferRequest:
+    whole = pb.ModelInferRequest()
+    whole.CopyFrom(parsed.fields)
+    del whole.raw_input_contents[:]
+    whole.raw_input_contents.extend(map(bytes, parsed.raw))
+    return whole
+
+
+@pytest.mark.parametrize("raw", [(), (b"",), (b"small",), (LARGE,), (LARGE, b"", LARGE, b"x")])
+def test_a_message_is_what_protobuf_makes_of_it(raw: tuple[bytes, ...]) -> None:
+    parsed = parse(request(*raw).SerializeToString())
+    assert parsed is not None
+    assert put_together(parsed) == request(*raw)
+
+
+def test_large_tensors_are_viewed_and_not_copied() -> None:
+    data = request(LARGE).SerializeToString()
+    parsed = parse(data)
+    assert parsed is not None
+    assert parsed.raw[0].obj is data
+    assert not parsed.fields.raw_input_contents
+
+
+def test_fields_behind_and_between_the_tensors_are_kept() -> None:
+    data = b"".join(
+        message.SerializeToString()
+        for message in (
+            pb.ModelInferRequest(raw_input_contents=[LARGE]),
+            pb.ModelInferRequest(id="between"),
+            pb.ModelInferRequest(raw_input_contents=[b"second"]),
+            pb.ModelInferRequest(model_name="behind"),
+        )
+    )
+    parsed = parse(data)
+    assert parsed is not None
+    assert put_together(parsed) == pb.ModelInferRequest.FromString(data)
+
+
+def test_unknown_fields_of_every_wire_type_are_passed_over() -> None:
+    unknown = b"".join((b"\x98\x06\x96\x01", b"\xa1\x06", bytes(8), b"\xad\x06", bytes(4), b"\xb2\x06\x02hi"))
+    parsed = parse(unknown + request(LARGE).SerializeToString() + unknown)
+    assert parsed is not None
+    assert bytes(parsed.raw[0]) == LARGE
+    assert parsed.fields.model_name == "digits"
+
+
+@given(cut=st.integers(0, 64), flip=st.integers(0, 120), value=st.integers(0, 255))
+def test_damaged_bytes_give_what_protobuf_gives_or_nothing(cut: int, flip: int, value: int) -> None:
+    data = bytearray(request(LARGE, b"more").SerializeToString())
+    data[flip] = value
+    damaged = bytes(data[: len(data) - cut])
+    parsed = parse(damaged)
+    try:
+        whole = pb.ModelInferRequest.FromString(damaged)
+    except DecodeError:
+        assert parsed is None
+        return
+    # Groups, which proto3 has not, are the one thing that protobuf passes over and this does not.
+    if parsed is not None:
+        assert list(map(bytes, parsed.raw)) == list(whole.raw_input_contents)
+        assert parsed.fields.model_name == whole.model_name
+        assert list(parsed.fields.inputs) == list(whole.inputs)
+
+
+def test_endless_varints_are_refused() -> None:
+    assert parse(b"\xff" * LARGE_BYTES) is None
