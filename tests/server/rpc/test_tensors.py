@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.rpc import infer_message, tensors
+from xlaserve_proto import open_inference_pb2 as pb
+
+FIELDS = {"UINT8": ("uint_contents", "u1"), "INT32": ("int_contents", "<i4"), "FP32": ("fp32_contents", "<f4")}
+SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.just(3))
+LARGE_SHAPE = (2, 64, 64, 3)
+
+
+def images_of(request: pb.ModelInferRequest) -> np.ndarray | list[bytes]:
+    """What comes out of the bytes that a client sends."""
+    message = infer_message.parse(request.SerializeToString())
+    assert message is not None
+    return tensors.images_of(message)
+
+
+def pixels_request(levels: np.ndarray, datatype: str, raw: bool) -> pb.ModelInferRequest:
+    # A name of odd length, so that raw data need not lie at a multiple of its size.
+    request = pb.ModelInferRequest(model_name="odd")
+    tensor = request.inputs.add(name="pixels", datatype=datatype, shape=levels.shape)
+    field, dtype = FIELDS[datatype]
+    if raw:
+        request.raw_input_contents.append(levels.astype(dtype).tobytes())
+    else:
+        getattr(tensor.contents, field).extend(levels.astype(dtype).ravel().tolist())
+    return request
+
+
+@given(
+    levels=SHAPES.flatmap(lambda shape: arrays.arrays(np.uint8, shape)),
+    datatype=st.sampled_from(sorted(FIELDS)),
+    raw=st.booleans(),
+)
+def test_pixels_come_out_as_they_were_sent_whatever_their_type_and_manner(
+    levels: np.ndarray, datatype: str, raw: bool
+) -> None:
+    images = images_of(pixels_request(levels, datatype, raw))
+    assert isinstance(images, np.ndarray)
+    assert images.dtype == np.uint8
+    np.testing.assert_array_equal(images, levels)
+
+
+@pytest.mark.parametrize("datatype", FIELDS)
+def test_large_pixels_come_out_as_they_were_sent(datatype: str) -> None:
+    levels = np.random.default_rng(0).integers(0, 256, LARGE_SHAPE, np.uint8)
+    np.testing.assert_array_equal(images_of(pixels_request(levels, datatype, raw=True)), levels)
+
+
+def test_raw_uint8_pixels_are_viewed_and_not_copied() -> None:
+    request = pixels_request(np.ones(LARGE_SHAPE, np.uint8), "UINT8", raw=True)
+    message = infer_message.parse(request.SerializeToString())
+    assert message is not None
+    images = tensors.images_of(message)
+    assert isinstance(images, np.ndarray)
+    assert np.shares_memory(images, np.frombuffer(message.raw[0], np.uint8))
+
+
+def test_float_levels_are_rounded() -> None:
+    levels = np.full((1, 1, 1, 3), [0.4, 0.6, 254.5], np.float32)
+    assert images_of(pixels_request(levels, "FP32", raw=True)).ravel().tolist() == [0, 1, 254]
+
+
+def raw_bytes(elements: list[list[bytes]]) -> bytes:
+    """The elements as the server writes them."""
+    response = pb.ModelInferResponse()
+    tensors.add_bytes("scores", elements, response, as_raw=True)
+    return response.raw_output_contents[0]
+
+
+@given(
+    elements=st.lists(st.binary(max_size=300), min_size=1, max_size=9),
+    raw=st.booleans(),
+    is_column=st.booleans(),
+)
+def test_encoded_images_come_out_as_they_were_sent(elements: list[bytes], raw: bool, is_column: bool) -> None:
+    request = pb.ModelInferRequest()
+    shape = [len(elements), 1] if is_column else [len(elements)]
+    tensor = request.inputs.add(name="image", datatype="BYTES", shape=shape)
+    if raw:
+        request.raw_input_contents.append(raw_bytes([elements]))
+    else:
+        tensor.contents.bytes_contents.extend(elements)
+    assert images_of(request) == elements
+
+
+@given(elements=st.lists(st.binary(max_size=20), min_size=1, max_size=5), cut=st.integers(1, 30), more=st.booleans())
+def test_framing_that_is_cut_off_or_goes_on_is_refused(elements: list[bytes], cut: int, more: bool) -> None:
+    data = raw_bytes([elements])
+    data = data + bytes(cut) if more else data[: max(0, len(data) - cut)]
+    request = pb.ModelInferRequest(raw_input_contents=[data])
+    request.inputs.add(name="image", datatype="BYTES", shape=[len(elements)])
+    with pytest.raises(InvalidArgument, match=r"^raw_input_contents of image: expected \d+ elements"):
+        images_of(request)
+
+
+@given(shape=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6), size_bytes=st.integers(0, 100))
+def test_no_shape_however_absurd_is_taken_for_another(shape: list[int], size_bytes: int) -> None:
+    request = pb.ModelInferRequest(raw_input_contents=[bytes(size_bytes)])
+    request.inputs.add(name="pixels", datatype="UINT8", shape=shape)
+    fits = len(shape) == 4 and min(shape) > 0 and shape[3] == 3 and np.prod(np.array(shape, object)) == size_bytes
+    if fits:
+        assert images_of(request).shape == tuple(shape)
+    else:
+        with pytest.raises(InvalidArgument):
+            images_of(request)
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        ("shared_memory_region", UnsupportedFeature),
+        ("shared_memory_byte_size", UnsupportedFeature),
+        ("anything", InvalidArgument),
+    ],
+)
+def test_parameters_of_a_tensor_are_refused(key: str, error: type[Exception]) -> None:
+    request = pixels_request(np.zeros((1, 1, 1, 3), np.uint8), "UINT8", raw=True)
+    request.inputs[0].parameters[key].int64_param = 1
+    with pytest.raises(error, match=r"^inputs\.pixels"):
+        images_of(request)
+
+
+@pytest.mark.parametrize("as_raw", [True, False])
+def test_scores_are_written_in_the_manner_that_was_asked_for(as_raw: bool) -> None:
+    scores = np.arange(6, dtype=np.float32).reshape(2, 3)
+    response = pb.ModelInferResponse()
+    tensors.add_scores("scores", scores, response, as_raw)
+    (output,) = response.outputs
+    assert (output.name, output.datatype, list(output.shape)) == ("scores", "FP32", [2, 3])
+    if as_raw:
+        assert list(response.raw_output_contents) == [scores.astype("<f4").tobytes()]
+        assert not output.HasField("contents")
+    else:
+        assert list(output.contents.fp32_contents) == scores.ravel().tolist()
+        assert not response.raw_output_contents
+
+
+@pytest.mark.parametrize("as_raw", [True, False])
+def test_bytes_are_written_in_the_manner_that_was_asked_for(as_raw: bool) -> None:
+    response = pb.ModelInferResponse()
+    tensors.add_bytes("scores", [[b"a", b""], [b"bcd", b"e"]], response, as_raw)
+    (output,) = response.outputs
+    assert (output.datatype, list(output.shape)) == ("BYTES", [2, 2])
+    if as_raw:
+        expected = b"\x01\0\0\0a" + b"\0\0\0\0" + b"\x03\0\0\0bcd" + b"\x01\0\0\0e"
+        assert list(response.raw_output_contents) == [expected]
+    else:
+        assert list(output.contents.bytes_contents) == [b"a", b"", b"bcd", b"e"]
