@@ -39,7 +39,7 @@ def warnings(
     for point in points:
         yield from _about_point(point)
     for comparison in comparisons:
-        if comparison.is_control and comparison.verdict != "inconclusive":
+        if comparison.has_failed:
             yield (
                 f"The A/A control failed at {comparison.label}: {comparison.arm} repeats {comparison.baseline} and "
                 f"came out {comparison.verdict}. The machine was not quiet enough for a verdict."

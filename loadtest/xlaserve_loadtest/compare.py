@@ -43,6 +43,11 @@ class Comparison:
         """The ratio that the verdict rests on."""
         return self.ratios[self.decides]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is a control whose equal arms came out different."""
+        return self.is_control and self.verdict != "inconclusive"
+
 
 def baselines(header: Header) -> dict[str, str]:
     """Returns the arm that each arm is held against, by name: the baseline, or its like for another model.
@@ -131,7 +136,7 @@ def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample, 
 
 def _mind_controls(arms: Sequence[Arm], found: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Takes back verdicts under loads where two equal arms came out different."""
-    failed = {(comparison.baseline, comparison.label) for comparison in found if _has_failed(comparison)}
+    failed = {(comparison.baseline, comparison.label) for comparison in found if comparison.has_failed}
     models = {arm.name: arm.model for arm in arms}
 
     def is_spoilt(comparison: Comparison) -> bool:
@@ -146,10 +151,6 @@ def _mind_controls(arms: Sequence[Arm], found: Sequence[Comparison]) -> tuple[Co
         else comparison
         for comparison in found
     )
-
-
-def _has_failed(comparison: Comparison) -> bool:
-    return comparison.is_control and comparison.verdict != "inconclusive"
 
 
 def _is_like(arm: Arm, other: Arm) -> bool:

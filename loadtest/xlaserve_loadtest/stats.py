@@ -142,11 +142,8 @@ def estimate(values: Sequence[float] | Floats, *, seed: int) -> Estimate:
     picks = np.random.default_rng(seed).integers(0, blocks.size, (_RESAMPLES, blocks.size))
     resampled = blocks[picks]
     errors = resampled.std(axis=1, ddof=1) / math.sqrt(blocks.size)
-    # A resample of one block repeated says nothing of its error: as far off as can be.
-    distance = np.full(_RESAMPLES, np.inf)
-    np.divide(np.abs(resampled.mean(axis=1) - mean), errors, out=distance, where=errors > error * 1e-9)
-    half = float(np.quantile(distance, _CONFIDENCE, method="inverted_cdf")) * error
-    return Estimate(mean, mean - half, mean + half) if math.isfinite(half) else Estimate(mean, None, None)
+    half = _reach(np.abs(resampled.mean(axis=1) - mean), errors, error)
+    return Estimate(mean, None, None) if half is None else Estimate(mean, mean - half, mean + half)
 
 
 def ratio(log_ratios: Sequence[float] | Floats, *, seed: int) -> Estimate:
@@ -155,40 +152,68 @@ def ratio(log_ratios: Sequence[float] | Floats, *, seed: int) -> Estimate:
     return Estimate(math.exp(found.value), _exp(found.low), _exp(found.high))
 
 
+def unpaired_ratio(arm_logs: Floats, baseline_logs: Floats, *, seed: int) -> Estimate:
+    """Returns the ratio of two geometric means over blocks that are not pairs, with its 95% interval.
+
+    As `estimate`, with both sides resampled on their own and the errors of a Welch test.
+    """
+    difference = float(arm_logs.mean() - baseline_logs.mean())
+    if min(arm_logs.size, baseline_logs.size) < LEAST_BLOCKS:
+        return Estimate(math.exp(difference), None, None)
+    sides = (arm_logs, baseline_logs)
+    error = math.sqrt(sum(side.var(ddof=1) / side.size for side in sides))
+    if error <= abs(difference) * 1e-12:
+        return Estimate(math.exp(difference), math.exp(difference), math.exp(difference))
+    random = np.random.default_rng(seed)
+    resampled = [side[random.integers(0, side.size, (_RESAMPLES, side.size))] for side in sides]
+    errors = np.sqrt(sum(side.var(axis=1, ddof=1) / side.shape[1] for side in resampled))
+    off = np.abs(resampled[0].mean(axis=1) - resampled[1].mean(axis=1) - difference)
+    half = _reach(off, errors, error)
+    if half is None:
+        return Estimate(math.exp(difference), None, None)
+    return Estimate(math.exp(difference), math.exp(difference - half), math.exp(difference + half))
+
+
 def pooled_percentile_ratio(
-    arm: Sequence[Nanoseconds], baseline: Sequence[Nanoseconds], percentile: float, *, seed: int
+    arm: Sequence[Nanoseconds], baseline: Sequence[Nanoseconds], percentile: float, *, seed: int, paired: bool = True
 ) -> Estimate | None:
     """Returns the ratio of a percentile of all latencies of `arm` to that of `baseline`, with its 95% interval.
 
-    Each sequence has one array for each block, and blocks of the same place are pairs. None where either has too few
-    answers. What a pair says is its jackknife pseudo-value: how the ratio changes when the pair is left out.
+    Each sequence has one array for each block; where `paired`, blocks of the same place are pairs. None where either
+    has too few answers. A block speaks through its jackknife pseudo-value: how the percentile of all blocks together
+    changes when it is left out.
     """
-    count = len(arm)
     if min(sum(block.size for block in blocks) for blocks in (arm, baseline)) < least_count(percentile):
         return None
-    of_arm, of_baseline = (_leaving_out_each(blocks, percentile) for blocks in (arm, baseline))
-    logs = np.log(of_arm) - np.log(of_baseline)
-    whole, without = logs[0], logs[1:]
-    if count < LEAST_BLOCKS or not np.isfinite(logs).all():
-        return Estimate(math.exp(whole), None, None)
-    pseudo = count * whole - (count - 1) * without
-    found = ratio(pseudo, seed=seed)
+    (arm_log, arm_pseudo), (base_log, base_pseudo) = (_pseudo_logs(blocks, percentile) for blocks in (arm, baseline))
+    value = math.exp(arm_log - base_log)
+    if not (np.isfinite(arm_pseudo).all() and np.isfinite(base_pseudo).all()):
+        return Estimate(value, None, None)
+    found = ratio(arm_pseudo - base_pseudo, seed=seed) if paired else unpaired_ratio(arm_pseudo, base_pseudo, seed=seed)
     if found.low is None or found.high is None:
-        return Estimate(math.exp(whole), None, None)
+        return Estimate(value, None, None)
     # The interval of the pseudo-values, about the ratio of the figures that stand in the report.
-    shift = math.exp(whole) / found.value
-    return Estimate(math.exp(whole), found.low * shift, found.high * shift)
+    return Estimate(value, found.low * value / found.value, found.high * value / found.value)
 
 
-def _leaving_out_each(blocks: Sequence[Nanoseconds], percentile: float) -> Floats:
-    """Returns the percentile of all blocks, then of all but the first, of all but the second, and so on."""
+def _pseudo_logs(blocks: Sequence[Nanoseconds], percentile: float) -> tuple[float, Floats]:
+    """Returns the logarithm of a percentile of all blocks, and the pseudo-value of each block."""
     latencies = np.concatenate(blocks)
     order = np.argsort(latencies, kind="stable")
     latencies = latencies[order]
     origin = np.repeat(np.arange(len(blocks)), [block.size for block in blocks])[order]
-    found = [_nearest_rank(latencies, percentile)]
-    found += [_nearest_rank(latencies[origin != left_out], percentile) for left_out in range(len(blocks))]
-    return np.array(found)
+    whole = math.log(_nearest_rank(latencies, percentile))
+    without = [_nearest_rank(latencies[origin != left_out], percentile) for left_out in range(len(blocks))]
+    return whole, len(blocks) * whole - (len(blocks) - 1) * np.log(np.array(without))
+
+
+def _reach(off: Floats, errors: Floats, error: float) -> float | None:
+    """Returns how far the interval reaches to each side: what 95% of resamples are off by, in their own errors."""
+    # A resample of one block repeated says nothing of its error: as far off as can be.
+    distance = np.full(off.size, np.inf)
+    np.divide(off, errors, out=distance, where=errors > error * 1e-9)
+    half = float(np.quantile(distance, _CONFIDENCE, method="inverted_cdf")) * error
+    return half if math.isfinite(half) else None
 
 
 def _nearest_rank(ordered: Nanoseconds, percentile: float) -> float:
