@@ -142,4 +142,4 @@ def _properties(served: Served) -> dict[str, str]:
 
 def source_name(source: str) -> str:
     """Returns a source as clients may see it: a path loses its folders."""
-    return source if ":" in source else source.rstrip("/").rpartition("/")[2]
+    return source.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.engine.device import Device
+from xlaserve.model.repository import Served
+from xlaserve.model.task import Classification
+from xlaserve.rpc import describe
+from xlaserve_proto import open_inference_pb2 as pb
+
+
+def served(*buckets: Bucket) -> Served:
+    settings = ModelSettings(
+        name="cats", source="/models/v2/cats.keras", modes=(Mode.GRAPH, Mode.XLA), max_queue_delay_ms=1.5
+    )
+    model = SimpleNamespace(
+        program=SimpleNamespace(platform="tensorflow"),
+        buckets=buckets,
+        task=Classification(2, ("cat", "other")),
+        weights="cats.keras",
+    )
+    sizes = frozenset((bucket.height, bucket.width) for bucket in buckets)
+    return cast(Any, SimpleNamespace(settings=settings, model=model, sizes=sizes))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("builtin:digits", "builtin:digits"),
+        ("keras.applications:ResNet50", "keras.applications:ResNet50"),
+        ("/srv/models/cats.keras", "cats.keras"),
+        ("/srv/models/saved/", "saved"),
+        ("/srv/models:2/cats.keras", "cats.keras"),
+        ("cats.keras", "cats.keras"),
+    ],
+)
+def test_a_source_is_shown_without_its_folders(source: str, name: str) -> None:
+    assert describe.source_name(source) == name
+
+
+def test_a_model_of_one_size_states_it_and_one_of_several_leaves_it_open() -> None:
+    for buckets, side in (
+        ((Bucket(1, 8, 6), Bucket(4, 8, 6)), [8, 6]),
+        ((Bucket(1, 8, 6), Bucket(1, 16, 6)), [-1, -1]),
+    ):
+        pixels, image = describe.metadata(served(*buckets)).inputs
+        assert list(pixels.shape) == [-1, *side, 3]
+        assert list(image.shape) == [-1]
+
+
+def test_the_configuration_shows_batches_lanes_and_delay() -> None:
+    config = describe.config(served(Bucket(1, 8, 6), Bucket(4, 8, 6), Bucket(4, 16, 6)), Device("gpu", "GPU", 2, 1))
+    assert config.max_batch_size == 4
+    assert list(config.dynamic_batching.preferred_batch_size) == [1, 4]
+    assert config.dynamic_batching.max_queue_delay_microseconds == 1500
+    (group,) = config.instance_group
+    assert (group.kind, group.count, list(group.gpus)) == (pb.ModelInstanceGroup.KIND_GPU, 2, [0])
+    assert config.parameters["source"].string_value == "cats.keras"
+    assert config.parameters["default_mode"].string_value == "graph"
