@@ -453,6 +453,26 @@ def test_bytes_that_are_no_message_are_refused_without_a_line_in_the_log(channel
     assert server.stderr == before
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"\x3a\x00",  # an empty raw tensor
+        b"\x2a\x00",  # an empty input
+        b"\x78\x00",  # a field that there is not
+    ],
+)
+def test_a_message_of_millions_of_fields_stops_nobody_else(channel, server, field):
+    infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    message = pb.ModelInferRequest(model_name="digits").SerializeToString()
+    before = server.metric("process_resident_memory_bytes")
+    began = time.monotonic()
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(message + field * 8_000_000, timeout=60)
+    assert time.monotonic() - began < 5
+    assert caught.value.code() is INVALID
+    assert server.metric("process_resident_memory_bytes") - before < 1e9
+
+
 def test_refused_requests_leave_no_memory_behind(oip, valid, server):
     request = valid()
     request.raw_input_contents[:] = [bytes(10_000_000)]
