@@ -47,7 +47,8 @@ def parse(data: bytes) -> InferMessage | None:
 def _view(data: bytes) -> InferMessage | None:
     """Returns the message with its raw tensors viewed in `data`; None where it has too many fields for that."""
     view = memoryview(data)
-    raw, rest = [], []
+    raw: list[memoryview] = []
+    rest: list[memoryview] = []
     kept_to = position = 0
     for _ in range(MAX_FIELDS):
         if position >= len(data):
