@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from xlaserve_loadtest import html_sections as sections
 from xlaserve_loadtest.compare import Comparison, Measure
 from xlaserve_loadtest.figures import estimate
 from xlaserve_loadtest.markup import Child, Markup, join, page, table, tag
-from xlaserve_loadtest.summary import Summary
+from xlaserve_loadtest.run_file import read_run
+from xlaserve_loadtest.summary import Summary, summarize
 
 _RATIOS: tuple[Measure, ...] = ("images_per_s", "p50", "p99")
+
+
+def write(runs: Path | Sequence[Path], out: Path) -> None:
+    """Writes the report of one run file or several. Raises RunFileError, or OSError where `out` can't be written."""
+    paths = [runs] if isinstance(runs, Path) else list(runs)
+    out.write_text(render([summarize(read_run(path)) for path in paths]), encoding="utf-8")
 
 
 def render(summaries: Sequence[Summary]) -> str:

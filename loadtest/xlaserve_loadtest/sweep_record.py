@@ -131,7 +131,7 @@ class SweepFile:
     def _resume(self) -> None:
         found = read(self._path)
         for name in ("cpu", "cores", "gpus"):
-            here, there = self.sweep.environment.get(name), found.environment.get(name)
+            here, there = (_comparable(sweep.environment.get(name)) for sweep in (self.sweep, found))
             if here != there:
                 other = f"another machine ({name}: {there}, here {here})"
                 raise SweepFileError(f"{self._path} was measured on {other}; choose another --out")
@@ -184,3 +184,8 @@ def _result(fields: Mapping[str, Any]) -> ModeResult:
 
 def _without_entries(sweep: Sweep) -> dict[str, Any]:
     return {key: value for key, value in vars(sweep).items() if key != "entries"}
+
+
+def _comparable(value: Any) -> Any:
+    """Returns a value as it is after a way through JSON."""
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from xlaserve_loadtest import catalog
+from xlaserve_loadtest import sweep as command
+from xlaserve_loadtest.sweep import Plan
+from xlaserve_loadtest.sweep_measure import Measurement, measure
+from xlaserve_loadtest.sweep_record import FILE_NAME, Cell, ModeResult, SweepFile, SweepFileError, read
+
+GOOD = ModeResult(images_per_s=10.0, images_per_s_interval=(9.0, 11.0), ratio=1.0)
+
+
+@pytest.fixture
+def plan():
+    return Plan(catalog.find(["VGG"]), ("xla", "graph"), (1, 8), (224,))
+
+
+def measure_all(plan, folder, fresh, measure_cell, **more):
+    with SweepFile(folder, fresh) as file:
+        command.run(plan, file, measure_cell, **more)
+    return read(folder)
+
+
+def test_every_cell_is_measured_once_and_kept(plan, sweep, tmp_path):
+    seen = []
+
+    def measure_cell(cell):
+        seen.append(cell)
+        return dict.fromkeys(plan.modes, GOOD)
+
+    found = measure_all(plan, tmp_path, sweep(), measure_cell)
+    assert seen == [cell for _, cell in plan.cells()] == list(found.entries)
+    assert len(seen) == 4
+    assert found.entries[seen[0]].results["xla"] == GOOD
+    measure_all(plan, tmp_path, sweep(), measure_cell)
+    assert len(seen) == 4
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(plan, sweep, tmp_path):
+    seen = []
+
+    def measure_cell(cell):
+        if len(seen) == 2:
+            seen.append(None)
+            raise KeyboardInterrupt
+        seen.append(cell)
+        return dict.fromkeys(plan.modes, GOOD)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_all(plan, tmp_path, sweep(), measure_cell)
+    assert len(read(tmp_path).entries) == 2
+    assert len(measure_all(plan, tmp_path, sweep(), measure_cell).entries) == 4
+    assert [cell for cell in seen if cell] == [cell for _, cell in plan.cells()]
+
+
+def test_a_line_that_a_kill_cut_off_is_measured_again(plan, sweep, tmp_path):
+    measure_all(plan, tmp_path, sweep(), lambda cell: dict.fromkeys(plan.modes, GOOD))
+    file = tmp_path / FILE_NAME
+    file.write_bytes(file.read_bytes()[:-30])
+    assert len(read(tmp_path).entries) == 3
+    seen = []
+    again = measure_all(plan, tmp_path, sweep(), lambda cell: seen.append(cell) or dict.fromkeys(plan.modes, GOOD))
+    assert len(seen) == 1
+    assert len(again.entries) == 4
+
+
+def test_a_failed_cell_is_kept_with_its_reason_and_retried_only_when_asked(plan, sweep, tmp_path):
+    failed = {"xla": ModeResult(reason="does not compile"), "graph": GOOD}
+    found = measure_all(plan, tmp_path, sweep(), lambda cell: failed)
+    assert {entry.results["xla"].reason for entry in found.entries.values()} == {"does not compile"}
+    measure_all(plan, tmp_path, sweep(), lambda cell: pytest.fail("it is done"))
+    again = measure_all(plan, tmp_path, sweep(), lambda cell: {"xla": GOOD, "graph": GOOD}, retry_failed=True)
+    assert len(again.entries) == 4
+    assert all(entry.results["xla"] == GOOD for entry in again.entries.values())
+
+
+def test_a_further_mode_makes_a_cell_undone(plan, sweep, tmp_path):
+    measure_all(plan, tmp_path, sweep(), lambda cell: {"xla": GOOD, "graph": GOOD})
+    wider = Plan(plan.models, (*plan.modes, "eager"), plan.batches, plan.resolutions)
+    found = measure_all(wider, tmp_path, sweep(), lambda cell: dict.fromkeys(wider.modes, GOOD))
+    assert all(set(entry.results) == {"xla", "graph", "eager"} for entry in found.entries.values())
+
+
+def test_native_resolution_is_the_models_own():
+    cells = Plan(catalog.find(["VGG16", "Xception"]), ("xla",), (1,), (None, 224)).cells()
+    assert [(cell.source.partition(":")[2], cell.resolution) for _, cell in cells] == [
+        ("VGG16", 224),
+        ("Xception", 299),
+        ("Xception", 224),
+    ]
+
+
+def test_figures_of_two_machines_do_not_mix(plan, sweep, tmp_path):
+    measure_all(plan, tmp_path, sweep(), lambda cell: dict.fromkeys(plan.modes, GOOD))
+    other = sweep()
+    other.environment = {**other.environment, "gpus": ("NVIDIA H200",)}
+    with pytest.raises(SweepFileError, match="another machine"):
+        measure_all(plan, tmp_path, other, lambda cell: {})
+
+
+def test_two_sweeps_do_not_share_a_folder(sweep, tmp_path):
+    with SweepFile(tmp_path, sweep()), pytest.raises(SweepFileError, match="in use"), SweepFile(tmp_path, sweep()):
+        pass
+
+
+def test_a_file_that_is_no_sweep_is_refused(sweep, tmp_path):
+    (tmp_path / FILE_NAME).write_text('{"schema": "something else"}\n')
+    with pytest.raises(SweepFileError, match="expected schema"):
+        read(tmp_path)
+    (tmp_path / FILE_NAME).write_text("not json\n")
+    with pytest.raises(SweepFileError, match="not the state of a sweep"), SweepFile(tmp_path, sweep()):
+        pass
+    with pytest.raises(SweepFileError, match="No such file"):
+        read(tmp_path / "nowhere")
+
+
+@pytest.fixture
+def how(tmp_path):
+    return Measurement(("xla", "graph"), "graph", 0.5, 4, 20.0, False, tmp_path / "runs")
+
+
+def fake_loadtest(tmp_path, script):
+    """A load test that does what the script says; `arguments` holds its command line."""
+    file = tmp_path / "fake.py"
+    file.write_text(f"import pathlib, sys, time\narguments = sys.argv[1:]\n{script}\n")
+    return (sys.executable, str(file))
+
+
+CELL = Cell("keras.applications:ResNet50", 192, 8)
+
+
+def test_a_load_test_gets_the_cell_and_its_reason_is_kept(how, tmp_path):
+    script = (
+        "print('loadtest: the server exited', arguments[arguments.index('--mode') + 1], file=sys.stderr); sys.exit(1)"
+    )
+    results = measure(CELL, how, fake_loadtest(tmp_path, script))
+    assert {mode: result.reason for mode, result in results.items()} == {
+        "xla": "loadtest: the server exited xla",
+        "graph": "loadtest: the server exited graph",
+    }
+    (config,) = (tmp_path / "runs").glob("*-xla-graph.json")
+    (model,) = json.loads(config.read_text())["models"]
+    assert model["source"] == "keras.applications:ResNet50"
+    assert model["weights"] == "random"
+    assert (model["buckets"], model["input_size"], model["modes"]) == ([8], [192, 192], ["xla", "graph"])
+
+
+def test_a_cell_that_takes_too_long_is_stopped(how, tmp_path, monkeypatch):
+    late = Measurement(("xla",), "xla", 0.5, 4, 0.3, False, how.folder)
+    results = measure(CELL, late, fake_loadtest(tmp_path, "time.sleep(600)"))
+    assert results["xla"].reason == "not done after 0.3 s"
+
+
+def test_models_are_listed(capsys):
+    assert command.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(catalog.applications())
+    assert lines[-1].split() == ["Xception", "Xception", "299"]
+
+
+def test_the_command_reports_what_it_measured_and_resumes(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "measure", lambda cell, how: dict.fromkeys(how.modes, GOOD))
+    arguments = ["--models", "VGG16", "--batch", "1,8", "--resolution", "64", "--out", str(tmp_path / "out")]
+    assert command.main(arguments) == 0
+    assert "VGG16 64 b8" in capsys.readouterr().out
+    assert "VGG16 64 b8" in (tmp_path / "out" / "report.html").read_text()
+    monkeypatch.setattr(command, "measure", lambda cell, how: pytest.fail("it is done"))
+    assert command.main(arguments) == 0
+    assert "2 of 2 are done already" in capsys.readouterr().err
+    (tmp_path / "out" / "report.html").unlink()
+    assert command.main(["--report", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_an_interrupted_command_says_so_and_still_reports(monkeypatch, tmp_path, capsys):
+    def interrupt(cell, how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "measure", interrupt)
+    assert command.main(["--models", "VGG16", "--out", str(tmp_path)]) == 130
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_sweep_in_which_nothing_ran_does_not_succeed(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "measure", lambda cell, how: dict.fromkeys(how.modes, ModeResult(reason="broken")))
+    assert command.main(["--models", "VGG16", "--out", str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--batch", "0"], ["--resolution", "x"], ["--mode", ""], ["--duration", "-1"], ["--baseline", "eager"]],
+)
+def test_a_wrong_command_line_is_refused(arguments, tmp_path):
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*arguments, "--out", str(tmp_path)])
