@@ -55,7 +55,7 @@ class Vision(pb_grpc.VisionServicer):
 
 def _parse(request: pb.ClassifyRequest, served: Served, deadline: float, now: float) -> Request:
     if not 1 <= len(request.images) <= MAX_IMAGES:
-        raise InvalidArgument("images", f"from 1 to {MAX_IMAGES} encoded images", len(request.images))
+        raise InvalidArgument("images", f"at least one encoded image and at most {MAX_IMAGES}", len(request.images))
     if request.top_k < 0:
         raise InvalidArgument("top_k", f"a number of classes, or 0 for {DEFAULT_TOP_K}", request.top_k)
     return Request(request.mode, list(request.images), deadline)
