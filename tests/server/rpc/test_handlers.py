@@ -36,7 +36,7 @@ class Server:
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(service: Any) -> None:
     server = Server()
-    handlers.add(Servicer(), service, server)  # type: ignore[arg-type]
+    handlers.add(Servicer(), service, server)
     found = server.handlers[service.full_name]
     assert list(found) == [method.name for method in service.methods]
     assert [handler.service_name() for handler in server.generic] == [service.full_name]
@@ -52,7 +52,7 @@ def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(service: A
 @pytest.mark.parametrize("service", SERVICES)
 def test_messages_are_parsed_and_what_is_none_becomes_none(service: Any) -> None:
     server = Server()
-    handlers.add(Servicer(), service, server)  # type: ignore[arg-type]
+    handlers.add(Servicer(), service, server)
     for handler in server.handlers[service.full_name].values():
         assert handler.request_deserializer(b"") is not None
         for data in (b"\xff\xff\xff", b"\x0a\xff"):

@@ -31,11 +31,11 @@ class World:
         self.health = Health(lambda: self.is_ready, lambda: self.models)
 
     async def check(self, service: str) -> int:
-        response = await self.health.Check(pb.HealthCheckRequest(service=service), Context())  # type: ignore[arg-type]
+        response = await self.health.Check(pb.HealthCheckRequest(service=service), Context())
         return response.status
 
     def watch(self, service: str) -> Any:
-        return self.health.Watch(pb.HealthCheckRequest(service=service), Context())  # type: ignore[arg-type]
+        return self.health.Watch(pb.HealthCheckRequest(service=service), Context())
 
 
 @pytest.fixture
