@@ -243,6 +243,8 @@ def _curve(latencies: Latencies) -> tuple[CurveValue, ...]:
 
 
 def _over_time(answered: Rows, span_ns: tuple[int, int]) -> tuple[TimeSlice, ...]:
+    if not answered.size:
+        return ()
     width_ns = max(math.ceil((span_ns[1] - span_ns[0]) / _SLICES), 1)
     places = (answered["scheduled_ns"] - span_ns[0]) // width_ns
     order = np.argsort(places, kind="stable")
@@ -251,5 +253,4 @@ def _over_time(answered: Rows, span_ns: tuple[int, int]) -> tuple[TimeSlice, ...
     return tuple(
         TimeSlice((place + 0.5) * width_ns / 1e9, values.size, float(np.median(values)) / 1e6, values.max() / 1e6)
         for place, values in zip(found.tolist(), np.split(latencies, starts[1:]), strict=True)
-        if values.size
     )
