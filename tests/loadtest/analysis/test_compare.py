@@ -12,7 +12,7 @@ from xlaserve_loadtest.stats import ratio
 
 BLOCK_NOISE = 0.03
 """Assumed deviation of a block's images/s, as in docs/loadtest-method.md."""
-DOCUMENTED_BLOCKS = 12
+DOCUMENTED_BLOCKS = 16
 """That find a difference of 5% under that noise."""
 
 OPEN = Load("open", rate_per_s=50.0, arrivals="constant")
