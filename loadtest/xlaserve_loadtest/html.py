@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from xlaserve_loadtest import html_sections as sections
 from xlaserve_loadtest.compare import Comparison, Measure
 from xlaserve_loadtest.figures import estimate
 from xlaserve_loadtest.markup import Child, Markup, join, page, table, tag
-from xlaserve_loadtest.run_file import read_run
-from xlaserve_loadtest.summary import Summary, summarize
+from xlaserve_loadtest.summary import Summary
 
 _RATIOS: tuple[Measure, ...] = ("images_per_s", "p50", "p99")
-
-
-def write(runs: Path | Sequence[Path], out: Path) -> None:
-    """Writes the report of one run file or several. Raises RunFileError, or OSError where `out` can't be written."""
-    paths = [runs] if isinstance(runs, Path) else list(runs)
-    out.write_text(render([summarize(read_run(path)) for path in paths]), encoding="utf-8")
 
 
 def render(summaries: Sequence[Summary]) -> str:
@@ -91,18 +83,22 @@ def _comparisons(summary: Summary) -> Markup | None:
             _finding(each),
             *(estimate(each.ratios.get(measure), ".3f") for measure in _RATIOS),
             str(each.pairs),
-            each.reason,
         )
         for each in summary.comparisons
     ]
-    columns = ("arms", "load", "verdict", "images/s ratio", "p50 ratio", "p99 ratio", "pairs", "why")
+    columns = ("arms", "load", "verdict", "images/s ratio", "p50 ratio", "p99 ratio", "pairs")
     how = (
         "Each ratio is the arm over the baseline with its 95% interval, from pairs of neighbouring blocks. Over 1 is "
         "more images/s, which is good, or longer latency, which is bad. An interval that contains 1 settles nothing. "
         "The A/A control holds an arm against its own twin: where that comes out different, nothing here is to be "
         "believed."
     )
-    return join([table(columns, rows, numbers=(3, 4, 5, 6)), tag("p", how, class_="soft")])
+    reasons = [
+        tag("p", f"{each.arm} / {each.baseline} at {each.label}: {each.reason}.", class_="soft")
+        for each in summary.comparisons
+        if each.reason and not each.is_control
+    ]
+    return join([table(columns, rows, numbers=(3, 4, 5, 6)), reasons, tag("p", how, class_="soft")])
 
 
 def _finding(comparison: Comparison) -> Child:

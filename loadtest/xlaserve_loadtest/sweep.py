@@ -95,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         concurrency=options.concurrency,
         timeout_s=options.timeout,
         is_in_process=options.in_process,
+        has_control=not options.no_control,
         folder=options.out / "runs",
     )
     asked = {name: value for name, value in vars(options).items() if name not in {"out", "report", "list"}}
@@ -130,7 +131,7 @@ def _own(model: catalog.Model, resolution: int | None) -> int | None:
 def _in_words(result: ModeResult) -> str:
     if result.reason is not None:
         return result.reason
-    ratio = "" if result.ratio is None else f", {result.ratio:.2f} times the baseline ({result.verdict})"
+    ratio = f", {result.ratio:.2f} times the baseline ({result.verdict})" if result.ratio and result.verdict else ""
     return f"{number(result.images_per_s)} images/s{ratio}"
 
 
@@ -164,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=_positive, default=900.0, metavar="S", help="seconds for one cell, compilation included"
     )
     parser.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
+    parser.add_argument("--no-control", action="store_true", help="leave out the A/A control of each cell: faster")
     parser.add_argument("--retry-failed", action="store_true", help="measure again what has no figure")
     parser.add_argument("--out", type=Path, default=Path("sweep"), metavar="DIR", help="folder of state and report")
     return parser

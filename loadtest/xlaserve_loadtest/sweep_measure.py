@@ -24,7 +24,10 @@ COMMAND: Final = (sys.executable, "-m", "xlaserve_loadtest.cli")
 STOP_TIMEOUT_S: Final = 60.0
 """For a load test that was asked to stop; it stops its server first."""
 
-_REASON_LINES: Final = 4
+_DEADLINE_S: Final = 120.0
+"""For a request: large models are slow on small machines, and that is a figure, not a failure."""
+
+_OWN_WORDS: Final = "loadtest: "
 _REASON_CHARACTERS: Final = 600
 
 
@@ -40,6 +43,7 @@ class Measurement:
     timeout_s: float
     """For a cell's load test, starting and compiling included."""
     is_in_process: bool
+    has_control: bool
     folder: Path
     """Where its run files go."""
 
@@ -61,7 +65,11 @@ def _attempt(cell: Cell, modes: tuple[str, ...], how: Measurement, command: Sequ
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{cell.source}-{cell.resolution or 'own'}-b{cell.batch}-{'-'.join(modes)}")
     record = how.folder / f"{name}{SUFFIX}"
     record.unlink(missing_ok=True)
-    failure = _run([*command, *_arguments(cell, modes, how, how.folder / f"{name}.json", record)], how.timeout_s)
+    config, page = (how.folder / f"{name}.{kind}" for kind in ("json", "html"))
+    options = [*_arguments(cell, modes, how, config), "--record", str(record), "--html", str(page)]
+    failure = _run([*command, *options], how.timeout_s)
+    # Some megabytes for each cell, and made again from the record at any time.
+    page.unlink(missing_ok=True)
     try:
         summary = summarize(read_run(record))
     except RunFileError as error:
@@ -87,6 +95,7 @@ def result_of(summary: Summary, mode: str, failure: str | None = None) -> ModeRe
         ratio=1.0 if is_baseline else ratio.value if ratio else None,
         ratio_interval=_interval(ratio.low, ratio.high) if ratio else None,
         verdict=comparison.verdict if comparison else None,
+        verdict_reason=comparison.reason or None if comparison else None,
         p50_ms=ranks.get("p50"),
         p99_ms=ranks.get("p99"),
         trace_s=price.trace_s if price else None,
@@ -95,15 +104,17 @@ def result_of(summary: Summary, mode: str, failure: str | None = None) -> ModeRe
     )
 
 
-def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path, record: Path) -> list[str]:
+def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path) -> list[str]:
     size = {} if cell.resolution is None else {"input_size": [cell.resolution, cell.resolution]}
     config.write_text(configuration([cell.source], served_modes(modes), buckets=[cell.batch], **size))
     return [
         *("--config", str(config), "--model", served_name(cell.source), "--mode", ",".join(modes)),
         *("--baseline", how.baseline if how.baseline in modes else modes[0]),
         *("--duration", f"{how.duration_s:g}", "--concurrency", str(how.concurrency)),
-        *("--images-per-request", str(cell.batch), "--start-timeout", f"{how.timeout_s:g}", "--record", str(record)),
+        *("--images-per-request", str(cell.batch), "--deadline", f"{_DEADLINE_S:g}"),
+        *("--start-timeout", f"{how.timeout_s:g}"),
         *(["--in-process"] if how.is_in_process else []),
+        *([] if how.has_control else ["--no-control"]),
     ]
 
 
@@ -148,8 +159,10 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _reason(lines: Iterable[str]) -> str:
+    """Returns what the load test said in the end, and the last words of its server, which it quotes below that."""
     told = [line.strip() for line in lines if line.strip()]
-    return "; ".join(told[-_REASON_LINES:])[-_REASON_CHARACTERS:]
+    own = [line for line in told if line.startswith(_OWN_WORDS)][-1:]
+    return "; ".join(dict.fromkeys([*own, *told[-1:]]))[:_REASON_CHARACTERS]
 
 
 def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:

@@ -48,7 +48,9 @@ class ModeResult:
     ratio_interval: tuple[float, float] | None = None
     """95%."""
     verdict: str | None = None
-    """In words, of the ratio."""
+    """faster, slower or inconclusive; None for the baseline."""
+    verdict_reason: str | None = None
+    """Why it is inconclusive."""
     p50_ms: float | None = None
     p99_ms: float | None = None
     trace_s: float | None = None

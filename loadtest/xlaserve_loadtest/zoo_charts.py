@@ -43,8 +43,8 @@ def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Chart:
         f"speed-ups-{mode}",
         f"Every model by what {mode} is worth to it",
         f"Images/s in mode {mode} over those in mode {baseline}, for every model that ran in both; none is left out. "
-        "To the right of 1 it is faster, to the left slower; grey bars are undecided, as their interval (the whisker, "
-        "95%) contains 1. Bars are logarithmic: twice and half are equally long.",
+        "To the right of 1 it is faster, to the left slower; grey bars are undecided: their interval (the whisker, "
+        "95%) contains 1, or their run was too short or too noisy. Bars are logarithmic: twice and half are as long.",
         [trace],
         {
             "height": 80 + _ROW_PX * max(3, len(rows)),

@@ -157,7 +157,7 @@ def _figures(rows: Sequence[Row]) -> Markup:
             row.mode,
             _rate(row.result),
             _ratio(row.result),
-            row.result.verdict or NOTHING,
+            ": ".join(filter(None, (row.result.verdict, row.result.verdict_reason))) or NOTHING,
             number(row.result.p50_ms),
             number(row.result.p99_ms),
             number(row.result.trace_s),

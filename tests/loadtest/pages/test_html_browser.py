@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from xlaserve_loadtest import html
+from xlaserve_loadtest import catalog, html, zoo_html
+from xlaserve_loadtest.sweep_record import Cell, Entry, ModeResult, Sweep
 
 CHROMIUM = shutil.which("chromium")
 # Without these, it looks for updates, and for sandboxes that a container has not.
@@ -61,31 +62,62 @@ def browse(tmp_path: Path):
     return open_
 
 
-def test_a_browser_draws_every_chart_without_an_error_or_a_request(summary, site, browse):
+@pytest.fixture
+def look(site, browse):
+    """Shows a report to a browser and returns what is seen in a narrow and in a wide window.
+
+    Every chart must hold data and be drawn inside its window, on paper too; nothing may be asked for from outside, and
+    the console must stay empty.
+    """
     folder, address, asked = site
-    (folder / "report.html").write_text(html.render([summary()]))
-    shutil.copy(Path(__file__).parent / "probe.html", folder)
-    document, console = browse(f"{address}/probe.html", "--virtual-time-budget=20000", "--dump-dom")
-    assert console == []
-    found = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
-    assert found, document[:2000]
-    narrow, wide = json.loads(html_text.unescape(found[1]))
-    assert (narrow["width"], wide["width"]) == (390, 1100)
-    for seen in (narrow, wide):
-        assert [plot["name"] for plot in seen["plots"]] == [
+
+    def look_(report: str) -> list[dict[str, Any]]:
+        (folder / "report.html").write_text(report)
+        shutil.copy(Path(__file__).parent / "probe.html", folder)
+        document, console = browse(f"{address}/probe.html", "--virtual-time-budget=20000", "--dump-dom")
+        assert console == []
+        found = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
+        assert found, document[:2000]
+        views: list[dict[str, Any]] = json.loads(html_text.unescape(found[1]))
+        assert [view["width"] for view in views] == [390, 1100]
+        for view in views:
+            assert view["scroll_width"] <= view["width"]
+            assert view["resources"] == []
+            for plot in view["plots"]:
+                assert plot["points"] > 1, plot
+                assert plot["marks"] > 0, plot
+                assert plot["height"] > 100, plot
+                assert not plot["sticks_out"], plot
+                assert plot["printed_width"] <= 680, plot
+                assert plot["restored_width"] == plot["width"], plot
+        assert set(asked) == {"/probe.html", "/report.html"}
+        return views
+
+    return look_
+
+
+def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summary, look):
+    for view in look(html.render([summary()])):
+        assert [plot["name"] for plot in view["plots"]] == [
             "throughput", "percentiles", "over-time", "load-curve", "stages", "break-even", "ledger", "buckets",
         ]  # fmt: skip
-        for plot in seen["plots"]:
-            assert plot["points"] > 2, plot
-            assert plot["marks"] > 0, plot
-            assert plot["height"] > 100, plot
-            assert not plot["sticks_out"], plot
-            assert plot["printed_width"] <= 680, plot
-            assert plot["restored_width"] == plot["width"], plot
-        assert seen["scroll_width"] <= seen["width"]
-        assert seen["resources"] == []
-        assert "xla is faster than graph" in seen["text"]
-    assert set(asked) == {"/probe.html", "/report.html"}
+        assert "xla is faster than graph" in view["text"]
+
+
+def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(look):
+    sweep = Sweep({"cpu": "A CPU", "cores": 2}, {}, "graph", "2026-11-20T18:00:00+00:00")
+    for index, model in enumerate(catalog.applications()):
+        ratio = 0.2 * 1.1**index
+        results = {
+            "xla": ModeResult(images_per_s=90 * ratio, ratio=ratio, ratio_interval=(ratio * 0.9, ratio * 1.1)),
+            "graph": ModeResult(images_per_s=90.0, ratio=1.0),
+        }
+        cell = Cell(model.source, model.size, 8)
+        sweep.entries[cell] = Entry(cell, model.name, model.family, results, "2026-11-20T18:00:00", 1.0)
+    for view in look(zoo_html.render(sweep)):
+        bars = {plot["name"]: plot["marks"] for plot in view["plots"]}
+        assert list(bars) == ["speed-ups-xla", "by-family", "by-resolution"]
+        assert bars["speed-ups-xla"] >= len(catalog.applications())
 
 
 def test_an_error_of_a_page_would_be_noticed(site, browse):

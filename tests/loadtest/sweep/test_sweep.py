@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -120,7 +121,7 @@ def test_a_file_that_is_no_sweep_is_refused(sweep, tmp_path):
 
 @pytest.fixture
 def how(tmp_path):
-    return Measurement(("xla", "graph"), "graph", 0.5, 4, 20.0, False, tmp_path / "runs")
+    return Measurement(("xla", "graph"), "graph", 0.5, 4, 20.0, False, True, tmp_path / "runs")
 
 
 def fake_loadtest(tmp_path, script):
@@ -149,8 +150,64 @@ def test_a_load_test_gets_the_cell_and_its_reason_is_kept(how, tmp_path):
     assert (model["buckets"], model["input_size"], model["modes"]) == ([8], [192, 192], ["xla", "graph"])
 
 
+def test_the_end_of_a_server_is_quoted_with_its_last_words(how, tmp_path):
+    script = "sys.exit('starting\\nloadtest: the server was ended by signal 9\\nINFO compiling\\nINFO still compiling')"
+    results = measure(CELL, how, fake_loadtest(tmp_path, script))
+    assert results["xla"].reason == "loadtest: the server was ended by signal 9; INFO still compiling"
+
+
+RECORDED = """
+from xlaserve_loadtest.record import *
+from xlaserve_loadtest.run_file import RunWriter
+import numpy as np
+modes = arguments[arguments.index("--mode") + 1].split(",")
+if "broken" in modes and len(modes) > 1:
+    sys.exit("loadtest: broken does not compile")
+arms = tuple(Arm(mode, mode, "m", "embedded") for mode in modes)
+environment = Environment("c", 2, (), "s", "3", {}, {})
+with RunWriter(pathlib.Path(arguments[arguments.index("--record") + 1])) as file:
+    file.write(Header("2026-11-20T18:00:00Z", (), {}, 0, None, "graph", arms, environment))
+    file.write(Server(0, tuple(modes), "a", "s", ledger=(LedgerEntry("xla", (8, 9, 9), 1.5, 2.5, 0.1),)))
+    for index in range(16):
+        round_, place = divmod(index, 2)
+        arm = modes[(place + round_) % len(modes)]
+        step_ns = 5_000_000 if arm == "xla" else 10_000_000
+        start_ns = index * 1_000_000_000
+        due_ns = start_ns + np.arange(0, 900_000_000, step_ns)
+        rows = np.zeros(due_ns.size, REQUEST)
+        rows["scheduled_ns"] = rows["start_ns"] = due_ns
+        rows["end_ns"] = due_ns + step_ns + (np.arange(due_ns.size) + index) % 7 * 10_000
+        rows["images"], rows["measured"] = 8, True
+        file.write(Requests(index, rows))
+        window = (start_ns, start_ns + 900_000_000)
+        file.write(Block(index, arm, Load("closed", 1), start_ns, start_ns + 950_000_000, Generator(1, 0.1, rows.size),
+            window_ns=window, round=round_ // 2, server=0))
+    file.write(End(False, True))
+"""
+
+
+def test_figures_ratio_and_price_come_from_the_run_file(how, tmp_path):
+    results = measure(CELL, how, fake_loadtest(tmp_path, RECORDED))
+    xla, graph = results["xla"], results["graph"]
+    assert graph.images_per_s == pytest.approx(800, rel=0.05)
+    assert xla.ratio == pytest.approx(2, rel=0.05)
+    assert xla.ratio_interval[0] < xla.ratio < xla.ratio_interval[1]
+    assert (xla.verdict, graph.verdict, graph.ratio) == ("faster", None, 1.0)
+    assert (xla.trace_s, xla.compile_s) == (1.5, 2.5)
+    assert xla.p50_ms == pytest.approx(5, rel=0.05)
+
+
+def test_a_mode_that_breaks_the_others_is_found_by_trying_each_alone(how, tmp_path):
+    alone = dataclasses.replace(how, modes=("broken", "graph"))
+    script = RECORDED + "if 'broken' in modes: sys.exit('loadtest: broken does not compile')"
+    results = measure(CELL, alone, fake_loadtest(tmp_path, script))
+    assert results["broken"].reason == "loadtest: broken does not compile"
+    assert results["graph"].reason is None
+    assert results["graph"].images_per_s == pytest.approx(800, rel=0.05)
+
+
 def test_a_cell_that_takes_too_long_is_stopped(how, tmp_path, monkeypatch):
-    late = Measurement(("xla",), "xla", 0.5, 4, 0.3, False, how.folder)
+    late = dataclasses.replace(how, modes=("xla",), timeout_s=0.3)
     results = measure(CELL, late, fake_loadtest(tmp_path, "time.sleep(600)"))
     assert results["xla"].reason == "not done after 0.3 s"
 
@@ -192,7 +249,7 @@ def test_a_sweep_in_which_nothing_ran_does_not_succeed(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--batch", "0"], ["--resolution", "x"], ["--mode", ""], ["--duration", "-1"], ["--baseline", "eager"]],
+    [["--batch", "0"], ["--resolution", "x"], ["--mode", ""], ["--duration", "-1"], ["--baseline", "no"]],
 )
 def test_a_wrong_command_line_is_refused(arguments, tmp_path):
     with pytest.raises(SystemExit, match="2"):

@@ -26,7 +26,7 @@ def test_the_podiums_hold_a_model_once_and_gains_only_of_what_is_compared(zoo_sw
         ("Middling 224 b4", "xla"),
         ("Loser 299 b4", "graph"),
     ]
-    assert [(row.label, value) for row, value in absolute.places][0] == ("Winner 224 b8", pytest.approx(380))
+    assert next((row.label, value) for row, value in absolute.places) == ("Winner 224 b8", pytest.approx(380))
     assert [row.name for row, _ in relative.places] == ["Winner", "Middling", "Loser"]
     assert {row.mode for row, _ in (*absolute.places, *relative.places)} == {"xla"}
 
@@ -69,7 +69,7 @@ def test_the_report_shows_every_model_slowdowns_and_failures_included(zoo_sweep)
     assert trace["y"] == ["Winner 224 b4", "Winner 224 b8", "Middling 224 b4", "Loser 299 b4"]
     assert trace["x"] == pytest.approx([2.0, 1.9, 0.01, -0.8])
     assert "Broken can&#x27;t be compiled" in text
-    assert "As one of the two modes did not run: Broken 299 b4." in text.replace("Without a ratio, as", "As")
+    assert "Without a ratio, as one of the two modes did not run: Broken 299 b4." in text
     assert 'data-name="by-family"' in text
     assert 'data-name="by-resolution"' in text
 
