@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -101,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = {name: value for name, value in vars(options).items() if name not in {"out", "report", "list"}}
     fresh = Sweep(asdict(environment.describe()), asked, baseline, datetime.now(UTC).isoformat(timespec="seconds"))
     interrupted = False
+    # As Ctrl-C does: what was started must be stopped.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.report:
             sweep = read(options.out)
@@ -115,6 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SweepFileError as error:
         _tell(f"loadtest sweep: {error}")
         return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
     report = options.out / REPORT
     report.write_text(zoo_html.render(sweep), encoding="utf-8")
     sys.stdout.write(f"{zoo_html.table(sweep)}\nreport: {report}\n")

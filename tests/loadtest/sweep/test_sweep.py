@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -233,12 +235,19 @@ def test_the_command_reports_what_it_measured_and_resumes(monkeypatch, tmp_path,
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_an_interrupted_command_says_so_and_still_reports(monkeypatch, tmp_path, capsys):
-    def interrupt(cell, how):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "measure", interrupt)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_stops_what_it_started_and_still_reports(number, monkeypatch, tmp_path):
+    pid = tmp_path / "pid"
+    script = f"""
+import os
+pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))
+os.kill(os.getppid(), {int(number)})
+time.sleep(600)
+"""
+    fake = fake_loadtest(tmp_path, script)
+    monkeypatch.setattr(command, "measure", lambda cell, how: measure(cell, how, fake))
     assert command.main(["--models", "VGG16", "--out", str(tmp_path)]) == 130
+    assert not Path(f"/proc/{pid.read_text()}").exists()
     assert (tmp_path / "report.html").exists()
 
 
