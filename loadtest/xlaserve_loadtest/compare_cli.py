@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -121,8 +120,8 @@ def _change(arm: str, load: str, first: Sequence[Sample], second: Sequence[Sampl
         ratios[measure] = pooled_percentile_ratio(latencies[0], latencies[1], percentile, seed=seed, paired=False)
     decides = deciding_measure(second[0].block.load.type)
     verdict, reason = verdict_of(ratios[decides], decides)
-    means = tuple(math.exp(float(np.log(rate).mean())) for rate in rates)
-    return Change(arm, load, (means[0], means[1]), ratios, decides, verdict, reason)
+    means = float(rates[0].mean()), float(rates[1].mean())
+    return Change(arm, load, means, ratios, decides, verdict, reason)
 
 
 def _rates(samples: Sequence[Sample]) -> Floats:
