@@ -1,18 +1,32 @@
-"""When requests are sent: pure and seeded, so that the same arguments give the same plan.
+"""When requests are due: pure and seeded, so that the same arguments give the same schedule.
 
-A plan is a sequence of blocks, each with one arm (a way to run the model). Inside a block an arrival process says when
-each request is due. Latency counts from that moment, not from when the generator got round to sending it.
+A schedule is an array of int64 nanoseconds after the start, ascending. Latency counts from these moments, not from when
+the generator got round to sending.
 """
 
 from __future__ import annotations
 
-import random
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
-BLOCK_S: Final = 1.0
-"""About how long one block measures."""
+import numpy as np
+from numpy.typing import NDArray
+
+Process = Literal["poisson", "constant"]
+PROCESSES: Final[tuple[Process, ...]] = ("poisson", "constant")
+Schedule = NDArray[np.int64]
+
+MEASURED_PART: Final = 1
+"""Number of the measured part in `with_margins`, which seeds each part with its own number."""
+
+_NS: Final = 1e9
+
+
+class ArrivalsError(ValueError):
+    """An arrival process that can't be; the text says why, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,41 +34,134 @@ class ClosedLoop:
     """A fixed number of slots; a slot's next request is due at the moment when its last one was answered."""
 
     slots: int
+    is_offline: bool = False
+    """As many as the target can take: only throughput counts."""
 
     def __post_init__(self) -> None:
         if self.slots < 1:
-            raise ValueError(f"concurrency: expected at least 1, got {self.slots}")
+            raise ArrivalsError(f"concurrency: expected at least 1, got {self.slots}")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A stretch of the run under one arm."""
+class OpenLoop:
+    """Requests come on their own, whatever becomes of the earlier ones; `end_rate_per_s` makes it a ramp."""
 
-    index: int
-    arm: str
-    warmup_s: float
-    """Load without measurement, at least; longer until every slot has been answered once."""
-    duration_s: float
-    """How long requests that become due are measured."""
+    rate_per_s: float
+    process: Process = "poisson"
+    end_rate_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for rate in (self.rate_per_s, self.end_rate_per_s):
+            if rate is not None and not 0 < rate < float("inf"):
+                raise ArrivalsError(f"rate: expected requests per second over 0, got {rate:g}")
+
+    def mean_rate_per_s(self) -> float:
+        """Returns requests per second over the whole duration."""
+        return (self.rate_per_s + (self.end_rate_per_s or self.rate_per_s)) / 2
 
 
-def interleave(arms: Sequence[str], *, duration_s: float, warmup_s: float, seed: int) -> tuple[Block, ...]:
-    """Returns blocks that measure each arm for `duration_s` in all, mirrored so that drift hits each arm alike.
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Requests come when they once came: seconds after the start, ascending."""
 
-    The blocks come in rounds: the arms in a random order and then in the reverse of it (A B C, C B A). An arm's first
-    block warms up for `warmup_s`, a later one for a quarter of that.
+    offsets_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        times = np.asarray(self.offsets_s, np.float64)
+        if not times.size or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
+            raise ArrivalsError("replay: expected seconds from 0 on, ascending, at least one")
+
+    def mean_rate_per_s(self) -> float:
+        """Returns requests per second from the start to the last one."""
+        return len(self.offsets_s) / self.duration_s()
+
+    def duration_s(self) -> float:
+        """Returns the seconds that hold all of them."""
+        return self.offsets_s[-1] + 1e-9
+
+
+Loop = ClosedLoop | OpenLoop | Replay
+
+
+def schedule(loop: OpenLoop | Replay, duration_s: float, seed: Sequence[int]) -> Schedule:
+    """Returns when requests are due in `duration_s`.
+
+    A Poisson process of any rate is one of rate 1 whose time is stretched: the nth request is due when the integral of
+    the rate reaches the nth event. For constant arrivals that is n.
     """
-    if not arms or len(set(arms)) != len(arms):
-        raise ValueError(f"arms: expected one or more, each once, got {list(arms)}")
-    if duration_s <= 0 or warmup_s < 0:
-        raise ValueError(f"expected a duration over 0 and a warm-up of 0 or more, got {duration_s} and {warmup_s} s")
-    rounds = max(1, round(duration_s / (2 * BLOCK_S)))
-    generator = random.Random(seed)
-    order: list[str] = []
-    for _ in range(rounds):
-        shuffled = generator.sample(list(arms), len(arms))
-        order += shuffled + shuffled[::-1]
-    return tuple(
-        Block(index, arm, warmup_s if arm not in order[:index] else warmup_s / 4, duration_s / (2 * rounds))
-        for index, arm in enumerate(order)
+    if isinstance(loop, Replay):
+        times = np.asarray(loop.offsets_s)
+        return _nanoseconds(times[times < duration_s])
+    expected = loop.mean_rate_per_s() * duration_s
+    if loop.process == "constant":
+        events = np.arange(int(np.ceil(expected)), dtype=np.float64)
+    else:
+        events = _unit_poisson(expected, np.random.default_rng(tuple(seed)))
+    return _nanoseconds(_inverse(loop, duration_s, events[events < expected]))
+
+
+def with_margins(loop: OpenLoop | Replay, *, before_s: float, duration_s: float, after_s: float, seed: int) -> Schedule:
+    """Returns a schedule with load at the first rate before the measured part, and at the last rate after it."""
+    if isinstance(loop, Replay):
+        first = last = loop.mean_rate_per_s()
+        process: Process = "poisson"
+    else:
+        first, last, process = loop.rate_per_s, loop.end_rate_per_s or loop.rate_per_s, loop.process
+    parts = (
+        (OpenLoop(first, process), before_s, 0.0),
+        (loop, duration_s, before_s),
+        (OpenLoop(last, process), after_s, before_s + duration_s),
     )
+    return np.concatenate(
+        [
+            schedule(part, length_s, (seed, number)) + round(start_s * _NS)
+            for number, (part, length_s, start_s) in enumerate(parts)
+        ]
+    )
+
+
+def split(whole: Schedule, workers: int) -> list[Schedule]:
+    """Returns each worker's share: the requests dealt out in turn, none lost, none twice."""
+    return [whole[worker::workers] for worker in range(workers)]
+
+
+def read(path: Path) -> Replay:
+    """Reads seconds, one a line, or JSON objects with `at_s`. Raises ArrivalsError."""
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        times = []
+        for line in lines:
+            if line and not line.startswith("#"):
+                value = json.loads(line)
+                times.append(float(value["at_s"] if isinstance(value, dict) else value))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ArrivalsError(f"{path}: expected seconds, one a line: {error}") from None
+    return Replay(tuple(times))
+
+
+def write(path: Path, times: Schedule) -> None:
+    """Writes a schedule that `read` reads back to the nanosecond."""
+    path.write_text("# seconds after the start, one request a line\n" + "".join(f"{t / _NS:.9f}\n" for t in times))
+
+
+def _unit_poisson(length: float, generator: np.random.Generator) -> NDArray[np.float64]:
+    chunk = int(length + 6 * np.sqrt(length) + 16)
+    events = np.cumsum(generator.exponential(size=chunk))
+    while events[-1] < length:
+        events = np.concatenate([events, events[-1] + np.cumsum(generator.exponential(size=chunk))])
+    return events
+
+
+def _inverse(loop: OpenLoop, duration_s: float, events: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns when the integral of the rate reaches each of `events`."""
+    start, growth = loop.rate_per_s, 0.0
+    if loop.end_rate_per_s is not None:
+        growth = (loop.end_rate_per_s - start) / duration_s
+    # Solves start * t + growth * t**2 / 2 = events, in the form that loses no digits where growth is small.
+    root = np.sqrt(np.maximum(start * start + 2 * growth * events, 0.0))
+    times: NDArray[np.float64] = 2 * events / (start + root)
+    return times
+
+
+def _nanoseconds(times_s: NDArray[np.float64]) -> Schedule:
+    return np.round(times_s * _NS).astype(np.int64)

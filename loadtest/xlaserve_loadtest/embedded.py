@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+import yaml
 
 from xlaserve_loadtest.target import TargetError
 
@@ -23,21 +26,56 @@ _POLL_S: Final = 0.05
 _TAIL_LINES: Final = 20
 
 
-def configuration(model: str, modes: Sequence[str]) -> tuple[str, str]:
-    """Returns a configuration that serves `model` in `modes`, and the name that the model has in it.
+def served_name(model: str) -> str:
+    """Returns the name under which `configuration` serves a model."""
+    name = Path(model).stem if _is_path(model) else model.rpartition(":")[2]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)
 
-    `model` is a source such as `keras.applications:ResNet50`, the path of a model, or the name of a built-in one.
+
+def configuration(models: Sequence[str], modes: Sequence[str], **more: object) -> str:
+    """Returns a configuration that serves `models` in `modes`; `more` is taken over into each model's entry.
+
+    A model is a source such as `keras.applications:ResNet50`, the path of a model, or the name of a built-in one.
     Keras's applications get random weights: speed does not depend on them, and nothing is downloaded.
     """
-    is_path = "/" in model or model.endswith(".keras")
-    name = Path(model).stem if is_path else model.rpartition(":")[2]
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", name)
-    source = str(Path(model).absolute()) if is_path else model if ":" in model else f"builtin:{model}"
-    entry: dict[str, object] = {"name": name, "source": source, "modes": list(modes)}
+    # JSON is YAML as well.
+    return json.dumps({"models": [_entry(model, modes) | more for model in models]})
+
+
+def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:
+    """Returns a configuration file as text, with nothing but `models` (names), in nothing but `modes`.
+
+    Raises TargetError where the file can't be read or has no such model.
+    """
+    try:
+        document = yaml.safe_load(config.read_text())
+        entries = {entry["name"]: entry for entry in document["models"]}
+        chosen = [entries[model] for model in models]
+    except (OSError, yaml.YAMLError) as error:
+        raise TargetError(f"--config {config}: {error}") from None
+    except (KeyError, TypeError) as error:
+        raise TargetError(f"--config {config}: no models, or none called {error}") from None
+    for entry in chosen:
+        entry["modes"] = list(modes)
+        if entry.get("default_mode") not in modes:
+            entry.pop("default_mode", None)
+        for field in ("source", "weights", "labels"):
+            value = entry.get(field)
+            if isinstance(value, str) and ":" not in value and value not in ("imagenet", "random"):
+                entry[field] = str((config.parent / value).absolute())
+    return json.dumps({**document, "models": chosen})
+
+
+def _entry(model: str, modes: Sequence[str]) -> dict[str, object]:
+    source = str(Path(model).absolute()) if _is_path(model) else model if ":" in model else f"builtin:{model}"
+    entry: dict[str, object] = {"name": served_name(model), "source": source, "modes": list(modes)}
     if source.startswith("keras.applications:"):
         entry["weights"] = "random"
-    # JSON is YAML as well.
-    return json.dumps({"models": [entry]}), name
+    return entry
+
+
+def _is_path(model: str) -> bool:
+    return "/" in model or model.endswith(".keras")
 
 
 class EmbeddedServer:
@@ -53,10 +91,16 @@ class EmbeddedServer:
         *,
         start_timeout_s: float,
         on_output: Callable[[str], None] = lambda line: None,
+        environment: Mapping[str, str] | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self.address = ""
         """HOST:PORT of its gRPC service."""
+        self.http_address: str | None = None
+        """HOST:PORT of its metrics."""
+        self.ready_s = 0.0
+        """Seconds from its start until it was ready."""
+        self._environment = environment or {}
         self._config = config
         self._start_timeout_s = start_timeout_s
         self._on_output = on_output
@@ -72,26 +116,34 @@ class EmbeddedServer:
             config = folder / "config.yaml"
         ready = folder / "ready.json"
         ports = ("--grpc-port", "0", "--http-port", "0")
+        began_s = time.monotonic()
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(*self._command, "--config", str(config), *ports, "--ready-file", str(ready)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **self._environment},
                 # Ctrl-C in the terminal is for the load tester, which stops the server in its own time.
                 start_new_session=True,
             )
         try:
-            self.address = await self._wait_until_ready(ready)
+            self.address, self.http_address = await self._wait_until_ready(ready)
         except BaseException:
             await self._stop()
             raise
+        self.ready_s = time.monotonic() - began_s
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
 
     def obituary(self) -> str | None:
         """Returns how the server ended and its last words, or None while it lives."""
@@ -101,13 +153,13 @@ class EmbeddedServer:
         how = f"exited with status {status}" if status >= 0 else f"was ended by signal {-status}"
         return f"the server {how}\n{self._last_words()}".rstrip()
 
-    async def _wait_until_ready(self, ready: Path) -> str:
+    async def _wait_until_ready(self, ready: Path) -> tuple[str, str | None]:
         give_up_at = time.monotonic() + self._start_timeout_s
         while time.monotonic() < give_up_at:
             if (end := self.obituary()) is not None:
                 raise TargetError(end)
-            if (address := _address(ready)) is not None:
-                return address
+            if (addresses := _addresses(ready)) is not None:
+                return addresses
             self._on_output(self._last_words(lines=1))
             await asyncio.sleep(_POLL_S)
         raise TargetError(f"the server was not ready after {self._start_timeout_s:g} s\n{self._last_words()}".rstrip())
@@ -129,8 +181,9 @@ class EmbeddedServer:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _address(ready: Path) -> str | None:
+def _addresses(ready: Path) -> tuple[str, str | None] | None:
     try:
-        return str(json.loads(ready.read_text())["grpc"])
+        told = json.loads(ready.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None  # Not written yet, or half written.
+    return str(told["grpc"]), told.get("http")

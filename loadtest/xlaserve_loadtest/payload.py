@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from xlaserve_proto import open_inference_pb2 as oip
 
-Kind = Literal["pixels", "png"]
-KINDS: Final[tuple[Kind, ...]] = ("pixels", "png")
+Kind = Literal["pixels", "encoded"]
+KINDS: Final[tuple[Kind, ...]] = ("pixels", "encoded")
+Pixels = NDArray[np.uint8]
+Size = tuple[int, int]
+"""Height and width."""
 
-DISTINCT_IMAGES: Final = 16
-"""Enough that no cache on the way sees one image only, few enough to stay in memory as requests."""
+DISTINCT_REQUESTS: Final = 16
+"""Enough that no cache on the way sees one image only, few enough to stay in memory."""
+MIXED_REQUESTS: Final = 40
+"""For a mix of sizes or counts: a share of 0.025 is one request."""
+SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
+
+
+class PayloadError(Exception):
+    """There is nothing to send; the text says why, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,47 +42,133 @@ class Request:
     mode: str
 
 
-def synthetic_images(count: int, *, height: int, width: int, seed: int) -> NDArray[np.uint8]:
-    """Returns seeded RGB images, `[count, height, width, 3]`: soft shapes and some noise, so that they compress much as
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Images per request: counts and their shares, which add up to 1."""
+
+    shares: Mapping[int, float]
+
+    @classmethod
+    def parse(cls, text: str) -> Mix:
+        """Reads `8` or `1:0.7,8:0.3`. Raises ValueError."""
+        shares: dict[int, float] = {}
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*(\d+)\s*(?::\s*(\d*\.?\d+)\s*)?", part)
+            if not match or not int(match[1]) or int(match[1]) in shares:
+                raise ValueError(f"expected images per request such as 8 or 1:0.7,8:0.3, got {text!r}")
+            shares[int(match[1])] = float(match[2] or 1)
+        total = sum(shares.values())
+        if not total or 0 in shares.values():
+            raise ValueError(f"expected shares over 0, got {text!r}")
+        return cls({count: share / total for count, share in shares.items()})
+
+    def __str__(self) -> str:
+        if len(self.shares) == 1:
+            return str(next(iter(self.shares)))
+        return ",".join(f"{count}:{share:g}" for count, share in self.shares.items())
+
+    def counts(self, requests: int, seed: int) -> list[int]:
+        """Returns the images of each of `requests`, as near to the shares as whole numbers get, in a random order."""
+        exact = {count: share * requests for count, share in self.shares.items()}
+        whole = {count: int(value) for count, value in exact.items()}
+        by_rest = sorted(exact, key=lambda count: whole[count] - exact[count])
+        for count in by_rest[: requests - sum(whole.values())]:
+            whole[count] += 1
+        counts = np.repeat(list(whole), list(whole.values()))
+        return [int(count) for count in np.random.default_rng(seed).permutation(counts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image as it was found, and as pixels `[height, width, 3]`."""
+
+    encoded: bytes
+    pixels: Pixels
+
+
+def synthetic(count: int, *, size: Size, seed: int) -> list[Picture]:
+    """Returns seeded RGB images as PNG files and pixels: soft shapes and some noise, so that they compress much as
     photographs do."""
+    height, width = size
     generator = np.random.default_rng(seed)
-    coarse = generator.integers(0, 256, (count, 6, 6, 3), np.uint8)
-    enlarged = (Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC) for image in coarse)
-    soft = np.stack([np.asarray(image) for image in enlarged])
-    noise = generator.normal(0, 4, soft.shape)
-    return np.clip(soft + noise, 0, 255).astype(np.uint8)
+    pictures = []
+    for coarse in generator.integers(0, 256, (count, 6, 6, 3), np.uint8):
+        soft = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+        pixels = np.clip(soft + generator.normal(0, 4, soft.shape), 0, 255).astype(np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
+        pictures.append(Picture(buffer.getvalue(), pixels))
+    return pictures
+
+
+def from_folder(folder: Path, *, size: Size | None) -> list[Picture]:
+    """Reads every JPEG, PNG and WebP file of a folder, by name; pixels are fitted to `size`. Raises PayloadError."""
+    if not folder.is_dir():
+        raise PayloadError(f"--images: no folder {folder}")
+    pictures = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() not in SUFFIXES:
+            continue
+        encoded = path.read_bytes()
+        try:
+            image = Image.open(io.BytesIO(encoded)).convert("RGB")
+        except (OSError, UnidentifiedImageError, ValueError) as error:
+            raise PayloadError(f"--images: {path}: {error}") from None
+        if size is not None:
+            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        pictures.append(Picture(encoded, np.asarray(image)))
+    if not pictures:
+        raise PayloadError(f"--images: {folder} holds no file that ends in {', '.join(SUFFIXES)}")
+    return pictures
+
+
+def pictures(folder: Path | None, sizes: Sequence[Size], seed: int) -> list[list[Picture]]:
+    """Returns what there is to send, a group for each size; without sizes a folder's images as they are."""
+    if folder is not None:
+        return [from_folder(folder, size=size) for size in sizes or (None,)]
+    return [synthetic(DISTINCT_REQUESTS, size=size, seed=seed) for size in sizes]
 
 
 def make_requests(
-    images: NDArray[np.uint8], *, model: str, modes: Sequence[str], kind: Kind, images_per_request: int
+    groups: Sequence[Sequence[Picture]],
+    *,
+    model: str,
+    modes: Sequence[str],
+    kind: Kind,
+    mix: Mix,
+    seed: int,
 ) -> dict[str, tuple[Request, ...]]:
     """Returns what each mode sends in turn: the same requests but for the mode.
 
-    A request holds `images_per_request` neighbours out of `images`, `[n, height, width, 3]`; there is one that begins
-    at each image.
+    There is a group of pictures for each resolution; a request takes neighbours out of one group, and the groups take
+    turns. Pixels of a group have one size.
     """
-    encoded = [_png(image) for image in images] if kind == "png" else []
-    requests: dict[str, tuple[Request, ...]] = {}
-    messages = []
-    for start in range(len(images)):
-        chosen = np.arange(start, start + images_per_request) % len(images)
-        message = oip.ModelInferRequest(model_name=model)
-        if kind == "png":
-            message.inputs.add(name="image", datatype="BYTES", shape=[images_per_request])
-            elements = [encoded[index] for index in chosen]
-            message.raw_input_contents.append(b"".join(struct.pack("<I", len(data)) + data for data in elements))
-        else:
-            message.inputs.add(name="pixels", datatype="UINT8", shape=[images_per_request, *images.shape[1:]])
-            message.raw_input_contents.append(images[chosen].tobytes())
-        messages.append(message)
+    is_plain = len(groups) == 1 and len(mix.shares) == 1
+    number = max(DISTINCT_REQUESTS, len(groups[0])) if is_plain else MIXED_REQUESTS
+    bodies: list[tuple[bytes, int]] = []
+    for index, count in enumerate(mix.counts(number, seed)):
+        group = groups[index % len(groups)]
+        start = index // len(groups)
+        chosen = [group[(start + offset) % len(group)] for offset in range(count)]
+        bodies.append((_body(model, chosen, kind), count))
+    requests = {}
     for mode in modes:
-        for message in messages:
-            message.parameters["mode"].string_param = mode
-        requests[mode] = tuple(Request(message.SerializeToString(), images_per_request, mode) for message in messages)
+        parameter = oip.ModelInferRequest()
+        parameter.parameters["mode"].string_param = mode
+        # Serialised messages that follow one another are one message.
+        suffix = parameter.SerializeToString()
+        requests[mode] = tuple(Request(body + suffix, count, mode) for body, count in bodies)
     return requests
 
 
-def _png(image: NDArray[np.uint8]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
-    return buffer.getvalue()
+def _body(model: str, chosen: Sequence[Picture], kind: Kind) -> bytes:
+    message = oip.ModelInferRequest(model_name=model)
+    if kind == "encoded":
+        message.inputs.add(name="image", datatype="BYTES", shape=[len(chosen)])
+        elements = [struct.pack("<I", len(picture.encoded)) + picture.encoded for picture in chosen]
+        message.raw_input_contents.append(b"".join(elements))
+    else:
+        images = np.stack([picture.pixels for picture in chosen])
+        message.inputs.add(name="pixels", datatype="UINT8", shape=images.shape)
+        message.raw_input_contents.append(images.tobytes())
+    return message.SerializeToString()

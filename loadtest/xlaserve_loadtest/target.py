@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
 import grpc.aio
+import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from xlaserve_loadtest.payload import Request
 from xlaserve_loadtest.record import NO_STAGES, STAGES, Status
@@ -18,7 +22,19 @@ from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 
 _METADATA_DEADLINE_S: Final = 10.0
-_ITEM_BYTES: Final = {"FP64": 8, "INT64": 8, "FP32": 4, "INT32": 4, "FP16": 2, "UINT8": 1, "BOOL": 1}
+_CONNECT_TIMEOUT_S: Final = 2.0
+_DTYPES: Final = {
+    "FP64": "<f8",
+    "INT64": "<i8",
+    "FP32": "<f4",
+    "INT32": "<i4",
+    "FP16": "<f2",
+    "UINT8": "u1",
+    "BOOL": "?",
+}
+_ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in _DTYPES.items()}
+
+Array = NDArray[np.float64]
 
 
 class TargetError(Exception):
@@ -63,59 +79,80 @@ class Connection(Protocol):
     async def send(self, request: Request) -> Reply:
         """Sends one request and waits for its end. Failures of the target are replies, not exceptions."""
 
+    async def outputs(self, request: Request) -> list[Array]:
+        """Sends one request and returns the model's outputs, the images first. Raises TargetError."""
+
 
 class Target(Protocol):
     """Something to measure."""
 
-    async def describe(self, model: str) -> ModelInfo:
-        """Asks for the model's metadata. Raises TargetError."""
-
-    def connect(self, model: ModelInfo) -> AbstractAsyncContextManager[Connection]:
+    def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AbstractAsyncContextManager[Connection]:
         """Opens a fresh connection, on which replies are held against what `model` promises."""
 
 
 class GrpcTarget:
-    """A server of the Open Inference Protocol at HOST:PORT. `deadline_s` bounds every inference."""
+    """Servers of the Open Inference Protocol. `deadline_s` bounds every inference."""
 
-    def __init__(self, address: str, *, deadline_s: float) -> None:
-        self.address = address
+    def __init__(self, *, deadline_s: float) -> None:
         self._deadline_s = deadline_s
 
-    async def describe(self, model: str) -> ModelInfo:
-        """Asks for the metadata of the server and the model. Raises TargetError."""
-        async with self._channel() as channel:
-            stub: Any = oip_grpc.GRPCInferenceServiceStub(channel)
-            try:
-                server = await stub.ServerMetadata(oip.ServerMetadataRequest(), timeout=_METADATA_DEADLINE_S)
-                metadata = await stub.ModelMetadata(oip.ModelMetadataRequest(name=model), timeout=_METADATA_DEADLINE_S)
-            except grpc.aio.AioRpcError as error:
-                raise TargetError(f"{self.address}: {error.code().name}: {error.details()}") from None
-        return ModelInfo(
-            name=model,
-            size=_size(metadata),
-            outputs=tuple(Tensor(out.name, out.datatype, tuple(out.shape)[1:]) for out in metadata.outputs),
-            properties=dict(metadata.properties),
-            server=f"{server.name} {server.version}",
-        )
-
     @asynccontextmanager
-    async def connect(self, model: ModelInfo) -> AsyncIterator[Connection]:
-        """Opens a connection of its own."""
-        async with self._channel() as channel:
-            yield _GrpcConnection(channel, model, self._deadline_s)
+    async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[Connection]:
+        """Opens a connection to each of `addresses` (HOST:PORT), over which requests are dealt out in turn."""
+        async with AsyncExitStack() as stack:
+            channels = [await stack.enter_async_context(open_channel(address)) for address in addresses]
+            # A connection that comes up is not part of the first request; one that doesn't fails the requests.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    await asyncio.gather(*(channel.channel_ready() for channel in channels))
+            connections = [_GrpcConnection(channel, model, self._deadline_s) for channel in channels]
+            yield connections[0] if len(connections) == 1 else _Spread(connections)
 
-    def _channel(self) -> grpc.aio.Channel:
-        options = [
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.enable_retries", 0),
-            ("grpc.enable_http_proxy", 0),
-            # Without this, channels to the same address share one connection.
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1_000),
-        ]
-        return grpc.aio.insecure_channel(self.address, options=options)
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """Returns a channel with a connection of its own."""
+    options = [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+        # Without this, channels to the same address share one connection.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+    ]
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+async def describe(address: str, model: str) -> ModelInfo:
+    """Asks a server for its metadata and that of a model. Raises TargetError."""
+    async with open_channel(address) as channel:
+        stub: Any = oip_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            server = await stub.ServerMetadata(oip.ServerMetadataRequest(), timeout=_METADATA_DEADLINE_S)
+            metadata = await stub.ModelMetadata(oip.ModelMetadataRequest(name=model), timeout=_METADATA_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise TargetError(f"{address}: {error.code().name}: {error.details()}") from None
+    return ModelInfo(
+        name=model,
+        size=_size(metadata),
+        outputs=tuple(Tensor(out.name, out.datatype, tuple(out.shape)[1:]) for out in metadata.outputs),
+        properties=dict(metadata.properties),
+        server=f"{server.name} {server.version}",
+    )
+
+
+class _Spread:
+    """Deals requests out to several connections in turn."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._turns = cycle(connections)
+
+    async def send(self, request: Request) -> Reply:
+        return await next(self._turns).send(request)
+
+    async def outputs(self, request: Request) -> list[Array]:
+        return await next(self._turns).outputs(request)
 
 
 class _GrpcConnection:
@@ -133,6 +170,16 @@ class _GrpcConnection:
         except grpc.aio.AioRpcError as error:
             return Reply(Status(error.code().value[0]), detail=error.details() or "")
         return read_reply(data, request, self._model)
+
+    async def outputs(self, request: Request) -> list[Array]:
+        try:
+            data = await self._infer(request.data, timeout=self._deadline_s)
+        except grpc.aio.AioRpcError as error:
+            raise TargetError(f"{error.code().name}: {error.details()}") from None
+        reply = read_reply(data, request, self._model)
+        if reply.status is not Status.OK:
+            raise TargetError(f"{reply.status.name}: {reply.detail}")
+        return read_outputs(data)
 
 
 def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
@@ -156,6 +203,16 @@ def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
         Status.OK,
         tuple(parameters[stage].double_param if stage in parameters else math.nan for stage in STAGES),
     )
+
+
+def read_outputs(data: bytes) -> list[Array]:
+    """Returns the outputs of a serialised ModelInferResponse that `read_reply` found right."""
+    response = oip.ModelInferResponse.FromString(data)
+    return [
+        np.frombuffer(raw, _DTYPES[out.datatype]).reshape(tuple(out.shape)).astype(np.float64)
+        for out, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+        if out.datatype in _DTYPES
+    ]
 
 
 def _size(metadata: oip.ModelMetadataResponse) -> tuple[int, int] | None:

@@ -7,8 +7,8 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,10 @@ class FakeTarget:
         self.in_flight = 0
         self.most_in_flight = 0
 
-    async def describe(self, model: str) -> ModelInfo:
-        return ModelInfo(model, (8, 8), (Tensor("scores", "FP32", (10,)),), {}, "fake 1")
-
     @asynccontextmanager
-    async def _connect(self) -> AsyncIterator[FakeTarget]:
+    async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[FakeTarget]:
         self.connections += 1
         yield self
-
-    def connect(self, model: ModelInfo) -> AbstractAsyncContextManager[FakeTarget]:
-        return self._connect()
 
     async def send(self, request: Request) -> Reply:
         self.in_flight += 1

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +24,15 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.count = 0
+        self.random = random.Random(0)
+
+    def latency_s(self):
+        """From the three quantiles p50, p90 and p99 that were asked for, so that exactly these come out."""
+        delays_s = self.options.delays_s
+        if not delays_s:
+            return self.options.delay_s
+        place = self.random.random()
+        return delays_s[0] if place < 0.7 else delays_s[1] if place < 0.95 else delays_s[2]
 
     async def ServerMetadata(self, request, context):
         return oip.ServerMetadataResponse(name="puppet", version="1")
@@ -31,7 +41,9 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         if request.name != "digits":
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name}")
         side = -1 if self.options.any_size else 32
-        metadata = oip.ModelMetadataResponse(name=request.name, properties={"modes": "xla,graph"})
+        metadata = oip.ModelMetadataResponse(
+            name=request.name, properties={"modes": "xla,graph", "buckets": "1x32x32,8x32x32"}
+        )
         metadata.inputs.add(name="image", datatype="BYTES", shape=[-1])
         metadata.inputs.add(name="pixels", datatype="UINT8", shape=[-1, side, side, 3])
         metadata.outputs.add(name="scores", datatype="FP32", shape=[-1, 10])
@@ -47,11 +59,16 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
             os._exit(9)
         if self.count == options.interrupt_after:
             os.kill(os.getppid(), signal.SIGINT)
+        if self.count == options.stop_after:
+            # Whoever stands still can't wake himself.
+            wake = f"sleep {options.stop_s}; kill -CONT {os.getpid()}"
+            await asyncio.create_subprocess_exec("sh", "-c", wake)
+            os.kill(os.getpid(), signal.SIGSTOP)
         if options.hang_after is not None and self.count > options.hang_after:
             await asyncio.Event().wait()
         if options.fail_after is not None and self.count > options.fail_after:
             await context.abort(grpc.StatusCode.INTERNAL, "broken on purpose")
-        await asyncio.sleep(options.delay_s)
+        await asyncio.sleep(self.latency_s())
         images = request.inputs[0].shape[0]
         response = oip.ModelInferResponse(model_name=request.model_name, model_version="1")
         response.parameters["mode"].string_param = mode
@@ -84,7 +101,9 @@ def main() -> None:
     parser.add_argument("--http-port")
     parser.add_argument("--ready-file", type=Path, required=True)
     parser.add_argument("--delay-s", type=float, default=0.002)
-    for flag in ("--die-after", "--fail-after", "--hang-after", "--interrupt-after"):
+    parser.add_argument("--stop-s", type=float, default=1.0)
+    parser.add_argument("--delays-s", type=float, nargs=3)
+    for flag in ("--die-after", "--fail-after", "--hang-after", "--interrupt-after", "--stop-after"):
         parser.add_argument(flag, type=int)
     for flag in ("--any-size", "--wrong-shape", "--fail-at-start", "--never-ready", "--ignore-sigterm"):
         parser.add_argument(flag, action="store_true")

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from xlaserve_loadtest import embedded
-from xlaserve_loadtest.embedded import EmbeddedServer, configuration
-from xlaserve_loadtest.target import GrpcTarget, TargetError
+from xlaserve_loadtest.embedded import EmbeddedServer, configuration, narrowed, served_name
+from xlaserve_loadtest.target import TargetError, describe
 
 
 @pytest.fixture
@@ -25,10 +25,14 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def environment_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
 async def test_the_server_runs_inside_the_block_and_not_after(server):
     async with server() as running:
         pid = running._process.pid
-        assert (await GrpcTarget(running.address, deadline_s=5).describe("digits")).server == "puppet 1"
+        assert (await describe(running.address, "digits")).server == "puppet 1"
         assert running.obituary() is None
         assert is_running(pid)
     assert not is_running(pid)
@@ -115,9 +119,42 @@ async def test_a_configuration_file_is_passed_on(server, tmp_path):
     ],
 )
 def test_a_configuration_is_made_for_a_model(model, name, source, weights):
-    text, served = configuration(model, ["xla", "graph"])
+    text = configuration([model], ["xla", "graph"], buckets=[4])
     (entry,) = yaml.safe_load(text)["models"]
-    assert served == entry["name"] == name
+    assert served_name(model) == entry["name"] == name
+    assert entry["buckets"] == [4]
     assert (entry["source"], entry.get("weights")) == (source, weights)
     assert entry["modes"] == ["xla", "graph"]
     assert json.loads(text)
+
+
+def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path):
+    path = tmp_path / "models.yaml"
+    path.write_text(
+        "lanes: 2\nmodels:\n"
+        "  - {name: mine, source: mine.keras, modes: [xla], default_mode: xla, labels: labels.txt}\n"
+        "  - {name: other, source: 'builtin:noop'}\n"
+    )
+    document = json.loads(narrowed(path, ["mine"], ["graph", "eager"]))
+    (entry,) = document["models"]
+    assert document["lanes"] == 2
+    assert entry == {
+        "name": "mine",
+        "source": str(tmp_path / "mine.keras"),
+        "modes": ["graph", "eager"],
+        "labels": str(tmp_path / "labels.txt"),
+    }
+
+
+@pytest.mark.parametrize("text", ["models: [{name: other}]", "lanes: 2", "{", "models: 3"])
+def test_a_configuration_file_without_the_model_is_refused(tmp_path, text):
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    with pytest.raises(TargetError, match="--config"):
+        narrowed(path, ["mine"], ["xla"])
+
+
+async def test_the_environment_is_passed_on(server, puppet_command):
+    async with server(environment={"PUPPET": "1"}) as running:
+        assert "PUPPET=1" in environment_of(running.pid)
+        assert running.ready_s > 0

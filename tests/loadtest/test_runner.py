@@ -1,3 +1,5 @@
+"""Blocks on fake targets in virtual time, through the crew that runs them in earnest."""
+
 from __future__ import annotations
 
 import asyncio
@@ -6,11 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from xlaserve_loadtest import runner
-from xlaserve_loadtest.arrivals import ClosedLoop, interleave
+from xlaserve_loadtest import crew, runner
+from xlaserve_loadtest.arrivals import ClosedLoop, OpenLoop
 from xlaserve_loadtest.payload import Request
-from xlaserve_loadtest.record import Record, Status
-from xlaserve_loadtest.stats import summarize
+from xlaserve_loadtest.plan import Block
+from xlaserve_loadtest.record import Status
+from xlaserve_loadtest.runner import Generator
 from xlaserve_loadtest.target import Reply
 
 OK = Reply(Status.OK)
@@ -18,43 +21,68 @@ OK = Reply(Status.OK)
 
 @pytest.fixture
 def attack(in_virtual_time, fake_target, model_info):
-    """Runs a closed loop against a handler, in virtual time; returns the record and the target."""
+    """Runs a block against a handler, in virtual time; returns its outcome and the target."""
 
-    def run(handle, *, arms=("xla",), slots=4, duration_s=10.0, warmup_s=1.0, images=1):
+    def run(handle, loop, *, duration_s=10.0, warmup_s=1.0, images=1, workers=1, after=None, **more):
         target = fake_target(handle)
-        record = Record()
-        plan = interleave(arms, duration_s=duration_s, warmup_s=warmup_s, seed=0)
-        requests = {arm: [Request(bytes([n]), images, arm) for n in range(3)] for arm in arms}
+        requests = {"xla": [Request(bytes([n]), images, "xla") for n in range(3)]}
+        block = Block("xla", loop, warmup_s, duration_s)
 
         async def main():
-            loop = asyncio.get_running_loop()
-            clock = lambda: round(loop.time() * 1e9)  # noqa: E731
-            await runner.run(plan, target, model_info, requests, ClosedLoop(slots), record=record, clock=clock)
+            now = asyncio.get_running_loop()
+            clock = lambda: round(now.time() * 1e9)  # noqa: E731
+            generators = [
+                Generator(
+                    target=target,
+                    models={"xla": model_info},
+                    requests=requests,
+                    offset=index,
+                    clock=clock,
+                    spin_s=0,
+                )
+                for index in range(workers)
+            ]
+            shares = crew.tasks(block, ("fake",), workers, seed=0, most_in_flight=more.pop("most_in_flight", 4096))
+            task = asyncio.create_task(crew.run_block(block, generators, shares, clock=clock, **more))
+            if after is not None:
+                await asyncio.sleep(after)
+                task.cancel()
+            return await task
 
-        in_virtual_time(main)
-        return record, target
+        return in_virtual_time(main), target
 
     return run
 
 
-def summary(record, arm="xla"):
-    return summarize(arm, record.blocks, record.requests())
-
-
-def test_a_constant_latency_comes_out_as_it_is(attack):
+def answering(seconds, reply=OK):
     async def handle(request):
-        await asyncio.sleep(0.02)
-        return OK
+        await asyncio.sleep(seconds)
+        return reply
 
-    record, target = attack(handle)
-    result = summary(record)
-    assert result.mean_ms == pytest.approx(20, rel=0.001)
-    assert result.percentiles_ms == pytest.approx({"p50": 20, "p90": 20, "p95": 20, "p99": 20}, rel=0.001)
-    assert result.requests_per_s == pytest.approx(200, rel=0.001)
+    return handle
+
+
+def latencies_ms(outcome):
+    answered = outcome.answered
+    return (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
+
+
+def percentile(outcome, rank):
+    return np.percentile(latencies_ms(outcome), rank)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_closed_loop_keeps_its_slots_busy(attack, workers):
+    outcome, target = attack(answering(0.02), ClosedLoop(4), workers=workers)
+    assert latencies_ms(outcome) == pytest.approx(20, rel=0.001)
+    assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
     assert target.most_in_flight == 4
+    assert target.connections == workers
+    assert outcome.window_s() == pytest.approx(10)
 
 
-def test_known_latencies_come_out_within_one_percent(attack):
+@pytest.mark.parametrize("loop", [ClosedLoop(8), OpenLoop(100.0)])
+def test_known_latencies_come_out_within_one_percent(attack, loop):
     generator = random.Random(0)
     injected_s = []
 
@@ -63,39 +91,41 @@ def test_known_latencies_come_out_within_one_percent(attack):
         await asyncio.sleep(injected_s[-1])
         return OK
 
-    record, _ = attack(handle, slots=8, duration_s=120)
-    result = summary(record)
-    for name, percentile in [("p50", 50), ("p90", 90), ("p99", 99)]:
-        assert result.percentiles_ms[name] == pytest.approx(np.percentile(injected_s, percentile) * 1000, rel=0.01)
-    assert result.requests_per_s == pytest.approx(8 / np.mean(injected_s), rel=0.01)
+    outcome, _ = attack(handle, loop, duration_s=120)
+    for rank in (50, 90, 99):
+        assert percentile(outcome, rank) == pytest.approx(np.percentile(injected_s, rank) * 1000, rel=0.01)
 
 
-def test_the_rate_of_a_slow_batching_server_is_right_though_blocks_hold_one_batch_each(attack):
-    waiting = []
-    running = False
+def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack):
+    slow, target = attack(answering(2.0), OpenLoop(50, "constant"))
+    fast, _ = attack(answering(0.001), OpenLoop(50, "constant"))
+    for outcome in (slow, fast):
+        np.testing.assert_allclose(np.diff(np.sort(outcome.measured["start_ns"])), 20_000_000, atol=2000)
+        assert len(outcome.measured) == 500
+        assert outcome.late_sends == outcome.dropped == 0
+    assert target.most_in_flight == 100
+    assert latencies_ms(slow) == pytest.approx(2000, rel=0.001)
 
-    def run_batch():
-        batch = waiting.copy()
-        waiting.clear()
-        asyncio.get_running_loop().call_later(0.93, finish, batch)
 
-    def finish(batch):
-        nonlocal running
-        running = False
-        for answer in batch:
-            answer.set_result(OK)
-
+def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open_loop(attack):
     async def handle(request):
-        nonlocal running
-        waiting.append(asyncio.get_running_loop().create_future())
-        answer = waiting[-1]
-        if not running:
-            running = True
-            asyncio.get_running_loop().call_later(0.01, run_batch)
-        return await answer
+        now_s = asyncio.get_running_loop().time() - 1000
+        # Warm-up ends at 1; the stall lasts from 6 to 11.
+        await asyncio.sleep(11 - now_s if 6 <= now_s < 11 else 0.001)
+        return OK
 
-    record, _ = attack(handle, slots=16, duration_s=4, warmup_s=0.3)
-    assert summary(record).images_per_s == pytest.approx(16 / 0.94, rel=0.001)
+    open_loop, _ = attack(handle, OpenLoop(100.0))
+    assert percentile(open_loop, 90) == pytest.approx(0.8 * 5000, rel=0.05)
+    closed_loop, _ = attack(handle, ClosedLoop(4))
+    assert percentile(closed_loop, 90) < 2
+
+
+def test_what_is_beyond_the_bound_is_dropped_and_counted(attack):
+    outcome, target = attack(answering(10), OpenLoop(10, "constant"), most_in_flight=20)
+    assert target.most_in_flight == 20
+    # The first twenty are under way from -1 s to 1 s of the window, and again from 9 s on.
+    assert len(outcome.measured) + outcome.dropped == 100
+    assert outcome.dropped == pytest.approx(80, abs=2)
 
 
 def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figures(attack):
@@ -107,61 +137,64 @@ def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figure
         await asyncio.sleep(5 if calls <= 4 else 0.01)
         return OK
 
-    record, _ = attack(handle, warmup_s=0.1)
-    assert summary(record).mean_ms == pytest.approx(10, rel=0.01)
-    first = record.blocks[0]
-    assert first.window_ns is not None
-    assert (first.window_ns[0] - first.start_ns) / 1e9 == pytest.approx(5, rel=0.01)
+    outcome, _ = attack(handle, ClosedLoop(4), warmup_s=0.1)
+    assert latencies_ms(outcome) == pytest.approx(10, rel=0.01)
+    assert (outcome.window_ns[0] - outcome.start_ns) / 1e9 == pytest.approx(5, rel=0.01)
 
 
-def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack):
+@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(400.0)])
+def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack, loop):
     calls = 0
 
     async def handle(request):
         nonlocal calls
         calls += 1
-        slow = calls == 700
-        await asyncio.sleep(3 if slow else 0.01)
+        await asyncio.sleep(1.5 if calls == 1000 else 0.01)
         return OK
 
-    record, _ = attack(handle, duration_s=2)
-    rows = record.requests()
-    slowest = rows[np.argmax(rows["end_ns"] - rows["scheduled_ns"])]
+    outcome, _ = attack(handle, loop, duration_s=2)
+    slowest = outcome.rows[np.argmax(outcome.rows["end_ns"] - outcome.rows["scheduled_ns"])]
     assert slowest["measured"]
-    after = rows[(rows["scheduled_ns"] > slowest["scheduled_ns"]) & (rows["end_ns"] < slowest["end_ns"])]
-    assert after.size > 800
-    assert (after["end_ns"] - after["scheduled_ns"]).max() < 20_000_000
+    after = outcome.rows[(outcome.rows["scheduled_ns"] > slowest["scheduled_ns"])]
+    assert (after["end_ns"] < slowest["end_ns"]).sum() > 300
 
 
-def test_measured_requests_are_those_due_in_the_window(attack):
+@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(300.0)])
+def test_measured_requests_are_those_due_in_the_window(attack, loop):
+    outcome, _ = attack(answering(0.013), loop, workers=2)
+    rows, (start, end) = outcome.rows, outcome.window_ns
+    np.testing.assert_array_equal(rows["measured"], (rows["scheduled_ns"] >= start) & (rows["scheduled_ns"] < end))
+    assert 0 < rows["measured"].sum() < len(rows)
+    assert (np.diff(rows["end_ns"]) >= 0).all()
+
+
+def test_several_workers_send_the_same_schedule_as_one(attack):
+    one, _ = attack(answering(0.01), OpenLoop(100.0), workers=1)
+    three, _ = attack(answering(0.01), OpenLoop(100.0), workers=3)
+    due = [np.sort(outcome.measured["scheduled_ns"]) - outcome.window_ns[0] for outcome in (one, three)]
+    np.testing.assert_array_equal(*due)
+
+
+def test_a_run_that_is_steady_ends_before_its_time(attack):
+    outcome, _ = attack(answering(0.02), ClosedLoop(4), duration_s=60, end_when_steady=True)
+    assert 10 <= outcome.window_s() < 20
+    assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
+    assert len(outcome.windows) >= 10
+    kept_on, _ = attack(answering(0.02), ClosedLoop(4), duration_s=30)
+    assert kept_on.window_s() == pytest.approx(30)
+
+
+def test_a_run_whose_latency_grows_goes_on_to_its_end(attack):
+    calls = 0
+
     async def handle(request):
-        await asyncio.sleep(0.013)
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.01 * 1.0005**calls)
         return OK
 
-    record, _ = attack(handle, arms=("xla", "graph"))
-    rows = record.requests()
-    for block in record.blocks:
-        own = rows[rows["block"] == block.index]
-        start, end = block.window_ns
-        assert (end - start) / 1e9 == pytest.approx(1)
-        np.testing.assert_array_equal(own["measured"], (own["scheduled_ns"] >= start) & (own["scheduled_ns"] < end))
-        cycles = own[own["measured"]]
-        assert block.slot_ns == (cycles["end_ns"] - cycles["scheduled_ns"]).sum()
-
-
-def test_every_block_has_a_fresh_connection_and_sends_only_its_arms_requests(attack):
-    seen = []
-
-    async def handle(request):
-        seen.append(request)
-        await asyncio.sleep(0.1)
-        return OK
-
-    record, target = attack(handle, arms=("xla", "graph"), images=5)
-    assert target.connections == len(record.blocks) == 20
-    assert {request.mode for request in seen} == {"xla", "graph"}
-    assert len({request.data for request in seen}) == 3
-    assert summary(record).images == 5 * summary(record).requests
+    outcome, _ = attack(handle, ClosedLoop(4), duration_s=30, end_when_steady=True)
+    assert outcome.window_s() == pytest.approx(30)
 
 
 def test_failures_are_counted_by_status_and_do_not_end_the_run(attack):
@@ -174,93 +207,70 @@ def test_failures_are_counted_by_status_and_do_not_end_the_run(attack):
         await asyncio.sleep(0.01)
         return reply
 
-    record, _ = attack(handle)
-    result = summary(record)
-    assert set(result.errors) == {"INTERNAL"}
-    assert result.errors["INTERNAL"] / (result.requests + result.errors["INTERNAL"]) == pytest.approx(0.1, rel=0.02)
-    assert result.mean_ms == pytest.approx(10, rel=0.001)
+    outcome, _ = attack(handle, ClosedLoop(4))
+    failed = (outcome.measured["status"] == Status.INTERNAL).sum()
+    assert failed / len(outcome.measured) == pytest.approx(0.1, rel=0.03)
+    (count, message) = outcome.failures[Status.INTERNAL]
+    assert (count, message) == ((outcome.rows["status"] == Status.INTERNAL).sum(), "every tenth")
     # Nine answers cost 10 ms each, and the tenth its 10 ms and the pause.
-    assert result.requests_per_s == pytest.approx(4 * 9 / (0.1 + runner.FAILURE_PAUSE_S), rel=0.01)
-    assert record.failures == {("xla", Status.INTERNAL): "every tenth"}
+    assert outcome.images_per_s() == pytest.approx(4 * 9 / (0.1 + runner.FAILURE_PAUSE_S), rel=0.01)
 
 
-def test_an_arm_that_never_answers_is_left_out_and_the_others_go_on(attack):
-    async def handle(request):
-        await asyncio.sleep(0.01)
-        return OK if request.mode == "xla" else Reply(Status.INVALID_ARGUMENT, detail="no such mode")
-
-    record, _ = attack(handle, arms=("xla", "eager"))
-    assert summary(record).block_images_per_s == pytest.approx((400,) * 10, rel=0.01)
-    assert [block.arm for block in record.blocks].count("eager") == 1
-    assert summary(record, "eager").requests == 0
-    assert summary(record, "eager").warmup_errors["INVALID_ARGUMENT"] > 0
-
-
-def test_a_target_that_dies_in_mid_run_is_given_up_after_a_block(attack):
-    calls = 0
-
-    async def handle(request):
-        nonlocal calls
-        calls += 1
-        if calls > 1000:
-            return Reply(Status.UNAVAILABLE, detail="gone")
-        await asyncio.sleep(0.01)
-        return OK
-
-    record, _ = attack(handle)
-    result = summary(record)
-    assert 0 < result.requests < 1000
-    assert result.errors["UNAVAILABLE"] > 0
-    assert len(record.blocks) == 3
-    assert record.blocks[-1].window_ns is None
+def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack):
+    outcome, _ = attack(answering(0.01, Reply(Status.INVALID_ARGUMENT, detail="no such mode")), ClosedLoop(4))
+    assert outcome.window_ns is None
+    assert not outcome.measured.size
+    assert outcome.failures[Status.INVALID_ARGUMENT][1] == "no such mode"
     # At most one failure for each slot and pause.
-    assert calls - 1000 < 4 * 4 / runner.FAILURE_PAUSE_S
+    assert outcome.sends < 4 * (outcome.end_ns - outcome.start_ns) / 1e9 / runner.FAILURE_PAUSE_S + 8
 
 
-def test_a_late_answer_does_not_open_the_window_after_a_slot_gave_up(attack):
+@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
+def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack, loop):
     calls = 0
 
     async def handle(request):
         nonlocal calls
         calls += 1
-        if calls == 6:
-            await asyncio.sleep(1)
-            return OK
-        return Reply(Status.UNAVAILABLE, detail="gone")
-
-    record, _ = attack(handle, duration_s=2, warmup_s=0.08)
-    first = record.blocks[0]
-    assert first.window_ns is None
-    assert first.end_ns is not None
-
-
-def test_what_was_recorded_stands_when_the_run_is_cancelled(in_virtual_time, fake_target, model_info):
-    async def handle(request):
         await asyncio.sleep(0.01)
+        return OK if calls < 500 else Reply(Status.UNAVAILABLE, detail="gone")
+
+    outcome, _ = attack(handle, loop)
+    assert outcome.answered.size > 0
+    assert outcome.failures[Status.UNAVAILABLE][0] > 20
+    assert (outcome.end_ns - outcome.start_ns) / 1e9 < 20
+
+
+@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
+def test_what_was_measured_stands_when_the_block_is_interrupted(attack, loop):
+    outcome, target = attack(answering(0.04), loop, duration_s=60, workers=2, after=11)
+    assert outcome.interrupted
+    assert outcome.window_s() == pytest.approx(10, rel=0.01)
+    assert outcome.images_per_s() == pytest.approx(100, rel=0.1)
+    assert target.in_flight == 0
+
+
+def test_live_figures_add_up_to_what_was_answered(attack):
+    seen = []
+    outcome, _ = attack(answering(0.02), ClosedLoop(4), images=5, on_live=seen.append)
+    images = sum(live.images for live in seen)
+    assert 0.95 * outcome.rows["images"].sum() < images <= outcome.rows["images"].sum()
+    assert np.concatenate([live.latencies_ms for live in seen]) == pytest.approx(20, rel=0.001)
+
+
+def test_workers_share_slots_and_begin_at_different_requests(attack):
+    seen = []
+
+    async def handle(request):
+        seen.append(request.data)
+        await asyncio.sleep(0.1)
         return OK
 
-    record = Record()
+    attack(handle, ClosedLoop(3), workers=3)
+    assert set(seen[:3]) == {b"\x00", b"\x01", b"\x02"}
 
-    async def main():
-        loop = asyncio.get_running_loop()
-        plan = interleave(("xla",), duration_s=60, warmup_s=1, seed=0)
-        requests = {"xla": [Request(b"", 1, "xla")]}
-        task = asyncio.create_task(
-            runner.run(
-                plan,
-                fake_target(handle),
-                model_info,
-                requests,
-                ClosedLoop(4),
-                record=record,
-                clock=lambda: round(loop.time() * 1e9),
-            )
-        )
-        await asyncio.sleep(10)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
 
-    in_virtual_time(main)
-    assert summary(record).requests_per_s == pytest.approx(400, rel=0.01)
-    assert record.blocks[-1].end_ns is None
+def test_a_worker_without_a_slot_stays_out_of_the_block(attack):
+    outcome, target = attack(answering(0.01), ClosedLoop(2), workers=3)
+    assert target.connections == 2
+    assert outcome.images_per_s() == pytest.approx(200, rel=0.01)

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from xlaserve_loadtest.payload import Request
 from xlaserve_loadtest.record import STAGES, Status
-from xlaserve_loadtest.target import GrpcTarget, TargetError, read_reply
+from xlaserve_loadtest.target import GrpcTarget, TargetError, describe, read_outputs, read_reply
 from xlaserve_proto import open_inference_pb2 as oip
 
 MESSAGE = oip.ModelInferRequest(model_name="digits")
@@ -49,29 +50,44 @@ def test_a_wrong_reply_is_not_taken_for_an_answer(model_info, data, reason):
     assert reason in result.detail
 
 
+def test_outputs_come_out_as_numbers():
+    message = reply()
+    message.raw_output_contents[0] = np.arange(20, dtype="<f4").tobytes()
+    (scores,) = read_outputs(message.SerializeToString())
+    np.testing.assert_array_equal(scores, np.arange(20.0).reshape(2, 10))
+
+
 async def test_the_model_is_described(start_puppet):
-    info = await GrpcTarget(start_puppet(), deadline_s=5).describe("digits")
+    info = await describe(start_puppet(), "digits")
     assert info.size == (32, 32)
     assert info.outputs[0].shape == (10,)
-    assert (info.server, info.properties) == ("puppet 1", {"modes": "xla,graph"})
+    assert (info.server, info.properties) == ("puppet 1", {"modes": "xla,graph", "buckets": "1x32x32,8x32x32"})
 
 
 async def test_a_model_of_several_sizes_has_no_size(start_puppet):
-    assert (await GrpcTarget(start_puppet("--any-size"), deadline_s=5).describe("digits")).size is None
+    assert (await describe(start_puppet("--any-size"), "digits")).size is None
 
 
 async def test_an_unknown_model_and_an_unreachable_target_are_explained(start_puppet):
     with pytest.raises(TargetError, match="NOT_FOUND: no model nonsense"):
-        await GrpcTarget(start_puppet(), deadline_s=5).describe("nonsense")
+        await describe(start_puppet(), "nonsense")
     with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
-        await GrpcTarget("127.0.0.1:1", deadline_s=5).describe("digits")
+        await describe("127.0.0.1:1", "digits")
 
 
-async def test_requests_are_answered_at_the_same_time(start_puppet):
-    target = GrpcTarget(start_puppet(), deadline_s=5)
-    async with target.connect(await target.describe("digits")) as connection:
+async def test_requests_are_answered_at_the_same_time(start_puppet, model_info):
+    async with GrpcTarget(deadline_s=5).connect(model_info, [start_puppet()]) as connection:
         replies = await asyncio.gather(*(connection.send(REQUEST) for _ in range(20)))
+        (scores,) = await connection.outputs(REQUEST)
     assert {reply.status for reply in replies} == {Status.OK}
+    assert scores.shape == (2, 10)
+
+
+async def test_load_is_spread_over_several_targets(start_puppet, model_info):
+    addresses = [start_puppet("--fail-after", "5"), start_puppet("--fail-after", "5")]
+    async with GrpcTarget(deadline_s=5).connect(model_info, addresses) as connection:
+        replies = [await connection.send(REQUEST) for _ in range(12)]
+    assert [reply.status for reply in replies] == [Status.OK] * 10 + [Status.INTERNAL] * 2
 
 
 @pytest.mark.parametrize(
@@ -84,7 +100,9 @@ async def test_requests_are_answered_at_the_same_time(start_puppet):
     ],
 )
 async def test_a_failure_is_a_reply(start_puppet, model_info, flags, status):
-    async with GrpcTarget(start_puppet(*flags), deadline_s=0.5).connect(model_info) as connection:
+    async with GrpcTarget(deadline_s=0.5).connect(model_info, [start_puppet(*flags)]) as connection:
         reply = await connection.send(REQUEST)
+        with pytest.raises(TargetError):
+            await connection.outputs(REQUEST)
     assert reply.status == status
     assert reply.detail

@@ -1,0 +1,67 @@
+"""A gRPC server that takes any request for an empty answer: the generator's own ceiling, wire included.
+
+Run as a process with the path of the file that says where it listens. It serves until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import uvloop
+
+from xlaserve_proto import open_inference_pb2 as oip
+
+NAME: Final = "null"
+_SERVICE: Final = "inference.GRPCInferenceService"
+
+
+async def _infer(request: bytes, context: Any) -> bytes:
+    return b""
+
+
+async def _server_metadata(request: bytes, context: Any) -> bytes:
+    return oip.ServerMetadataResponse(name=NAME, version="1").SerializeToString()
+
+
+async def _model_metadata(request: bytes, context: Any) -> bytes:
+    name = oip.ModelMetadataRequest.FromString(request).name
+    return oip.ModelMetadataResponse(name=name).SerializeToString()
+
+
+async def serve(ready: Path) -> None:
+    """Serves on a free port of loopback, which it writes to `ready` as `{"grpc": HOST:PORT}`."""
+    methods: Mapping[str, Any] = {
+        "ModelInfer": _infer,
+        "ServerMetadata": _server_metadata,
+        "ModelMetadata": _model_metadata,
+    }
+    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    partial = ready.with_suffix(".partial")
+    partial.write_text(json.dumps({"grpc": f"127.0.0.1:{port}", "pid": os.getpid()}))
+    partial.replace(ready)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
+    await server.stop(grace=None)
+
+
+def main() -> None:
+    """Serves until SIGTERM; the one argument is the file to write when it is ready."""
+    uvloop.run(serve(Path(sys.argv[-1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""The command line of `loadtest`: from words to `Settings`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from xlaserve_loadtest import arrivals, payload, report
+from xlaserve_loadtest.arms import AUTOCLUSTER
+from xlaserve_loadtest.arrivals import ArrivalsError, ClosedLoop, Loop, OpenLoop
+from xlaserve_loadtest.crew import MOST_IN_FLIGHT
+from xlaserve_loadtest.payload import Mix
+from xlaserve_loadtest.scenarios import SCENARIOS
+from xlaserve_loadtest.search import Slo
+from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
+
+FOLDER: Final = Path("loadtest-results")
+OFFLINE_SLOTS: Final = 16
+"""Requests of the largest bucket that are under way: enough that no lane ever waits, few enough for every queue."""
+
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command without a subcommand."""
+    found = argparse.ArgumentParser(
+        prog="loadtest",
+        description="Measures images/s and latency of models in several modes, in interleaved blocks, and says which "
+        "is faster. Without --target it starts servers of its own.",
+        epilog="Further commands: loadtest report RUN..., loadtest compare A B, loadtest sweep; each has a --help.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    positive, count = _number(float, 0.0), _number(int, 0)
+    arms = found.add_argument_group("what is measured")
+    arms.add_argument(
+        "--mode",
+        type=_names,
+        default=("xla", "graph"),
+        metavar="M,M",
+        help="of xla, graph, eager, autocluster, auto; or all",
+    )
+    arms.add_argument(
+        "--model", type=_names, default=("digits",), metavar="NAME,NAME", help="served names; without a target sources"
+    )
+    arms.add_argument("--baseline", default="graph", metavar="M", help="the mode that the others are held against")
+    arms.add_argument("--no-control", action="store_true", help="leave out the A/A control, a twin of the baseline")
+    arms.add_argument(
+        "--equality-images", type=_number(int, -1), default=32, metavar="N", help="compare outputs; 0: no"
+    )
+
+    target = found.add_argument_group("target")
+    target.add_argument(
+        "--target", type=_names, default=(), metavar="HOST:PORT,...", help="running servers, or null: a no-op server"
+    )
+    target.add_argument("--target-http", metavar="HOST:PORT", help="the target's /metrics, where it is not found")
+    target.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
+    target.add_argument("--config", type=Path, metavar="FILE", help="configuration of the servers that are started")
+    target.add_argument("--shared-server", action="store_true", help="one server for all modes that can share one")
+    target.add_argument("--isolate", action="store_true", help="a fresh server process for each block")
+    target.add_argument("--start-timeout", type=positive, default=900.0, metavar="S", help="until a server is ready")
+
+    load = found.add_argument_group("load")
+    load.add_argument("--concurrency", type=_counts, metavar="N,N", help="closed loop: requests at a time (16)")
+    load.add_argument("--rate", type=_rates, metavar="R,R|R..R", help="open loop: requests/s, several, or a ramp")
+    load.add_argument("--arrivals", choices=arrivals.PROCESSES, default="poisson", help="of an open loop")
+    load.add_argument("--replay", type=_replay, metavar="FILE", help="open loop: seconds of arrival, one a line")
+    load.add_argument("--save-arrivals", type=Path, metavar="FILE", help="write the schedule for --replay")
+    load.add_argument("--max-in-flight", type=count, default=MOST_IN_FLIGHT, metavar="N", help="more is dropped")
+    load.add_argument("--scenario", choices=tuple(SCENARIOS), help="of MLPerf Inference")
+    load.add_argument("--find-max", action="store_true", help="search the highest rate that keeps --slo")
+    load.add_argument("--slo", type=_slo, metavar="COND", help="such as p99<50ms")
+    load.add_argument("--slo-ms", type=positive, metavar="MS", help="the same for p99, for --scenario server")
+    load.add_argument("--duration", type=positive, default=5.0, metavar="S", help="measured at most, for each arm")
+    load.add_argument(
+        "--warmup", type=_number(float, -1e-9), default=1.0, metavar="S", help="before an arm is measured"
+    )
+    load.add_argument("--full-duration", action="store_true", help="go on when every arm is steady")
+    load.add_argument("--deadline", type=positive, default=10.0, metavar="S", help="of a request")
+    load.add_argument("--workers", type=_workers, default="auto", metavar="N", help="processes that send")
+    load.add_argument("--seed", type=_number(int, -1), default=0, metavar="N", help="of images, arrivals and order")
+
+    sent = found.add_argument_group("what is sent")
+    sent.add_argument("--images", type=Path, metavar="DIR", help="JPEG, PNG and WebP files; synthetic without")
+    sent.add_argument("--payload", choices=payload.KINDS, help="files as they are (for --images), or raw pixels")
+    sent.add_argument("--images-per-request", type=_mix, metavar="N|N:P,N:P", help="a number or shares (1)")
+    sent.add_argument("--size", type=_sizes, default=(), metavar="HxW,HxW", help="of the images; the model's own")
+
+    kept = found.add_argument_group("what is kept")
+    kept.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="folder for the run file and its page")
+    kept.add_argument("--record", type=Path, metavar="FILE", help="name the run file")
+    report.add_options(found)
+    return found
+
+
+def settings_of(options: argparse.Namespace, found: argparse.ArgumentParser) -> Settings:
+    """Checks what can't be checked word by word, and returns the settings. Ends with status 2 on a wrong line."""
+    targets = (IN_PROCESS,) if options.in_process else options.target
+    _check(options, found)
+    scenario = SCENARIOS.get(options.scenario)
+    slo = Slo(99.0, options.slo_ms) if options.slo_ms else options.slo
+    mix = options.images_per_request or Mix({1: 1.0})
+    if scenario and scenario.images_per_request:
+        mix = Mix({scenario.images_per_request: 1.0})
+    return Settings(
+        models=options.model,
+        modes=options.mode,
+        loops=_loops(options),
+        duration_s=options.duration,
+        warmup_s=options.warmup,
+        mix=mix,
+        payload=options.payload or ("encoded" if options.images else "pixels"),
+        images=options.images,
+        sizes=options.size,
+        targets=targets,
+        target_http=options.target_http,
+        config=options.config,
+        is_shared=options.shared_server,
+        is_isolated=options.isolate,
+        baseline=options.baseline,
+        has_control=not options.no_control,
+        workers=options.workers,
+        most_in_flight=options.max_in_flight,
+        ends_when_steady=not options.full_duration,
+        scenario=scenario,
+        slo=slo,
+        find_max=options.find_max or options.scenario == "server",
+        equality_images=options.equality_images,
+        save_arrivals=options.save_arrivals,
+        record=options.record,
+        seed=options.seed,
+        deadline_s=options.deadline,
+        start_timeout_s=options.start_timeout,
+    )
+
+
+def _check(options: argparse.Namespace, found: argparse.ArgumentParser) -> None:
+    shapes = [f"--{name}" for name in ("concurrency", "rate", "replay") if getattr(options, name) is not None]
+    is_search = options.find_max or options.scenario == "server"
+    fixed = shapes + ["--find-max"] * options.find_max + ["--scenario"] * bool(options.scenario)
+    problems = {
+        "--config and --isolate are for servers that are started here": options.target
+        and (options.config or options.isolate),
+        "--target and --in-process exclude each other": options.target and options.in_process,
+        "--isolate: without a server there is nothing to isolate": options.isolate and options.in_process,
+        "--target null stands alone": NULL in options.target and len(options.target) > 1,
+        f"{' and '.join(fixed)} exclude each other": len(fixed) > 1,
+        "--find-max needs --slo, and --scenario server --slo-ms": is_search and not (options.slo or options.slo_ms),
+        "--slo and --slo-ms are for --find-max and --scenario server": (options.slo or options.slo_ms)
+        and not is_search,
+        "--images-per-request: the scenario sets it": options.scenario and options.images_per_request,
+        "--in-process takes pixels": options.in_process
+        and (options.payload == "encoded" or (options.images and options.payload is None)),
+        f"--images: no folder {options.images}": options.images and not options.images.is_dir(),
+        f"--config: no file {options.config}": options.config and not options.config.is_file(),
+        f"--record: no folder {options.record and options.record.parent}": options.record
+        and not options.record.parent.is_dir(),
+        "--save-arrivals: a closed loop has no schedule": options.save_arrivals
+        and not (options.rate or options.replay),
+        f"--mode: {AUTOCLUSTER} is a mode of a whole process; start the server here": options.target
+        and AUTOCLUSTER in options.mode,
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            found.error(problem)
+
+
+def _loops(options: argparse.Namespace) -> tuple[Loop, ...]:
+    if options.scenario == "offline":
+        return (ClosedLoop(OFFLINE_SLOTS, is_offline=True),)
+    if options.scenario in ("single-stream", "multi-stream"):
+        return (ClosedLoop(1),)
+    if options.replay:
+        return (options.replay,)
+    if options.rate:
+        return tuple(OpenLoop(rate, options.arrivals, end) for rate, end in options.rate)
+    return tuple(ClosedLoop(slots) for slots in options.concurrency or (16,))
+
+
+def _number(kind: Callable[[str], float], least: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not least < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"expected a number over {least:g}, got {text}")
+        return value
+
+    parse.__name__ = "number"
+    return parse
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"expected names with commas between, each once, got {text!r}")
+    return names
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = _names(text)
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1,8,32, got {text!r}")
+    return tuple(map(int, parts))
+
+
+def _rates(text: str) -> tuple[tuple[float, float | None], ...]:
+    rates = []
+    for part in _names(text):
+        match = _RATE.fullmatch(part)
+        if not match or not float(match[1]) or (match[2] and not float(match[2])):
+            raise argparse.ArgumentTypeError(f"expected rates such as 50,100 or a ramp such as 50..200, got {text!r}")
+        rates.append((float(match[1]), float(match[2]) if match[2] else None))
+    return tuple(rates)
+
+
+def _workers(text: str) -> int | None:
+    if text == "auto":
+        return None
+    return int(_number(int, 0)(text))
+
+
+def _sizes(text: str) -> tuple[tuple[int, int], ...]:
+    sizes = []
+    for part in _names(text):
+        height, _, width = part.partition("x")
+        if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+            raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH such as 224x224, got {text!r}")
+        sizes.append((int(height), int(width)))
+    return tuple(sizes)
+
+
+def _mix(text: str) -> Mix:
+    try:
+        return Mix.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _slo(text: str) -> Slo:
+    try:
+        return Slo.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _replay(text: str) -> arrivals.Replay:
+    try:
+        return arrivals.read(Path(text))
+    except ArrivalsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

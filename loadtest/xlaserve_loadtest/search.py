@@ -1,0 +1,113 @@
+"""The search for the highest rate that a target sustains: pure but for the function that measures a rate."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+PRECISION: Final = 0.05
+"""The rate that is found and the lowest that failed lie at most this share apart."""
+MOST_STEPS: Final = 20
+LOWEST: Final = 1 / 64
+"""Share of the first guess below which no rate is tried: a target that holds none of these has another trouble."""
+REPEATS: Final = 2
+"""A found rate must hold so many times more."""
+BACK_OFF: Final = 0.95
+"""A rate that did not hold when it was repeated is lowered by this factor."""
+LEAST_ANSWERED: Final = 0.97
+"""Share of the rate that was asked for that must have been answered in the window: no queue may grow for ever."""
+
+_SLO: Final = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A promise: that percentile of latency stays under that limit."""
+
+    percentile: float
+    limit_ms: float
+
+    @classmethod
+    def parse(cls, text: str) -> Slo:
+        """Reads `p99<50ms`. Raises ValueError."""
+        match = _SLO.fullmatch(text)
+        if not match or not 0 < float(match[1]) < 100 or float(match[2]) <= 0:
+            raise ValueError(f"expected a condition such as p99<50ms, got {text!r}")
+        return cls(float(match[1]), float(match[2]) * (1000 if match[3] == "s" else 1))
+
+    def __str__(self) -> str:
+        return f"p{self.percentile:g}<{self.limit_ms:g}ms"
+
+    def least_count(self, confidence: float = 0.99) -> int:
+        """Returns how many answers it takes to tell this percentile."""
+        return math.ceil(math.log(1 - confidence) / math.log(self.percentile / 100))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What came of offering a rate."""
+
+    rate_per_s: float
+    answered_per_s: float
+    """Requests due in the window and answered before its end, over its length."""
+    latency_ms: float | None
+    """The promised percentile; None where too few were answered to tell."""
+    failed: int
+    """Errors and dropped requests."""
+
+    def holds(self, slo: Slo) -> bool:
+        """Whether the target sustained the rate: in time, without failures, without a growing queue."""
+        return (
+            not self.failed
+            and self.latency_ms is not None
+            and self.latency_ms < slo.limit_ms
+            and self.answered_per_s >= LEAST_ANSWERED * self.rate_per_s
+        )
+
+
+Measure = Callable[[float], Awaitable[Point]]
+
+
+async def highest_rate(measure: Measure, slo: Slo, start_per_s: float) -> float | None:
+    """Returns the highest rate that held and held again, None where none did; `start_per_s` is a first guess.
+
+    The rate is doubled or halved until one holds and another does not, then the bracket is bisected (by ratio) to
+    PRECISION. The winner is measured REPEATS times more; when it fails it is lowered and tried anew.
+    """
+    low, high = await _bracket(measure, slo, start_per_s)
+    if low is None:
+        return None
+    for _ in range(MOST_STEPS):
+        if high is None or high / low <= 1 + PRECISION:
+            break
+        middle = math.sqrt(low * high)
+        if (await measure(middle)).holds(slo):
+            low = middle
+        else:
+            high = middle
+    for _ in range(MOST_STEPS):
+        if all([(await measure(low)).holds(slo) for _ in range(REPEATS)]):
+            return low
+        low *= BACK_OFF
+    return None
+
+
+async def _bracket(measure: Measure, slo: Slo, start_per_s: float) -> tuple[float | None, float | None]:
+    low: float | None = None
+    high: float | None = None
+    rate = start_per_s
+    for _ in range(MOST_STEPS):
+        point = await measure(rate)
+        if point.holds(slo):
+            low = rate
+            rate *= 2
+        else:
+            high = rate
+            rate /= 2
+        is_hopeless = not point.answered_per_s or rate < LOWEST * start_per_s
+        if (low is not None and high is not None) or is_hopeless:
+            break
+    return low, high

@@ -1,0 +1,99 @@
+"""What to measure, and how: every option of the command, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from xlaserve_loadtest.arrivals import ClosedLoop, Loop
+from xlaserve_loadtest.payload import Kind, Mix, Size
+from xlaserve_loadtest.scenarios import Scenario
+from xlaserve_loadtest.search import Slo
+
+NULL = "null"
+IN_PROCESS = "in-process"
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A load test."""
+
+    models: tuple[str, ...]
+    modes: tuple[str, ...]
+    """`all` alone stands for every mode that the target offers."""
+    loops: tuple[Loop, ...]
+    duration_s: float
+    """Measured seconds at most, for each arm under each load; in a search for each rate."""
+    warmup_s: float
+    mix: Mix
+    payload: Kind
+    images: Path | None
+    """Folder of images; None makes some."""
+    sizes: tuple[Size, ...]
+    """Of the images; empty: the model's own."""
+    targets: tuple[str, ...]
+    """HOST:PORT of running servers, or `null` or `in-process` alone; empty starts servers."""
+    target_http: str | None
+    """HOST:PORT of the target's /metrics."""
+    config: Path | None
+    """Configuration of the server to start."""
+    is_shared: bool
+    """One server process for all modes that can share one."""
+    is_isolated: bool
+    """A fresh server process for each block."""
+    baseline: str
+    """Mode."""
+    has_control: bool
+    workers: int | None
+    """None: by the number of cores."""
+    most_in_flight: int
+    """Of an open loop."""
+    ends_when_steady: bool
+    scenario: Scenario | None
+    slo: Slo | None
+    find_max: bool
+    equality_images: int
+    """0: no check."""
+    save_arrivals: Path | None
+    record: Path | None
+    """The run file; None finds a name for it."""
+    seed: int
+    deadline_s: float
+    """For each request."""
+    start_timeout_s: float
+
+    @property
+    def target(self) -> str:
+        """What the target is called in the record."""
+        return ",".join(self.targets) or EMBEDDED
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether the compiled functions are called without a server."""
+        return self.targets == (IN_PROCESS,)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether somebody else runs the servers."""
+        return bool(self.targets) and not self.is_in_process and self.targets != (NULL,)
+
+    @property
+    def most_slots(self) -> int:
+        """The most requests that one load keeps under way; an open loop has no such number."""
+        return max((loop.slots if isinstance(loop, ClosedLoop) else 64) for loop in self.loops)
+
+    def document(self) -> Mapping[str, Any]:
+        """Returns every option in JSON's types."""
+        document: dict[str, Any] = {name: _plain(value) for name, value in vars(self).items()}
+        document["loops"] = [{"type": type(loop).__name__, **asdict(loop)} for loop in self.loops]
+        document["scenario"] = self.scenario.name if self.scenario else None
+        return document
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
