@@ -125,12 +125,5 @@ def _condition(text: str) -> Condition:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def __getattr__(name: str) -> Any:
-    # The first closed loop's command still asks for these.
-    from xlaserve_loadtest import _superseded  # noqa: PLC0415
-
-    return getattr(_superseded, name)
-
-
 if __name__ == "__main__":
     sys.exit(main())

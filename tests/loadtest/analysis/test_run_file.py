@@ -4,6 +4,7 @@ import gzip
 import json
 import zlib
 
+import grpc
 import numpy as np
 import pytest
 
@@ -158,3 +159,8 @@ def test_the_file_is_gzip_to_other_tools(run_file):
     path = run_file().header().block("xla", [1.0] * 10).write()
     text = zlib.decompress(path.read_bytes(), 16 + zlib.MAX_WBITS).decode()
     assert [json.loads(line)["kind"] for line in text.splitlines()] == ["header", "requests", "block", "end"]
+
+
+def test_statuses_have_the_numbers_of_grpc():
+    numbers = {status.name: status.value[0] for status in grpc.StatusCode}
+    assert numbers == {status.name: status.value for status in Status if status is not Status.INVALID_REPLY}
