@@ -1,0 +1,88 @@
+"""What the load generator can send, beside a bare grpcio loop that only sends and awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import uvloop
+
+from bench import processes
+from bench.figures import Figure, ratio
+from bench.generator import closed_loop, pixels_request
+from xlaserve_loadtest import crew
+from xlaserve_loadtest.arrivals import ClosedLoop
+from xlaserve_loadtest.payload import Request
+from xlaserve_loadtest.plan import Block
+from xlaserve_loadtest.record import Status
+from xlaserve_loadtest.target import ModelInfo, Tensor
+from xlaserve_loadtest.worker import Setup
+from xlaserve_loadtest.workers import WorkerProcess
+
+SIDE = 224
+"""Of an image: 150 KB of pixels."""
+CONCURRENCY = 16
+LEAST_SHARE = 0.9
+MODEL = ModelInfo("noop", (SIDE, SIDE), (Tensor("scores", "FP32", (1000,)),), {}, "bare")
+
+
+class Load(NamedTuple):
+    """What one block sent."""
+
+    per_s: float
+    cpu_ms: float
+    """Processor time of the sender for each request."""
+
+
+def generator(blocks: int, block_s: float) -> list[Figure]:
+    """Requests/s and processor time a request of one worker and of two, over those of the bare loop."""
+    payload = pixels_request("noop", SIDE)
+    loads: dict[str, list[Load]] = {"bare": [], "one worker": [], "two workers": []}
+    with processes.bare("uvloop") as server:
+        for block in range(blocks):
+            order = list(loads) if block % 2 == 0 else list(reversed(loads))
+            for name in order:
+                workers = {"one worker": 1, "two workers": 2}.get(name)
+                if workers is None:
+                    loads[name].append(_bare(server.address, payload, block_s))
+                else:
+                    loads[name].append(uvloop.run(_own(server.address, payload, block_s, workers)))
+    for name, found in loads.items():
+        per_s, cpu_ms = (statistics.median(column) for column in zip(*found, strict=True))
+        print(f"  generator, {name}: {per_s:,.0f} requests/s, {cpu_ms:.3f} ms of processor time each", flush=True)
+    return [
+        *_figures("one worker / bare loop", loads["one worker"], loads["bare"], LEAST_SHARE),
+        *_figures("two workers / one", loads["two workers"], loads["one worker"], None),
+    ]
+
+
+def _figures(name: str, ours: Sequence[Load], theirs: Sequence[Load], least: float | None) -> list[Figure]:
+    return [
+        ratio(f"generator requests/s, {name}", [(a.per_s, b.per_s) for a, b in zip(ours, theirs, strict=True)], least),
+        ratio(
+            f"generator processor time, {name}", [(a.cpu_ms, b.cpu_ms) for a, b in zip(ours, theirs, strict=True)], None
+        ),
+    ]
+
+
+def _bare(address: str, payload: bytes, seconds: float) -> Load:
+    before_s = time.process_time()
+    load = closed_loop(address, payload, CONCURRENCY, seconds=seconds)
+    return Load(load.per_s, (time.process_time() - before_s) * 1000 / load.requests)
+
+
+async def _own(address: str, payload: bytes, seconds: float, number: int) -> Load:
+    block = Block("bare", ClosedLoop(CONCURRENCY), 0.1, seconds)
+    setup = Setup({"bare": MODEL}, {"bare": [Request(payload, 1, "")]}, deadline_s=60)
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(WorkerProcess()) for _ in range(number)]
+        await asyncio.gather(*(worker.setup(setup) for worker in workers))
+        shares = crew.tasks(block, (address,), number, seed=0, most_in_flight=1)
+        outcome = await crew.run_block(block, workers, shares)
+    if (outcome.rows["status"] != Status.OK).any():
+        raise RuntimeError(f"the bare servicer failed: {outcome.failures}")
+    return Load(len(outcome.answered) / outcome.window_s(), outcome.cpu_s * 1000 / outcome.sends)
