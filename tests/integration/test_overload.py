@@ -88,8 +88,8 @@ def test_bytes_are_bounded_as_images_are_the_encoded_ones_included(braked: Any, 
 def test_a_request_larger_than_the_whole_queue_is_refused_and_harms_nobody(braked: Any, connect: Any) -> None:
     client = connect(braked(max_queue_images=8))
     larger, whole = client.send(*range(9)), tuple(range(8))
-    assert larger.exception(timeout=PATIENCE_S).code() is Status.RESOURCE_EXHAUSTED
-    assert "9 more images exceed max_queue_images 8; 0 are under way" in larger.details()
+    assert larger.exception(timeout=PATIENCE_S).code() is Status.INVALID_ARGUMENT
+    assert "images: expected at most 8 in a request (max_queue_images), got 9" in larger.details()
     assert client.ask(*whole) is Status.OK
 
 

@@ -20,7 +20,14 @@ from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.program import Images
 from xlaserve.engine.queue import Job, Piece, Queue, Result, Shape, fail, scatter
 from xlaserve.engine.worker import Batch, Run, Worker
-from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, QueueFull, ShuttingDown
+from xlaserve.errors import (
+    DeadlineExceeded,
+    ExecutionFailed,
+    InvalidArgument,
+    ModelNotReady,
+    QueueFull,
+    ShuttingDown,
+)
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +95,12 @@ class Batcher:
         return sum(queue.images for queue in self._queues.values())
 
     def admit(self, images: int, size_bytes: int) -> None:
-        """Accepts `images` that take `size_bytes` in all, until `leave`. Raises ModelNotReady or QueueFull."""
+        """Accepts `images` that take `size_bytes` in all, until `leave`. Raises ModelNotReady, QueueFull, or
+        InvalidArgument for more than it ever takes."""
         if self._is_closed:
             raise ModelNotReady(f"model {self._name} is draining")
+        if images > self._max_images:
+            raise InvalidArgument("images", f"at most {self._max_images} in a request (max_queue_images)", images)
         if self.admitted_images + images > self._max_images:
             raise QueueFull(
                 f"model {self._name}: {images} more images exceed max_queue_images {self._max_images};"

@@ -151,7 +151,7 @@ class Repository:
                 return candidate
         known = ", ".join(sorted(self._versions)) or "none"
         if versions:
-            raise ModelNotFound(f"model {name} has no version {version}; it has {versions[0].settings.version}")
+            raise ModelNotFound(f"model {name} has no version {version[:32]!r}; it has {versions[0].settings.version}")
         raise ModelNotFound(f"no model {name[:128]!r}; there are: {known}")
 
     def index(self) -> list[Version]:
