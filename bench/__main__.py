@@ -10,10 +10,11 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from bench import processes
+from bench.figures import Figure, ratio
 from bench.generator import closed_loop, pixels_request
+from bench.generator_ceiling import generator
 from xlaserve.engine.device import cpu_name
 
 SIDE = 224
@@ -23,25 +24,6 @@ BUCKETS = (1, 4, 8)
 LEAST_OVERHEAD_RATIO = 0.8
 MOST_GROWTH = 0.02
 MEMORY_REQUESTS = 50_000
-
-
-class Figure(NamedTuple):
-    """One line of the result: a ratio of two interleaved arms, over pairs of blocks."""
-
-    name: str
-    median: float
-    least: float
-    most: float
-    target: str
-    is_met: bool
-
-
-def ratio(name: str, pairs: Sequence[tuple[float, float]], least: float | None) -> Figure:
-    """Returns the figure for pairs of (ours, theirs)."""
-    ratios = [ours / theirs for ours, theirs in pairs]
-    median = statistics.median(ratios)
-    target = f">= {least:.2f}" if least else ""
-    return Figure(name, median, min(ratios), max(ratios), target, least is None or median >= least)
 
 
 def efficiency(
@@ -141,7 +123,7 @@ def memory(requests: int) -> list[Figure]:
 def main() -> None:
     """Runs the command; exits 1 when a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", choices=("efficiency", "overhead", "memory"))
+    parser.add_argument("--only", choices=("efficiency", "generator", "memory", "overhead"))
     parser.add_argument("--json", type=Path, default=Path("build/bench.json"))
     parser.add_argument("--buckets", type=lambda text: tuple(map(int, text.split(","))), default=BUCKETS)
     parser.add_argument("--images-per-request", type=int, default=1)
@@ -151,6 +133,7 @@ def main() -> None:
     requests = 2_000 if options.quick else MEMORY_REQUESTS
     benches: dict[str, Callable[[], list[Figure]]] = {
         "overhead": lambda: overhead(blocks, block_s),
+        "generator": lambda: generator(blocks, block_s),
         "memory": lambda: memory(requests),
         "efficiency": lambda: efficiency(blocks, block_s, options.buckets, options.images_per_request),
     }
