@@ -61,6 +61,9 @@ async def _run(session: Session, folder: Path, command: Sequence[str]) -> None:
         loop.add_signal_handler(number, task.cancel)
     try:
         await task
+    except asyncio.CancelledError:
+        # Before there was anything to end in good order.
+        session.interrupted = True
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -149,6 +150,9 @@ class Fleet:
 
     async def _start(self, kind: str, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> Site:
         site = await self._start_site(kind, own, stack)
+        if kind == arms_of.AUTOCLUSTER:
+            # To the server it is graph mode.
+            site.ledger = tuple(replace(entry, mode=arms_of.AUTOCLUSTER) for entry in site.ledger)
         self._started += 1
         self._on_server(site.line())
         return site

@@ -105,12 +105,21 @@ def main() -> None:
     parser.add_argument("--delays-s", type=float, nargs=3)
     for flag in ("--die-after", "--fail-after", "--hang-after", "--interrupt-after", "--stop-after"):
         parser.add_argument(flag, type=int)
-    for flag in ("--any-size", "--wrong-shape", "--fail-at-start", "--never-ready", "--ignore-sigterm"):
+    for flag in (
+        "--any-size",
+        "--wrong-shape",
+        "--fail-at-start",
+        "--interrupt-at-start",
+        "--never-ready",
+        "--ignore-sigterm",
+    ):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args()
     if options.fail_at_start:
         sys.exit(f"no model could be loaded from {options.config.read_text()}")
     print("puppet: starting", flush=True)
+    if options.interrupt_at_start:
+        os.kill(os.getppid(), signal.SIGINT)
     asyncio.run(serve(options))
 
 

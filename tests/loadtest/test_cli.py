@@ -211,6 +211,37 @@ def test_ctrl_c_prints_the_report_so_far(loadtest, embedded_puppet):
     assert ran.run.end.interrupted
 
 
+def test_ctrl_c_while_a_server_starts_ends_it(loadtest, embedded_puppet):
+    embedded_puppet("--interrupt-at-start", "--never-ready")
+    ran = loadtest("--mode", "xla")
+    assert ran.status == 130
+    assert ran.out == ""
+    assert ran.run.end.interrupted
+
+
+def test_a_server_of_our_own_tells_its_buckets_its_padding_and_its_ledger(loadtest):
+    ran = loadtest("--mode", "xla", "--model", "builtin:noop", "--concurrency", "2", "--images-per-request", "3")
+    assert ran.status == 0
+    (server,), (block,) = ran.run.servers, ran.run.blocks
+    assert [entry.bucket[0] for entry in server.ledger] == [1, 2, 4, 8, 16]
+    assert server.models["noop"]["source"] == "builtin:noop"
+    assert server.ready_s > 0
+    assert block.counters.compilations == 0
+    assert block.counters.images >= block.generator.sends * 3
+    assert sum(block.counters.batches_by_bucket.values()) > 0
+    assert {"execute_s", "queue_s"} <= {name for name in ran.run.requests.dtype.names if name.endswith("_s")}
+
+
+def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest):
+    ran = loadtest("--in-process", "--mode", "xla,graph", "--model", "builtin:noop", "--images-per-request", "3")
+    assert ran.status == 0
+    assert {arm.target for arm in ran.run.header.arms} == {"in-process"}
+    assert len({server.pid for server in ran.run.servers}) == 2
+    assert all(server.ledger for server in ran.run.servers)
+    assert len(ran.of("xla")) > 0
+    assert ran.run.equalities[0].is_equal
+
+
 def test_a_server_that_does_not_start_is_quoted(loadtest, embedded_puppet):
     embedded_puppet("--fail-at-start")
     ran = loadtest("--mode", "xla")
