@@ -313,7 +313,7 @@ class ModelMetadataResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]: ...
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """source, weights, modes, default_mode."""
+        """source, weights, modes, default_mode, buckets; auto: the mode that it runs each bucket in."""
 
     def __init__(
         self,
@@ -563,7 +563,7 @@ class ModelInferRequest(_message.Message):
     """Comes back unchanged."""
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
-        """`mode` (string): eager, graph or xla, one that the model offers; without it, the model's default.
+        """`mode` (string): eager, graph, xla or auto, one that the model offers; without it, the model's default.
         `timeout` (int64): microseconds that the request may wait before it runs; the gRPC deadline holds as well.
         `priority`: accepted when 0.
         """

@@ -39,7 +39,7 @@ class ClassifyRequest(_message.Message):
     top_k: _builtins.int
     """How many classes to answer for each image, the likeliest first. 0 means 5."""
     mode: _builtins.str
-    """"eager", "graph" or "xla"; empty means the model's default."""
+    """"eager", "graph", "xla" or "auto", one that the model offers; empty means its default."""
     version: _builtins.str
     """Empty means the version that is being served."""
     @_builtins.property
@@ -256,6 +256,26 @@ class Model(_message.Message):
     STATE_UNLOADED: Model.State.ValueType  # 5
     STATE_FAILED: Model.State.ValueType  # 6
 
+    @_typing.final
+    class AutoModesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -269,6 +289,7 @@ class Model(_message.Message):
     PROGRAMS_FIELD_NUMBER: _builtins.int
     PROGRAMS_TOTAL_FIELD_NUMBER: _builtins.int
     COMPILE_S_FIELD_NUMBER: _builtins.int
+    AUTO_MODES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -293,6 +314,10 @@ class Model(_message.Message):
     def programs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Program]:
         """What was compiled so far, in the order of compilation."""
 
+    @_builtins.property
+    def auto_modes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """With mode "auto": the mode that it runs each bucket in, by the bucket, as in "8x224x224"."""
+
     def __init__(
         self,
         *,
@@ -309,10 +334,11 @@ class Model(_message.Message):
         programs: _abc.Iterable[Global___Program] | None = ...,
         programs_total: _builtins.int = ...,
         compile_s: _builtins.float = ...,
+        auto_modes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "modes", b"modes", "name", b"name", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "modes", b"modes", "name", b"name", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

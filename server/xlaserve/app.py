@@ -221,10 +221,14 @@ class App:
             for state in State:
                 labels = (version.name, version.settings.version, state.lower())
                 states.add_metric(labels, float(version.state is state))
+        auto = gauge("xlaserve_auto_mode", "1 for the mode that auto runs a bucket in.", ("model", "bucket", "mode"))
+        for name in self.repository.serving():
+            for bucket, mode in self.repository.find(name).auto.items():
+                auto.add_metric((name, str(bucket), mode), 1.0)
         under_way = gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", ())
         under_way.add_metric((), self._inference.under_way)
         lanes = gauge("xlaserve_lanes", "Batches that the device runs at the same time.", ())
         lanes.add_metric((), self.device.lanes)
         ready = gauge("xlaserve_ready", "1 when every model is ready.", ())
         ready.add_metric((), float(self._is_ready()))
-        return (waiting, admitted, size, states, under_way, lanes, ready)
+        return (waiting, admitted, size, states, auto, under_way, lanes, ready)

@@ -37,6 +37,8 @@ class Mode(StrEnum):
     """As a `tf.function`, without XLA."""
     XLA = "xla"
     """As a `tf.function` with `jit_compile=True`."""
+    AUTO = "auto"
+    """Each bucket in the mode that warm-up measured to be the fastest."""
 
 
 class PerformanceHint(StrEnum):
@@ -93,7 +95,8 @@ class ModelSettings(_Frozen):
     labels: Path | None = None
     """A text file with the name of one class a line."""
     modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1)
-    """The modes that it offers; each is compiled and warmed for every bucket."""
+    """The modes that it offers; each is compiled and warmed for every bucket. `auto` has `xla` and `graph` compiled
+    besides and runs each bucket in the fastest."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
     buckets: tuple[BucketSettings, ...] = Field((BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16))), min_length=1)
@@ -139,6 +142,12 @@ class ModelSettings(_Frozen):
         if self.default_mode is not None and self.default_mode not in self.modes:
             raise ValueError(f"default_mode {self.default_mode} is not one of modes {', '.join(self.modes)}")
         return self
+
+    @property
+    def compiled_modes(self) -> tuple[Mode, ...]:
+        """The modes to compile: those offered, and those that `auto` chooses from."""
+        choice = (Mode.XLA, Mode.GRAPH) if Mode.AUTO in self.modes else ()
+        return tuple(mode for mode in dict.fromkeys((*self.modes, *choice)) if mode is not Mode.AUTO)
 
     @property
     def effective_default_mode(self) -> Mode:

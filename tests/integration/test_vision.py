@@ -68,7 +68,11 @@ def test_an_answer_says_where_the_time_went(vision, scans):
         ({"model": ""}, grpc.StatusCode.NOT_FOUND, "no model ''"),
         ({"model": "broken"}, grpc.StatusCode.FAILED_PRECONDITION, "model broken failed: source: "),
         ({"version": "2"}, grpc.StatusCode.NOT_FOUND, "version"),
-        ({"images": []}, grpc.StatusCode.INVALID_ARGUMENT, "images: expected from 1 to 65536 encoded images, got 0"),
+        (
+            {"images": []},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "images: expected at least one encoded image and at most 65536, got 0",
+        ),
         ({"images": [b""]}, grpc.StatusCode.INVALID_ARGUMENT, "image: expected JPEG, PNG or WebP, got no bytes"),
         ({"images": [b"hello"]}, grpc.StatusCode.INVALID_ARGUMENT, "image: expected JPEG, PNG or WebP, got 5 bytes"),
         ({"top_k": -1}, grpc.StatusCode.INVALID_ARGUMENT, "top_k: expected a number of classes"),

@@ -137,19 +137,13 @@ def test_load_is_shared_by_worker_processes(loadtest, start_puppet):
 
 
 def test_latencies_that_a_puppet_injects_come_out_within_one_percent(loadtest, start_puppet):
-    target = start_puppet("--delays-s", "0.1", "0.2", "0.3")
-    ran = loadtest(
-        *("--mode", "xla", "--rate", "60", "--target", target, "--duration", "10", "--deadline", "5", "--warmup", "0.2")
-    )
+    # Seven in ten take 1 s, a quarter 2 s, the rest 3 s.
+    target = start_puppet("--delays-s", "1", "2", "3")
+    ran = loadtest(*("--mode", "xla", "--rate", "80", "--target", target, "--duration", "7", "--deadline", "9"))
     assert ran.status == 0
     rows = ran.of("xla")
-    latencies_ms = (rows["end_ns"] - rows["scheduled_ns"]) / 1e6
-    # What a loaded machine adds is no fault of the generator: the quickest of each kind tell.
-    injected = {100: 0.7, 200: 0.25, 300: 0.05}
-    for delay_ms, share in injected.items():
-        own = latencies_ms[(latencies_ms >= delay_ms) & (latencies_ms < delay_ms + 100)]
-        assert len(own) / len(rows) == pytest.approx(share, abs=0.06)
-        assert np.quantile(own, 0.1) == pytest.approx(delay_ms, rel=0.05)
+    latencies_s = (rows["end_ns"] - rows["scheduled_ns"]) / 1e9
+    assert np.percentile(latencies_s, (50, 90, 99)) == pytest.approx([1, 2, 3], rel=0.01)
 
 
 def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(loadtest, start_puppet):

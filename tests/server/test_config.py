@@ -227,7 +227,7 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
     [
         ("version: v2", ["models.0.version: ", "pattern", "got 'v2'"]),
         ("name: 'a b'", ["models.0.name: ", "pattern", "got 'a b'"]),
-        ("modes: [fast]", ["models.0.modes.0: ", "'eager', 'graph' or 'xla'", "got 'fast'"]),
+        ("modes: [fast]", ["models.0.modes.0: ", "'eager', 'graph', 'xla' or 'auto'", "got 'fast'"]),
         ("modes: []", ["models.0.modes: ", "at least 1 item", "got []"]),
         ("modes: [xla], default_mode: graph", ["models.0: default_mode graph is not one of modes xla"]),
         ("buckets: 8", ["models.0.buckets: ", "got 8"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from xlaserve.errors import ShuttingDown
 
 LEAST_RUNS = 3
 MOST_RUNS = 20
+AUTO_MARGIN = 0.05
 TIMING_BUDGET_S = 0.5
 """A program is timed until it has run LEAST_RUNS times and this long, or MOST_RUNS times."""
 
@@ -60,6 +61,18 @@ def warm_up(
                 Entry(model, version, mode, bucket, compilation.trace_s, compilation.compile_s, cost, datetime.now(UTC))
             )
     return warmed
+
+
+def fastest(warmed: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Bucket, Mode]:
+    """Returns for each bucket the mode that runs it fastest with all lanes busy.
+
+    XLA gives way only to a mode that is faster by more than AUTO_MARGIN: noise must not decide.
+    """
+    seconds: dict[Bucket, dict[Mode, float]] = {}
+    for (mode, bucket), program in warmed.items():
+        handicap = 1.0 if mode is Mode.XLA else 1.0 + AUTO_MARGIN
+        seconds.setdefault(bucket, {})[mode] = program.cost.loaded_s * handicap
+    return {bucket: min(by_mode, key=by_mode.__getitem__) for bucket, by_mode in seconds.items()}
 
 
 def measure(executable: Executable, bucket: Bucket, lanes: int, clock: Callable[[], float] = time.perf_counter) -> Cost:

@@ -86,7 +86,7 @@ def _pool_threads(settings: Settings, device: Device) -> int:
     XLA's programs run on the pool alone: with one thread in it, two lanes would take turns. Without XLA, TensorFlow
     runs operations on the lane's own thread where the pool has just one, which beats splitting each of them.
     """
-    runs_xla = any(Mode.XLA in model.modes for model in settings.models)
+    runs_xla = any(Mode.XLA in model.compiled_modes for model in settings.models)
     if device.threads_per_lane == 1 and not runs_xla:
         return 1
     return device.threads_per_lane * device.lanes

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
-from xlaserve.config import Mode, ModelSettings, Settings
+from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine.batcher import Batcher
-from xlaserve.engine.compiler import warm_up
+from xlaserve.engine.compiler import fastest, warm_up
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.engine.worker import Worker
@@ -49,6 +49,13 @@ class Version:
         """Why it failed."""
         self.model: Model | None = None
         self.batcher: Batcher | None = None
+        self.auto: dict[Bucket, Mode] = {}
+        """The mode that `auto` runs each bucket in."""
+
+    @property
+    def auto_text(self) -> str:
+        """`auto` in words: `1x224x224 in graph, 8x224x224 in xla`."""
+        return ", ".join(f"{bucket} in {mode}" for bucket, mode in sorted(self.auto.items()))
 
     @property
     def name(self) -> str:
@@ -59,7 +66,7 @@ class Version:
     def programs_total(self) -> int:
         """How many programs warm-up compiles."""
         buckets = self.model.buckets if self.model else self.settings.buckets
-        return len(self.settings.modes) * len(buckets)
+        return len(self.settings.compiled_modes) * len(buckets)
 
     @property
     def progress(self) -> str:
@@ -74,6 +81,7 @@ class Served:
 
     def __init__(self, version: Version, model: Model, batcher: Batcher) -> None:
         self.settings = version.settings
+        self.auto_text = version.auto_text
         self.telemetry = version.telemetry
         self.model = model
         self.batcher = batcher
@@ -273,7 +281,7 @@ class Repository:
                 model=settings.name,
                 version=settings.version,
                 program=model.program,
-                modes=settings.modes,
+                modes=settings.compiled_modes,
                 buckets=model.buckets,
                 lanes=self._lanes.count,
                 ledger=version.ledger,
@@ -281,6 +289,10 @@ class Repository:
             ),
         )
         self._check_stop()
+        if Mode.AUTO in settings.modes:
+            version.auto = fastest(programs)
+            programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
+            log.info("model %s: auto runs %s", settings.name, version.auto_text)
         version.batcher = Batcher(
             name=settings.name,
             programs=programs,
@@ -292,7 +304,9 @@ class Repository:
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
             on_crash=self._on_crash,
         )
-        log.info("model %s: %d programs ready in %.1f s", settings.name, len(programs), time.perf_counter() - began)
+        log.info(
+            "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
+        )
         return Served(version, model, version.batcher)
 
     def _check_stop(self) -> None:

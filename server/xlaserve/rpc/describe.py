@@ -137,6 +137,7 @@ def _properties(served: Served) -> dict[str, str]:
         "modes": ",".join(served.settings.modes),
         "default_mode": served.settings.effective_default_mode,
         "buckets": ",".join(map(str, served.model.buckets)),
+        **({"auto": served.auto_text} if served.auto_text else {}),
     }
 
 

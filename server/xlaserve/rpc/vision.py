@@ -103,6 +103,7 @@ def _model(version: Version) -> pb.Model:
         buckets=map(_bucket, model.buckets) if model else (),
         programs=map(_program, entries),
         programs_total=version.programs_total,
+        auto_modes={str(bucket): mode for bucket, mode in version.auto.items()},
         compile_s=sum(entry.trace_s + entry.compile_s for entry in entries),
     )
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.compiler import LEAST_RUNS, MOST_RUNS, TIMING_BUDGET_S, measure, warm_up
+from xlaserve.engine.buckets import Cost
+from xlaserve.engine.compiler import LEAST_RUNS, MOST_RUNS, TIMING_BUDGET_S, Warmed, fastest, measure, warm_up
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 from xlaserve.errors import ShuttingDown
@@ -175,3 +176,20 @@ def test_the_ledger_hears_of_each_program_as_it_is_ready() -> None:
     warm(program, ledger)
     assert counts == list(range(len(program.compiled)))
     assert heard == list(ledger)
+
+
+def test_auto_takes_the_fastest_mode_of_each_bucket_and_leaves_xla_only_for_a_clear_gain() -> None:
+    def warmed(seconds: float) -> Warmed:
+        return Warmed(lambda images: (), Cost(seconds, seconds))
+
+    small, middle, large = (Bucket(batch, 8, 8) for batch in (1, 4, 8))
+    programs = {
+        (Mode.XLA, small): warmed(1.0),
+        (Mode.GRAPH, small): warmed(0.5),
+        (Mode.XLA, middle): warmed(1.0),
+        (Mode.GRAPH, middle): warmed(0.97),
+        (Mode.XLA, large): warmed(1.0),
+        (Mode.GRAPH, large): warmed(1.5),
+        (Mode.EAGER, large): warmed(0.9),
+    }
+    assert fastest(programs) == {small: Mode.GRAPH, middle: Mode.XLA, large: Mode.EAGER}

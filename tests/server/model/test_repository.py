@@ -240,7 +240,7 @@ async def test_an_unknown_model_is_refused_with_those_that_there_are(house: Hous
     await house.repository.load_all()
     with pytest.raises(ModelNotFound, match=r"no model 'z'; there are: a"):
         house.repository.get("z")
-    with pytest.raises(ModelNotFound, match="model a has no version .7.; it has 1"):
+    with pytest.raises(ModelNotFound, match=r"model a has no version .7.; it has 1"):
         house.repository.get("a", "7")
     with pytest.raises(ModelNotFound, match=r"no model 'z' is configured; there are: a"):
         await house.repository.load("z")
@@ -416,7 +416,7 @@ async def test_a_load_reads_the_configuration_anew(house: House) -> None:
     house.configured = [model("a", version="2", buckets=(4,)), model("b")]
     await house.repository.load("a")
     assert house.repository.get("a", "2").settings.buckets == (BucketSettings(4),)
-    with pytest.raises(ModelNotFound, match="model a has no version .1.; it has 2"):
+    with pytest.raises(ModelNotFound, match=r"model a has no version .1.; it has 2"):
         house.repository.get("a", "1")
     await house.repository.load("b")
     assert house.repository.serving() == {"a": True, "b": True}
