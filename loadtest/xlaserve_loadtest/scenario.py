@@ -9,6 +9,7 @@ from typing import Final
 from xlaserve_loadtest import conditions
 from xlaserve_loadtest.points import Point
 from xlaserve_loadtest.record import Header
+from xlaserve_loadtest.search import REPEATS
 
 MINIMUM_S: Final = 600.0
 """What LoadGen's default configuration asks of every scenario."""
@@ -49,7 +50,8 @@ class ScenarioResult:
 def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate, ...]:
     """Returns the highest rate of each arm that kept to the configuration's `slo`, in all of its blocks together.
 
-    A rate with errors or drops, or which the generator could not keep up with, does not count.
+    A rate with errors or drops, or which the generator could not keep up with, does not count, nor does one that was
+    measured only once on the way of a search.
     """
     text = header.configuration.get("slo")
     if not isinstance(text, str):
@@ -66,7 +68,11 @@ def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate,
                 tried.setdefault(point.load.rate_per_s, []).append(point)
         if not tried:
             continue
-        kept = [rate for rate, at_rate in tried.items() if all(_keeps(point, slo) for point in at_rate)]
+        kept = [
+            rate
+            for rate, at_rate in tried.items()
+            if all(_keeps(point, slo) for point in at_rate) and sum(point.blocks for point in at_rate) >= REPEATS
+        ]
         best = max(kept, default=None)
         at_best = [] if best is None else tried[best]
         images = [point.images_per_s.value for point in at_best if point.images_per_s]

@@ -11,6 +11,7 @@ import numpy as np
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+_WILD_LOG: Final = math.log(1e6)
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 LEAST_BLOCKS: Final = 4
 """Fewer give no interval: a resample of them would too often be one block repeated."""
@@ -225,4 +226,5 @@ def _nearest_rank(count: int, percentile: float) -> int:
 
 
 def _exp(value: float | None) -> float | None:
-    return None if value is None else math.exp(value)
+    """Returns a bound of a ratio. A few wild blocks give one beyond all floats: a millionfold says as much."""
+    return None if value is None else math.exp(max(-_WILD_LOG, min(_WILD_LOG, value)))

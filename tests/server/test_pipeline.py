@@ -77,7 +77,7 @@ def served(batcher: Batcher) -> Served:
         modes=(Mode.XLA, Mode.GRAPH),
         buckets=(BucketSettings(1, 4, 6), BucketSettings(2, 8, 8)),
     )
-    version = SimpleNamespace(settings=settings, telemetry=None)
+    version = SimpleNamespace(settings=settings, telemetry=None, auto_text="")
     model = SimpleNamespace(buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)))
     return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
 

@@ -78,3 +78,9 @@ def test_blocks_that_are_all_alike_give_an_interval_without_width():
 def test_the_same_seed_gives_the_same_interval():
     values = np.random.default_rng(0).normal(0, 1, 10)
     assert estimate(values, seed=3) == estimate(values, seed=3) != estimate(values, seed=4)
+
+
+def test_wild_blocks_give_wide_bounds_and_no_overflow() -> None:
+    found = ratio([-400.0, 500.0, 300.0, -200.0], seed=0)
+    assert found.low is not None
+    assert found.high == pytest.approx(1e6)

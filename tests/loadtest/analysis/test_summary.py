@@ -220,17 +220,19 @@ def test_the_percentile_curve_ends_where_the_sample_does(run_file):
 def test_the_highest_rate_is_the_highest_that_kept_to_the_condition_in_all_its_runs(run_file):
     file = run_file().header(("xla",), configuration={"slo": "p90<50ms", "find_max": True})
     due_ns = np.arange(100) * 10 * MS
-    for rate, latencies_ms in ((50, 10), (100, 20), (200, 60), (100, 30), (150, 40), (150, 90)):
+    # 120/s held, but on the way of the search only: once says too little.
+    for rate, latencies_ms in ((50, 10), (100, 20), (200, 60), (100, 30), (120, 40), (150, 40), (150, 90)):
         load = Load("open", rate_per_s=float(rate), arrivals="poisson")
         file.block("xla", [float(latencies_ms)] * 100, load=load, due_ns=due_ns, role="search")
     summary = summarize(file.read())
     (found,) = summary.highest_rates
-    assert (found.rate_per_s, found.blocks, found.tried) == (100, 2, 4)
+    assert (found.rate_per_s, found.blocks, found.tried) == (100, 2, 5)
     assert "xla keeps to p90<50ms up to 100 requests/s" in summary.verdict
     assert [point.label for point in summary.curve] == [
         "50/s poisson",
         "100/s poisson",
         "200/s poisson",
+        "120/s poisson",
         "150/s poisson",
     ]
     assert summary.points == ()

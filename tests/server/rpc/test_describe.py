@@ -24,7 +24,7 @@ def served(*buckets: Bucket) -> Served:
         weights="cats.keras",
     )
     sizes = frozenset((bucket.height, bucket.width) for bucket in buckets)
-    return cast(Any, SimpleNamespace(settings=settings, model=model, sizes=sizes))
+    return cast(Any, SimpleNamespace(settings=settings, model=model, sizes=sizes, auto_text=""))
 
 
 @pytest.mark.parametrize(
