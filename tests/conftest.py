@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,10 @@ from xlaserve.engine.program import Images, Outputs
 # The same examples in every run; `--hypothesis-profile=default` looks for new ones.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):

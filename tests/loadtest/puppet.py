@@ -58,7 +58,7 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         if self.count == options.die_after:
             os._exit(9)
         if self.count == options.interrupt_after:
-            os.kill(os.getppid(), signal.SIGINT)
+            os.kill(os.getppid(), signal.Signals[options.interrupt_with])
         if self.count == options.stop_after:
             # Whoever stands still can't wake himself.
             wake = f"sleep {options.stop_s}; kill -CONT {os.getpid()}"
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--http-port")
     parser.add_argument("--ready-file", type=Path, required=True)
     parser.add_argument("--delay-s", type=float, default=0.002)
+    parser.add_argument("--interrupt-with", default="SIGINT")
     parser.add_argument("--stop-s", type=float, default=1.0)
     parser.add_argument("--delays-s", type=float, nargs=3)
     for flag in ("--die-after", "--fail-after", "--hang-after", "--interrupt-after", "--stop-after"):

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from xlaserve_loadtest import cli
 from xlaserve_loadtest.embedded import EmbeddedServer
@@ -203,6 +204,31 @@ def test_ctrl_c_prints_the_report_so_far(loadtest, embedded_puppet):
     assert "nterrupted" in ran.out
     assert len(ran.of("xla")) > 0
     assert ran.run.end.interrupted
+
+
+def test_sigterm_prints_the_report_so_far_too(loadtest, embedded_puppet):
+    embedded_puppet("--interrupt-after", "500", "--interrupt-with", "SIGTERM")
+    ran = loadtest("--mode", "xla", "--duration", "60")
+    assert ran.status == 130
+    assert len(ran.of("xla")) > 0
+    assert ran.run.end.interrupted
+
+
+@pytest.mark.parametrize("payload", ["encoded", "pixels"])
+def test_images_of_a_folder_are_sent(loadtest, tmp_path, payload):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for level, name in ((10, "a.png"), (200, "b.jpg"), (90, "c.webp")):
+        Image.fromarray(np.full((40, 30, 3), level, np.uint8)).save(folder / name)
+    (folder / "notes.txt").write_text("no image")
+    flags = ("--mode", "xla", "--model", "builtin:noop", "--images", str(folder), "--concurrency", "2")
+    ran = loadtest(*flags, *(("--payload", "pixels") if payload == "pixels" else ()))
+    assert ran.status == 0, ran.out + ran.err
+    assert len(ran.of("xla")) > 0
+    (block,) = ran.run.blocks
+    assert block.counters.images > 0
+    decoded_s = ran.run.requests["decode_s"][ran.run.requests["measured"]]
+    assert (np.nanmax(decoded_s) > 0) == (payload == "encoded")
 
 
 def test_ctrl_c_while_a_server_starts_ends_it(loadtest, embedded_puppet):

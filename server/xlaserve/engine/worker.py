@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -43,9 +43,15 @@ class Worker:
     def __init__(self, lanes: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._lanes = threading.Semaphore(lanes)
-        self._threads = ThreadPoolExecutor(lanes + 1, thread_name_prefix="lane")
-        # As many buffers of a bucket as batches were ever under way with it: lanes + 1 at most.
+        self._places = lanes + 1
+        self._threads = ThreadPoolExecutor(self._places, thread_name_prefix="lane")
         self._buffers: defaultdict[Bucket, list[Images]] = defaultdict(list)
+
+    def reserve(self, buckets: Iterable[Bucket]) -> None:
+        """Allocates what batches of `buckets` are gathered into: a buffer for each batch that may be under way."""
+        for bucket in buckets:
+            free = self._buffers[bucket]
+            free += (np.zeros((*bucket, 3), np.uint8) for _ in range(self._places - len(free)))
 
     def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
         """Runs `batch` on a thread and calls `done` there with what came of it."""

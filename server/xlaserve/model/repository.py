@@ -293,6 +293,7 @@ class Repository:
             version.auto = fastest(programs)
             programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
             log.info("model %s: auto runs %s", settings.name, version.auto_text)
+        self._worker.reserve(model.buckets)
         version.batcher = Batcher(
             name=settings.name,
             programs=programs,
