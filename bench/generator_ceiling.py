@@ -28,6 +28,7 @@ SIDE = 224
 CONCURRENCY = 16
 LEAST_SHARE = 0.9
 MODEL = ModelInfo("noop", (SIDE, SIDE), (Tensor("scores", "FP32", (1000,)),), {}, "bare")
+NULL = ModelInfo("noop", (SIDE, SIDE), (), {}, "null")
 
 
 class Load(NamedTuple):
@@ -39,24 +40,27 @@ class Load(NamedTuple):
 
 
 def generator(blocks: int, block_s: float) -> list[Figure]:
-    """Requests/s and processor time a request of one worker and of two, over those of the bare loop."""
+    """Requests/s and processor time a request of one worker and of two over those of the bare loop, and the ceiling."""
     payload = pixels_request("noop", SIDE)
-    loads: dict[str, list[Load]] = {"bare": [], "one worker": [], "two workers": []}
-    with processes.bare("uvloop") as server:
+    loads: dict[str, list[Load]] = {"bare": [], "one worker": [], "two workers": [], "null target": []}
+    with processes.bare("uvloop") as server, processes.null() as null:
         for block in range(blocks):
             order = list(loads) if block % 2 == 0 else list(reversed(loads))
             for name in order:
-                workers = {"one worker": 1, "two workers": 2}.get(name)
-                if workers is None:
-                    loads[name].append(_bare(server.address, payload, block_s))
+                if name == "bare":
+                    load = _bare(server.address, payload, block_s)
+                elif name == "null target":
+                    load = uvloop.run(_own(null.address, NULL, payload, block_s, 1))
                 else:
-                    loads[name].append(uvloop.run(_own(server.address, payload, block_s, workers)))
+                    load = uvloop.run(_own(server.address, MODEL, payload, block_s, 1 if name == "one worker" else 2))
+                loads[name].append(load)
     for name, found in loads.items():
         per_s, cpu_ms = (statistics.median(column) for column in zip(*found, strict=True))
         print(f"  generator, {name}: {per_s:,.0f} requests/s, {cpu_ms:.3f} ms of processor time each", flush=True)
     return [
         *_figures("one worker / bare loop", loads["one worker"], loads["bare"], LEAST_SHARE),
         *_figures("two workers / one", loads["two workers"], loads["one worker"], None),
+        *_figures("one worker, null target / no-op server", loads["null target"], loads["one worker"], None),
     ]
 
 
@@ -75,9 +79,9 @@ def _bare(address: str, payload: bytes, seconds: float) -> Load:
     return Load(load.per_s, (time.process_time() - before_s) * 1000 / load.requests)
 
 
-async def _own(address: str, payload: bytes, seconds: float, number: int) -> Load:
+async def _own(address: str, model: ModelInfo, payload: bytes, seconds: float, number: int) -> Load:
     block = Block("bare", ClosedLoop(CONCURRENCY), 0.1, seconds)
-    setup = Setup({"bare": MODEL}, {"bare": [Request(payload, 1, "")]}, deadline_s=60)
+    setup = Setup({"bare": model}, {"bare": [Request(payload, 1, "")]}, deadline_s=60)
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(WorkerProcess()) for _ in range(number)]
         await asyncio.gather(*(worker.setup(setup) for worker in workers))

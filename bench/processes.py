@@ -56,6 +56,15 @@ def bare(flavour: str) -> Iterator[Server]:
 
 
 @contextmanager
+def null() -> Iterator[Server]:
+    """Runs the load tester's null target, which does not even parse."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Path(folder, "ready.json")
+        with _started((sys.executable, "-m", "xlaserve_loadtest.null_server", str(ready)), ready) as server:
+            yield server
+
+
+@contextmanager
 def _started(command: Sequence[str], ready: Path) -> Iterator[Server]:
     process = subprocess.Popen(command)
     try:
