@@ -33,6 +33,7 @@ check: setup ## Lint, types, layers, stub freshness
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy bench scripts
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_stubs.py --check
 

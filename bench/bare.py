@@ -51,7 +51,9 @@ async def serve_asyncio(ready: Path) -> None:
 
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((handler(infer),))
-    announce(ready, server.add_insecure_port("127.0.0.1:0"), await server.start())
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    announce(ready, port)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
@@ -67,11 +69,13 @@ def serve_threads(ready: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(THREADS), options=OPTIONS)
     server.add_generic_rpc_handlers((handler(infer),))
     signal.signal(signal.SIGTERM, lambda *_: server.stop(0))
-    announce(ready, server.add_insecure_port("127.0.0.1:0"), server.start())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    announce(ready, port)
     server.wait_for_termination()
 
 
-def announce(ready: Path, port: int, started: None) -> None:
+def announce(ready: Path, port: int) -> None:
     """Says where it listens."""
     partial = ready.with_suffix(".partial")
     partial.write_text(json.dumps({"grpc": f"127.0.0.1:{port}", "pid": os.getpid()}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import grpc
@@ -41,13 +42,14 @@ def pixels_request(model: str, side: int, mode: str = "", images: int = 1) -> by
 
 def closed_loop(address: str, payload: bytes, concurrency: int, *, seconds: float = 0, requests: int = 0) -> Load:
     """Keeps `concurrency` requests in flight for `seconds`, or until `requests` are answered. Any error raises."""
-    return uvloop.run(_closed_loop(address, payload, concurrency, seconds, requests))
+    load: Load = uvloop.run(_closed_loop(address, payload, concurrency, seconds, requests))
+    return load
 
 
 async def _closed_loop(address: str, payload: bytes, concurrency: int, seconds: float, requests: int) -> Load:
     options = (("grpc.max_receive_message_length", -1),)
     async with grpc.aio.insecure_channel(address, options=options) as channel:
-        call = channel.unary_unary(METHOD)
+        call: Callable[..., Awaitable[bytes]] = channel.unary_unary(METHOD)
         await call(payload, timeout=DEADLINE_S, wait_for_ready=True)
         answered = 0
         began = time.perf_counter()

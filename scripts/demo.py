@@ -72,7 +72,8 @@ def classify(target: str) -> bool:
         is_right = best.label == image.stem.partition("_")[0]
         right += is_right
         print(f"  {image.name:<12} {best.label}  {best.score:6.1%}  {'right' if is_right else 'WRONG'}")
-    print(f"\n{right} of {len(images)} right; the server took {answers.timings.total_s * 1000:.1f} ms for all of them")
+    took = f"; the server took {answers.timings.total_s * 1000:.1f} ms for all of them" if answers.timings else ""
+    print(f"\n{right} of {len(images)} right{took}")
     return right == len(images)
 
 

@@ -26,7 +26,7 @@ BATCH = 64
 FILTERS = (Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 
 
-class Augmented(keras.utils.PyDataset):
+class Augmented(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
     """Batches of training scans, enlarged and distorted anew each epoch as clients and handwriting may vary."""
 
     def __init__(self, images: list[DigitImage], seed: int) -> None:
