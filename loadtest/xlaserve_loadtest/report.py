@@ -71,14 +71,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: Console) -> int:
-    """Prints the runs, writes the files asked for, and judges the conditions: 0, or 3 where one is met.
+    """Writes the files asked for, prints the runs, and judges the conditions: 0, or 3 where one is met.
 
     Raises OSError where a file can't be written.
     """
-    for place, summary in enumerate(summaries):
-        if place:
-            console.rule()
-        show(summary, console)
     for name, render in _FORMATS.items():
         path: Path | None = getattr(options, name)
         if path is not None:
@@ -86,6 +82,11 @@ def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: 
             draft = path.with_name(f".{path.name}.{os.getpid()}")
             draft.write_text(render(summaries))
             draft.replace(path)
+    # Last: whoever reads the terminal through a pipe may hang up.
+    for place, summary in enumerate(summaries):
+        if place:
+            console.rule()
+        show(summary, console)
     met = [
         sentence
         for summary in summaries
