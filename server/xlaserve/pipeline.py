@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xlaserve.config import Mode, Settings
+from xlaserve.engine.device import usable_cores
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument
 from xlaserve.image import ImageLimits, decode
@@ -51,7 +51,7 @@ class Pipeline:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter) -> None:
         self._limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
-        self._threads = ThreadPoolExecutor(settings.decode_threads or os.cpu_count() or 1, thread_name_prefix="decode")
+        self._threads = ThreadPoolExecutor(settings.decode_threads or usable_cores(), thread_name_prefix="decode")
         self.clock = clock
 
     async def run(self, served: Served, request: Request) -> Answer:

@@ -260,3 +260,10 @@ async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_ot
     assert levels(await pipe.run(served, Request("", [png(1)], DEADLINE))) == [1]
     assert len(decoded) == 2
     assert len(batcher.ran) == 1
+
+
+def test_images_are_decoded_on_as_many_threads_as_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xlaserve.pipeline.usable_cores", lambda: 3)
+    pipe = Pipeline(Settings())
+    pipe.stop()
+    assert pipe._threads._max_workers == 3
