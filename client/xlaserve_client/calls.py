@@ -42,8 +42,6 @@ class Method:
     service: str
     name: str
     response: type[Message]
-    idempotent: bool = False
-    """Whether a failed call may be sent again without being asked to."""
 
     @property
     def path(self) -> str:
@@ -53,9 +51,9 @@ class Method:
 
 _OIP: Final = "inference.GRPCInferenceService"
 _VISION: Final = "xlaserve.v1.Vision"
-_CLASSIFY: Final = Method(_VISION, "Classify", vision.ClassifyResponse, idempotent=True)
-_LIST_MODELS: Final = Method(_VISION, "ListModels", vision.ListModelsResponse, idempotent=True)
-_MODEL_INFER: Final = Method(_OIP, "ModelInfer", oip.ModelInferResponse, idempotent=True)
+_CLASSIFY: Final = Method(_VISION, "Classify", vision.ClassifyResponse)
+_LIST_MODELS: Final = Method(_VISION, "ListModels", vision.ListModelsResponse)
+_MODEL_INFER: Final = Method(_OIP, "ModelInfer", oip.ModelInferResponse)
 # Readiness is a question about now, and loading or unloading twice is not the same as once.
 _SERVER_READY: Final = Method(_OIP, "ServerReady", oip.ServerReadyResponse)
 _MODEL_READY: Final = Method(_OIP, "ModelReady", oip.ModelReadyResponse)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from xlaserve_loadtest import arrivals, steady
+from xlaserve_loadtest import arrivals, record, steady
 from xlaserve_loadtest.arrivals import ClosedLoop
 from xlaserve_loadtest.plan import Block
 from xlaserve_loadtest.record import REQUEST, Rows, Status
@@ -83,15 +83,12 @@ class Outcome:
     @property
     def measured(self) -> Rows:
         """The requests that were due in the window."""
-        found: Rows = self.rows[self.rows["measured"]]
-        return found
+        return record.measured(self.rows)
 
     @property
     def answered(self) -> Rows:
         """The measured requests that were answered."""
-        measured = self.measured
-        found: Rows = measured[measured["status"] == Status.OK]
-        return found
+        return record.answered(self.rows)
 
     def window_s(self) -> float:
         """Returns the length of the window; 0 without one."""

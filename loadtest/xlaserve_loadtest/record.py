@@ -67,6 +67,18 @@ Rows = NDArray[np.void]
 """Requests: rows of `REQUEST`."""
 
 
+def measured(rows: Rows) -> Rows:
+    """Returns the requests that were due inside the window."""
+    found: Rows = rows[rows["measured"]]
+    return found
+
+
+def answered(rows: Rows) -> Rows:
+    """Returns the measured requests that were answered as they should be."""
+    found: Rows = rows[rows["measured"] & (rows["status"] == Status.OK)]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to run a model."""

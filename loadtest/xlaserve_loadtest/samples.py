@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xlaserve_loadtest import record
 from xlaserve_loadtest.record import Block, Load, Rows, Run, Status
 from xlaserve_loadtest.stats import Nanoseconds
 
@@ -22,15 +23,12 @@ class Sample:
     @property
     def measured(self) -> Rows:
         """Requests that were due inside the window."""
-        found: Rows = self.rows[self.rows["measured"]]
-        return found
+        return record.measured(self.rows)
 
     @property
     def answered(self) -> Rows:
         """Measured requests that were answered as they should be."""
-        measured = self.measured
-        found: Rows = measured[measured["status"] == Status.OK]
-        return found
+        return record.answered(self.rows)
 
     @property
     def latencies_ns(self) -> Nanoseconds:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from xlaserve.config import ModelSettings, Settings
@@ -40,7 +39,6 @@ FLUSH_S: Final = 1.0
 SECOND_SIGNAL_S: Final = 0.5
 """A signal that comes sooner after the first is the same one: supervisors send it to a process and to its group."""
 CRASHED: Final = 1
-READ_MODELS = Callable[[], Iterable[ModelSettings]]
 
 
 class App:
@@ -54,7 +52,7 @@ class App:
         self,
         settings: Settings,
         *,
-        read_models: READ_MODELS | None = None,
+        read_models: Callable[[], Iterable[ModelSettings]] | None = None,
         on_record: Callable[[Entry], None] = lambda entry: None,
         on_loaded: Callable[[], None] = lambda: None,
     ) -> None:
@@ -90,11 +88,6 @@ class App:
         )
         self._metrics.add_gauges(self._gauges)
 
-    @property
-    def registry(self) -> CollectorRegistry:
-        """What /metrics shows."""
-        return self._metrics.registry
-
     async def run(self) -> int:
         """Serves until a signal, and returns the exit status: 0, or 1 after a crash.
 
@@ -122,10 +115,6 @@ class App:
             self._http.stop()
             self._remove_ready_file()
         return CRASHED if self._has_crashed else 0
-
-    def stop(self) -> None:
-        """Makes `run` drain and return."""
-        self._stopping.set()
 
     def _load_model(self, settings: ModelSettings) -> catalog.Model:
         if catalog.uses_tensorflow(settings) and not self._has_tensorflow:

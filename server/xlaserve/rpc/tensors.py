@@ -34,7 +34,6 @@ MAX_IMAGES: Final = 65_536
 """In one request, encoded: they are taken apart on the event loop. Far beyond what any queue admits."""
 
 Input = pb.ModelInferRequest.InferInputTensor
-Output = pb.ModelInferResponse.InferOutputTensor
 
 
 def images_of(request: InferMessage) -> Images | list[bytes]:
