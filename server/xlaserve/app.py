@@ -20,7 +20,8 @@ from xlaserve.engine.ledger import Entry
 from xlaserve.engine.worker import Worker
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.model import catalog
-from xlaserve.model.repository import Repository, State
+from xlaserve.model.repository import Repository
+from xlaserve.model.version import State
 from xlaserve.pipeline import Pipeline
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.inference import Inference

@@ -15,7 +15,7 @@ from xlaserve.engine.device import usable_cores
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument
 from xlaserve.image import ImageLimits, decode
-from xlaserve.model.repository import Served
+from xlaserve.model.version import Served
 
 CHANNELS = 3
 

@@ -16,7 +16,7 @@ from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Setting
 from xlaserve.engine.program import Images
 from xlaserve.engine.queue import Result
 from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
-from xlaserve.model.repository import Served
+from xlaserve.model.version import Served
 from xlaserve.pipeline import Pipeline, Request
 
 DEADLINE = 123.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from xlaserve.engine.device import Device
-from xlaserve.model.repository import Served, Version
+from xlaserve.model.version import Served, Version
 from xlaserve.rpc.tensors import IMAGE, PIXELS
 from xlaserve.telemetry.model import Duration, Statistics
 from xlaserve_proto import open_inference_pb2 as pb

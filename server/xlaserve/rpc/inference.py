@@ -13,7 +13,8 @@ import grpc
 from google.protobuf.message import Message
 
 from xlaserve.errors import DeadlineExceeded, InvalidArgument, ModelNotFound, ShuttingDown, XlaserveError
-from xlaserve.model.repository import Repository, Served
+from xlaserve.model.repository import Repository
+from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Pipeline, Request
 from xlaserve.rpc.status import status_of
 from xlaserve.telemetry.metrics import Metrics

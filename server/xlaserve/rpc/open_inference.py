@@ -9,7 +9,8 @@ from typing import Final
 from xlaserve import __version__
 from xlaserve.engine.device import Device
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
-from xlaserve.model.repository import Repository, Served, State
+from xlaserve.model.repository import Repository
+from xlaserve.model.version import Served, State
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc import describe, tensors
 from xlaserve.rpc.infer_message import InferMessage

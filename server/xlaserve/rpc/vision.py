@@ -7,7 +7,8 @@ from typing import Final
 from xlaserve.config import Bucket
 from xlaserve.engine.ledger import Entry
 from xlaserve.errors import InvalidArgument
-from xlaserve.model.repository import Repository, Served, State, Version
+from xlaserve.model.repository import Repository
+from xlaserve.model.version import Served, State, Version
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc.describe import source_name
 from xlaserve.rpc.inference import Context, Inference, answers_errors

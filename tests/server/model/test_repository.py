@@ -25,8 +25,9 @@ from xlaserve.errors import (
     ShuttingDown,
 )
 from xlaserve.model.catalog import Model
-from xlaserve.model.repository import Repository, Served, State, Version
+from xlaserve.model.repository import Repository
 from xlaserve.model.task import Classification
+from xlaserve.model.version import Served, State, Version
 from xlaserve.telemetry.metrics import Metrics
 
 NEVER = float("inf")

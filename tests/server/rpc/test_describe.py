@@ -7,8 +7,8 @@ import pytest
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.device import Device
-from xlaserve.model.repository import Served
 from xlaserve.model.task import Classification
+from xlaserve.model.version import Served
 from xlaserve.rpc import describe
 from xlaserve_proto import open_inference_pb2 as pb
 

@@ -1,0 +1,43 @@
+"""What a command is, and what all of them share."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from xlaserve.config import Settings
+
+FAILED: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A command as it was called."""
+
+    own: argparse.Namespace
+    """The command's own options."""
+    settings: Settings
+    load: Callable[[], Settings]
+    """Reads the settings anew. Raises ConfigError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of `xlaserve`; all take the settings as flags besides."""
+
+    name: str
+    help: str
+    run: Callable[[Invocation], int]
+    """Returns the exit status. Raises XlaserveError for what a person can mend."""
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Runs `main` on the event loop that the server uses."""
+    import uvloop  # noqa: PLC0415
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)

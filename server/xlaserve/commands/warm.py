@@ -1,0 +1,32 @@
+"""`xlaserve warm`: compiles every model and shows what it took."""
+
+from __future__ import annotations
+
+import argparse
+
+from xlaserve import console
+from xlaserve.commands.command import FAILED, Command, Invocation, run_loop
+
+
+def run(invocation: Invocation) -> int:
+    """Prints the ledger; fails where a model failed."""
+
+    async def warm() -> int:
+        from xlaserve.app import App  # noqa: PLC0415
+
+        with console.WarmUp(invocation.settings) as progress:
+            app = App(invocation.settings, on_record=progress.record)
+            await app.repository.load_all()
+        versions = app.repository.index()
+        console.print_ledger((entry for version in versions for entry in version.ledger), invocation.own.json)
+        return 0 if all(app.repository.serving().values()) else FAILED
+
+    return run_loop(warm())
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's own options."""
+    parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of a table")
+
+
+COMMAND = Command("warm", "compile every model, print the ledger, and exit", run, add_options)

@@ -1,0 +1,27 @@
+"""Frozen settings, checked once.
+
+One YAML file, overridden by environment variables (`XLASERVE_GRPC_PORT=9001`), overridden by flags
+(`--grpc-port 9001`). Without a file the built-in configuration serves `builtin:digits`. The text under each field is
+its documentation; the command's help prints it, and `xlaserve config --show` the values in force.
+"""
+
+from __future__ import annotations
+
+from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, dump, load
+from xlaserve.config.model import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config.server import MIB, PerformanceHint, Settings
+
+__all__ = [
+    "BUILTIN_MODELS",
+    "CONFIG_FILE_VARIABLE",
+    "ENV_PREFIX",
+    "MIB",
+    "Bucket",
+    "BucketSettings",
+    "Mode",
+    "ModelSettings",
+    "PerformanceHint",
+    "Settings",
+    "dump",
+    "load",
+]

@@ -1,0 +1,135 @@
+"""One model's settings."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from xlaserve.config.frozen import Frozen
+
+
+class Mode(StrEnum):
+    """How a model is run."""
+
+    EAGER = "eager"
+    """Operation by operation, from Python."""
+    GRAPH = "graph"
+    """As a `tf.function`, without XLA."""
+    XLA = "xla"
+    """As a `tf.function` with `jit_compile=True`."""
+    AUTO = "auto"
+    """Each bucket in the mode that warm-up measured to be the fastest."""
+
+
+class Bucket(NamedTuple):
+    """A padded input shape that is compiled ahead of traffic."""
+
+    batch: int
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.height}x{self.width}"
+
+
+class BucketSettings(NamedTuple):
+    """A bucket as it is configured: without height and width it takes the model's own."""
+
+    batch: int
+    height: int | None = None
+    width: int | None = None
+
+
+class ModelSettings(Frozen):
+    """One model to serve."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    """What requests call it."""
+    source: str
+    """Where it comes from: `keras.applications:<Name>`, the path of a `.keras` file or of a SavedModel folder,
+    `builtin:digits`, or `builtin:noop`."""
+    version: str = Field("1", pattern=r"^[0-9]{1,9}$", coerce_numbers_to_str=True)
+    """What requests may call its version; a number."""
+    weights: str | None = None
+    """For `keras.applications`: `imagenet` (the default: Keras's own download and cache), `random`, or the path of a
+    weights file. Other sources hold their own weights."""
+    preprocess: Literal["auto", "none", "tf", "torch", "caffe", "unit"] = "auto"
+    """What is done to RGB pixels from 0 to 255 inside the compiled program: `tf` scales to -1..1, `unit` to 0..1,
+    `torch` to 0..1 and then by ImageNet's mean and deviation, `caffe` reorders to BGR and subtracts ImageNet's mean,
+    `none` passes 0..255. `auto` is what Keras defines for the family, and `none` for other sources."""
+    input_size: tuple[int, int] | None = None
+    """Height and width, for a model that takes several; the model's own by default."""
+    labels: Path | None = None
+    """A text file with the name of one class a line."""
+    modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1)
+    """The modes that it offers; each is compiled and warmed for every bucket. `auto` has `xla` and `graph` compiled
+    besides and runs each bucket in the fastest."""
+    default_mode: Mode | None = None
+    """The mode of a request that names none; the first of `modes` by default."""
+    buckets: tuple[BucketSettings, ...] = Field((BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16))), min_length=1)
+    """The input shapes to compile: batch sizes such as `8`, or `[batch, height, width]`. Requests are padded to the
+    cheapest of them, or split."""
+    max_queue_delay_ms: float = Field(0.0, ge=0, le=10_000)
+    """How long an incomplete batch may wait for company while a lane is free. 0: an idle device never waits. Raise it
+    only where throughput at low load matters more than latency."""
+    max_queue_images: int | None = Field(None, ge=1)
+    """Overrides the server's `max_queue_images`."""
+
+    @field_validator("buckets", mode="before")
+    @classmethod
+    def _allow_plain_batch_sizes(cls, value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return value
+        return tuple((item,) if isinstance(item, int) else item for item in value)
+
+    @field_validator("buckets")
+    @classmethod
+    def _check_buckets(cls, value: tuple[BucketSettings, ...]) -> tuple[BucketSettings, ...]:
+        for bucket in value:
+            if (bucket.height is None) != (bucket.width is None):
+                raise ValueError("a bucket is a batch size or [batch, height, width]")
+            if any(side is not None and not 1 <= side <= 65_536 for side in bucket):
+                raise ValueError("every number of a bucket is from 1 to 65536")
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("input_size")
+    @classmethod
+    def _check_input_size(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and not all(1 <= side <= 65_536 for side in value):
+            raise ValueError("height and width are from 1 to 65536")
+        return value
+
+    @field_validator("modes")
+    @classmethod
+    def _drop_repeated_modes(cls, value: tuple[Mode, ...]) -> tuple[Mode, ...]:
+        return tuple(dict.fromkeys(value))
+
+    @model_validator(mode="after")
+    def _check_default_mode(self) -> Self:
+        if self.default_mode is not None and self.default_mode not in self.modes:
+            raise ValueError(f"default_mode {self.default_mode} is not one of modes {', '.join(self.modes)}")
+        return self
+
+    @property
+    def compiled_modes(self) -> tuple[Mode, ...]:
+        """The modes to compile: those offered, and those that `auto` chooses from."""
+        choice = (Mode.XLA, Mode.GRAPH) if Mode.AUTO in self.modes else ()
+        return tuple(mode for mode in dict.fromkeys((*self.modes, *choice)) if mode is not Mode.AUTO)
+
+    @property
+    def effective_default_mode(self) -> Mode:
+        """The mode of a request that names none."""
+        return self.default_mode or self.modes[0]
+
+
+BUILTIN_MODELS: Final = (
+    ModelSettings(
+        name="digits",
+        source="builtin:digits",
+        modes=(Mode.XLA, Mode.GRAPH, Mode.EAGER),
+        buckets=tuple(map(BucketSettings, (1, 2, 4, 8, 16, 32))),
+    ),
+)

@@ -1,0 +1,89 @@
+"""The server's settings."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field, field_validator
+
+from xlaserve.config.frozen import Frozen
+from xlaserve.config.model import BUILTIN_MODELS, ModelSettings
+
+MIB: Final = 1024 * 1024
+
+
+class PerformanceHint(StrEnum):
+    """What lanes and threads are set for."""
+
+    THROUGHPUT = "throughput"
+    """Most images a second: on a CPU a lane per core with one thread each, on a GPU two overlapping lanes."""
+    LATENCY = "latency"
+    """Shortest time for one image: one lane with all threads."""
+
+
+class Settings(Frozen):
+    """The server's settings."""
+
+    # Where it listens.
+    host: str = "127.0.0.1"
+    """Address to listen on, for gRPC and HTTP. `0.0.0.0` serves other machines too; there is no authentication."""
+    grpc_port: int = Field(8001, ge=0, le=65_535)
+    """gRPC port; 0 takes a free one."""
+    http_port: int = Field(8002, ge=0, le=65_535)
+    """Port of /metrics, /healthz and /readyz; 0 takes a free one."""
+    ready_file: Path | None = None
+    """Once ready, write here a JSON object with `grpc`, `http` (HOST:PORT) and `pid`; removed at the end."""
+    reflection: bool = True
+    """Serve gRPC reflection, for grpcurl and its like."""
+    channelz: bool = False
+    """Serve grpc.channelz.v1, for debugging connections."""
+    model_control: bool = True
+    """Let clients load and unload models."""
+
+    # What runs the models.
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """`auto` takes the first GPU where TensorFlow sees one, else the CPU."""
+    performance_hint: PerformanceHint = PerformanceHint.THROUGHPUT
+    """Sets lanes and threads: `throughput` or `latency`."""
+    lanes: int | None = Field(None, ge=1, le=256)
+    """Batches that run at the same time; overrides the hint."""
+    threads_per_lane: int | None = Field(None, ge=1, le=256)
+    """TensorFlow's threads for one lane on a CPU; overrides the hint."""
+    exit_on_model_failure: bool = True
+    """Exit when a model fails to load at start-up. Otherwise the server serves the others and shows it as failed."""
+
+    # Bounds.
+    max_queue_images: int = Field(2048, ge=1)
+    """Images that may wait in one model's queue, those being decoded included. More get RESOURCE_EXHAUSTED."""
+    max_queue_bytes: int = Field(512 * MIB, ge=1)
+    """Bytes, encoded and decoded, that may wait in one model's queue."""
+    max_message_bytes: int = Field(64 * MIB, ge=1024, le=2**31 - 1)
+    """Largest gRPC message."""
+    max_image_bytes: int = Field(32 * MIB, ge=1)
+    """Largest encoded image."""
+    max_image_pixels: int = Field(64_000_000, ge=1)
+    """Most pixels of a decoded image: a small file can unpack to gigabytes."""
+    decode_threads: int | None = Field(None, ge=1, le=256)
+    """Threads that decode images; one per core by default."""
+    drain_timeout_s: float = Field(30.0, ge=0, le=3600)
+    """How long accepted work may take to finish after SIGTERM or an unload."""
+
+    # What it says.
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """`debug` adds a line per request."""
+    log_format: Literal["human", "json"] = "human"
+    """Log lines for people or for machines."""
+
+    models: tuple[ModelSettings, ...] = BUILTIN_MODELS
+    """The models to serve."""
+
+    @field_validator("models")
+    @classmethod
+    def _check_models(cls, value: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        names = [model.name for model in value]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"each model's name is its own; given more than once: {', '.join(repeated)}")
+        return value
