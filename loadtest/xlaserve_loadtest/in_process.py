@@ -26,7 +26,7 @@ from xlaserve.model import catalog
 from xlaserve.telemetry.logs import quiet_tensorflow
 from xlaserve_loadtest.payload import Request
 from xlaserve_loadtest.record import LedgerEntry, Status
-from xlaserve_loadtest.target import Array, ModelInfo, Reply, TargetError, Tensor
+from xlaserve_loadtest.target import Array, ModelInfo, Reply, TargetError, Tensor, widened
 from xlaserve_proto import open_inference_pb2 as oip
 
 _NAN = float("nan")
@@ -124,7 +124,7 @@ class _InProcess:
 
     async def outputs(self, request: Request) -> list[Array]:
         _, _, outputs = await self._run(request)
-        return [np.asarray(output[: request.images], np.float64) for output in outputs]
+        return [widened(output[: request.images]) for output in outputs]
 
     async def _run(self, request: Request) -> tuple[float, float, Any]:
         return await asyncio.get_running_loop().run_in_executor(self._lanes, self._run_here, request)

@@ -34,7 +34,10 @@ _DTYPES: Final = {
 }
 _ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in _DTYPES.items()}
 
-Array = NDArray[np.float64]
+ANY: Final = -1
+
+Array = NDArray[np.float64 | np.int64]
+"""Whole numbers name things, as a class map does; they are compared as equal or not."""
 
 
 class TargetError(Exception):
@@ -194,7 +197,7 @@ def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
         return Reply(Status.INVALID_REPLY, detail=f"asked for mode {request.mode}, was run in {ran}")
     got = [(out.name, out.datatype, tuple(out.shape)) for out in response.outputs]
     promised = [(out.name, out.datatype, (request.images, *out.shape)) for out in model.outputs]
-    if got != promised:
+    if len(got) != len(promised) or not all(map(_keeps, got, promised)):
         return Reply(Status.INVALID_REPLY, detail=f"expected outputs {promised}, got {got}")
     for (name, datatype, shape), raw in zip(got, response.raw_output_contents, strict=False):
         if datatype in _ITEM_BYTES and len(raw) != math.prod(shape) * _ITEM_BYTES[datatype]:
@@ -205,14 +208,28 @@ def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
     )
 
 
+def _keeps(got: tuple[str, str, tuple[int, ...]], promised: tuple[str, str, tuple[int, ...]]) -> bool:
+    """Says whether an output is as promised; a side of -1 promises nothing."""
+    return (
+        got[:2] == promised[:2]
+        and len(got[2]) == len(promised[2])
+        and all(side in (has, ANY) for has, side in zip(got[2], promised[2], strict=True))
+    )
+
+
 def read_outputs(data: bytes) -> list[Array]:
     """Returns the outputs of a serialised ModelInferResponse that `read_reply` found right."""
     response = oip.ModelInferResponse.FromString(data)
     return [
-        np.frombuffer(raw, _DTYPES[out.datatype]).reshape(tuple(out.shape)).astype(np.float64)
+        widened(np.frombuffer(raw, _DTYPES[out.datatype]).reshape(tuple(out.shape)))
         for out, raw in zip(response.outputs, response.raw_output_contents, strict=True)
         if out.datatype in _DTYPES
     ]
+
+
+def widened(output: NDArray[Any]) -> Array:
+    """Returns an output in the type that it is compared in."""
+    return output.astype(np.float64 if output.dtype.kind == "f" else np.int64)
 
 
 def _size(metadata: oip.ModelMetadataResponse) -> tuple[int, int] | None:

@@ -64,3 +64,13 @@ def test_small_scores_are_held_against_the_largest_not_against_one():
 def test_outputs_that_are_not_scores_have_no_best_class():
     boxes = [[np.ones((2, 100, 4))]]
     assert compare(boxes, boxes).top1_agreement is None
+
+
+def test_whole_numbers_are_the_same_or_not():
+    maps = [[np.zeros((2, 100, 100), np.int64)]]
+    hardly = [[maps[0][0].copy()]]
+    hardly[0][0][0, 0, :20] = 9
+    assert compare(hardly, maps).is_equal
+    hardly[0][0][0, 0, 20] = 9
+    assert not compare(hardly, maps).is_equal
+    assert compare(maps, maps).top1_agreement is None

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from xlaserve_loadtest.payload import Request
 from xlaserve_loadtest.record import STAGES, Status
-from xlaserve_loadtest.target import GrpcTarget, TargetError, describe, read_outputs, read_reply
+from xlaserve_loadtest.target import GrpcTarget, TargetError, Tensor, describe, read_outputs, read_reply
 from xlaserve_proto import open_inference_pb2 as oip
 
 MESSAGE = oip.ModelInferRequest(model_name="digits")
@@ -48,6 +49,13 @@ def test_a_wrong_reply_is_not_taken_for_an_answer(model_info, data, reason):
     result = read_reply(data, REQUEST, model_info)
     assert result.status == Status.INVALID_REPLY
     assert reason in result.detail
+
+
+def test_a_side_that_was_left_open_may_have_any_length(model_info):
+    promised = replace(model_info, outputs=(Tensor("scores", "FP32", (-1,)),))
+    assert read_reply(reply().SerializeToString(), REQUEST, promised).status == Status.OK
+    other = reply(shape=(2, 10, 1)).SerializeToString()
+    assert read_reply(other, REQUEST, promised).status == Status.INVALID_REPLY
 
 
 def test_outputs_come_out_as_numbers():

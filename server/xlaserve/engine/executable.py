@@ -13,7 +13,7 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Images, Outputs
 
 Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
-"""uint8 `[batch, height, width, 3]` to float32 tensors whose first dimension is the batch."""
+"""uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
 
 CHANNELS: Final = 3
 

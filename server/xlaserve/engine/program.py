@@ -13,7 +13,10 @@ from xlaserve.config import Bucket, Mode
 Images = NDArray[np.uint8]
 """RGB pixels, `[n, height, width, 3]`, from 0 to 255."""
 
-Outputs = tuple[NDArray[np.float32], ...]
+Value = np.float32 | np.int32 | np.uint8
+"""What outputs are made of."""
+
+Outputs = tuple[NDArray[Value], ...]
 """What a model answers: arrays whose first dimension is the batch."""
 
 

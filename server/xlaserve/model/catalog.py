@@ -13,7 +13,7 @@ from xlaserve.engine.program import Program
 from xlaserve.errors import ModelFailed
 from xlaserve.model import labels, noop
 from xlaserve.model.network import Network, Size
-from xlaserve.model.task import Classification
+from xlaserve.model.task import Classification, Embedding, Task
 
 APPLICATIONS: Final = "keras.applications:"
 BUILT_IN: Final = "builtin:"
@@ -31,7 +31,7 @@ class Model:
     program: Program
     buckets: tuple[Bucket, ...]
     """The configured buckets with the model's own height and width filled in, sorted."""
-    task: Classification
+    task: Task
     weights: str
     """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file."""
 
@@ -46,8 +46,7 @@ def load(settings: ModelSettings) -> Model:
     try:
         network = _network(settings)
         buckets = _buckets(settings, network.size)
-        names = labels.from_file(settings.labels, network.classes) if settings.labels else network.labels
-        task = Classification(network.classes, names)
+        task = _labelled(network.task, settings)
     except ModelFailed:
         raise
     except Exception as error:
@@ -64,7 +63,7 @@ def _network(settings: ModelSettings) -> Network:
     if source.startswith(BUILT_IN):
         _refuse(settings, "preprocess")
     if source == NOOP:
-        return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), noop.CLASSES, "built in")
+        return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), Classification(noop.CLASSES), "built in")
 
     # TensorFlow takes seconds to import, and builtin:noop does without it.
     from xlaserve.model import keras_models, saved_model  # noqa: PLC0415
@@ -82,6 +81,15 @@ def _network(settings: ModelSettings) -> Network:
         f"source: expected keras.applications:<Name>, {DIGITS}, {NOOP}, a .keras file or a SavedModel folder, "
         f"got {_name(source)}{'' if path.exists() else ', which does not exist'}"
     )
+
+
+def _labelled(task: Task, settings: ModelSettings) -> Task:
+    """Returns the task with the configured names, where there are any, instead of the source's own."""
+    if settings.labels is None:
+        return task
+    if isinstance(task, Embedding):
+        raise ModelFailed(f"labels: an embedding has no classes, expected no labels, got {settings.labels.name}")
+    return task.labelled(labels.from_file(settings.labels, task.classes))
 
 
 def _refuse(settings: ModelSettings, field: str) -> None:

@@ -12,6 +12,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.model import preprocess
 from xlaserve.model.network import Network
 from xlaserve.model.preprocess import Preprocess
+from xlaserve.model.task import Classification
 
 PIXEL_DTYPES: Final = ("float32", "uint8")
 
@@ -61,4 +62,4 @@ def classifier(
         answer = call(images if takes_bytes else preprocess.apply(images, preprocessing))
         return (tf.cast(answer, tf.float32),)
 
-    return Network(TensorFlowProgram(forward), (height, width), classes, weights, labels)
+    return Network(TensorFlowProgram(forward), (height, width), Classification(classes, labels), weights)

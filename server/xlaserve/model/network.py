@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xlaserve.engine.program import Program
+from xlaserve.model.task import Task
 
 Size = tuple[int | None, int | None]
 """Height and width of a model's input; None is a side that may be chosen."""
@@ -16,8 +17,7 @@ class Network:
 
     program: Program
     size: Size
-    classes: int
+    task: Task
+    """With the source's own names of the classes, where it has them."""
     weights: str
     """As in `Model.weights`."""
-    labels: tuple[str, ...] | None = None
-    """The source's own names of the classes."""

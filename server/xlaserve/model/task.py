@@ -1,12 +1,22 @@
-"""What a model's outputs mean."""
+"""What a model's outputs mean: a type for each task, which knows its program's outputs and makes answers of them.
+
+Every output's first dimension is the batch. The methods take a program's outputs as the pipeline gives them, in the
+order of `outputs`, one row for each image.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from xlaserve.engine.program import Outputs, Value
+
+UINT8_CLASSES = 256
+"""The most classes that a class map of bytes can tell apart."""
 
 
 class TensorSpec(NamedTuple):
@@ -14,9 +24,9 @@ class TensorSpec(NamedTuple):
 
     name: str
     datatype: str
-    """As the Open Inference Protocol spells it."""
+    """As the Open Inference Protocol spells it: FP32, INT32 or UINT8."""
     shape: tuple[int, ...]
-    """-1 is the batch."""
+    """-1 is the batch, or a side that depends on the input's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +38,137 @@ class Category:
     score: float
 
 
+@dataclass(frozen=True, slots=True)
+class DetectedObject:
+    """One object in an image."""
+
+    box: tuple[float, float, float, float]
+    """Left, top, right, bottom, in pixels of the model's input; it may reach beyond the image."""
+    index: int
+    label: str
+    score: float
+
+
 @dataclass(frozen=True)
-class Classification:
-    """One output, `scores` `[n, classes]`: a number for each class, the greater the likelier."""
+class _Classes:
+    """What has classes, and perhaps names for them."""
 
     classes: int
     labels: tuple[str, ...] | None = None
 
-    name = "classification"
-
     def __post_init__(self) -> None:
         if self.labels is not None and len(self.labels) != self.classes:
             raise ValueError(f"labels: expected {self.classes}, one for each class, got {len(self.labels)}")
+
+    def label(self, index: int) -> str:
+        """Returns the name of a class, or its index as text where there are no labels."""
+        return str(index) if self.labels is None else self.labels[index]
+
+    def labelled(self, labels: tuple[str, ...]) -> Self:
+        """Returns the same task with names for its classes."""
+        return replace(self, labels=labels)
+
+
+@dataclass(frozen=True)
+class Classification(_Classes):
+    """`scores` FP32 `[n, classes]`: a number for each class, the greater the likelier."""
+
+    name = "classification"
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs, in the order in which the program gives them."""
         return (TensorSpec("scores", "FP32", (-1, self.classes)),)
 
-    def label(self, index: int) -> str:
-        """Returns the name of a class, or its index as text where there are no labels."""
-        return str(index) if self.labels is None else self.labels[index]
-
-    def top(self, scores: NDArray[np.float32], k: int) -> list[list[Category]]:
-        """Returns for each row of `scores` `[n, classes]` its `k` likeliest classes, the likeliest first.
+    def top(self, outputs: Outputs, k: int) -> list[list[Category]]:
+        """Returns for each image its `k` likeliest classes, the likeliest first.
 
         `k` beyond the number of classes gives all of them. Equal scores go by index.
         """
+        (scores,) = outputs
         order = np.argsort(-scores, axis=1, kind="stable")[:, : max(k, 0)]
         return [
             [Category(int(index), self.label(int(index)), float(row[index])) for index in best]
             for row, best in zip(scores, order, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class Detection(_Classes):
+    """The objects of each image after non-maximum suppression, the highest score first.
+
+    `boxes` FP32 `[n, max_detections, 4]`, left, top, right and bottom in pixels of the model's input; `scores` FP32 and
+    `classes` INT32 `[n, max_detections]`; `count` INT32 `[n]`, how many of them are objects. The rest is padding: boxes
+    and scores of 0, class -1.
+    """
+
+    max_detections: int = field(kw_only=True)
+
+    name = "detection"
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs, in the order in which the program gives them."""
+        return (
+            TensorSpec("boxes", "FP32", (-1, self.max_detections, 4)),
+            TensorSpec("scores", "FP32", (-1, self.max_detections)),
+            TensorSpec("classes", "INT32", (-1, self.max_detections)),
+            TensorSpec("count", "INT32", (-1,)),
+        )
+
+    def objects(
+        self, outputs: Outputs, *, min_score: float = 0.0, limit: int | None = None
+    ) -> list[list[DetectedObject]]:
+        """Returns for each image its objects with at least `min_score`, the highest first and at most `limit`."""
+        boxes, scores, classes, count = (output.tolist() for output in outputs)
+        return [
+            [
+                DetectedObject(tuple(box), index, self.label(index), score)
+                for box, score, index in islice(zip(*rows, strict=True), found)
+                if score >= min_score
+            ][:limit]
+            for *rows, found in zip(boxes, scores, classes, count, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Segmentation(_Classes):
+    """`class_map` `[n, height, width]` of the input's size: each pixel's likeliest class.
+
+    UINT8, or INT32 where there are more classes than a byte holds.
+    """
+
+    name = "segmentation"
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs, in the order in which the program gives them."""
+        return (TensorSpec("class_map", "UINT8" if self.classes <= UINT8_CLASSES else "INT32", (-1, -1, -1)),)
+
+    def class_maps(self, outputs: Outputs) -> NDArray[Value]:
+        """Returns the class maps `[n, height, width]`, uint8 or int32."""
+        (class_maps,) = outputs
+        return class_maps
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """`embedding` FP32 `[n, dimensions]`: a vector for each image, as the network gives it."""
+
+    dimensions: int
+
+    name = "embedding"
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs, in the order in which the program gives them."""
+        return (TensorSpec("embedding", "FP32", (-1, self.dimensions)),)
+
+    def vectors(self, outputs: Outputs) -> NDArray[Value]:
+        """Returns the vectors `[n, dimensions]`, float32."""
+        (vectors,) = outputs
+        return vectors
+
+
+Task = Classification | Detection | Segmentation | Embedding
+TaskT = TypeVar("TaskT", bound=Task)

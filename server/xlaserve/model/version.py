@@ -10,6 +10,7 @@ from xlaserve.engine.batcher import Batcher
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument
 from xlaserve.model.catalog import Model
+from xlaserve.model.task import TaskT
 from xlaserve.telemetry.model import ModelTelemetry
 
 
@@ -79,6 +80,14 @@ class Served:
         height, width = (first.height, first.width) if first.height else own or (None, None)
         self.image_size = (height or model.buckets[0].height, width or model.buckets[0].width)
         """Height and width that encoded images are fitted to: those of the first configured bucket."""
+
+    def task(self, kind: type[TaskT]) -> TaskT:
+        """Returns the model's task where it is of this kind. Raises InvalidArgument."""
+        task = self.model.task
+        if isinstance(task, kind):
+            return task
+        got = f"{self.settings.name}, whose task is {task.name}"
+        raise InvalidArgument("model", f"a model whose task is {kind.name}", got)
 
     def mode(self, name: str) -> Mode:
         """Returns the mode that a request asks for, the default for an empty name. Raises InvalidArgument."""

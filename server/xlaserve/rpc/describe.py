@@ -13,7 +13,7 @@ from xlaserve_proto import open_inference_pb2 as pb
 Tensor = pb.ModelMetadataResponse.TensorMetadata
 RGB: Final = 3
 ANY: Final = -1
-MODEL_DATATYPE: Final = {"FP32": pb.TYPE_FP32}
+MODEL_DATATYPE: Final = {"FP32": pb.TYPE_FP32, "INT32": pb.TYPE_INT32, "UINT8": pb.TYPE_UINT8}
 
 
 def metadata(served: Served) -> pb.ModelMetadataResponse:
@@ -134,6 +134,7 @@ def _properties(served: Served) -> dict[str, str]:
     return {
         "source": source_name(served.settings.source),
         "weights": served.model.weights,
+        "task": served.model.task.name,
         "modes": ",".join(served.settings.modes),
         "default_mode": served.settings.effective_default_mode,
         "buckets": ",".join(map(str, served.model.buckets)),

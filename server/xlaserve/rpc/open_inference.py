@@ -10,6 +10,7 @@ from xlaserve import __version__
 from xlaserve.engine.device import Device
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.model.repository import Repository
+from xlaserve.model.task import Classification
 from xlaserve.model.version import Served, State
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc import describe, tensors
@@ -201,6 +202,7 @@ def _parse(request: InferMessage, served: Served, deadline: float, now: float) -
 
 
 def _check_outputs(request: pb.ModelInferRequest, served: Served) -> None:
+    is_classifier = isinstance(served.model.task, Classification)
     names = [output.name for output in served.model.task.outputs]
     wanted = [output.name for output in request.outputs[: len(names) + 1]]
     for name in wanted:
@@ -209,6 +211,10 @@ def _check_outputs(request: pb.ModelInferRequest, served: Served) -> None:
     for output in request.outputs:
         others = {key: value for key, value in output.parameters.items() if key != CLASSIFICATION}
         tensors.reject_parameters(others, f"outputs.{output.name}")
+        if CLASSIFICATION in output.parameters and not is_classifier:
+            raise UnsupportedFeature(
+                f"outputs.{output.name}.{CLASSIFICATION}: the model's task is {served.model.task.name}"
+            )
         if CLASSIFICATION in output.parameters and output.parameters[CLASSIFICATION].int64_param < 1:
             got = _text(output.parameters[CLASSIFICATION])
             raise InvalidArgument(f"outputs.{output.name}.{CLASSIFICATION}", "an int64 of at least 1", got)
@@ -225,16 +231,17 @@ def _respond(request: InferMessage, answer: Answer) -> pb.ModelInferResponse:
     classes = 0
     for output in request.fields.outputs:
         classes = output.parameters[CLASSIFICATION].int64_param if CLASSIFICATION in output.parameters else 0
-    (spec,) = task.outputs
-    (scores,) = answer.outputs
-    if classes:
+    if classes and isinstance(task, Classification):
         rows = [
             [f"{category.score:f}:{category.index}:{category.label}".encode() for category in row]
-            for row in task.top(scores, classes)
+            for row in task.top(answer.outputs, classes)
         ]
-        tensors.add_bytes(spec.name, rows, response, as_raw)
+        tensors.add_bytes(task.outputs[0].name, rows, response, as_raw)
     else:
-        tensors.add_scores(spec.name, scores, response, as_raw)
+        wanted = {output.name for output in request.fields.outputs}
+        for spec, values in zip(task.outputs, answer.outputs, strict=True):
+            if not wanted or spec.name in wanted:
+                tensors.add_output(spec.name, values, response, as_raw)
     response.parameters["mode"].string_param = answer.mode
     return response
 

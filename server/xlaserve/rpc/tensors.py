@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.engine.program import Images
+from xlaserve.engine.program import Images, Value
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.image import check_pixels
 from xlaserve.rpc.infer_message import InferMessage
@@ -28,6 +28,12 @@ PIXEL_DTYPES: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
     "FP32": ("fp32_contents", np.dtype("<f4")),
 }
 """By datatype: the field of `contents` that holds it, and how it stands in raw bytes."""
+OUTPUT_FIELDS: Final = {
+    "float32": ("FP32", "fp32_contents"),
+    "int32": ("INT32", "int_contents"),
+    "uint8": ("UINT8", "uint_contents"),
+}
+"""By an output's NumPy type: its datatype, and the field of `contents` that holds it."""
 MAX_TYPED_VALUES: Final = 2**21
 """In one request's `contents`: Python takes them one by one, 0.1 microseconds each, on the event loop."""
 MAX_IMAGES: Final = 65_536
@@ -66,13 +72,14 @@ def reject_parameters(parameters: Mapping[str, pb.InferParameter], where: str) -
         raise InvalidArgument(f"{where}.parameters", "none", repr(key[:64]))
 
 
-def add_scores(name: str, scores: NDArray[np.float32], response: pb.ModelInferResponse, as_raw: bool) -> None:
-    """Adds an FP32 output `[n, classes]` to `response`."""
-    tensor = response.outputs.add(name=name, datatype="FP32", shape=scores.shape)
+def add_output(name: str, values: NDArray[Value], response: pb.ModelInferResponse, as_raw: bool) -> None:
+    """Adds a model's output to `response`, of the datatype that its values have."""
+    datatype, field = OUTPUT_FIELDS[values.dtype.name]
+    tensor = response.outputs.add(name=name, datatype=datatype, shape=values.shape)
     if as_raw:
-        response.raw_output_contents.append(scores.tobytes())
+        response.raw_output_contents.append(values.tobytes())
     else:
-        tensor.contents.fp32_contents.extend(scores.ravel().tolist())
+        getattr(tensor.contents, field).extend(values.ravel().tolist())
 
 
 def add_bytes(name: str, rows: Sequence[Sequence[bytes]], response: pb.ModelInferResponse, as_raw: bool) -> None:

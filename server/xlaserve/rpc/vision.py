@@ -8,6 +8,7 @@ from xlaserve.config import Bucket
 from xlaserve.engine.ledger import Entry
 from xlaserve.errors import InvalidArgument
 from xlaserve.model.repository import Repository
+from xlaserve.model.task import Classification
 from xlaserve.model.version import Served, State, Version
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc.describe import source_name
@@ -55,6 +56,7 @@ class Vision(pb_grpc.VisionServicer):
 
 
 def _parse(request: pb.ClassifyRequest, served: Served, deadline: float, now: float) -> Request:
+    served.task(Classification)
     if not 1 <= len(request.images) <= MAX_IMAGES:
         raise InvalidArgument("images", f"at least one encoded image and at most {MAX_IMAGES}", len(request.images))
     if request.top_k < 0:
@@ -63,7 +65,6 @@ def _parse(request: pb.ClassifyRequest, served: Served, deadline: float, now: fl
 
 
 def _respond(request: pb.ClassifyRequest, answer: Answer) -> pb.ClassifyResponse:
-    (scores,) = answer.outputs
     return pb.ClassifyResponse(
         classifications=[
             pb.Classification(
@@ -71,7 +72,7 @@ def _respond(request: pb.ClassifyRequest, answer: Answer) -> pb.ClassifyResponse
                     pb.Category(index=category.index, label=category.label, score=category.score) for category in row
                 ]
             )
-            for row in answer.served.model.task.top(scores, request.top_k or DEFAULT_TOP_K)
+            for row in answer.served.task(Classification).top(answer.outputs, request.top_k or DEFAULT_TOP_K)
         ],
         model=answer.served.settings.name,
         version=answer.served.settings.version,

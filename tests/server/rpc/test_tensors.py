@@ -129,17 +129,23 @@ def test_parameters_of_a_tensor_are_refused(key: str, error: type[Exception]) ->
 
 
 @pytest.mark.parametrize("as_raw", [True, False])
-def test_scores_are_written_in_the_manner_that_was_asked_for(as_raw: bool) -> None:
-    scores = np.arange(6, dtype=np.float32).reshape(2, 3)
+@pytest.mark.parametrize(
+    ("dtype", "datatype", "field"),
+    [(np.float32, "FP32", "fp32_contents"), (np.int32, "INT32", "int_contents"), (np.uint8, "UINT8", "uint_contents")],
+)
+def test_outputs_are_written_in_the_manner_that_was_asked_for(
+    dtype: type[np.float32 | np.int32 | np.uint8], datatype: str, field: str, as_raw: bool
+) -> None:
+    values = np.arange(6, dtype=dtype).reshape(2, 3)
     response = pb.ModelInferResponse()
-    tensors.add_scores("scores", scores, response, as_raw)
+    tensors.add_output("it", values, response, as_raw)
     (output,) = response.outputs
-    assert (output.name, output.datatype, list(output.shape)) == ("scores", "FP32", [2, 3])
+    assert (output.name, output.datatype, list(output.shape)) == ("it", datatype, [2, 3])
     if as_raw:
-        assert list(response.raw_output_contents) == [scores.astype("<f4").tobytes()]
+        assert list(response.raw_output_contents) == [values.tobytes()]
         assert not output.HasField("contents")
     else:
-        assert list(output.contents.fp32_contents) == scores.ravel().tolist()
+        assert list(getattr(output.contents, field)) == values.ravel().tolist()
         assert not response.raw_output_contents
 
 
