@@ -2,6 +2,12 @@
 
 One asyncio task owns the queue; nothing here is locked. Every job settles exactly once: with its outputs, an error, its
 deadline, or its own cancellation.
+
+Only images of one mode and resolution share a batch, so a model has a queue for each. They share its turns as models
+share the device, by start-time fair queueing (see `lanes`): each batch advances its queue's virtual time by what it
+costs, and the queue with the least is next. So a flood in one resolution holds up an image of another, whose queue was
+empty, only by the batches that were under way (one on each lane and the one that is gathered ahead), and by one batch
+of each resolution more.
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
@@ -16,6 +23,7 @@ from typing import Protocol
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets import Cost, Planner
 from xlaserve.engine.compiler import Warmed
+from xlaserve.engine.demand import Demand, note
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.program import Images
 from xlaserve.engine.queue import Job, Piece, Queue, Result, Shape, fail, scatter
@@ -77,6 +85,9 @@ class Batcher:
         self._clock = clock
         self._on_crash = on_crash
         self._share = Share(self._is_next_full)
+        self._virtual_s = 0.0
+        self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
+        """By height and width, in whichever mode."""
         self._unsettled: set[Job] = set()
         self._changed = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -133,6 +144,8 @@ class Batcher:
         queue = self._queues[mode, pixels.shape[1], pixels.shape[2]]
         job = Job(queue, pixels, deadline, self._clock(), self._loop.create_future())
         self._unsettled.add(job)
+        if not queue.jobs:
+            queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next, but without credit for its rest
         queue.append(job)
         self._changed.set()
         self._lanes.grant()
@@ -184,9 +197,9 @@ class Batcher:
         return min(queue.due(self._max_queue_delay_s) for queue in self._queues.values()) - self._clock()
 
     def _next_queue(self, now: float) -> Queue | None:
-        """Returns the queue whose batch is next: of those that are due, the one whose first job came first."""
+        """Returns the queue whose batch is next: of those that are due, the one with the least virtual time."""
         due = [queue for queue in self._queues.values() if queue.due(self._max_queue_delay_s) <= now]
-        return min(due, key=lambda queue: queue.jobs[0].arrived, default=None)
+        return min(due, key=lambda queue: (queue.virtual_s, queue.jobs[0].arrived), default=None)
 
     def _is_next_full(self) -> bool:
         queue = self._next_queue(self._clock())
@@ -202,9 +215,14 @@ class Batcher:
         if not queue.jobs:
             return False
         busy = self._lanes.busy
-        step = queue.planner.next_step(queue.images, self._lanes.count - busy, busy)
-        self._lanes.charge(self._share, queue.planner.cost_s(step.bucket, busy + 1))
+        free = self._lanes.count - busy
+        step = queue.planner.next_step(queue.images, free, busy)
         mode, height, width = queue.shape
+        note(self.demand[height, width], queue.planner.share(queue.images, free, busy), step.stop)
+        cost_s = queue.planner.cost_s(step.bucket, busy + 1)
+        self._lanes.charge(self._share, cost_s)
+        self._virtual_s = max(self._virtual_s, queue.virtual_s)
+        queue.virtual_s += cost_s
         bucket = Bucket(step.bucket, height, width)
         pieces = queue.take(step.stop, now)
         for job, start, _ in pieces:

@@ -130,6 +130,11 @@ class Planner:
         bucket = sequences.largest(share)
         return Step(0, min(bucket, share), bucket)
 
+    def share(self, images: int, free_lanes: int, busy_lanes: int = 0) -> int:
+        """Returns how many of `images` the fullest lane of the plan runs, `next_step` first."""
+        used, _ = self._split(images, free_lanes, busy_lanes)
+        return -(-images // used)
+
     def _split(self, images: int, free_lanes: int, busy_lanes: int) -> tuple[int, Sequences]:
         """Returns how many lanes to use, and the sequences for so many."""
         if images < 1 or free_lanes < 1 or free_lanes + busy_lanes > self._lanes:

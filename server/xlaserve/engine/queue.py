@@ -74,6 +74,8 @@ class Queue:
     images: int = 0
     planned_at: float = -math.inf
     """When a batch was last taken. What waited then was planned for with it, and waits for no more company."""
+    virtual_s: float = 0.0
+    """Seconds that its batches cost, as `Batcher` counts them to share lanes between queues."""
 
     @property
     def is_full(self) -> bool:

@@ -112,6 +112,7 @@ class Model:
         lanes: Lanes | None = None,
         worker: Any = None,
         modes: Iterable[Mode] = (Mode.XLA,),
+        sizes: Iterable[tuple[int, int]] = ((2, 2),),
         cost_s: Mapping[int, float] = COST_S,
         max_images: int = 1000,
         max_bytes: int = 1_000_000,
@@ -126,8 +127,9 @@ class Model:
         self.batcher = Batcher(
             name="model",
             programs={
-                (mode, Bucket(bucket, 2, 2)): Warmed(executable, Cost(cost, cost))
+                (mode, Bucket(bucket, *size)): Warmed(executable, Cost(cost, cost))
                 for mode, executable in self.executables.items()
+                for size in sizes
                 for bucket, cost in cost_s.items()
             },
             lanes=self.lanes,
@@ -144,9 +146,16 @@ class Model:
     def _crash(self) -> None:
         self.crashes += 1
 
-    async def answer(self, numbers: Iterable[int], mode: Mode = Mode.XLA, deadline: float = NO_DEADLINE) -> Result:
+    async def answer(
+        self,
+        numbers: Iterable[int],
+        mode: Mode = Mode.XLA,
+        deadline: float = NO_DEADLINE,
+        size: tuple[int, int] = (2, 2),
+    ) -> Result:
         """As a request does it: admitted, run, and left again."""
         pixels = self._pictures(numbers)
+        pixels = np.broadcast_to(pixels[:, :1, :1], (len(pixels), *size, 3))
         self.batcher.admit(len(pixels), pixels.nbytes)
         try:
             return await self.batcher.run(pixels, mode, deadline)
@@ -691,6 +700,74 @@ async def test_a_busy_model_does_not_starve_a_quiet_one(virtual_time: object, ma
     for task in floods:
         task.cancel()
     await asyncio.wait(floods)
+
+
+# Several resolutions of one model
+
+SQUARE, WIDE, TALL = (2, 2), (2, 4), (4, 2)
+
+
+async def test_images_of_different_resolutions_never_share_a_batch(virtual_time: object, make: Make) -> None:
+    model = make(sizes=(SQUARE, WIDE))
+    sizes = [(SQUARE, WIDE)[number % 2] for number in range(30)]
+    asks = [asyncio.create_task(model.answer([number], size=size)) for number, size in enumerate(sizes)]
+    assert [numbers_of(result) for result in await asyncio.gather(*asks)] == [[number] for number in range(30)]
+    assert all(len({number % 2 for number in batch.numbers}) == 1 for batch in model.started)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("floods", [(SQUARE,), (SQUARE, TALL)])
+async def test_a_flood_in_one_resolution_holds_up_an_image_of_another_by_a_stated_time_only(
+    virtual_time: object, make: Make, lanes: int, floods: tuple[tuple[int, int], ...]
+) -> None:
+    model = make(lanes=Lanes(lanes), sizes=(SQUARE, WIDE, TALL), max_images=10_000)
+
+    async def flood(size: tuple[int, int]) -> None:
+        while True:
+            await model.answer(range(8), size=size)
+
+    tasks = [asyncio.create_task(flood(size)) for size in floods for _ in range(200)]
+    # What runs, what is gathered ahead, and a batch of each other resolution.
+    bound_s = COST_S[8] * (2 + len(floods))
+    for pause in (0.25, 7.25, 1.0, 3.5) * 5:
+        await asyncio.sleep(pause)
+        assert model.batcher.waiting_images >= 100 * 8
+        assert (await model.answer([1], size=WIDE)).queue_s <= bound_s
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_a_resolution_that_was_quiet_is_served_next_but_saves_up_no_credit(
+    virtual_time: object, make: Make
+) -> None:
+    model = make(sizes=(SQUARE, WIDE))
+    await model.answer(range(8), size=WIDE)
+    for _ in range(20):
+        await model.answer(range(8))
+    asks = [model.answer([number] * 8, size=size) for number, size in enumerate([SQUARE] * 10 + [WIDE] * 10)]
+    await asyncio.gather(*asks)
+    in_turn = [number for pair in zip(range(10, 20), range(10), strict=True) for number in pair]
+    assert [batch.numbers[0] for batch in model.started[21:]] == in_turn
+
+
+# Demand
+
+
+async def test_demand_is_what_waited_for_the_lane_and_counts_each_image_once(virtual_time: object, make: Make) -> None:
+    model = make()
+    first = model.ask([0])
+    await asyncio.sleep(0.5)
+    await asyncio.gather(first, model.ask(range(11)))
+    # 8 of 11 left first, and then the other 3.
+    assert model.batcher.demand == {(2, 2): {1: 1, 11: 8, 3: 3}}
+
+
+async def test_demand_that_several_free_lanes_share_is_one_lanes_part(virtual_time: object, make: Make) -> None:
+    model = make(lanes=Lanes(2), sizes=(SQUARE, WIDE))
+    await asyncio.gather(*(model.ask([number]) for number in range(8)))
+    await model.answer([1], size=WIDE)
+    assert model.batcher.demand == {SQUARE: {4: 8}, WIDE: {1: 1}}
 
 
 # With threads
