@@ -1,0 +1,1 @@
+"""Looking inside what was compiled: programs as text, what they cost, and what they took."""

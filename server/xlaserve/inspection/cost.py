@@ -1,0 +1,255 @@
+"""What instructions cost: floating-point operations, and bytes read and written.
+
+The rules are those of XLA's HloCostAnalysis (xla/service/hlo_cost_analysis.cc), simplified where it makes no difference
+to vision models: a multiply-add is two operations, a transcendental one; a convolution's window counts where it lies on
+data and not where it lies on padding; a fusion computes what its body does and reads its operands once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from xlaserve.inspection.hlo import NO_OPERATION, Computation, Instruction, Module, Shape
+
+ARITHMETIC: Final = frozenset(
+    {
+        *("abs", "add", "atan2", "cbrt", "ceil", "clamp", "cosine", "divide", "erf", "exponential"),
+        *("exponential-minus-one", "floor", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply"),
+        *("negate", "power", "remainder", "round-nearest-afz", "round-nearest-even", "rsqrt", "sign", "sine", "sqrt"),
+        *("subtract", "tan", "tanh"),
+    }
+)
+SLICING: Final = frozenset({"slice", "dynamic-slice", "gather"})
+FREE: Final = NO_OPERATION | {"iota", "reshape"}
+"""What touches no memory of its own. A reshape that moves data is a copy once it is optimised."""
+
+_WINDOW_FIELD: Final = re.compile(r"(\w+)=([^\s}]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an instruction, or a program, costs."""
+
+    flops: int = 0
+    bytes: int = 0
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity, FLOPs a byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+
+
+class Costed(NamedTuple):
+    """An instruction of the entry computation: one thing that is run."""
+
+    instruction: Instruction
+    cost: Cost
+
+
+def instructions(module: Module) -> list[Costed]:
+    """Returns what the program runs, in its order, with what each costs."""
+    entry = module.entry
+    costs = _Costs(module)
+    return [
+        Costed(each, Cost(costs.flops(each, entry), costs.bytes(each, entry)))
+        for each in entry.instructions.values()
+        if each.opcode not in FREE
+    ]
+
+
+class _Costs:
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._by_computation: dict[str, int] = {}
+
+    def flops(self, instruction: Instruction, within: Computation) -> int:
+        """Floating-point operations of one run."""
+        opcode = instruction.opcode
+        if opcode in ARITHMETIC:
+            return instruction.shape.size if _is_float(instruction.shape) else 0
+        if counted := _FLOPS.get(opcode):
+            return counted(self, instruction, within)
+        return sum(map(self._body_flops, instruction.called))
+
+    def bytes(self, instruction: Instruction, within: Computation) -> int:
+        """Bytes that one run reads and writes."""
+        opcode, output = instruction.opcode, instruction.shape.size_bytes
+        if opcode in FREE:
+            return 0
+        if opcode in ("call", "conditional", "while"):
+            return _trips(instruction) * sum(map(self._body_bytes, instruction.called))
+        if opcode == "fusion":
+            return output + sum(self._read_by_fusion(instruction))
+        operands = [within.instructions[name].shape.size_bytes for name in instruction.operands]
+        match opcode:
+            case "slice" | "dynamic-slice" | "gather":
+                moved = 2 * output
+            case "dynamic-update-slice":
+                moved = 2 * operands[1]
+            case "scatter":
+                moved = 2 * operands[-1]
+            case _:
+                moved = output + sum(operands)
+        return moved
+
+    def _read_by_fusion(self, fusion: Instruction) -> list[int]:
+        """Of an operand of which the body takes only slices, the slices."""
+        body = self._module.computations[fusion.called[0]]
+        users = body.users()
+        read = []
+        for parameter in body.parameters:
+            whole = parameter.shape.size_bytes
+            slices = [user for user in users[parameter.name] if user.opcode in SLICING]
+            only_slices = len(slices) == len(users[parameter.name])
+            read.append(min(whole, sum(each.shape.size_bytes for each in slices)) if only_slices else whole)
+        return read
+
+    def _body_flops(self, name: str) -> int:
+        if name not in self._by_computation:
+            body = self._module.computations[name]
+            self._by_computation[name] = sum(self.flops(each, body) for each in body.instructions.values())
+        return self._by_computation[name]
+
+    def _body_bytes(self, name: str) -> int:
+        body = self._module.computations[name]
+        return sum(self.bytes(each, body) for each in body.instructions.values())
+
+    def dot(self, instruction: Instruction, within: Computation) -> int:
+        """Twice the output times what is contracted."""
+        lhs = within.instructions[instruction.operands[0]].shape
+        contracted = math.prod(lhs.dims[axis] for axis in _numbers(instruction.attributes["lhs_contracting_dims"]))
+        return 2 * instruction.shape.size * contracted
+
+    def convolution(self, instruction: Instruction, within: Computation) -> int:
+        """Twice the batch times the features of kernel and output times the places where the window lies on data."""
+        lhs, kernel = (within.instructions[name].shape for name in instruction.operands[:2])
+        attributes = instruction.attributes
+        input_labels, kernel_labels, output_labels = re.split("_|->", attributes["dim_labels"])
+        output = instruction.shape.first
+        window = _window(attributes.get("window", ""))
+        places = 1
+        for axis in range(len(lhs.dims) - 2):
+            label = str(axis)
+            places *= _valid_places(
+                input_side=lhs.dims[input_labels.index(label)],
+                kernel_side=kernel.dims[kernel_labels.index(label)],
+                output_side=output.dims[output_labels.index(label)],
+                stride=_side(window, "stride", axis, 1),
+                pad_low=_pad_low(window, axis),
+                input_dilation=_side(window, "lhs_dilate", axis, 1),
+                kernel_dilation=_side(window, "rhs_dilate", axis, 1),
+            )
+        batch = lhs.dims[input_labels.index("b")] // int(attributes.get("batch_group_count", 1))
+        features = kernel.dims[kernel_labels.index("i")] * output.dims[output_labels.index("f")]
+        return 2 * batch * features * places
+
+    def reduce(self, instruction: Instruction, within: Computation) -> int:
+        """The body for each element but the first of each reduction."""
+        elements = within.instructions[instruction.operands[0]].shape.size
+        outputs = instruction.shape.first.size
+        return (elements - outputs) * sum(map(self._body_flops, instruction.called))
+
+    def reduce_window(self, instruction: Instruction, within: Computation) -> int:
+        """The body for each element of each window but the first."""
+        window = math.prod(int(side) for side in _window(instruction.attributes["window"])["size"].split("x"))
+        return instruction.shape.first.size * (window - 1) * sum(map(self._body_flops, instruction.called))
+
+    def scatter(self, instruction: Instruction, within: Computation) -> int:
+        """The body for each element of the updates."""
+        updates = within.instructions[instruction.operands[-1]].shape.size
+        return updates * sum(map(self._body_flops, instruction.called))
+
+    def loop(self, instruction: Instruction, within: Computation) -> int:
+        """Condition and body for each round; one where their number is not known."""
+        return _trips(instruction) * sum(map(self._body_flops, instruction.called))
+
+    def custom_call(self, instruction: Instruction, within: Computation) -> int:
+        """What a library does that XLA calls for a convolution or a matrix product; of others nothing is known."""
+        if "dim_labels" in instruction.attributes:
+            return self.convolution(instruction, within)
+        config = _json(instruction.attributes.get("backend_config", ""))
+        gemm = config.get("gemm_backend_config", config)
+        numbers = gemm.get("dot_dimension_numbers", {}) if isinstance(gemm, dict) else {}
+        if "lhs_contracting_dimensions" in numbers:
+            lhs = within.instructions[instruction.operands[0]].shape
+            contracted = math.prod(lhs.dims[int(axis)] for axis in numbers["lhs_contracting_dimensions"])
+            return 2 * instruction.shape.first.size * contracted
+        return 0
+
+    def nothing(self, instruction: Instruction, within: Computation) -> int:
+        """For what calls a computation that is no arithmetic on its elements."""
+        return 0
+
+
+_FLOPS: Final[dict[str, Callable[[_Costs, Instruction, Computation], int]]] = {
+    "dot": _Costs.dot,
+    "convolution": _Costs.convolution,
+    "reduce": _Costs.reduce,
+    "reduce-window": _Costs.reduce_window,
+    "select-and-scatter": _Costs.reduce_window,
+    "scatter": _Costs.scatter,
+    "while": _Costs.loop,
+    "custom-call": _Costs.custom_call,
+    "sort": _Costs.nothing,
+}
+
+
+def _valid_places(
+    *,
+    input_side: int,
+    kernel_side: int,
+    output_side: int,
+    stride: int,
+    pad_low: int,
+    input_dilation: int,
+    kernel_dilation: int,
+) -> int:
+    """Returns how many pairs of an output and a kernel position meet data, along one axis."""
+    dilated_side = (input_side - 1) * input_dilation + 1 if input_side else 0
+    positions = (
+        output * stride - pad_low + kernel * kernel_dilation
+        for kernel in range(kernel_side)
+        for output in range(output_side)
+    )
+    return sum(0 <= position < dilated_side and position % input_dilation == 0 for position in positions)
+
+
+def _window(text: str) -> dict[str, str]:
+    return dict(_WINDOW_FIELD.findall(text))
+
+
+def _side(window: dict[str, str], key: str, axis: int, default: int) -> int:
+    return int(window[key].split("x")[axis]) if key in window else default
+
+
+def _pad_low(window: dict[str, str], axis: int) -> int:
+    return int(window["pad"].split("x")[axis].split("_")[0]) if "pad" in window else 0
+
+
+def _trips(instruction: Instruction) -> int:
+    found = re.search(r'known_trip_count\\?"?\s*[:=]\s*\{\\?"?n\\?"?\s*:\s*\\?"?(\d+)', str(instruction.attributes))
+    return int(found[1]) if found else 1
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _json(text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_float(shape: Shape) -> bool:
+    return shape.first.dtype.startswith(("f", "bf", "c"))

@@ -1,0 +1,274 @@
+"""XLA's programs as text (HLO), parsed: https://openxla.org/xla/operation_semantics says what the operations mean.
+
+Reads what XLA prints, before and after optimisation: with types before operands or without, with `%` before names or
+without. It is no validator: what it doesn't need to know of an instruction, it keeps as text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+BITS: Final = {
+    **{"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32},
+    **{"s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0},
+    "opaque": 0,
+}
+"""Bits of an element; the 8-bit floats, of which there are many, all begin with f8."""
+
+_COMMENT: Final = re.compile(r"/\*.*?\*/")
+_ARRAY: Final = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
+_MODULE: Final = re.compile(r"^HloModule ([^\s,]+)")
+_COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([^\s(]+) ?(?:\(.*\) -> .*)?\{$")
+_INSTRUCTION: Final = re.compile(r"^\s+(ROOT )?%?([^\s=]+) = (.*)$")
+_OPCODE: Final = re.compile(r" ?([a-z][a-z0-9-]*)\(")
+_CALLED: Final = ("calls", "to_apply", "body", "condition", "branch_computations", "true_computation")
+_OPENING: Final = {"(": ")", "{": "}", "[": "]"}
+
+
+class HloSyntaxError(ValueError):
+    """The text is not HLO, or not as XLA prints it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One array, or a tuple of them."""
+
+    dtype: str
+    """`f32`, `u8`, ...; empty for a tuple."""
+    dims: tuple[int, ...] = ()
+    elements: tuple[Shape, ...] = ()
+    """Of a tuple."""
+
+    @property
+    def size(self) -> int:
+        """The number of elements; those of all arrays of a tuple."""
+        return math.prod(self.dims) if self.dtype else sum(shape.size for shape in self.elements)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the data."""
+        if not self.dtype:
+            return sum(shape.size_bytes for shape in self.elements)
+        bits = 8 if self.dtype.startswith("f8") else BITS.get(self.dtype)
+        if bits is None:
+            raise HloSyntaxError(f"an array of unknown type {self.dtype}")
+        return math.ceil(self.size * bits / 8)
+
+    @property
+    def first(self) -> Shape:
+        """The array itself, or the first of a tuple."""
+        return self if self.dtype or not self.elements else self.elements[0].first
+
+    def __str__(self) -> str:
+        if not self.dtype:
+            return f"({', '.join(map(str, self.elements))})"
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operation and what it is applied to."""
+
+    name: str
+    shape: Shape
+    opcode: str
+    operands: tuple[str, ...]
+    """Names of instructions of the same computation; empty for a parameter and a constant."""
+    literal: str = ""
+    """What stands between the parentheses, as text."""
+    attributes: dict[str, str] = field(default_factory=dict)
+    is_root: bool = False
+
+    @property
+    def op_name(self) -> str:
+        """The TensorFlow operation that it was made for, with the scopes of Keras's layers; empty where not known."""
+        found = re.search(r'op_name="([^"]*)"', self.attributes.get("metadata", ""))
+        return found[1] if found else ""
+
+    @property
+    def layer(self) -> str:
+        """The layer in `op_name`: it without the model's scope and the operation's own name."""
+        parts = self.op_name.split("/")
+        return "/".join(parts[1:-1] if len(parts) > 2 else parts[:-1] or parts)
+
+    @property
+    def kind(self) -> str:
+        """How a fusion is run: `kLoop`, `kOutput`, ...; empty for others."""
+        return self.attributes.get("kind", "")
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations that it runs."""
+        texts = (self.attributes[key] for key in _CALLED if key in self.attributes)
+        return tuple(name.strip().lstrip("%") for text in texts for name in text.strip("{}").split(","))
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """Instructions in their order, by name."""
+
+    name: str
+    instructions: dict[str, Instruction]
+
+    @property
+    def root(self) -> Instruction:
+        """The instruction whose value is the computation's."""
+        instructions = tuple(self.instructions.values())
+        return next((instruction for instruction in instructions if instruction.is_root), instructions[-1])
+
+    @property
+    def parameters(self) -> tuple[Instruction, ...]:
+        """By their number."""
+        found = (each for each in self.instructions.values() if each.opcode == "parameter")
+        return tuple(sorted(found, key=lambda parameter: int(parameter.literal)))
+
+    def users(self) -> dict[str, list[Instruction]]:
+        """Returns for each instruction those that it is an operand of."""
+        users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self.instructions.values():
+            for operand in dict.fromkeys(instruction.operands):
+                users[operand].append(instruction)
+        return users
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A program."""
+
+    name: str
+    computations: dict[str, Computation]
+    entry: Computation
+
+    def count(self) -> int:
+        """Returns the number of operations, those inside fusions and other computations included.
+
+        Parameters and constants are none, nor what only renames memory: bitcasts, tuples and their elements.
+        """
+        bodies = self.computations.values()
+        return sum(each.opcode not in NO_OPERATION for body in bodies for each in body.instructions.values())
+
+
+NO_OPERATION: Final = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
+)
+
+
+def parse(text: str) -> Module:
+    """Parses a module. Raises HloSyntaxError with the line that is not understood."""
+    name, computations = "", {}
+    entry: Computation | None = None
+    current: Computation | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if current is not None:
+            if line.startswith("}"):
+                current = None
+            elif line.strip():
+                instruction = _instruction(line, number)
+                current.instructions[instruction.name] = instruction
+        elif found := _MODULE.match(line):
+            name = found[1]
+        elif found := _COMPUTATION.match(line):
+            current = computations[found[2]] = Computation(found[2], {})
+            entry = current if found[1] else entry
+    if entry is None or not entry.instructions:
+        raise HloSyntaxError("expected a module with an ENTRY computation")
+    return Module(name, computations, entry)
+
+
+def parse_shape(text: str) -> Shape:
+    """Parses `f32[2,3]{1,0}` or `(f32[2], u8[3])`."""
+    shape, rest = _take_shape(_COMMENT.sub("", text).strip())
+    if rest.strip():
+        raise HloSyntaxError(f"expected a shape, got {text[:80]!r}")
+    return shape
+
+
+def _instruction(line: str, number: int) -> Instruction:
+    try:
+        found = _INSTRUCTION.match(_COMMENT.sub("", line))
+        if found is None:
+            raise HloSyntaxError("no instruction")
+        shape, rest = _take_shape(found[3])
+        opcode = _OPCODE.match(rest)
+        if opcode is None:
+            raise HloSyntaxError("no opcode")
+        inside, rest = _take_group(rest[opcode.end() - 1 :])
+        literal = inside[1:-1]
+        is_leaf = opcode[1] in ("parameter", "constant", "iota")
+        operands = () if is_leaf else tuple(part.split()[-1].lstrip("%") for part in _split(literal))
+        return Instruction(found[2], shape, opcode[1], operands, literal, _attributes(rest), bool(found[1]))
+    except HloSyntaxError as error:
+        raise HloSyntaxError(f"line {number}: {error} in {line.strip()[:80]!r}") from None
+
+
+def _take_shape(text: str) -> tuple[Shape, str]:
+    """Returns the shape that `text` begins with, and what follows."""
+    if text.startswith("("):
+        inside, rest = _take_group(text)
+        return Shape("", elements=tuple(parse_shape(part) for part in _split(inside[1:-1]))), rest
+    found = _ARRAY.match(text)
+    if found is None:
+        raise HloSyntaxError("no shape")
+    # A bounded dynamic dimension is written <=8, and counts with its bound.
+    dims = tuple(int(side.strip().removeprefix("<=")) for side in found[2].split(",") if side.strip())
+    rest = text[found.end() :]
+    if rest.startswith("{"):
+        _, rest = _take_group(rest)
+    return Shape(found[1], dims), rest
+
+
+def _take_group(text: str) -> tuple[str, str]:
+    """Returns the group in brackets that `text` begins with, and what follows."""
+    end = next(_ends(text), None)
+    if end is None:
+        raise HloSyntaxError("an open bracket")
+    return text[: end + 1], text[end + 1 :]
+
+
+def _ends(text: str) -> Iterator[int]:
+    """Yields where brackets at the outermost level close."""
+    open_brackets = []
+    for index, letter in _outside_quotes(text):
+        if letter in _OPENING:
+            open_brackets.append(_OPENING[letter])
+        elif open_brackets and letter == open_brackets[-1]:
+            open_brackets.pop()
+            if not open_brackets:
+                yield index
+
+
+def _outside_quotes(text: str) -> Iterator[tuple[int, str]]:
+    is_quoted = is_escaped = False
+    for index, letter in enumerate(text):
+        if is_escaped:
+            is_escaped = False
+        elif letter == "\\":
+            is_escaped = is_quoted
+        elif letter == '"':
+            is_quoted = not is_quoted
+        elif not is_quoted:
+            yield index, letter
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the commas outside of brackets and quotes."""
+    parts, depth, start = [], 0, 0
+    for index, letter in _outside_quotes(text):
+        if letter in "({[":
+            depth += 1
+        elif letter in ")}]":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    parts.append(text[start:])
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _attributes(text: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in _split(text))
+    return {key.strip(): value.strip() for key, _, value in pairs}
