@@ -75,14 +75,18 @@ def builtin_digits() -> Network:
 
 def find_application(name: str) -> Callable[..., Any]:
     """Returns the constructor `keras.applications.<name>`. Raises ModelFailed with the names that come close."""
-    constructors = {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
+    constructors = applications()
     if name in constructors:
-        constructor: Callable[..., Any] = constructors[name]
-        return constructor
+        return constructors[name]
     by_lower_case = {known.lower(): known for known in constructors}
     close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case)]
     advice = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(sorted(constructors))}"
     raise ModelFailed(f"source: keras.applications has no {name}; {advice}")
+
+
+def applications() -> dict[str, Callable[..., Any]]:
+    """Returns the constructors of `keras.applications` by name."""
+    return {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
 
 
 def family_preprocess(constructor: Callable[..., Any]) -> Preprocess:

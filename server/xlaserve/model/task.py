@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,3 +171,4 @@ class Embedding:
 
 
 Task = Classification | Detection | Segmentation | Embedding
+TaskT = TypeVar("TaskT", bound=Task)

@@ -1,0 +1,202 @@
+"""The process that checks one model: `python -m xlaserve.check.probe`.
+
+Reads a `Task` as one line of JSON from stdin, and ends when stdin does: whoever started it may have been killed. Writes
+a line of JSON to stdout for what it finds out, as soon as it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+
+from xlaserve.check.record import Arm, Machine, Program, Refusal, Task
+from xlaserve.check.refusal import explain
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine import device
+from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.errors import XlaserveError
+from xlaserve.model import catalog
+from xlaserve.model.catalog import Model
+from xlaserve.telemetry.logs import quiet_tensorflow
+
+MOST_RUNS: Final = 5
+TIMING_BUDGET_S: Final = 1.0
+"""A program is run until it has run MOST_RUNS times or this long."""
+SLOW_S: Final = 20.0
+"""A mode that takes longer for a batch is not tried with a larger one."""
+UNCOMPARED: Final = frozenset({"boxes"})
+"""Of two objects with almost equal scores either may come first, and their boxes with them."""
+_PACKAGES: Final = ("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "keras-cv", "numpy")
+
+Write = Callable[[dict[str, Any]], object]
+
+
+def main() -> None:
+    """Checks a model; what can't be built or compiled is said, and no failure of the process."""
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries may print
+    task = Task.model_validate_json(sys.stdin.readline())
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+    def write(line: dict[str, Any]) -> None:
+        results.write(json.dumps(line) + "\n")
+        results.flush()
+
+    quiet_tensorflow()
+    try:
+        check(task, write)
+    except XlaserveError as error:
+        write({"failure": str(error)})
+    sys.stderr.flush()
+    os._exit(0)  # not to wait for TensorFlow's threads
+
+
+def check(task: Task, write: Write) -> None:
+    """Checks the model in one arm after the other. Raises XlaserveError where it can't be built."""
+    (settings,) = task.settings.models
+    chosen = device.configure(task.settings, catalog.uses_tensorflow(settings))
+    write({"machine": machine(chosen.name).model_dump()})
+    before = _resident_bytes()
+    began = time.perf_counter()
+    model = catalog.load(settings)
+    buckets = model.buckets
+    write(
+        {
+            "task": model.task.name,
+            "weights": model.weights,
+            "size": [buckets[0].height, buckets[0].width],
+            "load_s": time.perf_counter() - began,
+            "loaded_bytes": max(0, _resident_bytes() - before),
+        }
+    )
+    image = np.random.default_rng(seed=0).integers(0, 256, (1, *buckets[0][1:], 3), dtype=np.uint8)
+    eager: Outputs | None = None
+    for arm in task.arms:
+        slowest_s = 0.0
+        for bucket in buckets if arm is not Arm.EAGER else buckets[:1]:
+            write({"trying": f"{arm} {bucket}"})
+            if slowest_s > SLOW_S:
+                reason = f"a smaller batch took {slowest_s:.0f} s"
+                write({"program": Program(arm=arm, batch=bucket.batch, skipped=reason).model_dump(mode="json")})
+                continue
+            images = np.repeat(image, bucket.batch, axis=0)
+            program, outputs = _try(model, arm, bucket, images, eager)
+            if arm is Arm.EAGER:
+                eager = outputs
+            slowest_s = max(slowest_s, (program.run_ms or 0.0) / 1000)
+            write({"program": program.model_dump(mode="json")})
+
+
+def machine(name: str) -> Machine:
+    """Returns what the check runs on and with, on the device `name`."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return Machine(device=name, cores=device.usable_cores(), python=platform.python_version(), packages=found)
+
+
+def difference(model: Model, eager: Outputs, outputs: Outputs) -> tuple[float | None, float | None]:
+    """Returns the largest difference of `outputs`, each of whose rows answers the one image of `eager`.
+
+    First of float32 outputs, over the largest magnitude of that output in eager; then the share of integers that are
+    not the same. None where there is no such output.
+    """
+    floats, integers = [], []
+    for spec, wanted, got in zip(model.task.outputs, eager, outputs, strict=True):
+        if spec.name in UNCOMPARED:
+            continue
+        if wanted.dtype.kind == "f":
+            largest = float(np.max(np.nan_to_num(np.abs(wanted)), initial=0.0)) or 1.0
+            # Not a number anywhere is as wrong as can be, unless eager says the same.
+            same = np.broadcast_to(wanted, got.shape)
+            apart = np.where(np.isnan(same) & np.isnan(got), 0.0, np.abs(got - same))
+            floats.append(float(np.nan_to_num(np.max(apart, initial=0.0) / largest, nan=np.inf)))
+        else:
+            integers.append(float(np.mean(got != wanted)))
+    return max(floats, default=None), max(integers, default=None)
+
+
+def _try(
+    model: Model, arm: Arm, bucket: Bucket, images: Images, eager: Outputs | None
+) -> tuple[Program, Outputs | None]:
+    before = _resident_bytes()
+    _forget_peak()
+    try:
+        compilation = model.program.compile(_mode(arm), bucket)
+        seconds, outputs = _run(compilation.executable, images)
+    except Exception as error:
+        return Program(arm=arm, batch=bucket.batch, refusal=explain(error)), None
+    apart = (None, None) if eager is None or arm is Arm.EAGER else difference(model, eager, outputs)
+    if apart[0] == np.inf:
+        refusal = Refusal(message="gives NaN or infinity where eager does not")
+        return Program(arm=arm, batch=bucket.batch, refusal=refusal), None
+    program = Program(
+        arm=arm,
+        batch=bucket.batch,
+        trace_s=compilation.trace_s,
+        compile_s=compilation.compile_s,
+        run_ms=seconds * 1000,
+        difference=apart[0],
+        disagreement=apart[1],
+        peak_bytes=max(0, _peak_bytes() - before),
+    )
+    return program, outputs
+
+
+def _mode(arm: Arm) -> Mode:
+    return Mode.XLA if arm is Arm.XLA_AS_IS else Mode(arm.value)
+
+
+def _run(executable: Executable, images: Images) -> tuple[float, Outputs]:
+    """Returns the median seconds of a few runs, and what came of the last."""
+    seconds: list[float] = []
+    while len(seconds) < MOST_RUNS and sum(seconds) < TIMING_BUDGET_S:
+        began = time.perf_counter()
+        outputs = executable(images)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds), outputs
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _forget_peak() -> None:
+    """Has the kernel measure the largest resident size anew (Linux: proc(5), clear_refs)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # it then stays that of the whole process
+        return
+
+
+def _peak_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _end_with_stdin() -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What a check finds out, as it stands in its JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from xlaserve.config import Settings
+from xlaserve.config.frozen import Frozen
+from xlaserve.errors import ConfigError
+
+DIFFERENCE_LIMIT = 1e-3
+"""A mode whose float32 outputs are further from eager's than this computes something else; rounding stays far below."""
+
+
+class Arm(StrEnum):
+    """A way to run a model that is checked: a mode, with or without the lowerings."""
+
+    EAGER = "eager"
+    GRAPH = "graph"
+    XLA = "xla"
+    XLA_AS_IS = "xla as is"
+    """XLA with every lowering switched off."""
+
+
+class Task(Frozen):
+    """What to check: the one model of `settings`, with the batches of its buckets."""
+
+    settings: Settings
+    arms: tuple[Arm, ...]
+
+
+class Refusal(Frozen):
+    """Why a program could not be made or run."""
+
+    message: str
+    """One line."""
+    operation: str | None = None
+    """The operation that XLA has no kernel for, such as `ResizeBicubic`; several are joined by commas."""
+    node: str | None = None
+    """Its name in the graph; the names of the layers around it stand before the slashes."""
+    line: str | None = None
+    """Where Python made it: `file:12 in call: code`. Lines inside TensorFlow and Keras are passed over."""
+
+
+class Program(Frozen):
+    """One program of one model."""
+
+    arm: Arm
+    batch: int
+    refusal: Refusal | None = None
+    skipped: str | None = None
+    """Why it was not made, where that is no failure."""
+    trace_s: float | None = None
+    compile_s: float | None = None
+    run_ms: float | None = None
+    """Median of a few runs, alone on the device."""
+    difference: float | None = None
+    """Largest difference from eager of any float32 output, over the largest magnitude of that output in eager."""
+    disagreement: float | None = None
+    """Share of the integers of the outputs (classes, pixels of a class map) that are not eager's."""
+    peak_bytes: int | None = None
+    """What the process's resident size rose by, at most, while the program was made and run."""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it can't be made, or computes something else than eager does."""
+        return self.refusal is not None or (self.difference or 0.0) > DIFFERENCE_LIMIT
+
+
+class Machine(Frozen):
+    """Where and with what a model was checked."""
+
+    device: str
+    cores: int
+    python: str
+    packages: dict[str, str]
+
+    def __str__(self) -> str:
+        packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
+        return f"{self.device}, {self.cores} cores, Python {self.python}, {packages}"
+
+
+class Checked(Frozen):
+    """One model."""
+
+    name: str
+    """What it was asked for by: a configured name, or a source."""
+    source: str
+    arms: tuple[Arm, ...]
+    batches: tuple[int, ...]
+    at: str
+    """When its check ended, UTC, ISO 8601."""
+    seconds: float
+    """What its check took, building the model included."""
+    machine: Machine | None = None
+    task: str | None = None
+    weights: str | None = None
+    size: tuple[int, int] | None = None
+    """Height and width of its input."""
+    load_s: float | None = None
+    loaded_bytes: int | None = None
+    """What the process's resident size rose by when the model was built, its weights above all."""
+    programs: tuple[Program, ...] = ()
+    failure: str | None = None
+    """Why the check ended early: the model can't be built, the process died, or its time was up."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether anything is wrong with the model in any mode."""
+        return self.failure is not None or any(program.is_wrong for program in self.programs)
+
+    def find(self, arm: Arm, batch: int) -> Program | None:
+        """Returns one of its programs, where that was tried."""
+        return next((found for found in self.programs if (found.arm, found.batch) == (arm, batch)), None)
+
+    def answers(self, name: str, arms: Sequence[Arm], batches: Sequence[int]) -> bool:
+        """Whether nothing would be learnt of the model `name` by checking it again with `arms` and `batches`."""
+        asked = set(arms) <= set(self.arms) and set(batches) <= set(self.batches)
+        return self.name == name and asked and not self.has_failed
+
+
+_records = TypeAdapter(tuple[Checked, ...])
+
+
+def read(file: Path) -> tuple[Checked, ...]:
+    """Reads what `write` wrote. Raises ConfigError."""
+    try:
+        return _records.validate_json(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--json: {file} can't be read: {error.strerror}") from None
+    except ValidationError as error:
+        got = error.errors()[0]["msg"]
+        raise ConfigError(f"--json: expected the records of a check in {file}, got {got}") from None
+
+
+def write(file: Path, checked: Iterable[Checked]) -> None:
+    """Writes a JSON list of records; whoever reads meanwhile, or is left with it after a crash, has a whole one.
+
+    Raises ConfigError.
+    """
+    write_text(file, json.dumps(_records.dump_python(tuple(checked), mode="json"), indent=1) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Puts `text` in the place of `file` at once. Raises ConfigError."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"{file} can't be written: {error.strerror}") from None

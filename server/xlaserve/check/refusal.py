@@ -1,0 +1,72 @@
+"""XLA's refusals, read: which operation, and which line of Python made it.
+
+TensorFlow's error names each operation without an XLA kernel with its node, and below "The op is created at:" the stack
+of Python calls that made the (last) one, outermost first.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from xlaserve.check.record import Refusal
+
+_NO_KERNEL: Final = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
+_NODE: Final = re.compile(r"\{\{node ([^}]+)\}\}")
+_FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
+_FRAMEWORKS: Final = ("site-packages/tensorflow/", "site-packages/keras/")
+_LAYERS: Final = "site-packages/keras/src/layers/"
+_CALLS_A_LAYER: Final = "layers/layer.py"
+# TensorFlow takes away what the paths of all frames have in common, be it only the first slash.
+_SERVER: Final = re.compile(r"(^|/)xlaserve/(check|engine|model)/")
+_LONGEST: Final = 300
+
+
+class _Frame(NamedTuple):
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        _, in_packages, short = self.file.rpartition("site-packages/")
+        path = Path("/", self.file)
+        code = linecache.getline(str(path), self.line).strip()
+        where = f"{short if in_packages else path.name}:{self.line} in {self.function}"
+        return f"{where}: {code}" if code else where
+
+
+def explain(error: BaseException) -> Refusal:
+    """Returns what can be said of an error in making or running a program."""
+    text = str(error)
+    frames = [_Frame(file, int(line), function) for file, line, function in _FRAME.findall(text)]
+    operations = list(dict.fromkeys(_NO_KERNEL.findall(text)))
+    node = _NODE.search(text)
+    if operations:
+        message = f"XLA has no kernel for {', '.join(operations)}"
+    else:
+        first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        message = ": ".join(filter(None, (type(error).__name__, first)))[:_LONGEST]
+    return Refusal(
+        message=message,
+        operation=", ".join(operations) or None,
+        node=node.group(1) if node else None,
+        line=str(_maker(frames)) if frames else None,
+    )
+
+
+def _maker(frames: Sequence[_Frame]) -> _Frame:
+    """Returns the frame that tells a person most: the innermost of their own, else of Keras's layers."""
+    below = frames
+    for index, frame in enumerate(frames):
+        if _SERVER.search(frame.file):
+            below = frames[index + 1 :]  # what the server itself calls is nobody's model
+    for frame in reversed(below):
+        if not any(framework in frame.file for framework in _FRAMEWORKS):
+            return frame
+    for frame in reversed(below):
+        if _LAYERS in frame.file and not frame.file.endswith(_CALLS_A_LAYER):
+            return frame
+    return frames[-1]

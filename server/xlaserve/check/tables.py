@@ -1,0 +1,149 @@
+"""What a check found out, as a table for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from rich.table import Table
+
+from xlaserve.check.record import DIFFERENCE_LIMIT, Arm, Checked, Program
+
+MIB: Final = 1024 * 1024
+NOTHING: Final = "-"
+
+
+class Grid(NamedTuple):
+    """A header and rows of text."""
+
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def grid(checked: Sequence[Checked]) -> Grid:
+    """Returns a row for each model, with a column of milliseconds for each arm and batch that any was checked with."""
+    columns = _columns(checked)
+    header = (
+        *("model", "input", "in order", "load s", "trace s", "compile s"),
+        *(f"{arm} {batch} ms" for arm, batch in columns),
+        *("difference", "loaded MiB", "peak MiB"),
+    )
+    return Grid(header, [_row(model, columns) for model in checked])
+
+
+def rich_table(checked: Sequence[Checked]) -> Table:
+    """Returns the table for a terminal."""
+    header, rows = grid(checked)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, title in enumerate(header):
+        table.add_column(title, justify="right" if index > 2 else "left", overflow="fold")
+    for model, row in zip(checked, rows, strict=True):
+        table.add_row(*row, style="red" if model.has_failed else None)
+    return table
+
+
+def failures(checked: Iterable[Checked]) -> list[str]:
+    """Returns a line for everything that is wrong with any of the models."""
+    lines = []
+    for model in checked:
+        if model.failure:
+            lines.append(f"{model.name}: {model.failure}")
+        lines += [f"{model.name}: {_wrong(program)}" for program in model.programs if program.is_wrong]
+    return lines
+
+
+def markdown(checked: Sequence[Checked], command: str) -> str:
+    """Returns the page that documents a check that `command` made."""
+    failed = [model for model in checked if model.has_failed]
+    machines = list(dict.fromkeys(str(model.machine) for model in checked if model.machine))
+    days = sorted({model.at[:10] for model in checked})
+    lines = [
+        "# The zoo",
+        "",
+        f"{len(checked)} models, {len(checked) - len(failed)} of them in order in every mode tried. Made by",
+        "",
+        f"    {command}",
+        "",
+        f"on {' to '.join(dict.fromkeys((days[0], days[-1]))) if days else 'no day'}, with",
+        "",
+        *(f"- {machine}" for machine in machines),
+        "",
+        *_LEGEND,
+        "",
+    ]
+    header, rows = grid(checked)
+    lines.append(_cells(header))
+    lines.append(_cells(["---" if index < 3 else "--:" for index in range(len(header))]))
+    lines += map(_cells, rows)
+    if failed:
+        lines += ["", "## What is not in order", "", *(f"- {line}" for line in failures(failed))]
+    return "\n".join(lines) + "\n"
+
+
+_LEGEND: Final = (
+    "Each model is checked in a process of its own, one after the other, with one lane that has all cores. *ms* is",
+    "the median of at most five runs of a batch. *trace s* and *compile s* are the sums over all programs of a model;",
+    "Python walks the model once for all of them. *difference* is the largest of any mode's float32 outputs from",
+    f"eager's, over the largest magnitude of that output; above {DIFFERENCE_LIMIT:g} the model is not in order. Of a",
+    "detector only scores are compared, since of two almost equal boxes either may come first; of integers (classes,",
+    "class maps) the share that differs is given. *loaded MiB* is what the process grew by when the model was built,",
+    "*peak MiB* the most that it grew by while one of its programs was made and run. Weights are random where nothing",
+    "else is said: speed and memory do not depend on them.",
+)
+
+
+def _columns(checked: Iterable[Checked]) -> list[tuple[Arm, int]]:
+    found = {(program.arm, program.batch) for model in checked for program in model.programs}
+    order = list(Arm)
+    return sorted(found, key=lambda column: (order.index(column[0]), column[1]))
+
+
+def _row(model: Checked, columns: Iterable[tuple[Arm, int]]) -> tuple[str, ...]:
+    programs = model.programs
+    differences = [program.difference for program in programs if program.difference is not None]
+    disagreements = [program.disagreement for program in programs if program.disagreement is not None]
+    apart = [f"{max(differences):.1e}"] if differences else []
+    apart += [f"{max(disagreements):.2%}"] if disagreements else []
+    return (
+        model.name,
+        "x".join(map(str, model.size)) if model.size else NOTHING,
+        "NO" if model.has_failed else "yes",
+        _number(model.load_s, ".1f"),
+        _number(_sum(program.trace_s for program in programs), ".1f"),
+        _number(_sum(program.compile_s for program in programs), ".1f"),
+        *(_milliseconds(model.find(arm, batch)) for arm, batch in columns),
+        ", ".join(apart) or NOTHING,
+        _number(model.loaded_bytes, ".0f", MIB),
+        _number(max((program.peak_bytes or 0 for program in programs), default=None), ".0f", MIB),
+    )
+
+
+def _wrong(program: Program) -> str:
+    where = f"{program.arm} at batch {program.batch}"
+    if (refusal := program.refusal) is None:
+        return f"{where}: differs from eager by {program.difference:.1e}, more than {DIFFERENCE_LIMIT:g}"
+    parts = [refusal.message]
+    parts += [f"node {refusal.node}"] if refusal.node else []
+    parts += [f"made by {refusal.line}"] if refusal.line else []
+    return f"{where}: {'; '.join(parts)}"
+
+
+def _milliseconds(program: Program | None) -> str:
+    if program is None:
+        return NOTHING
+    if program.refusal:
+        return "fails"
+    return "skipped" if program.run_ms is None else f"{program.run_ms:.1f}"
+
+
+def _number(value: float | None, form: str, unit: float = 1.0) -> str:
+    return NOTHING if value is None else format(value / unit, form)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return sum(present) if present else None
+
+
+def _cells(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"

@@ -1,0 +1,155 @@
+"""`xlaserve check`: does each model compile, how fast is it, and does every mode compute the same?"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from xlaserve.check import record, runner, sources, tables
+from xlaserve.check.record import Arm, Checked
+from xlaserve.commands.command import FAILED, Command, Invocation
+from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Settings
+from xlaserve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 300.0
+
+
+def run(invocation: Invocation) -> int:
+    """Checks the models and prints the table; fails where anything is wrong with one."""
+    own, settings = invocation.own, invocation.settings
+    asked = _asked(own, settings)
+    # One lane with all threads: each program runs alone, and as fast as it can.
+    alone = {"performance_hint": PerformanceHint.LATENCY, "lanes": None, "threads_per_lane": None}
+    server = settings.model_copy(update=alone)
+    before = record.read(own.json) if own.resume and own.json.exists() else ()
+    known = {model.name: model for model in before}
+    _write(own, tuple(known.values()))  # what can't be written is said before the work, and not after
+    for number, model in enumerate(asked, start=1):
+        progress = f"{number} of {len(asked)}: {model.name}"
+        if model.name in known and known[model.name].answers(model.name, own.modes, own.batches):
+            log.info("%s: checked before", progress)
+            continue
+        log.info("%s", progress)
+        checked = known[model.name] = runner.check(
+            model,
+            server=server,
+            arms=own.modes,
+            batches=own.batches,
+            timeout_s=own.timeout,
+            on_step=partial(log.debug, "%s: %s", progress),
+        )
+        for line in tables.failures([checked]):
+            log.error("%s", line)
+        _write(own, tuple(known.values()))
+    found = [known[model.name] for model in asked]
+    Console(width=None if sys.stdout.isatty() else 200).print(tables.rich_table(found))
+    for line in tables.failures(found):
+        sys.stdout.write(f"{line}\n")
+    return FAILED if any(model.has_failed for model in found) else 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's own options."""
+    parser.add_argument(
+        "names",
+        nargs="*",
+        default=(),
+        metavar="MODEL",
+        help="a configured name, or a source such as keras.applications:ResNet50; all that are configured by default",
+    )
+    parser.add_argument("--all", action="store_true", default=False, help="check every model of the catalog")
+    arms = (Arm.EAGER, Arm.GRAPH, Arm.XLA)
+    parser.add_argument("--modes", type=_arms, default=arms, metavar="LIST", help="eager,graph,xla by default")
+    parser.add_argument("--batches", type=_batches, default=(1, 8), metavar="LIST", help="batch sizes; 1,8 by default")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the records, after each model")
+    parser.add_argument("--markdown", type=Path, default=None, metavar="FILE", help="write a page such as docs/zoo.md")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        default=False,
+        help="keep the records in --json FILE, and check only what is not in it or failed",
+    )
+    timeout_help = f"seconds for one model; {TIMEOUT_S:g} by default"
+    parser.add_argument("--timeout", type=_seconds, default=TIMEOUT_S, metavar="S", help=timeout_help)
+
+
+def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
+    """Returns the models to check. Raises ConfigError."""
+    if own.resume and own.json is None:
+        raise ConfigError("--resume: expected --json FILE with it, got none")
+    if own.all and own.names:
+        raise ConfigError(f"--all: expected no MODEL beside it, got {', '.join(own.names)}")
+    configured = {model.name: model for model in settings.models}
+    names = sources.all_sources() if own.all else own.names or tuple(configured)
+    asked = []
+    for name in dict.fromkeys(names):
+        if name not in configured and ":" not in name and not Path(name).exists():
+            known = ", ".join(configured)
+            raise ConfigError(f"MODEL: expected a source, or one of the configured models {known}, got {name!r}")
+        model = configured.get(name) or _from_source(name)
+        asked.append(runner.Asked(name, _with(model, own.batches)))
+    return asked
+
+
+def _from_source(source: str) -> ModelSettings:
+    """Returns settings for a source alone; the network stays untouched."""
+    weights = "random" if sources.takes_weights(source) else None
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).name).strip("-._")[:128] or "model"
+    return ModelSettings(name=name, source=source, weights=weights)
+
+
+def _with(model: ModelSettings, batches: Sequence[int]) -> ModelSettings:
+    """Returns `model` with the buckets to check, at its first resolution, in all modes that are checked."""
+    buckets = tuple(BucketSettings(batch, *model.buckets[0][1:]) for batch in batches)
+    modes = (Mode.XLA, Mode.GRAPH, Mode.EAGER)
+    return model.model_copy(update={"modes": modes, "default_mode": None, "buckets": buckets})
+
+
+def _write(own: argparse.Namespace, found: Sequence[Checked]) -> None:
+    if own.json:
+        record.write(own.json, found)
+    if own.markdown:
+        record.write_text(own.markdown, tables.markdown(found, f"xlaserve {shlex.join(sys.argv[1:])}"))
+
+
+def _arms(text: str) -> tuple[Arm, ...]:
+    try:
+        arms = {Arm(word.strip()) for word in text.split(",")}
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(Arm)}, {error}") from None
+    # Eager first, because the others are compared with it.
+    return tuple(arm for arm in Arm if arm in arms)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        batches = {int(word) for word in text.split(",")}
+    except ValueError:
+        batches = {0}
+    if not all(1 <= batch <= 65_536 for batch in batches):
+        raise argparse.ArgumentTypeError(f"expected batch sizes from 1 on, such as 1,8, got {text!r}")
+    return tuple(sorted(batches))
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"expected seconds of a day, more than 0, got {text!r}")
+    return seconds
+
+
+COMMAND = Command("check", "compile models in every mode, time them and compare them with eager", run, add_options)

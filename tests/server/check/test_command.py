@@ -1,0 +1,125 @@
+"""`xlaserve check` with the processes that it really starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xlaserve.check import record
+from xlaserve.commands.check import COMMAND
+from xlaserve.commands.command import Invocation
+from xlaserve.config import ModelSettings, Settings
+from xlaserve.errors import ConfigError
+from xlaserve.model.keras_runtime import keras
+
+TIMEOUT_S = 120
+
+
+def check(*arguments: object, settings: Settings = Settings()) -> int:  # noqa: B008 - it is frozen
+    parser = argparse.ArgumentParser()
+    COMMAND.add_options(parser)
+    own = parser.parse_args([*map(str, arguments)])
+    return COMMAND.run(Invocation(own, settings, lambda: settings))
+
+
+def test_a_model_that_xla_refuses_is_explained_and_the_others_are_checked_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = [keras.Input((16, 16, 3)), keras.layers.Resizing(4, 4, "bicubic", name="shrink"), keras.layers.Flatten()]
+    file = tmp_path / "bicubic.keras"
+    keras.Sequential(layers).save(file)
+    records, page = tmp_path / "check.json", tmp_path / "zoo.md"
+    assert check(file, "builtin:digits", "--batches", "1,2", "--json", records, "--markdown", page) == 1
+    refused, fine = record.read(records)
+    for batch in (1, 2):
+        program = refused.find(record.Arm.XLA, batch)
+        assert program is not None
+        assert program.refusal is not None
+        assert program.refusal.operation == "ResizeBicubic"
+        assert "shrink" in (program.refusal.node or "")
+        assert "keras/src/layers/preprocessing/image_preprocessing/resizing.py" in (program.refusal.line or "")
+        graph = refused.find(record.Arm.GRAPH, batch)
+        assert graph is not None
+        assert graph.refusal is None
+    assert not fine.has_failed
+    assert fine.size == (32, 32)
+    assert fine.loaded_bytes
+    for program in fine.programs:
+        assert program.run_ms is not None
+        assert program.run_ms > 0
+        assert program.arm is record.Arm.EAGER or (program.difference or 0.0) < 1e-5
+    assert "XLA has no kernel for ResizeBicubic" in capsys.readouterr().out
+    assert "| builtin:digits | 32x32 | yes |" in page.read_text()
+
+
+def test_a_run_that_is_resumed_checks_only_what_is_missing(tmp_path: Path) -> None:
+    records = tmp_path / "check.json"
+    assert check("builtin:noop", "--batches", "1", "--modes", "xla", "--json", records) == 0
+    (first,) = record.read(records)
+    check("builtin:noop", "--batches", "1", "--modes", "xla", "--json", records, "--resume")
+    assert record.read(records) == (first,)
+    check("builtin:noop", "--batches", "1,2", "--modes", "xla", "--json", records, "--resume")
+    assert [program.batch for program in record.read(records)[0].programs] == [1, 2]
+    assert json.loads(records.read_text())[0]["name"] == "builtin:noop"
+
+
+def test_records_of_other_models_stay_in_the_file_of_a_resumed_run(tmp_path: Path) -> None:
+    records, page = tmp_path / "check.json", tmp_path / "zoo.md"
+    check("builtin:noop", "--batches", "1", "--modes", "xla", "--json", records)
+    settings = Settings(models=(ModelSettings(name="a", source="builtin:noop"),))
+    options = ("--batches", "1", "--modes", "xla", "--json", records, "--resume", "--markdown", page)
+    assert check(*options, settings=settings) == 0
+    assert [model.name for model in record.read(records)] == ["builtin:noop", "a"]
+    assert "2 models" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("no-such",), "MODEL: expected a source, or one of the configured models digits, got 'no-such'"),
+        (("--all", "digits"), "--all: expected no MODEL beside it, got digits"),
+        (("--resume",), "--resume: expected --json FILE with it"),
+        (("--json", "/nonexistent/x.json"), "/nonexistent/x.json can't be written"),
+    ],
+)
+def test_what_can_not_be_meant_is_said(arguments: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(*arguments)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--batches", "0,1"), "expected batch sizes from 1 on"),
+        (("--batches", "many"), "expected batch sizes from 1 on"),
+        (("--modes", "fast"), "expected some of eager, graph, xla"),
+        (("--timeout", "-1"), "got '-1'"),
+        (("--timeout", "nan"), "got 'nan'"),
+    ],
+)
+def test_options_are_checked(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        check(*arguments)
+    assert says in capsys.readouterr().err
+
+
+def test_a_source_that_can_not_be_built_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+    settings = Settings(models=(ModelSettings(name="a", source="builtin:noop", weights="other"),))
+    assert check("a", "--json", tmp_path / "x.json", settings=settings) == 1
+    (failed,) = record.read(tmp_path / "x.json")
+    assert failed.failure == "weights: builtin:noop has its own, expected no weights, got other"
+
+
+def test_the_process_of_a_check_ends_with_the_command_that_started_it() -> None:
+    probe = subprocess.Popen([sys.executable, "-m", "xlaserve.check.probe"], stdin=subprocess.PIPE)
+    task = '{"settings": {"models": [{"name": "m", "source": "builtin:digits"}]}, "arms": ["xla"]}\n'
+    assert probe.stdin is not None
+    probe.stdin.write(task.encode())
+    probe.stdin.close()
+    assert probe.wait(TIMEOUT_S) == 1

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+
+from xlaserve.check import tables
+from xlaserve.check.record import Arm, Checked, Program, Refusal
+
+Make = Callable[..., Checked]
+PROGRAMS = (
+    Program(arm=Arm.XLA, batch=8, refusal=Refusal(message="no kernel", node="a/b|c", line="m.py:3 in call: x")),
+    Program(arm=Arm.EAGER, batch=1, run_ms=12.34, trace_s=0.0, compile_s=0.0, peak_bytes=0),
+    Program(arm=Arm.XLA, batch=1, run_ms=4.56, trace_s=0.25, compile_s=1.5, difference=2e-6, peak_bytes=3 * tables.MIB),
+    Program(arm=Arm.GRAPH, batch=8, skipped="a smaller batch took 30 s"),
+)
+
+
+def test_a_model_has_a_row_with_a_column_for_each_mode_and_batch(checked: Make) -> None:
+    header, (row, other) = tables.grid([checked("a", PROGRAMS, size=(32, 48)), checked("b", failure="not built")])
+    cells = dict(zip(header, row, strict=True))
+    assert [title for title in header if title.endswith(" ms")] == ["eager 1 ms", "graph 8 ms", "xla 1 ms", "xla 8 ms"]
+    assert (cells["eager 1 ms"], cells["graph 8 ms"], cells["xla 1 ms"], cells["xla 8 ms"]) == (
+        *("12.3", "skipped", "4.6"),
+        "fails",
+    )
+    assert (cells["input"], cells["in order"], cells["peak MiB"]) == ("32x48", "NO", "3")
+    assert (cells["trace s"], cells["compile s"], cells["difference"]) == ("0.2", "1.5", "2.0e-06")
+    assert set(other) == {"b", "NO", "-"}
+
+
+def test_what_fails_is_told_with_the_operation_and_the_line(checked: Make) -> None:
+    far = Program(arm=Arm.GRAPH, batch=1, difference=0.25)
+    lines = tables.failures([checked("a", PROGRAMS), checked("b", [far]), checked("c", failure="killed by SIGSEGV")])
+    assert lines == [
+        "a: xla at batch 8: no kernel; node a/b|c; made by m.py:3 in call: x",
+        "b: graph at batch 1: differs from eager by 2.5e-01, more than 0.001",
+        "c: killed by SIGSEGV",
+    ]
+
+
+def test_the_page_names_the_command_the_machine_and_the_day(checked: Make) -> None:
+    page = tables.markdown([checked("a|b", PROGRAMS[1:])], "xlaserve check --all")
+    assert "1 models, 1 of them in order" in page
+    assert "    xlaserve check --all" in page
+    assert "- CPU, 2 cores, Python 3.11, keras 3" in page
+    assert "on 2026-11-21" in page
+    assert "| a&#124;b |" in page
+    assert "not in order\n" not in page
+    assert "## What is not in order" in tables.markdown([checked("a", PROGRAMS)], "x")
+
+
+def test_the_terminal_gets_the_same_cells(checked: Make) -> None:
+    console = Console(width=200)
+    model = checked("model-a", PROGRAMS)
+    with console.capture() as capture:
+        console.print(tables.rich_table([model]))
+    _, (row,) = tables.grid([model])
+    assert capture.get().splitlines()[1].split() == " ".join(row).split()
