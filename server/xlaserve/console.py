@@ -23,7 +23,7 @@ class WarmUp:
     """Shows the warm-up of all models: a bar on a terminal, log lines elsewhere and for what is loaded later."""
 
     def __init__(self, settings: Settings) -> None:
-        self._total = sum(len(model.compiled_modes) * len(model.buckets) for model in settings.models)
+        self._total = sum(model.most_programs for model in settings.models)
         self._done = 0
         self._has_ended = False
         self._bar: Progress | None = None

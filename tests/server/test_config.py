@@ -231,7 +231,16 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("modes: []", ["models.0.modes: ", "at least 1 item", "got []"]),
         ("modes: [xla], default_mode: graph", ["models.0: default_mode graph is not one of modes xla"]),
         ("buckets: 8", ["models.0.buckets: ", "got 8"]),
-        ("buckets: []", ["models.0.buckets: ", "at least 1 item", "got ()"]),
+        ("buckets: []", ["models.0.buckets: expected auto, or a list of batch sizes", "got []"]),
+        ("buckets: automatic", ["models.0.buckets: expected auto, or a list of batch sizes", "got 'automatic'"]),
+        ("auto_buckets: {max_batch: 0}", ["models.0.auto_buckets.max_batch: ", "greater than or equal to 1", "got 0"]),
+        ("auto_buckets: {most: 1}", ["models.0.auto_buckets.most: no such field"]),
+        ("resolutions: [[64, 0]]", ["models.0.resolutions: heights and widths are from 1 to 65536"]),
+        ("resolutions: [64]", ["models.0.resolutions.0: ", "got 64"]),
+        (
+            "resolutions: [[64, 64]], input_size: [64, 64]",
+            ["models.0: input_size and resolutions are both set; expected one of them"],
+        ),
         ("buckets: [0]", ["models.0.buckets: every number of a bucket is from 1 to 65536, got [0]"]),
         ("buckets: [[1, 2]]", ["models.0.buckets: a bucket is a batch size or [batch, height, width], got [[1, 2]]"]),
         ("buckets: [[1, 2, 3, 4]]", ["models.0.buckets.0: ", "at most 3 items", "got [1, 2, 3, 4]"]),
@@ -291,3 +300,27 @@ def test_a_file_that_is_no_configuration_is_named(content: bytes, message: str, 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: can't be read"):
         load(tmp_path / "nowhere.yaml", environ=NOTHING)
+
+
+def test_auto_buckets_are_read_and_shown_as_such(write: Write) -> None:
+    model = load_model(write, "buckets: auto, auto_buckets: {max_batch: 20, demand: d.json}")
+    assert model.has_auto_buckets
+    assert model.auto_buckets.candidates == (1, 2, 3, 4, 6, 8, 12, 16, 20)
+    assert model.auto_buckets.demand == write("").parent / "d.json"
+    shown = dump(Settings(models=(model,)))
+    assert "buckets: auto\n" in shown
+    assert Settings.model_validate(yaml.safe_load(shown)).models == (model,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "programs"),
+    [
+        ("modes: [xla, graph], buckets: [1, 8]", 4),
+        ("modes: [auto], buckets: [1]", 2),
+        ("buckets: auto", 8),
+        ("buckets: [1, 2, [4, 9, 9]], resolutions: [[8, 8], [8, 16], [8, 16]]", 5),
+        ("buckets: auto, resolutions: [[8, 8], [8, 16]], auto_buckets: {max_batch: 4}", 8),
+    ],
+)
+def test_the_programs_that_warm_up_compiles_are_counted(fields: str, programs: int, write: Write) -> None:
+    assert load_model(write, fields).most_programs == programs

@@ -8,7 +8,7 @@ its documentation; the command's help prints it, and `xlaserve config --show` th
 from __future__ import annotations
 
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, dump, load
-from xlaserve.config.model import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config.model import BUILTIN_MODELS, AutoBuckets, Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.config.server import MIB, PerformanceHint, Settings
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "CONFIG_FILE_VARIABLE",
     "ENV_PREFIX",
     "MIB",
+    "AutoBuckets",
     "Bucket",
     "BucketSettings",
     "Mode",

@@ -76,6 +76,9 @@ def _resolve_paths(model: dict[str, object], folder: Path) -> dict[str, object]:
         resolved["weights"] = str(folder / weights)
     if isinstance(labels, str):
         resolved["labels"] = str(folder / labels)
+    auto_buckets = model.get("auto_buckets")
+    if isinstance(auto_buckets, dict) and isinstance(auto_buckets.get("demand"), str):
+        resolved["auto_buckets"] = {**auto_buckets, "demand": str(folder / auto_buckets["demand"])}
     return resolved
 
 

@@ -6,9 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from xlaserve.config.frozen import Frozen
+
+AUTO: Final = "auto"
 
 
 class Mode(StrEnum):
@@ -43,6 +45,32 @@ class BucketSettings(NamedTuple):
     width: int | None = None
 
 
+class AutoBuckets(Frozen):
+    """How `buckets: auto` chooses."""
+
+    max_batch: int = Field(16, ge=1, le=256)
+    """The largest candidate. Candidates are the powers of two and the numbers half-way between them: 1, 2, 3, 4, 6, 8,
+    12, 16."""
+    max_buckets: int = Field(6, ge=1, le=16)
+    """Most buckets that are kept, for each resolution. Fewer are where more would gain less than 1 %."""
+    max_compile_s: float = Field(300.0, gt=0)
+    """Once measuring candidates has taken so long, no more are begun: the best of those measured are kept. The most
+    useful come first."""
+    max_memory_mib: int | None = Field(None, ge=1)
+    """Most of the host's memory that the programs kept for one resolution may take, the largest of them running on
+    every lane. No limit by default."""
+    demand: Path | None = None
+    """The demand to choose for: a file that `xlaserve buckets MODEL --save FILE` wrote from a server's traffic. By
+    default as many images are expected to meet each demand from 1 to twice `max_batch`."""
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """The batch sizes to measure, in ascending order."""
+        powers = [2**exponent for exponent in range(self.max_batch.bit_length())]
+        between = [3 * power // 2 for power in powers[1:]]
+        return tuple(sorted({size for size in (*powers, *between, self.max_batch) if size <= self.max_batch}))
+
+
 class ModelSettings(Frozen):
     """One model to serve."""
 
@@ -69,9 +97,16 @@ class ModelSettings(Frozen):
     besides and runs each bucket in the fastest."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
-    buckets: tuple[BucketSettings, ...] = Field((BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16))), min_length=1)
+    buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))
     """The input shapes to compile: batch sizes such as `8`, or `[batch, height, width]`. Requests are padded to the
-    cheapest of them, or split."""
+    cheapest of them, or split. `auto` measures candidates at warm-up, in the default mode, and keeps the set with the
+    least expected cost."""
+    auto_buckets: AutoBuckets = AutoBuckets()
+    """How `buckets: auto` chooses: `max_batch` (16), `max_buckets` (6), `max_compile_s` (300), `max_memory_mib` and
+    `demand`."""
+    resolutions: tuple[tuple[int, int], ...] = ()
+    """Heights and widths that plain batch sizes and `auto` are compiled for, where the model takes several; instead of
+    `input_size`."""
     max_queue_delay_ms: float = Field(0.0, ge=0, le=10_000)
     """How long an incomplete batch may wait for company while a lane is free. 0: an idle device never waits. Raise it
     only where throughput at low load matters more than latency."""
@@ -80,10 +115,16 @@ class ModelSettings(Frozen):
 
     @field_validator("buckets", mode="before")
     @classmethod
-    def _allow_plain_batch_sizes(cls, value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            return value
+    def _allow_auto_and_plain_batch_sizes(cls, value: Any) -> Any:
+        if value == AUTO:
+            return ()
+        if not isinstance(value, (list, tuple)) or not value:
+            raise ValueError(f"expected {AUTO}, or a list of batch sizes and of [batch, height, width]")
         return tuple((item,) if isinstance(item, int) else item for item in value)
+
+    @field_serializer("buckets")
+    def _show_buckets(self, value: tuple[BucketSettings, ...]) -> object:
+        return value or AUTO
 
     @field_validator("buckets")
     @classmethod
@@ -102,6 +143,13 @@ class ModelSettings(Frozen):
             raise ValueError("height and width are from 1 to 65536")
         return value
 
+    @field_validator("resolutions")
+    @classmethod
+    def _check_resolutions(cls, value: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        if not all(1 <= side <= 65_536 for size in value for side in size):
+            raise ValueError("heights and widths are from 1 to 65536")
+        return tuple(dict.fromkeys(value))
+
     @field_validator("modes")
     @classmethod
     def _drop_repeated_modes(cls, value: tuple[Mode, ...]) -> tuple[Mode, ...]:
@@ -112,6 +160,24 @@ class ModelSettings(Frozen):
         if self.default_mode is not None and self.default_mode not in self.modes:
             raise ValueError(f"default_mode {self.default_mode} is not one of modes {', '.join(self.modes)}")
         return self
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.resolutions and self.input_size:
+            raise ValueError("input_size and resolutions are both set; expected one of them")
+        return self
+
+    @property
+    def most_programs(self) -> int:
+        """How many programs warm-up compiles; at most so many with `buckets: auto`."""
+        sized = sum(bucket.height is not None for bucket in self.buckets)
+        plain = len(self.buckets or self.auto_buckets.candidates) - sized
+        return len(self.compiled_modes) * (sized + plain * max(1, len(self.resolutions)))
+
+    @property
+    def has_auto_buckets(self) -> bool:
+        """Whether `buckets` is `auto`: then the tuple of that name is empty."""
+        return not self.buckets
 
     @property
     def compiled_modes(self) -> tuple[Mode, ...]:

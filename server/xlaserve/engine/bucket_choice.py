@@ -67,17 +67,6 @@ class Limits:
         return len(chosen) <= self.buckets and memory_bytes <= self.memory_bytes
 
 
-def batch_sizes(most: int) -> tuple[int, ...]:
-    """Returns the candidates up to `most`: the powers of two, the numbers half-way between them, and `most`.
-
-    >>> batch_sizes(20)
-    (1, 2, 3, 4, 6, 8, 12, 16, 20)
-    """
-    powers = [2**exponent for exponent in range(most.bit_length())]
-    between = [3 * power // 2 for power in powers[1:]]
-    return tuple(sorted({size for size in (*powers, *between, most) if size <= most}))
-
-
 def powers_of_two(most: int) -> tuple[int, ...]:
     """Returns the set that is taken where nobody measures."""
     return tuple(2**exponent for exponent in range(most.bit_length()))

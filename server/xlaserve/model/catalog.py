@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from xlaserve.config import Bucket, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, ModelSettings
 from xlaserve.engine.program import Program
 from xlaserve.errors import ModelFailed
 from xlaserve.model import labels, noop
@@ -30,7 +30,8 @@ class Model:
     settings: ModelSettings
     program: Program
     buckets: tuple[Bucket, ...]
-    """The configured buckets with the model's own height and width filled in, sorted."""
+    """The configured buckets with the model's own height and width filled in, sorted. With `buckets: auto` all the
+    candidates, until warm-up has chosen from them."""
     task: Task
     weights: str
     """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file."""
@@ -100,15 +101,17 @@ def _refuse(settings: ModelSettings, field: str) -> None:
 
 
 def _buckets(settings: ModelSettings, size: Size) -> tuple[Bucket, ...]:
-    own = settings.input_size or size
-    _check_size("input_size", own, size)
+    field = "resolutions" if settings.resolutions else "input_size"
+    own = settings.resolutions or (settings.input_size or size,)
+    for resolution in own:
+        _check_size(field, resolution, size)
     buckets = set()
-    for bucket in settings.buckets:
-        height, width = bucket.height or own[0], bucket.width or own[1]
-        if height is None or width is None:
-            raise ModelFailed("input_size: the model takes several sizes; set it, or buckets of [batch, height, width]")
-        _check_size("buckets", (height, width), size)
-        buckets.add(Bucket(bucket.batch, height, width))
+    for bucket in settings.buckets or map(BucketSettings, settings.auto_buckets.candidates):
+        for height, width in own if bucket.height is None else ((bucket.height, bucket.width),):
+            if height is None or width is None:
+                raise ModelFailed("input_size: the model takes several sizes; set it, or resolutions, or sized buckets")
+            _check_size("buckets", (height, width), size)
+            buckets.add(Bucket(bucket.batch, height, width))
     return tuple(sorted(buckets))
 
 

@@ -10,8 +10,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
-from xlaserve.config import Mode, ModelSettings, Settings
+from xlaserve.config import Bucket, Mode, ModelSettings, Settings
+from xlaserve.engine import demand
+from xlaserve.engine.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.batcher import Batcher
 from xlaserve.engine.compiler import fastest, warm_up
 from xlaserve.engine.lanes import Lanes
@@ -198,20 +201,10 @@ class Repository:
         began = time.perf_counter()
         model = version.model = await loop.run_in_executor(self._compiling, self._load_model, settings)
         self._change(version, State.COMPILING)
-        programs = await loop.run_in_executor(
-            self._compiling,
-            lambda: warm_up(
-                model=settings.name,
-                version=settings.version,
-                program=model.program,
-                modes=settings.compiled_modes,
-                buckets=model.buckets,
-                lanes=self._lanes.count,
-                ledger=version.ledger,
-                stop=self._stop,
-            ),
-        )
+        programs = await loop.run_in_executor(self._compiling, self._warm_up, version, model)
         self._check_stop()
+        if settings.has_auto_buckets:
+            model = version.model = replace(model, buckets=tuple(sorted({bucket for _, bucket in programs})))
         if Mode.AUTO in settings.modes:
             version.auto = fastest(programs)
             programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
@@ -232,6 +225,34 @@ class Repository:
             "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
         )
         return Served(version, model, version.batcher)
+
+    def _warm_up(self, version: Version, model: Model) -> Programs:
+        settings = version.settings
+
+        def warm(modes: Iterable[Mode], buckets: Iterable[Bucket]) -> Programs:
+            return warm_up(
+                model=settings.name,
+                version=settings.version,
+                program=model.program,
+                modes=modes,
+                buckets=buckets,
+                lanes=self._lanes.count,
+                ledger=version.ledger,
+                stop=self._stop,
+            )
+
+        if not settings.has_auto_buckets:
+            return warm(settings.compiled_modes, model.buckets)
+        demand_file = settings.auto_buckets.demand
+        return warm_up_auto(
+            warm,
+            model=settings.name,
+            modes=settings.compiled_modes,
+            default_mode=settings.effective_default_mode,
+            buckets=model.buckets,
+            settings=settings.auto_buckets,
+            demands=demand.read(demand_file) if demand_file else {},
+        )
 
     def _check_stop(self) -> None:
         if self._stop.is_set():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.batcher import Batcher
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument
@@ -52,9 +52,11 @@ class Version:
 
     @property
     def programs_total(self) -> int:
-        """How many programs warm-up compiles."""
-        buckets = self.model.buckets if self.model else self.settings.buckets
-        return len(self.settings.compiled_modes) * len(buckets)
+        """How many programs warm-up compiles; at most so many while it measures candidates."""
+        if self.model is None:
+            return self.settings.most_programs
+        # With `buckets: auto`, more were measured than are kept.
+        return max(len(self.settings.compiled_modes) * len(self.model.buckets), len(self.ledger))
 
     @property
     def progress(self) -> str:
@@ -75,7 +77,9 @@ class Served:
         self.batcher = batcher
         self.sizes = frozenset((bucket.height, bucket.width) for bucket in model.buckets)
         """The resolutions that have buckets."""
-        first, own = version.settings.buckets[0], version.settings.input_size
+        settings = version.settings
+        first = settings.buckets[0] if settings.buckets else BucketSettings(1)
+        own = settings.resolutions[0] if settings.resolutions else settings.input_size
         # Without either, the model has one size only, and so have all its buckets.
         height, width = (first.height, first.width) if first.height else own or (None, None)
         self.image_size = (height or model.buckets[0].height, width or model.buckets[0].width)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.keras_runtime import keras
@@ -197,6 +197,20 @@ def test_a_model_of_any_size_takes_the_one_that_is_set(keras_file: SaveKeras, ti
     model = catalog.load(from_file(source, input_size=(7, 8), buckets=several))
     assert model.buckets == (Bucket(1, 9, 9), Bucket(2, 7, 8), Bucket(2, 9, 9))
     assert run(model, PIXELS[:, :9, :9]).shape == (BATCH, 4)
+
+
+def test_plain_batch_sizes_and_auto_are_compiled_for_every_resolution(
+    keras_file: SaveKeras, tiny_model: TinyModel
+) -> None:
+    source = keras_file(tiny_model(None, 8))
+    buckets = (BucketSettings(2), BucketSettings(1, 5, 8))
+    model = catalog.load(from_file(source, resolutions=((6, 8), (9, 8)), buckets=buckets))
+    assert model.buckets == (Bucket(1, 5, 8), Bucket(2, 6, 8), Bucket(2, 9, 8))
+    limits = AutoBuckets(max_batch=2)
+    model = catalog.load(from_file(source, resolutions=((9, 8), (6, 8)), buckets="auto", auto_buckets=limits))
+    assert model.buckets == (Bucket(1, 6, 8), Bucket(1, 9, 8), Bucket(2, 6, 8), Bucket(2, 9, 8))
+    failure = reason(from_file(source, resolutions=((6, 8), (6, 9))))
+    assert failure == "resolutions: expected the model's only size, anyx8, got 6x9"
 
 
 def test_buckets_are_sorted_and_given_once(keras_file: SaveKeras, tiny_model: TinyModel) -> None:
