@@ -21,6 +21,8 @@ import cv2  # type: ignore[import-not-found]
 import numpy as np
 from PIL import Image
 
+from xlaserve.config import Fit
+from xlaserve.frame import place
 from xlaserve.image import ImageLimits, decode
 
 CASES = ((8, 8, 8), (8, 8, 224), (224, 224, 224), (480, 640, 224), (1080, 1920, 224))  # height, width, the model's side
@@ -36,7 +38,7 @@ BLOCK_S = 0.15
 
 def with_pillow(data: bytes, side: int) -> Any:
     """Decodes as the server does."""
-    return decode(data, height=side, width=side, limits=LIMITS)
+    return decode(data, partial(place, input_height=side, input_width=side, fit=Fit.RESIZE), LIMITS).pixels
 
 
 def with_opencv(data: bytes, side: int) -> Any:

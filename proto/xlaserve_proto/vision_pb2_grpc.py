@@ -39,6 +39,21 @@ class VisionStub:
                 request_serializer=xlaserve__proto_dot_vision__pb2.ClassifyRequest.SerializeToString,
                 response_deserializer=xlaserve__proto_dot_vision__pb2.ClassifyResponse.FromString,
                 _registered_method=True)
+        self.Detect = channel.unary_unary(
+                '/xlaserve.v1.Vision/Detect',
+                request_serializer=xlaserve__proto_dot_vision__pb2.DetectRequest.SerializeToString,
+                response_deserializer=xlaserve__proto_dot_vision__pb2.DetectResponse.FromString,
+                _registered_method=True)
+        self.Segment = channel.unary_unary(
+                '/xlaserve.v1.Vision/Segment',
+                request_serializer=xlaserve__proto_dot_vision__pb2.SegmentRequest.SerializeToString,
+                response_deserializer=xlaserve__proto_dot_vision__pb2.SegmentResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/xlaserve.v1.Vision/Embed',
+                request_serializer=xlaserve__proto_dot_vision__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=xlaserve__proto_dot_vision__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/xlaserve.v1.Vision/ListModels',
                 request_serializer=xlaserve__proto_dot_vision__pb2.ListModelsRequest.SerializeToString,
@@ -51,6 +66,27 @@ class VisionServicer:
 
     def Classify(self, request, context):
         """Names what is in one or more images.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detect(self, request, context):
+        """Finds the objects in one or more images.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Segment(self, request, context):
+        """Names each pixel of one or more images.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Makes a vector of each of one or more images.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,6 +106,21 @@ def add_VisionServicer_to_server(servicer, server):
                     servicer.Classify,
                     request_deserializer=xlaserve__proto_dot_vision__pb2.ClassifyRequest.FromString,
                     response_serializer=xlaserve__proto_dot_vision__pb2.ClassifyResponse.SerializeToString,
+            ),
+            'Detect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detect,
+                    request_deserializer=xlaserve__proto_dot_vision__pb2.DetectRequest.FromString,
+                    response_serializer=xlaserve__proto_dot_vision__pb2.DetectResponse.SerializeToString,
+            ),
+            'Segment': grpc.unary_unary_rpc_method_handler(
+                    servicer.Segment,
+                    request_deserializer=xlaserve__proto_dot_vision__pb2.SegmentRequest.FromString,
+                    response_serializer=xlaserve__proto_dot_vision__pb2.SegmentResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=xlaserve__proto_dot_vision__pb2.EmbedRequest.FromString,
+                    response_serializer=xlaserve__proto_dot_vision__pb2.EmbedResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -104,6 +155,87 @@ class Vision:
             '/xlaserve.v1.Vision/Classify',
             xlaserve__proto_dot_vision__pb2.ClassifyRequest.SerializeToString,
             xlaserve__proto_dot_vision__pb2.ClassifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xlaserve.v1.Vision/Detect',
+            xlaserve__proto_dot_vision__pb2.DetectRequest.SerializeToString,
+            xlaserve__proto_dot_vision__pb2.DetectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Segment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xlaserve.v1.Vision/Segment',
+            xlaserve__proto_dot_vision__pb2.SegmentRequest.SerializeToString,
+            xlaserve__proto_dot_vision__pb2.SegmentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xlaserve.v1.Vision/Embed',
+            xlaserve__proto_dot_vision__pb2.EmbedRequest.SerializeToString,
+            xlaserve__proto_dot_vision__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -82,7 +82,7 @@ class App:
         self._inference = Inference(self.repository, self._pipeline, self._metrics)
         self._health = Health(self._is_ready, self.repository.serving)
         open_inference = OpenInference(self._inference, self.repository, self.device, settings.model_control)
-        vision = Vision(self._inference, self.repository)
+        vision = Vision(self._inference, self.repository, settings.max_message_bytes)
         self._grpc = GrpcServer(settings, open_inference, vision, self._health)
         self._http = HttpEndpoint(
             settings.host, settings.http_port, self._metrics.registry, is_live=lambda: True, is_ready=self._is_ready

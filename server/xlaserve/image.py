@@ -7,19 +7,19 @@ What an image becomes is part of the API, since it changes a model's answers:
 - Turned upright as its EXIF orientation says.
 - RGB: transparency is dropped, not blended; grey, palette and CMYK images are converted; of 16 bits the upper 8 stay.
   Colour profiles are not applied.
-- Stretched to the model's size, whatever its aspect ratio, by bilinear interpolation with antialiasing: each output
-  pixel weighs all the input pixels under it (Pillow's BILINEAR, which is the reference). An image that already has the
-  size is left as it is.
+- Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded. Pixels are resized
+  by bilinear interpolation with antialiasing: each output pixel weighs all the input pixels under it (Pillow's
+  BILINEAR, which is the reference). An image that already has the size is left as it is.
 """
 
 from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
+from xlaserve.frame import Frame
 
 _MAX_SIDE: Final = 65_535  # JPEG's own bound; one pixel wide and 64 million high would take gigabytes to resize
 # A few bytes of these cost many times more than a few bytes of pixels:
@@ -58,11 +59,24 @@ class ImageLimits:
     """Height times width, as its header states them."""
 
 
-def decode(data: bytes, *, height: int, width: int, limits: ImageLimits) -> NDArray[np.uint8]:
-    """Returns the image as read-only RGB pixels `[height, width, 3]`, uint8.
+class Decoded(NamedTuple):
+    """An image as the model sees it."""
 
-    Raises InvalidImage for anything but a whole JPEG, PNG or WebP image, and ImageTooLarge before any pixel is
-    allocated.
+    pixels: NDArray[np.uint8]
+    """RGB, `[height, width, 3]` of the model's input; read-only."""
+    frame: Frame
+    """Where in them the original lies."""
+
+
+Place = Callable[[int, int], Frame]
+"""From the height and width of an upright image to where it goes; may refuse it with a RequestError."""
+
+
+def decode(data: bytes, place: Place, limits: ImageLimits) -> Decoded:
+    """Returns the image as RGB pixels of the size that `place` gives it.
+
+    Raises InvalidImage for anything but a whole JPEG, PNG or WebP image, ImageTooLarge before any pixel is allocated,
+    and what `place` raises.
     """
     if len(data) > limits.max_image_bytes:
         raise ImageTooLarge(
@@ -70,14 +84,22 @@ def decode(data: bytes, *, height: int, width: int, limits: ImageLimits) -> NDAr
         )
     with _open(data, limits) as image:
         image.load()
-        turn = _orientation(image.info.get("exif"))
-        size = (height, width) if turn >= 5 else (width, height)
+        turn = _orientation(image.info.get("exif"))  # which a PNG may hold behind its pixels
+        is_sideways = turn >= 5
+        frame = place(*(image.size if is_sideways else image.size[::-1]))
+        fitted = (frame.fitted_height, frame.fitted_width)
+        size = fitted if is_sideways else fitted[::-1]
         pixels = _to_grey_or_rgb(image)
         if pixels.size != size:
             pixels = pixels.resize(size, Image.Resampling.BILINEAR)
         if turn in _TURNS:
             pixels = pixels.transpose(_TURNS[turn])
-        return np.asarray(pixels.convert("RGB"))
+        pixels = pixels.convert("RGB")
+        if not frame.covers_input:
+            canvas = Image.new("RGB", (frame.input_width, frame.input_height), (frame.border,) * 3)
+            canvas.paste(pixels, (frame.left, frame.top))
+            pixels = canvas
+        return Decoded(np.asarray(pixels), frame)
 
 
 def check_pixels(array: NDArray[np.generic]) -> NDArray[np.uint8]:

@@ -6,6 +6,7 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +16,11 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from PIL import Image
 
+from xlaserve import image as image_module
+from xlaserve.config import Fit
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage
-from xlaserve.image import ImageLimits, check_pixels, decode
+from xlaserve.frame import place
+from xlaserve.image import Decoded, ImageLimits, check_pixels
 
 LIMITS = ImageLimits(max_image_bytes=1 << 20, max_image_pixels=4_000_000)
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -30,6 +34,14 @@ def encode(image: Image.Image, format: str = "PNG", **options: object) -> bytes:
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
+
+
+def decode_and_place(data: bytes, *, height: int, width: int, fit: Fit, limits: ImageLimits = LIMITS) -> Decoded:
+    return image_module.decode(data, partial(place, input_height=height, input_width=width, fit=fit), limits)
+
+
+def decode(data: bytes, *, height: int, width: int, limits: ImageLimits) -> NDArray[np.uint8]:
+    return decode_and_place(data, height=height, width=width, fit=Fit.RESIZE, limits=limits).pixels
 
 
 def decode_as_is(data: bytes, limits: ImageLimits = LIMITS) -> NDArray[np.uint8]:
@@ -168,6 +180,64 @@ def test_of_an_animation_the_first_frame_counts(format: str) -> None:
     first, second = Image.new("RGB", (6, 6), (200, 0, 0)), Image.new("RGB", (6, 6), (0, 200, 0))
     data = encode(first, format, save_all=True, append_images=[second], duration=10, **LOSSLESS[format])
     assert decode(data, height=6, width=6, limits=LIMITS)[3, 3].tolist() == [200, 0, 0]
+
+
+# How it is fitted.
+
+
+def test_a_letterboxed_image_is_centred_on_grey() -> None:
+    """12 x 15 pixels in 20 x 60: enlarged by 4/3 to 16 x 20, 22 columns free on either side."""
+    pixels, frame = decode_and_place(encode(UPRIGHT), height=20, width=60, fit=Fit.LETTERBOX)
+    expected = np.asarray(UPRIGHT.resize((16, 20), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(pixels[:, 22:38], expected)
+    assert set(np.delete(pixels, np.s_[22:38], axis=1).ravel().tolist()) == {114}
+    assert (frame.height, frame.width) == (15, 12)
+
+
+def test_a_padded_image_stands_top_left_on_black_as_it_is() -> None:
+    pixels, _ = decode_and_place(encode(UPRIGHT), height=20, width=60, fit=Fit.PAD)
+    np.testing.assert_array_equal(pixels[:15, :12], np.asarray(UPRIGHT))
+    assert not pixels[15:].any()
+    assert not pixels[:, 12:].any()
+
+
+def test_a_padded_image_that_is_too_large_is_shrunk_as_a_whole() -> None:
+    pixels, _ = decode_and_place(encode(UPRIGHT), height=5, width=60, fit=Fit.PAD)
+    np.testing.assert_array_equal(pixels[:, :4], np.asarray(UPRIGHT.resize((4, 5), Image.Resampling.BILINEAR)))
+    assert not pixels[:, 4:].any()
+
+
+def test_fit_reject_takes_the_models_size_and_no_other() -> None:
+    pixels, _ = decode_and_place(encode(UPRIGHT), height=15, width=12, fit=Fit.REJECT)
+    np.testing.assert_array_equal(pixels, np.asarray(UPRIGHT))
+    with pytest.raises(InvalidArgument) as refusal:
+        decode_and_place(encode(UPRIGHT), height=12, width=15, fit=Fit.REJECT)
+    expected = "image: expected 15 x 12 pixels, as the model's fit is reject, got 12 x 15"
+    assert str(refusal.value) == expected
+
+
+@pytest.mark.parametrize("fit", [Fit.RESIZE, Fit.LETTERBOX, Fit.PAD])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_boxes_are_of_the_upright_image_however_it_was_stored(fit: Fit, orientation: int) -> None:
+    """A white patch on black, found in the model's pixels and taken back, is where it was drawn."""
+    upright = Image.new("L", (120, 60))
+    upright.paste(255, (80, 10, 110, 20))
+    pixels, frame = decode_and_place(turned(upright, orientation), height=64, width=64, fit=fit)
+    assert (frame.height, frame.width) == (60, 120)
+    inside = np.argwhere(pixels[..., 0] > 127)
+    # The border of a letterbox is darker than what is found.
+    (y_min, x_min), (y_max, x_max) = inside.min(axis=0), inside.max(axis=0) + 1
+    box = frame.to_original(np.array([[x_min, y_min, x_max, y_max]], np.float32))
+    np.testing.assert_allclose(box, [[80, 10, 110, 20]], atol=1.0)
+
+
+def turned(upright: Image.Image, orientation: int) -> bytes:
+    """Returns a PNG file stored so that EXIF `orientation` turns it upright."""
+    turn_back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Image.Transpose that the turn upright undoes
+    stored = upright.transpose(Image.Transpose(turn_back[orientation])) if orientation > 1 else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(stored, exif=exif)
 
 
 # What is refused.

@@ -12,10 +12,13 @@ import pytest
 from PIL import Image
 
 from xlaserve import pipeline
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
-from xlaserve.engine.program import Images
+from xlaserve.config import Bucket, BucketSettings, Fit, Mode, ModelSettings, Settings
+from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.queue import Result
 from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
+from xlaserve.frame import Frame, place, whole
+from xlaserve.image import Decoded, ImageLimits, Place
+from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Pipeline, Request
 
@@ -78,7 +81,7 @@ def served(batcher: Batcher) -> Served:
         buckets=(BucketSettings(1, 4, 6), BucketSettings(2, 8, 8)),
     )
     version = SimpleNamespace(settings=settings, telemetry=None, auto_text="")
-    model = SimpleNamespace(buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)))
+    model = SimpleNamespace(buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)), task=Classification(1))
     return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
 
 
@@ -154,9 +157,9 @@ async def test_decoding_never_runs_on_the_event_loop(
     threads = set()
     decode = pipeline.decode
 
-    def watched(*args: Any, **kwargs: Any) -> Images:
+    def watched(*args: Any) -> Decoded:
         threads.add(threading.current_thread())
-        return decode(*args, **kwargs)
+        return decode(*args)
 
     monkeypatch.setattr(pipeline, "decode", watched)
     await pipe.run(served, Request("", [png(1)] * 8, DEADLINE))
@@ -185,7 +188,7 @@ async def test_a_full_queue_refuses_before_anything_is_decoded(
     pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[bytes] = []
-    monkeypatch.setattr(pipeline, "decode", lambda data, **kwargs: decoded.append(data))
+    monkeypatch.setattr(pipeline, "decode", lambda data, *_: decoded.append(data))
     batcher.full = QueueFull("model m: full")
     with pytest.raises(QueueFull):
         await pipe.run(served, Request("", [png(1)], DEADLINE))
@@ -242,11 +245,11 @@ async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_ot
     decoded = []
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(data: bytes, **kwargs: Any) -> Images:
+    def slow(data: bytes, place: Place, limits: ImageLimits) -> Decoded:
         decoded.append(data)
         begun.set()
         assert go_on.wait(PATIENCE_S)
-        return pixels(1)[0]
+        return Decoded(pixels(1)[0], place(4, 6))
 
     monkeypatch.setattr(pipeline, "decode", slow)
     pipe = make_pipeline(decode_threads=1)
@@ -260,6 +263,61 @@ async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_ot
     assert levels(await pipe.run(served, Request("", [png(1)], DEADLINE))) == [1]
     assert len(decoded) == 2
     assert len(batcher.ran) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "fit", "used"),
+    [
+        (Classification(3), None, Fit.RESIZE),
+        (Embedding(3), None, Fit.RESIZE),
+        (Detection(3, max_detections=5), None, Fit.LETTERBOX),
+        (Segmentation(3), None, Fit.LETTERBOX),
+        (Classification(3), Fit.PAD, Fit.PAD),
+        (Detection(3, max_detections=5), Fit.RESIZE, Fit.RESIZE),
+    ],
+)
+async def test_images_are_fitted_as_is_configured_or_as_suits_the_task(
+    pipe: Pipeline, served: Served, task: Task, fit: Fit | None, used: Fit
+) -> None:
+    cast(Any, served.model).task = task
+    served.settings = served.settings.model_copy(update={"fit": fit})
+    answer = await pipe.run(served, Request("", [png(9, height=2, width=2)], DEADLINE))
+    assert answer.frames == [place(2, 2, input_height=4, input_width=6, fit=used)]
+
+
+async def test_pixels_are_the_input_as_it_is(pipe: Pipeline, served: Served) -> None:
+    answer = await pipe.run(served, Request("", pixels(1, 2), DEADLINE))
+    assert answer.frames == [whole(4, 6)] * 2
+
+
+async def test_each_image_is_rendered_with_its_outputs_and_its_frame_off_the_event_loop(
+    pipe: Pipeline, served: Served
+) -> None:
+    threads = set()
+
+    def render(outputs: Outputs, frame: Frame) -> tuple[list[list[float]], int]:
+        threads.add(threading.current_thread())
+        return outputs[0].tolist(), frame.height
+
+    encoded = [png(level, height=level + 1) for level in range(9)]
+    answer = await pipe.run(served, Request("", encoded, DEADLINE, render))
+    assert answer.rendered == [([[level]], level + 1) for level in range(9)]
+    assert threading.main_thread() not in threads
+    assert (answer.decode_s, answer.render_s) == (0.125, 0.125)
+
+
+async def test_a_rendering_that_fails_fails_its_request(pipe: Pipeline, served: Served) -> None:
+    def render(outputs: Outputs, frame: Frame) -> None:
+        raise ImageTooLarge("one too many")
+
+    with pytest.raises(ImageTooLarge, match="one too many"):
+        await pipe.run(served, Request("", pixels(1, 2), DEADLINE, render))
+
+
+async def test_what_is_rendered_still_counts_as_admitted(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
+    left = []
+    await pipe.run(served, Request("", pixels(1), DEADLINE, lambda outputs, frame: left.extend(batcher.left)))
+    assert not left
 
 
 def test_images_are_decoded_on_as_many_threads_as_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

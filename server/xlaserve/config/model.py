@@ -26,6 +26,19 @@ class Mode(StrEnum):
     """Each bucket in the mode that warm-up measured to be the fastest."""
 
 
+class Fit(StrEnum):
+    """How an encoded image comes to have the model's size."""
+
+    RESIZE = "resize"
+    """Stretched to it, whatever its aspect ratio."""
+    LETTERBOX = "letterbox"
+    """Enlarged or shrunk as a whole until it fills the height or the width, centred, on grey (114)."""
+    PAD = "pad"
+    """At the top left, on black; shrunk as a whole where it is larger, never enlarged."""
+    REJECT = "reject"
+    """Not at all: another size is refused."""
+
+
 class Bucket(NamedTuple):
     """A padded input shape that is compiled ahead of traffic."""
 
@@ -90,6 +103,10 @@ class ModelSettings(Frozen):
     `none` passes 0..255. `auto` is what Keras defines for the family, and `none` for other sources."""
     input_size: tuple[int, int] | None = None
     """Height and width, for a model that takes several; the model's own by default."""
+    fit: Fit | None = None
+    """How encoded images come to have the model's size: `resize` stretches them, `letterbox` keeps their aspect ratio,
+    centred on grey, `pad` puts them at the top left on black and never enlarges them, `reject` refuses another size. By
+    default `letterbox` for detection and segmentation, whose answers are of shapes and places, else `resize`."""
     labels: Path | None = None
     """A text file with the name of one class a line."""
     modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1)

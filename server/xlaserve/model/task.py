@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,4 +171,3 @@ class Embedding:
 
 
 Task = Classification | Detection | Segmentation | Embedding
-TaskT = TypeVar("TaskT", bound=Task)

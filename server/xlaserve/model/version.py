@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, Fit, Mode, ModelSettings
 from xlaserve.engine.batcher import Batcher
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument
 from xlaserve.model.catalog import Model
-from xlaserve.model.task import TaskT
+from xlaserve.model.task import Detection, Segmentation
 from xlaserve.telemetry.model import ModelTelemetry
 
 
@@ -85,13 +85,11 @@ class Served:
         self.image_size = (height or model.buckets[0].height, width or model.buckets[0].width)
         """Height and width that encoded images are fitted to: those of the first configured bucket."""
 
-    def task(self, kind: type[TaskT]) -> TaskT:
-        """Returns the model's task where it is of this kind. Raises InvalidArgument."""
-        task = self.model.task
-        if isinstance(task, kind):
-            return task
-        got = f"{self.settings.name}, whose task is {task.name}"
-        raise InvalidArgument("model", f"a model whose task is {kind.name}", got)
+    @property
+    def fit(self) -> Fit:
+        """How encoded images come to have the model's size."""
+        shows_places = isinstance(self.model.task, (Detection, Segmentation))
+        return self.settings.fit or (Fit.LETTERBOX if shows_places else Fit.RESIZE)
 
     def mode(self, name: str) -> Mode:
         """Returns the mode that a request asks for, the default for an empty name. Raises InvalidArgument."""

@@ -99,7 +99,12 @@ class Inference:
             response = respond(message, answer)
             done = clock()
             timings = Timings(
-                answer.decode_s, answer.queue_s, answer.gather_s, answer.execute_s, done - ran, done - began
+                answer.decode_s,
+                answer.queue_s,
+                answer.gather_s,
+                answer.execute_s,
+                encode_s=answer.render_s + done - ran,
+                total_s=done - began,
             )
             stamp(response, timings)
         except BaseException as error:

@@ -1,0 +1,99 @@
+"""Where an image lies in a model's input, and the way back: boxes and class maps in the original image's pixels.
+
+Coordinates are in pixels from the top left corner of the image, which is (0, 0); its bottom right corner is
+(width, height). The pixel in column x covers x to x + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.config import Fit
+from xlaserve.errors import InvalidArgument
+
+LETTERBOX_LEVEL: Final = 114
+"""The grey that the detectors of the YOLO family are trained with."""
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An image of `height` x `width` pixels, upright, that covers a part of an input or all of it."""
+
+    height: int
+    width: int
+    input_height: int
+    input_width: int
+    top: int
+    left: int
+    fitted_height: int
+    fitted_width: int
+    border: int = 0
+    """The level, in all channels, of what the image does not cover."""
+
+    @property
+    def covers_input(self) -> bool:
+        """Whether the image leaves no border."""
+        return (self.fitted_height, self.fitted_width) == (self.input_height, self.input_width)
+
+    def to_original(self, boxes: NDArray[Any]) -> NDArray[np.float32]:
+        """Returns boxes `[k, 4]` of x_min, y_min, x_max, y_max in the image's pixels, clipped to it.
+
+        What comes is in pixels of the input.
+        """
+        scale = np.array([self.width / self.fitted_width, self.height / self.fitted_height], np.float64)
+        corners = (boxes.astype(np.float64).reshape(-1, 2, 2) - (self.left, self.top)) * scale
+        return np.clip(corners, 0, (self.width, self.height)).reshape(-1, 4).astype(np.float32)
+
+    def map_to_original(self, classes: NDArray[Scalar]) -> NDArray[Scalar]:
+        """Returns a map of the whole input, `[any height, any width]`, as `[height, width]` of the image.
+
+        Each pixel takes the value of the map under its centre: no value comes out that did not go in.
+        """
+        rows = _under(self.height, self.top, self.fitted_height, self.input_height, classes.shape[0])
+        columns = _under(self.width, self.left, self.fitted_width, self.input_width, classes.shape[1])
+        # The columns of the small map first: what is then left to do for each row is one copy.
+        return classes.take(columns, axis=1).take(rows, axis=0)
+
+
+def _under(pixels: int, start: int, fitted: int, whole: int, cells: int) -> NDArray[np.intp]:
+    """Returns for each of an image's `pixels` along one side the cell of the map that its centre falls on.
+
+    The image covers `fitted` of the input's `whole` pixels from `start` on, and the map divides them into `cells`.
+    """
+    centres = (np.arange(pixels) + 0.5) * (fitted / pixels) + start
+    return np.clip((centres * (cells / whole)).astype(np.intp), 0, cells - 1)
+
+
+def place(height: int, width: int, *, input_height: int, input_width: int, fit: Fit) -> Frame:
+    """Returns where an upright image of `height` x `width` pixels goes in an input of the size given.
+
+    Raises InvalidArgument where `fit` is `reject` and the image has another size.
+    """
+    size = (input_height, input_width)
+    match fit:
+        case Fit.RESIZE:
+            return Frame(height, width, *size, 0, 0, *size)
+        case Fit.REJECT:
+            if (height, width) != size:
+                expected = f"{input_width} x {input_height} pixels, as the model's fit is reject"
+                raise InvalidArgument("image", expected, f"{width} x {height}")
+            return Frame(height, width, *size, 0, 0, *size)
+    scale = min(input_height / height, input_width / width)
+    if fit is Fit.PAD:
+        scale = min(scale, 1.0)
+    fitted = min(max(round(height * scale), 1), input_height), min(max(round(width * scale), 1), input_width)
+    if fit is Fit.PAD:
+        return Frame(height, width, *size, 0, 0, *fitted)
+    top, left = (input_height - fitted[0]) // 2, (input_width - fitted[1]) // 2
+    return Frame(height, width, *size, top, left, *fitted, border=LETTERBOX_LEVEL)
+
+
+def whole(height: int, width: int) -> Frame:
+    """Returns the frame of an image that is the input as it is."""
+    return Frame(height, width, height, width, 0, 0, height, width)

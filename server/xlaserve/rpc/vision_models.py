@@ -1,0 +1,57 @@
+"""Models as the typed API lists them: pure functions from a version to messages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xlaserve.config import Bucket
+from xlaserve.engine.ledger import Entry
+from xlaserve.model.version import State, Version
+from xlaserve.rpc.describe import source_name
+from xlaserve_proto import vision_pb2 as pb
+
+STATES: Final = {
+    State.LOADING: pb.Model.STATE_LOADING,
+    State.COMPILING: pb.Model.STATE_COMPILING,
+    State.READY: pb.Model.STATE_READY,
+    State.DRAINING: pb.Model.STATE_DRAINING,
+    State.UNLOADED: pb.Model.STATE_UNLOADED,
+    State.FAILED: pb.Model.STATE_FAILED,
+}
+
+
+def model(version: Version) -> pb.Model:
+    """Returns a model as ListModels shows it."""
+    settings, loaded = version.settings, version.model
+    entries = list(version.ledger)
+    return pb.Model(
+        name=settings.name,
+        version=settings.version,
+        state=STATES[version.state],
+        reason=version.reason,
+        source=source_name(settings.source),
+        weights=loaded.weights if loaded else "",
+        task=loaded.task.name if loaded else "",
+        modes=settings.modes,
+        default_mode=settings.effective_default_mode,
+        buckets=map(_bucket, loaded.buckets) if loaded else (),
+        programs=map(_program, entries),
+        programs_total=version.programs_total,
+        auto_modes={str(bucket): mode for bucket, mode in version.auto.items()},
+        compile_s=sum(entry.trace_s + entry.compile_s for entry in entries),
+    )
+
+
+def _bucket(bucket: Bucket) -> pb.Bucket:
+    return pb.Bucket(batch=bucket.batch, height=bucket.height, width=bucket.width)
+
+
+def _program(entry: Entry) -> pb.Program:
+    return pb.Program(
+        mode=entry.mode,
+        bucket=_bucket(entry.bucket),
+        trace_s=entry.trace_s,
+        compile_s=entry.compile_s,
+        run_s=entry.cost.alone_s,
+        run_loaded_s=entry.cost.loaded_s,
+    )

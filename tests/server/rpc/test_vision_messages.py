@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from xlaserve.config import Fit, Mode
+from xlaserve.errors import ImageTooLarge, InvalidArgument
+from xlaserve.frame import Frame, place, whole
+from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
+from xlaserve.model.version import Served
+from xlaserve.pipeline import Answer, Request
+from xlaserve.rpc import vision_messages as messages
+from xlaserve_proto import vision_pb2 as pb
+
+LABELS = ("cat", "dog")
+TASKS: dict[str, Task] = {
+    "Classify": Classification(2, LABELS),
+    "Detect": Detection(2, LABELS, max_detections=3),
+    "Segment": Segmentation(2, LABELS),
+    "Embed": Embedding(4),
+}
+DEADLINE = 9.0
+WIDE = place(50, 100, input_height=64, input_width=64, fit=Fit.LETTERBOX)  # 32 rows from row 16 on, at 0.64
+
+
+def served_with(task: Task) -> Served:
+    settings = SimpleNamespace(name="m", version="1")
+    return cast(Served, SimpleNamespace(model=SimpleNamespace(task=task), settings=settings))
+
+
+def answer(task: Task, outputs: Sequence[Any], frames: Sequence[Frame], rendered: Sequence[Any] = ()) -> Answer:
+    times = {"decode_s": 0.0, "queue_s": 0.0, "gather_s": 0.0, "execute_s": 0.0, "render_s": 0.0}
+    return Answer(served_with(task), Mode.XLA, len(frames), tuple(outputs), frames, rendered, **times)
+
+
+PARSERS: dict[str, tuple[type[Any], Callable[[Any, Served], Request]]] = {
+    "Classify": (pb.ClassifyRequest, lambda m, served: messages.parse_classify(m, served, DEADLINE, 0.0)),
+    "Detect": (pb.DetectRequest, lambda m, served: messages.parse_detect(m, served, DEADLINE, 0.0)),
+    "Segment": (pb.SegmentRequest, lambda m, served: messages.parse_segment(m, served, DEADLINE, 1000)),
+    "Embed": (pb.EmbedRequest, lambda m, served: messages.parse_embed(m, served, DEADLINE, 0.0)),
+}
+
+
+def parse(method: str, *, task: Task | None = None, **fields: Any) -> Request:
+    message, parser = PARSERS[method]
+    return parser(message(**fields), served_with(task or TASKS[method]))
+
+
+@pytest.mark.parametrize("method", PARSERS)
+def test_encoded_images_are_taken_as_they_are(method: str) -> None:
+    request = parse(method, images=[b"one", b"two"], mode="graph")
+    assert (request.mode, request.images, request.deadline) == ("graph", [b"one", b"two"], DEADLINE)
+    assert (request.render is not None) == (method == "Segment")
+
+
+@pytest.mark.parametrize("method", PARSERS)
+def test_pixels_are_taken_instead(method: str) -> None:
+    rgb = np.arange(2 * 3 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 3)
+    request = parse(method, pixels=pb.Pixels(images=2, height=3, width=4, rgb=rgb.tobytes()))
+    np.testing.assert_array_equal(cast(Any, request.images), rgb)
+
+
+@pytest.mark.parametrize("method", PARSERS)
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "images: expected at least one encoded image and at most 65536, got 0"),
+        ({"images": [b"x"], "pixels": pb.Pixels()}, "pixels: expected none beside images, got 1 images as well"),
+        ({"pixels": pb.Pixels()}, r"pixels: expected images, height and width of at least 1, got \[0, 0, 0\]"),
+        (
+            {"pixels": pb.Pixels(images=-1, height=-1, width=1, rgb=b"abc")},
+            r"pixels: expected images, height and width of at least 1, got \[-1, -1, 1\]",
+        ),
+        (
+            {"pixels": pb.Pixels(images=1, height=2, width=1, rgb=b"abc")},
+            r"pixels.rgb: expected 6 bytes for \[1, 2, 1, 3\], got 3 bytes",
+        ),
+    ],
+)
+def test_images_that_are_none_are_refused(method: str, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        parse(method, **fields)
+
+
+@pytest.mark.parametrize("method", PARSERS)
+@pytest.mark.parametrize("other", PARSERS)
+def test_a_model_of_another_task_is_refused_with_the_method_to_use(method: str, other: str) -> None:
+    if method == other:
+        return
+    wanted, got = TASKS[method].name, TASKS[other].name
+    with pytest.raises(InvalidArgument) as refusal:
+        parse(method, task=TASKS[other], images=[b"x"])
+    assert str(refusal.value) == f"model: expected a model for {wanted}, got m, a model for {got}; use {other}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"min_score": float("nan")}, "min_score: expected a number, got nan"),
+        ({"min_score": float("inf")}, "min_score: expected a number, got inf"),
+        ({"max_detections": -1}, "max_detections: expected a number of objects, or 0 for all, got -1"),
+    ],
+)
+def test_wrong_bounds_on_detections_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        parse("Detect", images=[b"x"], **fields)
+
+
+def test_an_unknown_encoding_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="encoding: expected ENCODING_PNG or ENCODING_RUN_LENGTHS, got 7"):
+        parse("Segment", images=[b"x"], encoding=7)
+
+
+DETECTED = (
+    np.array([[[0, 16, 32, 32], [-5, 0, 70, 99], [10, 0, 20, 15]], [[0] * 4] * 3], np.float32),
+    np.array([[0.9, 0.5, 0.4], [0] * 3], np.float32),
+    np.array([[1, 0, 0], [-1] * 3], np.int32),
+    np.array([3, 0], np.int32),
+)
+
+
+def detect(**fields: Any) -> pb.DetectResponse:
+    return messages.detections(pb.DetectRequest(**fields), answer(TASKS["Detect"], DETECTED, [WIDE, whole(64, 64)]))
+
+
+def test_boxes_are_undone_from_the_letterbox_and_clipped_to_the_image() -> None:
+    """The third object lies above the image, in the border, and is none."""
+    first, second = detect().results
+    assert [(d.index, d.label, round(d.score, 3)) for d in first.detections] == [(1, "dog", 0.9), (0, "cat", 0.5)]
+    boxes = [(d.box.x_min, d.box.y_min, d.box.x_max, d.box.y_max) for d in first.detections]
+    assert boxes == [(0, 0, 50, 25), (0, 0, 100, 50)]
+    assert (first.height, first.width) == (50, 100)
+    assert not second.detections
+
+
+@pytest.mark.parametrize(("fields", "found"), [({"min_score": 0.6}, 1), ({"max_detections": 1}, 1), ({}, 2)])
+def test_detections_are_bounded_by_the_request(fields: dict[str, Any], found: int) -> None:
+    assert len(detect(**fields).results[0].detections) == found
+
+
+def render(fields: dict[str, Any], classes: Any, frame: Frame, *, number: int = 2, max_bytes: int = 10_000) -> Any:
+    task = Segmentation(number, LABELS if number == 2 else None)
+    request = messages.parse_segment(pb.SegmentRequest(images=[b"x"], **fields), served_with(task), DEADLINE, max_bytes)
+    assert request.render is not None
+    return request.render((classes[np.newaxis],), frame)
+
+
+HALVES = np.repeat(np.array([[0, 1]], np.uint8), 32, axis=1).repeat(64, axis=0)
+
+
+@pytest.mark.parametrize("encoding", [pb.SegmentRequest.ENCODING_UNSPECIFIED, pb.SegmentRequest.ENCODING_PNG])
+def test_a_class_map_is_a_grey_png_of_the_originals_size(encoding: Any) -> None:
+    class_map = render({"encoding": encoding}, HALVES, WIDE)
+    with Image.open(io.BytesIO(class_map.png)) as image:
+        assert (image.format, image.mode, image.size) == ("PNG", "L", (100, 50))
+        assert np.asarray(image).tolist() == [[0] * 50 + [1] * 50] * 50
+    assert (class_map.height, class_map.width, list(class_map.counts)) == (50, 100, [])
+
+
+def test_more_classes_than_a_byte_holds_make_a_png_of_16_bits() -> None:
+    classes = np.array([[0, 300], [70, 999]], np.int32)
+    class_map = render({"pixel_counts": True}, classes, whole(2, 2), number=1000)
+    with Image.open(io.BytesIO(class_map.png)) as image:
+        assert image.mode.startswith("I;16")
+        assert np.asarray(image).tolist() == classes.tolist()
+    assert [(c.index, c.label, c.pixels) for c in class_map.counts] == [(i, str(i), 1) for i in (0, 70, 300, 999)]
+
+
+def test_run_lengths_are_pairs_that_end_with_their_row() -> None:
+    classes = np.array([[0, 0, 1], [1, 1, 1], [1, 0, 1]], np.uint8)
+    class_map = render({"encoding": pb.SegmentRequest.ENCODING_RUN_LENGTHS}, classes, whole(3, 3))
+    pairs = np.frombuffer(class_map.run_lengths, "<u4").reshape(-1, 2).tolist()
+    assert pairs == [[0, 2], [1, 1], [1, 3], [1, 1], [0, 1], [1, 1]]
+
+
+def test_pixels_are_counted_by_class_at_the_originals_size() -> None:
+    class_map = render({"pixel_counts": True}, HALVES, WIDE)
+    assert [(c.index, c.label, c.pixels) for c in class_map.counts] == [(0, "cat", 2500), (1, "dog", 2500)]
+
+
+def test_maps_that_do_not_fit_in_a_message_together_are_refused() -> None:
+    fields = {"encoding": pb.SegmentRequest.ENCODING_RUN_LENGTHS}
+    with pytest.raises(ImageTooLarge, match=r"at most 700 bytes together \(max_message_bytes\)"):
+        render(fields, HALVES, WIDE, max_bytes=700)  # two runs of 8 bytes in each of 50 rows
+
+
+def test_a_segmentation_carries_its_maps_and_the_names_of_classes() -> None:
+    maps = [pb.ClassMap(height=1), pb.ClassMap(height=2)]
+    frames = [whole(1, 1)] * 2
+    response = messages.class_maps(pb.SegmentRequest(), answer(TASKS["Segment"], (), frames, maps))
+    assert (list(response.maps), list(response.labels)) == (maps, ["cat", "dog"])
+
+
+def test_an_embedding_is_its_vector() -> None:
+    vectors = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32)
+    response = messages.embeddings(pb.EmbedRequest(), answer(TASKS["Embed"], (vectors,), [whole(1, 1)] * 2))
+    assert [list(embedding.values) for embedding in response.embeddings] == vectors.tolist()
