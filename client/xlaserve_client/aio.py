@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -12,8 +13,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from xlaserve_client import calls
-from xlaserve_client.calls import Call
+from xlaserve_client import calls, vision_calls
+from xlaserve_client.call import Call
 from xlaserve_client.connection import (
     DEFAULT_DEADLINE_S,
     DEFAULT_TARGET,
@@ -24,7 +25,7 @@ from xlaserve_client.connection import (
 )
 from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_status
 from xlaserve_client.images import Images, any_on_disk
-from xlaserve_client.results import ClassifyResult, InferResult, Model
+from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
 
 Result = TypeVar("Result")
 
@@ -52,26 +53,47 @@ class AsyncVisionClient:
     async def classify(
         self, images: Images, *, model: str, top_k: int = 5, mode: str | None = None, deadline_s: float | None = None
     ) -> ClassifyResult:
-        """As `VisionClient.classify`; files are read in a thread."""
-        if any_on_disk(images):
-            call = await asyncio.to_thread(calls.classify, images, model=model, top_k=top_k, mode=mode)
-        else:
-            call = calls.classify(images, model=model, top_k=top_k, mode=mode)
-        return await self._answer(call, deadline_s)
+        """As `VisionClient.classify`; files are read in a thread, here and below."""
+        build = partial(vision_calls.classify, images, model=model, top_k=top_k, mode=mode)
+        return await self._ask(build, images, deadline_s)
+
+    async def detect(
+        self,
+        images: Images,
+        *,
+        model: str,
+        min_score: float = 0.0,
+        max_detections: int | None = None,
+        mode: str | None = None,
+        deadline_s: float | None = None,
+    ) -> DetectResult:
+        """As `VisionClient.detect`."""
+        build = partial(
+            vision_calls.detect, images, model=model, min_score=min_score, max_detections=max_detections, mode=mode
+        )
+        return await self._ask(build, images, deadline_s)
+
+    async def segment(
+        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+    ) -> SegmentResult:
+        """As `VisionClient.segment`."""
+        return await self._ask(partial(vision_calls.segment, images, model=model, mode=mode), images, deadline_s)
+
+    async def embed(
+        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+    ) -> EmbedResult:
+        """As `VisionClient.embed`."""
+        return await self._ask(partial(vision_calls.embed, images, model=model, mode=mode), images, deadline_s)
 
     async def infer(
         self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
     ) -> InferResult:
-        """As `VisionClient.infer`; files are read in a thread."""
-        if any_on_disk(images):
-            call = await asyncio.to_thread(calls.infer, images, model=model, mode=mode)
-        else:
-            call = calls.infer(images, model=model, mode=mode)
-        return await self._answer(call, deadline_s)
+        """As `VisionClient.infer`."""
+        return await self._ask(partial(calls.infer, images, model=model, mode=mode), images, deadline_s)
 
     async def models(self, *, deadline_s: float | None = None) -> tuple[Model, ...]:
         """As `VisionClient.models`."""
-        return await self._answer(calls.models(), deadline_s)
+        return await self._answer(vision_calls.models(), deadline_s)
 
     async def ready(self, model: str | None = None, *, deadline_s: float | None = None) -> bool:
         """As `VisionClient.ready`."""
@@ -118,6 +140,10 @@ class AsyncVisionClient:
         if self._credentials is None:
             return grpc.aio.insecure_channel(self._target, options=self._options)
         return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
+
+    async def _ask(self, build: Callable[[], Call[Result]], images: Images, deadline_s: float | None) -> Result:
+        call = await asyncio.to_thread(build) if any_on_disk(images) else build()
+        return await self._answer(call, deadline_s)
 
     async def _answer(self, call: Call[Result], deadline_s: float | None, *, wait_for_ready: bool = False) -> Result:
         invoke: grpc.aio.UnaryUnaryMultiCallable[Message, Any] = self._channel.unary_unary(

@@ -41,6 +41,14 @@ def load(images: Images) -> list[bytes] | NDArray[Any]:
     return [_read(image) for image in images]
 
 
+def whole_levels(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns pixels as uint8: float32 rounded, as the server does. Raises ValueError beyond 0 to 255."""
+    for extreme in (pixels.min(), pixels.max()):  # either is NaN where any value is
+        if not 0 <= extreme <= 255:
+            raise ValueError(f"images: expected values from 0 to 255, got {extreme}")
+    return np.asarray(np.rint(pixels), np.uint8)
+
+
 def _read(image: object) -> bytes:
     if isinstance(image, (str, PathLike)):
         return Path(image).read_bytes()

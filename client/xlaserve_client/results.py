@@ -22,6 +22,18 @@ class Timings:
     total_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What every answer says of how it came to be."""
+
+    model: str
+    version: str
+    mode: str
+    """How it was run; empty where the server does not say."""
+    timings: Timings | None
+    """None where the server does not say."""
+
+
 @dataclass(frozen=True, slots=True)
 class Category:
     """One class and what the model gives for it."""
@@ -45,32 +57,96 @@ class Classification:
         return self.categories[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ClassifyResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyResult(Answer):
     """The answer of `classify`."""
 
     classifications: tuple[Classification, ...]
     """One for each image, in the order of the request."""
-    model: str
-    version: str
-    mode: str
-    """How it was run; empty where the server does not say."""
-    timings: Timings | None
-    """None where the server does not say."""
 
 
 @dataclass(frozen=True, slots=True)
-class InferResult:
+class Box:
+    """In pixels of the original image, upright and clipped to it; (0, 0) is its top left corner."""
+
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """One object."""
+
+    index: int
+    """The class's position in the model's output."""
+    label: str
+    """The class's name; its index as text where the model has no labels."""
+    score: float
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Detections:
+    """The objects in one image."""
+
+    detections: tuple[Detection, ...]
+    """The highest score first."""
+    height: int
+    """Of the original image, upright; so is `width`."""
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectResult(Answer):
+    """The answer of `detect`."""
+
+    results: tuple[Detections, ...]
+    """One for each image, in the order of the request."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassMap:
+    """The class of each pixel of one image."""
+
+    classes: NDArray[np.uint8] | NDArray[np.uint16]
+    """The classes' indices, `[height, width]` of the original image, upright; uint16 where one is above 255."""
+    labels: tuple[str, ...]
+    """The classes' names by their index; empty where the model has no labels."""
+
+    def label(self, index: int) -> str:
+        """Returns a class's name; its index as text where it has none."""
+        return self.labels[index] if index < len(self.labels) else str(index)
+
+    def counts(self) -> dict[int, int]:
+        """Returns the number of pixels of each class that is there, by its index."""
+        indices, pixels = np.unique(self.classes, return_counts=True)
+        return dict(zip(indices.tolist(), pixels.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentResult(Answer):
+    """The answer of `segment`."""
+
+    maps: tuple[ClassMap, ...]
+    """One for each image, in the order of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EmbedResult(Answer):
+    """The answer of `embed`."""
+
+    vectors: NDArray[np.float32]
+    """`[n, dimensions]`, a row for each image, in the order of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferResult(Answer):
     """The answer of `infer`."""
 
     outputs: Mapping[str, NDArray[Any]]
     """Output tensors by name, their first dimension the image; read-only. BYTES are arrays of objects."""
-    model: str
-    version: str
-    mode: str
-    """How it was run; empty where the server does not say."""
-    timings: Timings | None
-    """None where the server does not say."""
 
     @property
     def scores(self) -> NDArray[np.float32]:

@@ -9,8 +9,8 @@ from typing import Any, Self, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from xlaserve_client import calls
-from xlaserve_client.calls import Call
+from xlaserve_client import calls, vision_calls
+from xlaserve_client.call import Call
 from xlaserve_client.connection import (
     DEFAULT_DEADLINE_S,
     DEFAULT_TARGET,
@@ -21,7 +21,7 @@ from xlaserve_client.connection import (
 )
 from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_status
 from xlaserve_client.images import Images
-from xlaserve_client.results import ClassifyResult, InferResult, Model
+from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
 
 Result = TypeVar("Result")
 
@@ -29,8 +29,8 @@ Result = TypeVar("Result")
 class VisionClient:
     """Talks to one server. Safe to use from several threads; close it, or use it as a context manager.
 
-    `target` is HOST:PORT. `deadline_s` bounds each call, retries included; each call may set its own. Classifying,
-    inferring and listing are retried a few times when the server can't be reached or is draining, and with
+    `target` is HOST:PORT. `deadline_s` bounds each call, retries included; each call may set its own. Inference and
+    listing are retried a few times when the server can't be reached or is draining, and with
     `retry_overload` when its queue is full; loading and unloading never are. `credentials` turns TLS on.
 
         with VisionClient("127.0.0.1:8001") as client:
@@ -61,7 +61,36 @@ class VisionClient:
         Encoded images are of any size, pixels of the model's own. Raises ServerError, InvalidReply; OSError for a file
         that can't be read; TypeError or ValueError for arguments that are not images.
         """
-        return self._answer(calls.classify(images, model=model, top_k=top_k, mode=mode), deadline_s)
+        return self._answer(vision_calls.classify(images, model=model, top_k=top_k, mode=mode), deadline_s)
+
+    def detect(
+        self,
+        images: Images,
+        *,
+        model: str,
+        min_score: float = 0.0,
+        max_detections: int | None = None,
+        mode: str | None = None,
+        deadline_s: float | None = None,
+    ) -> DetectResult:
+        """Finds the objects in `images`, at most `max_detections` in each and none below `min_score`.
+
+        Takes and raises the same as `classify`.
+        """
+        call = vision_calls.detect(images, model=model, min_score=min_score, max_detections=max_detections, mode=mode)
+        return self._answer(call, deadline_s)
+
+    def segment(
+        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+    ) -> SegmentResult:
+        """Names each pixel of `images`. Takes and raises the same as `classify`."""
+        return self._answer(vision_calls.segment(images, model=model, mode=mode), deadline_s)
+
+    def embed(
+        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+    ) -> EmbedResult:
+        """Makes a vector of each of `images`. Takes and raises the same as `classify`."""
+        return self._answer(vision_calls.embed(images, model=model, mode=mode), deadline_s)
 
     def infer(
         self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
@@ -71,7 +100,7 @@ class VisionClient:
 
     def models(self, *, deadline_s: float | None = None) -> tuple[Model, ...]:
         """Returns every configured model with its state. Raises ServerError."""
-        return self._answer(calls.models(), deadline_s)
+        return self._answer(vision_calls.models(), deadline_s)
 
     def ready(self, model: str | None = None, *, deadline_s: float | None = None) -> bool:
         """Whether every model, or the one named, is ready; False as well when the server can't be reached.

@@ -19,6 +19,21 @@ Failure = tuple[grpc.StatusCode, str]
 CLASSES = 4
 
 
+def images_of(request: Any) -> list[bytes]:
+    """The bytes of each image, encoded or not."""
+    if not request.HasField("pixels"):
+        return list(request.images)
+    count = request.pixels.images
+    size = len(request.pixels.rgb) // count
+    return [request.pixels.rgb[size * row : size * (row + 1)] for row in range(count)]
+
+
+def about(request: Any) -> dict[str, Any]:
+    """What is in every answer."""
+    timings = vision.Timings(decode_s=0.25, total_s=0.5)
+    return {"model": request.model, "version": "1", "mode": request.mode or "xla", "timings": timings}
+
+
 class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
     """Answers by a simple rule: the class is an encoded image's first byte, or the value of an array's first pixel."""
 
@@ -29,6 +44,8 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         """Each call takes one from the front and fails with it."""
         self.ready_after = 0
         """How many times readiness is denied."""
+        self.runs: list[int] = []
+        """Run lengths to answer with instead."""
         self.hold: threading.Event | None = None
         """Where set, calls wait for it."""
 
@@ -69,15 +86,8 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         else:
             dtype = {"UINT8": "u1", "FP32": "<f4"}[tensor.datatype]
             classes = [int(row.flat[0]) for row in np.frombuffer(raw, dtype).reshape(tensor.shape)]
-        if request.outputs:
-            k = request.outputs[0].parameters["classification"].int64_param
-            elements = [f"{1 / (rank + 1):.4f}:{(top + rank) % CLASSES}:a:b" for top in classes for rank in range(k)]
-            response.outputs.add(name="scores", datatype="BYTES", shape=[count, k])
-            blob = b"".join(len(text).to_bytes(4, "little") + text.encode() for text in elements)
-            response.raw_output_contents.append(blob)
-        else:
-            response.outputs.add(name="scores", datatype="FP32", shape=[count, CLASSES])
-            response.raw_output_contents.append(np.eye(CLASSES, dtype="<f4")[classes].tobytes())
+        response.outputs.add(name="scores", datatype="FP32", shape=[count, CLASSES])
+        response.raw_output_contents.append(np.eye(CLASSES, dtype="<f4")[classes].tobytes())
         return response
 
     def Classify(self, request, context):
@@ -90,13 +100,50 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
                         for rank in range(request.top_k)
                     ]
                 )
-                for image in request.images
+                for image in images_of(request)
             ],
-            model=request.model,
-            version="1",
-            mode=request.mode or "xla",
-            timings=vision.Timings(decode_s=0.25, total_s=0.5),
+            **about(request),
         )
+
+    def Detect(self, request, context):
+        self._enter(request, context)
+        return vision.DetectResponse(
+            results=[
+                vision.Detections(
+                    detections=[
+                        vision.Detection(
+                            index=image[0],
+                            label=f"class {image[0]}",
+                            score=0.5,
+                            box=vision.Box(x_min=1, y_min=2, x_max=4, y_max=8),
+                        )
+                    ]
+                    * (image[0] > 0),
+                    height=10,
+                    width=20,
+                )
+                for image in images_of(request)
+            ],
+            **about(request),
+        )
+
+    def Segment(self, request, context):
+        self._enter(request, context)
+        return vision.SegmentResponse(
+            maps=[
+                vision.ClassMap(
+                    height=2, width=3, run_lengths=np.array(self.runs or [0, 3, image[0], 3], "<u4").tobytes()
+                )
+                for image in images_of(request)
+            ],
+            labels=["nothing", "cat", "dog"],
+            **about(request),
+        )
+
+    def Embed(self, request, context):
+        self._enter(request, context)
+        vectors = [vision.Embedding(values=[0.5] * 5 + [image[0]]) for image in images_of(request)]
+        return vision.EmbedResponse(embeddings=vectors, **about(request))
 
     def ListModels(self, request, context):
         self._enter(request, context)

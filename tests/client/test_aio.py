@@ -21,6 +21,10 @@ async def test_every_method_answers_as_the_synchronous_one(client, puppet, tmp_p
     path.write_bytes(b"\x01")
     assert (await client.classify(path, model="digits")).classifications[0].top.index == 1
     assert (await client.classify(np.zeros((4, 4, 3), np.uint8), model="digits")).classifications[0].top.index == 0
+    assert (await client.detect(path, model="shapes", max_detections=3)).results[0].detections[0].index == 1
+    assert puppet.seen[-1].max_detections == 3
+    assert (await client.segment(path, model="shapes")).maps[0].classes.max() == 1
+    assert (await client.embed(path, model="features")).vectors[0, -1] == 1
     assert (await client.infer(path, model="digits")).scores.argmax() == 1
     assert (await client.infer(b"\x02", model="digits", mode="graph")).mode == "graph"
     assert [model.name for model in await client.models()] == ["digits", "broken"]

@@ -3,9 +3,21 @@ from __future__ import annotations
 import json
 
 import grpc
+import numpy as np
 import pytest
+from PIL import Image
 
 from xlaserve_client.cli import main
+
+FIRST_OF_PNG = 0x89
+DETECTED = {
+    "index": 2,
+    "label": "class 2",
+    "score": 0.5,
+    "box": {"x_min": 1.0, "y_min": 2.0, "x_max": 4.0, "y_max": 8.0},
+}
+COUNTED = {"index": 0, "label": "nothing"}
+DOG = {"index": 2, "label": "dog"}
 
 
 @pytest.fixture
@@ -37,6 +49,73 @@ def test_classify_prints_json(puppet, image, capsys):
     assert answer["image"] == str(image)
     assert answer["mode"] == "graph"
     assert answer["classifications"] == [{"categories": [{"index": 3, "label": "class 3", "score": 1.0}]}]
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "wide.png"
+    Image.new("RGB", (20, 10), (10, 10, 10)).save(path)
+    return path
+
+
+def test_detect_prints_boxes_and_draws_them(puppet, picture, tmp_path, capsys):
+    puppet.failures = []
+    out = tmp_path / "new" / "folder"
+    assert main(["detect", "shapes", str(picture), "--out", str(out), "--target", puppet.target]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{picture}  (xla, 500.0 ms in the server)",
+        f"     0.5000  class {FIRST_OF_PNG}  ({FIRST_OF_PNG})  x 1.0 to 4.0, y 2.0 to 8.0",
+    ]
+    with Image.open(out / "wide.png") as drawn:
+        assert drawn.size == (20, 10)
+        assert np.asarray(drawn).max() > 10
+
+
+def test_detect_says_where_nothing_was_found(puppet, tmp_path, capsys):
+    image = tmp_path / "empty.png"
+    image.write_bytes(b"\0")
+    assert main(["detect", "shapes", str(image), "--target", puppet.target]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  nothing"]
+
+
+def test_segment_prints_shares_and_colours_the_image(puppet, tmp_path, capsys):
+    image = tmp_path / "small.png"
+    Image.new("RGB", (3, 2), (10, 10, 10)).save(image)
+    puppet.runs = [0, 4, 2, 2]
+    assert main(["segment", "shapes", str(image), "--out", str(tmp_path / "out"), "--target", puppet.target]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["    66.67%  nothing  (0)", "    33.33%  dog  (2)"]
+    with Image.open(tmp_path / "out" / "small.png") as drawn:
+        coloured = np.asarray(drawn).max(axis=2) > 10
+    assert coloured.tolist() == [[False] * 3, [False, True, True]]
+
+
+def test_embed_prints_the_first_values(puppet, image, capsys):
+    assert main(["embed", "features", str(image), "--target", puppet.target]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  6 values: 0.5000 0.5000 0.5000 0.5000 ..."]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("detect", {"results": [{"detections": [DETECTED], "height": 10, "width": 20}]}),
+        ("segment", {"height": 2, "width": 3, "counts": [COUNTED | {"pixels": 3}, DOG | {"pixels": 3}]}),
+        ("embed", {"vector": [0.5] * 5 + [2.0]}),
+    ],
+)
+def test_the_others_print_json_too(puppet, tmp_path, capsys, command, says):
+    image = tmp_path / "two.png"
+    image.write_bytes(b"\2")
+    assert main([command, "m", str(image), "--json", "--target", puppet.target]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert (answer["image"], answer["model"], answer["mode"]) == (str(image), "m", "xla")
+    assert answer["timings"]["total_s"] == 0.5
+    assert says.items() <= answer.items()
+
+
+def test_a_folder_that_can_not_be_made_is_said_before_anything_is_asked(puppet, picture, capsys):
+    assert main(["detect", "shapes", str(picture), "--out", str(picture), "--target", puppet.target]) == 1
+    assert capsys.readouterr().err == f"xlaserve-client: --out: expected a folder, got {picture}: File exists\n"
+    assert not puppet.seen
 
 
 def test_models_prints_aligned_columns_and_the_reason_of_a_failure(puppet, capsys):

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from xlaserve_client import (
+    Box,
     DeadlineExceeded,
+    Detection,
+    InvalidReply,
     InvalidRequest,
     ModelFailed,
     ModelNotFound,
@@ -55,13 +58,65 @@ def test_a_list_keeps_its_order(client, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_pixels_are_classified_with_labels_that_may_hold_colons(client, puppet, dtype):
-    pixels = np.full((2, 8, 8, 3), 2, dtype)
+def test_pixels_are_classified(client, puppet, dtype):
+    pixels = np.full((2, 8, 9, 3), 2.25, np.float32).astype(dtype)
     result = client.classify(pixels, model="digits", top_k=3, mode="xla")
     assert [item.top.index for item in result.classifications] == [2, 2]
-    assert result.classifications[0].top.label == "a:b"
-    assert [category.score for category in result.classifications[0].categories] == [1.0, 0.5, 0.3333]
-    assert puppet.seen[0].inputs[0].shape == [2, 8, 8, 3]
+    sent = puppet.seen[0].pixels
+    assert (sent.images, sent.height, sent.width, sent.rgb) == (2, 8, 9, b"\2" * (2 * 8 * 9 * 3))
+
+
+@pytest.mark.parametrize("level", [-1.0, 255.5, np.nan])
+def test_pixels_that_are_no_levels_are_not_sent(client, puppet, level):
+    with pytest.raises(ValueError, match="expected values from 0 to 255"):
+        client.detect(np.full((1, 8, 8, 3), level, np.float32), model="shapes")
+    assert not puppet.seen
+
+
+def test_objects_come_with_their_boxes(client, puppet):
+    result = client.detect([b"\x02", b"\x00"], model="shapes", min_score=0.25, max_detections=7, mode="graph")
+    first, second = result.results
+    assert first.detections == (Detection(2, "class 2", 0.5, Box(1, 2, 4, 8)),)
+    assert (first.height, first.width, second.detections) == (10, 20, ())
+    assert (result.model, result.mode, result.timings.total_s) == ("shapes", "graph", 0.5)
+    assert (puppet.seen[0].min_score, puppet.seen[0].max_detections) == (0.25, 7)
+    client.detect(b"\x02", model="shapes")
+    assert (puppet.seen[1].min_score, puppet.seen[1].max_detections) == (0.0, 0)
+
+
+def test_a_class_map_is_an_array_of_the_originals_size(client):
+    (class_map,) = client.segment(b"\x02", model="shapes").maps
+    assert class_map.classes.dtype == np.uint8
+    assert class_map.classes.tolist() == [[0, 0, 0], [2, 2, 2]]
+    assert class_map.counts() == {0: 3, 2: 3}
+    assert (class_map.label(2), class_map.label(9)) == ("dog", "9")
+
+
+def test_a_class_map_of_many_classes_has_wider_elements(client, puppet):
+    puppet.runs = [300, 4, 7, 2]
+    (class_map,) = client.segment(b"\x02", model="shapes").maps
+    assert class_map.classes.dtype == np.uint16
+    assert class_map.classes.tolist() == [[300, 300, 300], [300, 7, 7]]
+
+
+@pytest.mark.parametrize("runs", [[0, 5], [0, 7], [0, 3, 1], [0, 2**32 - 1, 1, 7]])
+def test_run_lengths_that_do_not_fill_the_image_are_no_answer(client, puppet, runs):
+    puppet.runs = runs
+    with pytest.raises(InvalidReply, match="expected run lengths of 2 x 3 pixels"):
+        client.segment(b"\x02", model="shapes")
+
+
+def test_an_embedding_is_an_array_with_a_row_for_each_image(client):
+    result = client.embed([b"\x01", b"\x02"], model="features")
+    assert result.vectors.dtype == np.float32
+    np.testing.assert_array_equal(result.vectors, [[0.5] * 5 + [1], [0.5] * 5 + [2]])
+
+
+@pytest.mark.parametrize("verb", ["classify", "detect", "segment", "embed"])
+def test_every_kind_of_inference_is_retried(client, puppet, verb):
+    puppet.failures = [UNAVAILABLE]
+    getattr(client, verb)(b"\x01", model="m")
+    assert len(puppet.seen) == 2
 
 
 def test_one_image_without_a_batch_dimension_is_a_batch_of_one(client, puppet):
@@ -197,6 +252,8 @@ def test_nothing_is_sent_when_the_arguments_are_wrong(client, puppet, tmp_path):
         client.classify(tmp_path / "missing.png", model="digits")
     with pytest.raises(ValueError, match="top_k"):
         client.classify(b"x", model="digits", top_k=0)
+    with pytest.raises(ValueError, match="max_detections"):
+        client.detect(b"x", model="shapes", max_detections=0)
     with pytest.raises(ValueError, match="at least one"):
         client.classify([], model="digits")
     with pytest.raises(ValueError, match=r"\(8, 8\)"):

@@ -1,0 +1,38 @@
+"""What a call is: a request, where it goes, and how its response is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+Result = TypeVar("Result")
+
+STAGES: Final = ("decode_s", "queue_s", "gather_s", "execute_s", "encode_s", "total_s")
+"""The stages whose seconds a response carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A unary gRPC method."""
+
+    service: str
+    name: str
+    response: type[Message]
+
+    @property
+    def path(self) -> str:
+        """As gRPC addresses it."""
+        return f"/{self.service}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Result]):
+    """A request, where it goes, and how its response is read."""
+
+    method: Method
+    request: Message
+    parse: Callable[[Any], Result]
+    """From the method's response message. Raises InvalidReply."""

@@ -1,0 +1,179 @@
+"""The commands that send images: `classify`, `detect`, `segment` and `embed`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from xlaserve_client.errors import InvalidRequest
+from xlaserve_client.results import Answer, ClassifyResult, DetectResult, EmbedResult, SegmentResult
+from xlaserve_client.sync import VisionClient
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
+
+_IN_FLIGHT: Final = 16
+"""Images under way at the same time: one request each, for the server to batch."""
+_SHOWN: Final = 4
+"""Values of a vector that are printed."""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the commands to argparse's `commands`."""
+    images = argparse.ArgumentParser(add_help=False, parents=[common])
+    images.add_argument("model", metavar="MODEL")
+    images.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a JPEG, PNG or WebP file")
+    images.add_argument("--mode", help="eager, graph or xla; the model's default without it")
+    drawn = argparse.ArgumentParser(add_help=False)
+    drawn.add_argument("--out", type=Path, metavar="DIR", help="draw what was found over the images, into this folder")
+    classify = commands.add_parser("classify", parents=[images], help="name what is in images")
+    classify.add_argument("--top-k", type=int, default=5, metavar="K", help="classes to print (%(default)s)")
+    classify.set_defaults(run=_classify)
+    detect = commands.add_parser("detect", parents=[images, drawn], help="find the objects in images")
+    detect.add_argument("--min-score", type=float, default=0.0, metavar="SCORE", help="leave out less likely objects")
+    detect.add_argument("--max-detections", type=int, metavar="N", help="objects in an image; all without it")
+    detect.set_defaults(run=_detect)
+    segment = commands.add_parser("segment", parents=[images, drawn], help="name the pixels of images")
+    segment.set_defaults(run=_segment)
+    embed = commands.add_parser("embed", parents=[images], help="make vectors of images")
+    embed.set_defaults(run=_embed)
+
+
+def say(lines: Iterable[str]) -> None:
+    """Prints lines."""
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+
+
+def complain(problem: object) -> None:
+    """Prints a problem, in one line."""
+    sys.stderr.write(f"xlaserve-client: {problem}\n")
+
+
+def _classify(client: VisionClient, options: argparse.Namespace) -> int:
+    def lines(path: Path, result: ClassifyResult) -> list[str]:
+        return [
+            f"  {category.score:9.4f}  {category.label}{_number(category.label, category.index)}"
+            for category in result.classifications[0].categories
+        ]
+
+    return _ask_each(options, partial(client.classify, top_k=options.top_k), lines, dataclasses.asdict)
+
+
+def _detect(client: VisionClient, options: argparse.Namespace) -> int:
+    def lines(path: Path, result: DetectResult) -> list[str]:
+        (found,) = result.results
+        if options.out:
+            from xlaserve_client.drawing import draw_boxes  # noqa: PLC0415 - needs Pillow
+
+            draw_boxes(path, found).save(_drawn_file(options.out, path))
+        return [
+            f"  {item.score:9.4f}  {item.label}{_number(item.label, item.index)}  "
+            f"x {item.box.x_min:.1f} to {item.box.x_max:.1f}, y {item.box.y_min:.1f} to {item.box.y_max:.1f}"
+            for item in found.detections
+        ] or ["  nothing"]
+
+    ask = partial(client.detect, min_score=options.min_score, max_detections=options.max_detections)
+    return _ask_each(options, ask, lines, dataclasses.asdict)
+
+
+def _segment(client: VisionClient, options: argparse.Namespace) -> int:
+    def lines(path: Path, result: SegmentResult) -> list[str]:
+        (class_map,) = result.maps
+        if options.out:
+            from xlaserve_client.drawing import draw_classes  # noqa: PLC0415 - needs Pillow
+
+            draw_classes(path, class_map).save(_drawn_file(options.out, path))
+        size = class_map.classes.size
+        counts = ((class_map.label(index), index, pixels) for index, pixels in class_map.counts().items())
+        return [f"  {pixels / size:8.2%}  {label}{_number(label, index)}" for label, index, pixels in counts]
+
+    def as_json(result: SegmentResult) -> dict[str, Any]:
+        (class_map,) = result.maps
+        height, width = class_map.classes.shape
+        counts = [
+            {"index": index, "label": class_map.label(index), "pixels": pixels}
+            for index, pixels in class_map.counts().items()
+        ]
+        return {"height": height, "width": width, "counts": counts, **_common(result)}
+
+    return _ask_each(options, client.segment, lines, as_json)
+
+
+def _embed(client: VisionClient, options: argparse.Namespace) -> int:
+    def lines(path: Path, result: EmbedResult) -> list[str]:
+        (vector,) = result.vectors
+        shown = " ".join(f"{value:.4f}" for value in vector[:_SHOWN])
+        return [f"  {len(vector)} values: {shown}{' ...' if len(vector) > _SHOWN else ''}"]
+
+    def as_json(result: EmbedResult) -> dict[str, Any]:
+        return {"vector": result.vectors[0].tolist(), **_common(result)}
+
+    return _ask_each(options, client.embed, lines, as_json)
+
+
+def _ask_each(
+    options: argparse.Namespace,
+    ask: Callable[..., AnswerT],
+    lines: Callable[[Path, AnswerT], Iterable[str]],
+    as_json: Callable[[AnswerT], dict[str, Any]],
+) -> int:
+    """Asks about each image and prints the answers in their order; returns 1 where one failed."""
+    if getattr(options, "out", None):
+        _make_folder(options.out)
+    answered: list[dict[str, Any]] = []
+    failed = False
+    with ThreadPoolExecutor(_IN_FLIGHT) as pool:
+        pending = [(path, pool.submit(ask, path, model=options.model, mode=options.mode)) for path in options.images]
+        try:
+            for path, future in pending:
+                try:
+                    result = future.result()
+                    about = list(lines(path, result))
+                except OSError as error:
+                    failed = True
+                    complain(f"{error.filename or path}: {error.strerror or error}")
+                except InvalidRequest as error:
+                    failed = True
+                    complain(f"{path}: {error.message}")
+                else:
+                    if options.json:
+                        answered.append({"image": str(path), **as_json(result)})
+                    else:
+                        say([_heading(path, result), *about])
+        finally:
+            pool.shutdown(cancel_futures=True)
+    if options.json:
+        say([json.dumps(answered, indent=2)])
+    return int(failed)
+
+
+def _heading(path: Path, result: Answer) -> str:
+    spent = f", {result.timings.total_s * 1000:.1f} ms in the server" if result.timings else ""
+    return f"{path}  ({result.mode or 'unknown mode'}{spent})"
+
+
+def _number(label: str, index: int) -> str:
+    return "" if label == str(index) else f"  ({index})"
+
+
+def _common(result: Answer) -> dict[str, Any]:
+    timings = dataclasses.asdict(result.timings) if result.timings else None
+    return {"model": result.model, "version": result.version, "mode": result.mode, "timings": timings}
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out: expected a folder, got {folder}: {error.strerror}") from None
+
+
+def _drawn_file(folder: Path, image: Path) -> Path:
+    return folder / f"{image.stem}.png"

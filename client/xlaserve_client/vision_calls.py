@@ -1,0 +1,195 @@
+"""The calls of the typed API: pure functions that build a request and know how to read its response."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve_client import images as image_arguments
+from xlaserve_client.call import STAGES, Call, Method
+from xlaserve_client.errors import InvalidReply
+from xlaserve_client.images import Images
+from xlaserve_client.results import (
+    Box,
+    Bucket,
+    Category,
+    Classification,
+    ClassifyResult,
+    ClassMap,
+    Detection,
+    Detections,
+    DetectResult,
+    EmbedResult,
+    Model,
+    Program,
+    SegmentResult,
+    Timings,
+)
+from xlaserve_proto import vision_pb2 as vision
+
+_VISION: Final = "xlaserve.v1.Vision"
+_CLASSIFY: Final = Method(_VISION, "Classify", vision.ClassifyResponse)
+_DETECT: Final = Method(_VISION, "Detect", vision.DetectResponse)
+_SEGMENT: Final = Method(_VISION, "Segment", vision.SegmentResponse)
+_EMBED: Final = Method(_VISION, "Embed", vision.EmbedResponse)
+_LIST_MODELS: Final = Method(_VISION, "ListModels", vision.ListModelsResponse)
+
+METHODS: Final = (_CLASSIFY, _DETECT, _SEGMENT, _EMBED, _LIST_MODELS)
+"""All of them may be asked twice."""
+
+
+def classify(images: Images, *, model: str, top_k: int, mode: str | None) -> Call[ClassifyResult]:
+    """Names what is in `images`."""
+    if top_k < 1:
+        raise ValueError(f"top_k: expected at least 1, got {top_k}")
+    request = vision.ClassifyRequest(model=model, top_k=top_k, mode=mode or "", **_images(images))
+    return Call(_CLASSIFY, request, _read_classify)
+
+
+def detect(
+    images: Images, *, model: str, min_score: float, max_detections: int | None, mode: str | None
+) -> Call[DetectResult]:
+    """Finds the objects in `images`."""
+    if max_detections is not None and max_detections < 1:
+        raise ValueError(f"max_detections: expected at least 1, or None for all, got {max_detections}")
+    request = vision.DetectRequest(
+        model=model,
+        min_score=min_score,
+        max_detections=max_detections or 0,
+        mode=mode or "",
+        **_images(images),
+    )
+    return Call(_DETECT, request, _read_detect)
+
+
+def segment(images: Images, *, model: str, mode: str | None) -> Call[SegmentResult]:
+    """Names the pixels of `images`. Asks for run lengths, which NumPy can read by itself."""
+    encoding = vision.SegmentRequest.ENCODING_RUN_LENGTHS
+    request = vision.SegmentRequest(model=model, encoding=encoding, mode=mode or "", **_images(images))
+    return Call(_SEGMENT, request, _read_segment)
+
+
+def embed(images: Images, *, model: str, mode: str | None) -> Call[EmbedResult]:
+    """Makes vectors of `images`."""
+    return Call(_EMBED, vision.EmbedRequest(model=model, mode=mode or "", **_images(images)), _read_embed)
+
+
+def models() -> Call[tuple[Model, ...]]:
+    """Lists the configured models."""
+    return Call(_LIST_MODELS, vision.ListModelsRequest(), _read_models)
+
+
+def _images(images: Images) -> dict[str, Any]:
+    loaded = image_arguments.load(images)
+    if isinstance(loaded, list):
+        return {"images": loaded}
+    count, height, width, _ = loaded.shape
+    levels = image_arguments.whole_levels(loaded)
+    return {"pixels": vision.Pixels(images=count, height=height, width=width, rgb=levels.tobytes())}
+
+
+def _answer(response: Any) -> dict[str, Any]:
+    """Returns the fields of a response that are in every answer."""
+    has_timings = response.HasField("timings")
+    return {
+        "model": response.model,
+        "version": response.version,
+        "mode": response.mode,
+        "timings": Timings(**{stage: getattr(response.timings, stage) for stage in STAGES}) if has_timings else None,
+    }
+
+
+def _read_classify(response: vision.ClassifyResponse) -> ClassifyResult:
+    return ClassifyResult(
+        classifications=tuple(
+            Classification(tuple(Category(entry.index, entry.label, entry.score) for entry in item.categories))
+            for item in response.classifications
+        ),
+        **_answer(response),
+    )
+
+
+def _read_detect(response: vision.DetectResponse) -> DetectResult:
+    return DetectResult(
+        results=tuple(
+            Detections(
+                tuple(
+                    Detection(
+                        found.index,
+                        found.label,
+                        found.score,
+                        Box(found.box.x_min, found.box.y_min, found.box.x_max, found.box.y_max),
+                    )
+                    for found in item.detections
+                ),
+                item.height,
+                item.width,
+            )
+            for item in response.results
+        ),
+        **_answer(response),
+    )
+
+
+def _read_segment(response: vision.SegmentResponse) -> SegmentResult:
+    labels = tuple(response.labels)
+    return SegmentResult(maps=tuple(ClassMap(_classes(item), labels) for item in response.maps), **_answer(response))
+
+
+def _classes(item: vision.ClassMap) -> NDArray[Any]:
+    data = item.run_lengths
+    runs = np.frombuffer(data[: len(data) // 8 * 8], "<u4").reshape(-1, 2)
+    pixels = item.height * item.width
+    if len(data) % 8 or int(runs[:, 1].sum(dtype=np.uint64)) != pixels:
+        raise InvalidReply(f"expected run lengths of {item.height} x {item.width} pixels, got {len(data)} other bytes")
+    dtype = np.uint8 if runs[:, 0].max(initial=0) <= np.iinfo(np.uint8).max else np.uint16
+    return np.repeat(runs[:, 0].astype(dtype), runs[:, 1]).reshape(item.height, item.width)
+
+
+def _read_embed(response: vision.EmbedResponse) -> EmbedResult:
+    vectors = [np.array(embedding.values, np.float32) for embedding in response.embeddings]
+    if len({len(vector) for vector in vectors}) != 1:
+        raise InvalidReply(f"expected vectors of one length, got {sorted({len(vector) for vector in vectors})}")
+    return EmbedResult(vectors=np.stack(vectors), **_answer(response))
+
+
+def _read_models(response: vision.ListModelsResponse) -> tuple[Model, ...]:
+    return tuple(
+        Model(
+            name=model.name,
+            version=model.version,
+            state=_state(model.state),
+            reason=model.reason,
+            source=model.source,
+            weights=model.weights,
+            task=model.task,
+            modes=tuple(model.modes),
+            default_mode=model.default_mode,
+            buckets=tuple(map(_bucket, model.buckets)),
+            programs=tuple(
+                Program(
+                    mode=program.mode,
+                    bucket=_bucket(program.bucket),
+                    trace_s=program.trace_s,
+                    compile_s=program.compile_s,
+                    run_s=program.run_s,
+                    run_loaded_s=program.run_loaded_s,
+                )
+                for program in model.programs
+            ),
+            programs_total=model.programs_total,
+            compile_s=model.compile_s,
+        )
+        for model in response.models
+    )
+
+
+def _state(state: int) -> str:
+    known = vision.Model.State.values()
+    return vision.Model.State.Name(state).removeprefix("STATE_").lower() if state in known else str(state)  # type: ignore[arg-type]
+
+
+def _bucket(bucket: vision.Bucket) -> Bucket:
+    return Bucket(bucket.batch, bucket.height, bucket.width)
