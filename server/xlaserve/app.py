@@ -7,8 +7,9 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -61,6 +62,7 @@ class App:
         self._on_loaded = on_loaded
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
         self.device: Device = configure(settings, self._has_tensorflow)
+        self._load_replicated = _replicated(self.device.replicas)
         self._metrics = Metrics()
         self._lanes = Lanes(self.device.lanes)
         self._worker = Worker(self.device.lanes)
@@ -120,6 +122,8 @@ class App:
     def _load_model(self, settings: ModelSettings) -> catalog.Model:
         if catalog.uses_tensorflow(settings) and not self._has_tensorflow:
             raise ModelFailed("the server was started without any TensorFlow model; restart it to serve this one")
+        if self._load_replicated and catalog.uses_tensorflow(settings):
+            return self._load_replicated(settings)
         return catalog.load(settings)
 
     async def _load(self) -> bool:
@@ -222,3 +226,13 @@ class App:
         ready = gauge("xlaserve_ready", "1 when every model is ready.", ())
         ready.add_metric((), float(self._is_ready()))
         return (waiting, admitted, size, states, auto, under_way, lanes, ready)
+
+
+def _replicated(devices: Sequence[str]) -> Callable[[ModelSettings], catalog.Model] | None:
+    """Returns what loads models on all `devices`, if there are any; they share the turns."""
+    if not devices:
+        return None
+    from xlaserve.engine.replicas import Replicas  # noqa: PLC0415 - imports TensorFlow
+    from xlaserve.model import replicas  # noqa: PLC0415
+
+    return partial(replicas.load, replicas=Replicas(devices))

@@ -200,7 +200,7 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
     [
         ("grpc_port: 70000", ["grpc_port: ", "less than or equal to 65535", "got 70000"]),
         ("grpc_port: eight", ["grpc_port: ", "valid integer", "got 'eight'"]),
-        ("device: tpu", ["device: ", "'auto', 'cpu' or 'gpu'", "got 'tpu'"]),
+        ("device: tpu", ["device: ", "one of auto, cpu, gpu, gpu:1", "got 'tpu'"]),
         ("drain_timeout_s: .nan", ["drain_timeout_s: ", "less than or equal to 3600", "got nan"]),
         ("lanes: 0", ["lanes: ", "greater than or equal to 1", "got 0"]),
         ("grpc_prot: 1", ["grpc_prot: no such field"]),

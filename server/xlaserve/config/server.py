@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal
@@ -12,6 +13,7 @@ from xlaserve.config.frozen import Frozen
 from xlaserve.config.model import BUILTIN_MODELS, ModelSettings
 
 MIB: Final = 1024 * 1024
+DEVICE: Final = re.compile(r"auto|cpu|gpu(:(all|[0-9]{1,3}(,[0-9]{1,3})*))?")
 
 
 class PerformanceHint(StrEnum):
@@ -43,12 +45,15 @@ class Settings(Frozen):
     """Let clients load and unload models."""
 
     # What runs the models.
-    device: Literal["auto", "cpu", "gpu"] = "auto"
-    """`auto` takes the first GPU where TensorFlow sees one, else the CPU."""
+    device: str = "auto"
+    """`cpu`, `gpu` (the first), `gpu:1`, several as `gpu:0,1` or `gpu:all`, or `auto`: the first GPU where TensorFlow
+    sees one, else the CPU. Each of several GPUs has a replica of every model, behind the same queues."""
+    gpu_memory_mib: int | None = Field(None, ge=64, le=4_194_304)
+    """MiB that are taken of each GPU at the start, and never more; by default memory is taken as it is needed."""
     performance_hint: PerformanceHint = PerformanceHint.THROUGHPUT
     """Sets lanes and threads: `throughput` or `latency`."""
     lanes: int | None = Field(None, ge=1, le=256)
-    """Batches that run at the same time; overrides the hint."""
+    """Batches that run at the same time, on each of several GPUs; overrides the hint."""
     threads_per_lane: int | None = Field(None, ge=1, le=256)
     """TensorFlow's threads for one lane on a CPU; overrides the hint."""
     exit_on_model_failure: bool = True
@@ -78,6 +83,13 @@ class Settings(Frozen):
 
     models: tuple[ModelSettings, ...] = BUILTIN_MODELS
     """The models to serve."""
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        if not DEVICE.fullmatch(value):
+            raise ValueError("one of auto, cpu, gpu, gpu:1, gpu:0,1 and gpu:all")
+        return value
 
     @field_validator("models")
     @classmethod

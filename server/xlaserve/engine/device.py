@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,27 +29,47 @@ class Device:
     kind: Literal["cpu", "gpu"]
     name: str
     lanes: int
+    """Of all GPUs together."""
     threads_per_lane: int
     """TensorFlow's threads for one lane's operations on the CPU."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs in use, as TensorFlow numbers those of the machine."""
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """TensorFlow's names of the devices that have a replica of every model each; empty where one device has all."""
+        return tuple(f"/GPU:{index}" for index in range(len(self.gpus))) if len(self.gpus) > 1 else ()
 
     def __str__(self) -> str:
+        count = f"{len(self.gpus)} x " if len(self.gpus) > 1 else ""
         threads = "" if self.kind == "gpu" else f", threads per lane: {self.threads_per_lane}"
-        return f"{self.kind} ({self.name}), lanes: {self.lanes}{threads}"
+        return f"{self.kind} ({count}{self.name}), lanes: {self.lanes}{threads}"
 
 
-def choose(settings: Settings, cores: int, gpu: str | None) -> Device:
-    """Returns the device that `settings` ask for on a machine with `cores` and perhaps a `gpu`, given by its name.
+def choose(settings: Settings, cores: int, gpus: Sequence[str]) -> Device:
+    """Returns the device that `settings` ask for on a machine with `cores` and perhaps `gpus`, given by their names.
 
-    Raises ConfigError where they ask for a GPU and there is none.
+    Raises ConfigError where they ask for a GPU that is not there.
     """
-    if settings.device == "gpu" and gpu is None:
-        raise ConfigError("device: expected a GPU that TensorFlow can use, found none; set device: auto or cpu")
     is_latency = settings.performance_hint is PerformanceHint.LATENCY
-    if settings.device != "cpu" and gpu is not None:
-        lanes = settings.lanes or (1 if is_latency else GPU_LANES)
-        return Device("gpu", gpu, lanes, settings.threads_per_lane or max(1, cores // lanes))
+    if chosen := _chosen_gpus(settings.device, len(gpus)):
+        lanes = (settings.lanes or (1 if is_latency else GPU_LANES)) * len(chosen)
+        threads = settings.threads_per_lane or max(1, cores // lanes)
+        return Device("gpu", gpus[chosen[0]], lanes, threads, chosen)
     lanes = settings.lanes or (1 if is_latency else cores)
     return Device("cpu", cpu_name(), lanes, settings.threads_per_lane or max(1, cores // lanes))
+
+
+def _chosen_gpus(wanted: str, count: int) -> tuple[int, ...]:
+    if wanted == "cpu" or (wanted == "auto" and not count):
+        return ()
+    if not count:
+        raise ConfigError("device: expected a GPU that TensorFlow can use, found none; set device: auto or cpu")
+    which = wanted.partition(":")[2] or "0"
+    chosen = tuple(range(count)) if which == "all" else tuple(dict.fromkeys(map(int, which.split(","))))
+    if max(chosen) >= count:
+        raise ConfigError(f"device: expected GPUs from 0 to {count - 1}, which TensorFlow can use, got {wanted}")
+    return chosen
 
 
 def configure(settings: Settings, uses_tensorflow: bool) -> Device:
@@ -59,7 +79,7 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     not imported. Raises ConfigError.
     """
     if not uses_tensorflow:
-        return choose(settings, usable_cores(), None)
+        return choose(settings, usable_cores(), ())
     os.environ["KERAS_BACKEND"] = "tensorflow"
     with _stderr_to_log():
         try:
@@ -70,11 +90,16 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
                 " install xlaserve[cpu] or xlaserve[gpu]"
             ) from error
         gpus = [] if settings.device == "cpu" else tf.config.list_physical_devices("GPU")
-    gpu = str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")) if gpus else None
-    device = choose(settings, usable_cores(), gpu)
-    tf.config.set_visible_devices(gpus[:1], "GPU")
-    for gpu_device in gpus[:1]:
-        tf.config.experimental.set_memory_growth(gpu_device, True)
+    names = [str(tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")) for gpu in gpus]
+    device = choose(settings, usable_cores(), names)
+    visible = [gpus[index] for index in device.gpus]
+    tf.config.set_visible_devices(visible, "GPU")
+    for gpu in visible:
+        if settings.gpu_memory_mib is None:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        else:
+            limit = tf.config.LogicalDeviceConfiguration(memory_limit=settings.gpu_memory_mib)
+            tf.config.set_logical_device_configuration(gpu, [limit])
     tf.config.threading.set_intra_op_parallelism_threads(_pool_threads(settings, device))
     tf.config.threading.set_inter_op_parallelism_threads(device.lanes)
     return device

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from xlaserve.config import Mode, ModelSettings, PerformanceHint, Settings
 from xlaserve.engine.device import GPU_LANES, choose, configure, cpu_name, usable_cores
@@ -24,6 +25,8 @@ class TensorFlow:
         self.told: dict[str, Any] = {}
         tell = self.told.__setitem__
         self.config = SimpleNamespace(
+            LogicalDeviceConfiguration=lambda memory_limit: memory_limit,
+            set_logical_device_configuration=lambda gpu, limits: tell(f"limits of {gpu}", limits),
             list_physical_devices=lambda kind: self.gpus,
             set_visible_devices=lambda devices, kind: tell("visible", devices),
             experimental=SimpleNamespace(
@@ -63,7 +66,7 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorFlow]:
     ],
 )
 def test_a_cpu_gets_a_lane_per_core_or_one_with_all_threads(settings: Any, lanes: int, threads: int) -> None:
-    device = choose(Settings(**settings), cores=8, gpu=None)
+    device = choose(Settings(**settings), cores=8, gpus=())
     assert (device.kind, device.lanes, device.threads_per_lane) == ("cpu", lanes, threads)
 
 
@@ -71,18 +74,54 @@ def test_a_cpu_gets_a_lane_per_core_or_one_with_all_threads(settings: Any, lanes
     ("settings", "lanes"), [({}, GPU_LANES), ({"performance_hint": LATENCY}, 1), ({"lanes": 4}, 4)]
 )
 def test_a_gpu_gets_two_overlapping_lanes_or_one(settings: Any, lanes: int) -> None:
-    device = choose(Settings(**settings), cores=8, gpu=GPU)
+    device = choose(Settings(**settings), cores=8, gpus=[GPU])
     assert (device.kind, device.name, device.lanes) == ("gpu", GPU, lanes)
     assert str(device) == f"gpu ({GPU}), lanes: {lanes}"
 
 
 def test_a_gpu_is_left_alone_where_the_cpu_is_asked_for() -> None:
-    assert choose(Settings(device="cpu"), cores=2, gpu=GPU).kind == "cpu"
+    assert choose(Settings(device="cpu"), cores=2, gpus=[GPU]).kind == "cpu"
 
 
 def test_a_gpu_that_is_not_there_is_said_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match=r"device: expected a GPU.*found none; set device: auto or cpu"):
-        choose(Settings(device="gpu"), cores=2, gpu=None)
+        choose(Settings(device="gpu"), cores=2, gpus=())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen", "name"),
+    [
+        *(("auto", (0,), "H200"), ("gpu", (0,), "H200"), ("gpu:1", (1,), "T4")),
+        *(("gpu:2,0", (2, 0), "A100"), ("gpu:1,1", (1,), "T4"), ("gpu:all", (0, 1, 2), "H200")),
+    ],
+)
+def test_one_gpu_is_taken_or_those_that_are_named(wanted: str, chosen: tuple[int, ...], name: str) -> None:
+    device = choose(Settings(device=wanted), cores=8, gpus=["H200", "T4", "A100"])
+    assert (device.gpus, device.name, device.lanes) == (chosen, name, GPU_LANES * len(chosen))
+
+
+def test_each_of_several_gpus_has_a_replica_and_lanes_of_its_own() -> None:
+    device = choose(Settings(device="gpu:1,2", lanes=3), cores=12, gpus=["H200"] * 3)
+    assert (device.lanes, device.threads_per_lane) == (6, 2)
+    assert device.replicas == ("/GPU:0", "/GPU:1")  # those that TensorFlow is let see
+    assert str(device) == "gpu (2 x H200), lanes: 6"
+
+
+def test_one_device_alone_has_no_replicas() -> None:
+    assert choose(Settings(device="gpu:1"), cores=2, gpus=["H200"] * 2).replicas == ()
+    assert choose(Settings(device="cpu"), cores=2, gpus=["H200"] * 2).replicas == ()
+
+
+@pytest.mark.parametrize("wanted", ["gpu:2", "gpu:0,7"])
+def test_a_number_that_no_gpu_has_is_said_with_those_that_are_there(wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"device: expected GPUs from 0 to 1, which TensorFlow can use, got {wanted}"):
+        choose(Settings(device=wanted), cores=2, gpus=["H200"] * 2)
+
+
+@pytest.mark.parametrize("wanted", ["tpu", "gpu:", "gpu:a", "gpu:0,", "gpu:-1", "cpu:0", "gpu:1;2"])
+def test_a_device_is_spelt_in_one_of_a_few_ways(wanted: str) -> None:
+    with pytest.raises(ValidationError, match="device"):
+        Settings(device=wanted)
 
 
 def test_lanes_with_one_thread_each_need_no_pool_without_xla(tensorflow: Callable[..., TensorFlow]) -> None:
@@ -111,6 +150,14 @@ def test_the_first_gpu_is_taken_and_its_memory_not_all_at_once(tensorflow: Calla
     assert module.told["visible"] == ["H200"]
     assert module.told["growth of H200"] is True
     assert "growth of T4" not in module.told
+
+
+def test_of_each_gpu_in_use_a_fixed_part_of_the_memory_can_be_taken(tensorflow: Callable[..., TensorFlow]) -> None:
+    module = tensorflow("H200", "T4", "A100")
+    configure(Settings(device="gpu:2,0", gpu_memory_mib=4096), uses_tensorflow=True)
+    assert module.told["visible"] == ["A100", "H200"]
+    assert (module.told["limits of A100"], module.told["limits of H200"]) == ([4096], [4096])
+    assert not any("growth" in key or "T4" in key for key in module.told)
 
 
 def test_gpus_are_hidden_from_tensorflow_where_the_cpu_is_asked_for(tensorflow: Callable[..., TensorFlow]) -> None:

@@ -1,0 +1,78 @@
+"""Several devices behind one queue: a replica of a model on each, and whose turn it is.
+
+The queue, the planner and the lanes know nothing of it. There are as many lanes as all devices have together, and a
+batch that has a lane runs on the device that runs the fewest: of D devices with L lanes each at most D * L - 1 others
+are busy, so one device runs fewer than L batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import tensorflow as tf
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Program
+
+
+class Replicas:
+    """Grants devices, given by TensorFlow's names for them. Safe to use from several threads."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = tuple(devices)
+        self._running = [0] * len(self.devices)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def take(self) -> Iterator[int]:
+        """Makes the device that runs the fewest batches the caller's; gives its number."""
+        with self._lock:
+            index = min(range(len(self._running)), key=self._running.__getitem__)
+            self._running[index] += 1
+        try:
+            with self.on(index):
+                yield index
+        finally:
+            with self._lock:
+                self._running[index] -= 1
+
+    @contextmanager
+    def on(self, index: int) -> Iterator[None]:
+        """Has TensorFlow put what this thread makes and runs meanwhile on one of the devices."""
+        with tf.device(self.devices[index]):
+            yield
+
+
+class ReplicatedProgram:
+    """A `Program` of `programs` that compute the same, each with its variables on its own one of the devices."""
+
+    def __init__(self, programs: Sequence[Program], replicas: Replicas) -> None:
+        self.platform = programs[0].platform
+        self._programs = tuple(programs)
+        self._replicas = replicas
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        """Compiles for one device after the other; the seconds are those of all."""
+        compilations = []
+        for index, program in enumerate(self._programs):
+            with self._replicas.on(index):
+                compilations.append(program.compile(mode, bucket))
+        return replace(
+            compilations[0],
+            executable=_Executable([compilation.executable for compilation in compilations], self._replicas),
+            trace_s=sum(compilation.trace_s for compilation in compilations),
+            compile_s=sum(compilation.compile_s for compilation in compilations),
+        )
+
+
+class _Executable:
+    def __init__(self, executables: Sequence[Executable], replicas: Replicas) -> None:
+        self._executables = tuple(executables)
+        self._replicas = replicas
+
+    def __call__(self, images: Images) -> Outputs:
+        with self._replicas.take() as index:
+            return self._executables[index](images)
