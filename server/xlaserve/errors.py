@@ -14,6 +14,7 @@
     │   └── ExecutionFailed             a batch raised; its details are in the log only
     └── OverloadError                   nothing wrong with the request, but not now
         ├── QueueFull                   the model's queue is at its bound
+        ├── ProfilerBusy                another profile is being recorded
         ├── DeadlineExceeded            the job could not be run before its deadline
         └── ShuttingDown                the server is draining
 
@@ -82,6 +83,10 @@ class OverloadError(XlaserveError):
 
 class QueueFull(OverloadError):
     """The model's queue is at its bound of images or bytes."""
+
+
+class ProfilerBusy(OverloadError):
+    """Another profile is being recorded."""
 
 
 class DeadlineExceeded(OverloadError):

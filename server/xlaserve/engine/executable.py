@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 
 Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
 """uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
@@ -73,3 +73,13 @@ class _Executable:
             raise ValueError(f"pixels: expected uint8 {self._shape}, got {images.dtype} {images.shape}")
         # `numpy` waits for the result and copies it out of TensorFlow's memory.
         return tuple(output.numpy() for output in self._function(tf.convert_to_tensor(images)))
+
+
+def stablehlo(executable: Executable) -> str:
+    """Returns what XLA is given of an executable that `TensorFlowProgram` made, in StableHLO; lowers it anew."""
+    if not isinstance(executable, _Executable):
+        raise TypeError(f"expected an executable of TensorFlow, got {type(executable).__name__}")
+    # A method of tf.function alone, which a concrete function does not have.
+    function = tf.function(executable._function, autograph=False, jit_compile=True)
+    lower = function.experimental_get_compiler_ir(tf.TensorSpec(executable._shape, tf.uint8, name="pixels"))
+    return str(lower(stage="stablehlo"))

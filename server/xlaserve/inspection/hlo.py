@@ -91,8 +91,8 @@ class Instruction:
 
     @property
     def layer(self) -> str:
-        """The layer in `op_name`: it without the model's scope and the operation's own name."""
-        parts = self.op_name.split("/")
+        """The layer in `op_name`: it without the model's scope and the operation's own name; the first of several."""
+        parts = [part for part in self.op_name.partition(";")[0].split("/") if not part.endswith("PartitionedCall")]
         return "/".join(parts[1:-1] if len(parts) > 2 else parts[:-1] or parts)
 
     @property

@@ -19,6 +19,7 @@ STATUS: Final[dict[type[errors.XlaserveError], StatusCode]] = {
     errors.ModelFailed: StatusCode.FAILED_PRECONDITION,
     errors.ExecutionFailed: StatusCode.INTERNAL,
     errors.QueueFull: StatusCode.RESOURCE_EXHAUSTED,
+    errors.ProfilerBusy: StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
     errors.ShuttingDown: StatusCode.UNAVAILABLE,
 }

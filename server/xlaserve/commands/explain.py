@@ -1,0 +1,189 @@
+"""`xlaserve explain`: what XLA made of a model, what it costs, and what it takes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from xlaserve.commands import subject
+from xlaserve.commands.command import Command, Invocation
+from xlaserve.errors import ConfigError
+from xlaserve.inspection import dump, graph, page
+from xlaserve.inspection.words import amount, seconds
+
+if TYPE_CHECKING:
+    from xlaserve.inspection.explain import Explained
+    from xlaserve.inspection.explanation import Explanation, Row
+
+STAGES: Final = ("hlo", "optimized_hlo", "stablehlo", "dot")
+
+log = logging.getLogger(__name__)
+
+
+def run(invocation: Invocation) -> int:
+    """Prints the explanation, or one stage's program; writes all of it where a folder is given."""
+    own = invocation.own
+    if own.out is not None:
+        _make_folder(own.out)
+    peak = (own.peak_gflops and own.peak_gflops * 1e9, own.bandwidth_gbs and own.bandwidth_gbs * 1e9)
+    with dump.dumped() as folder:
+        loaded = subject.load(invocation.settings, own.model, own.bucket)
+        from xlaserve.inspection.explain import explain  # noqa: PLC0415 - TensorFlow had to be set up first
+
+        explained = explain(loaded.model, loaded.bucket, loaded.device, folder, peak)
+    if own.out is not None:
+        _write(own.out, explained)
+    if own.stage is not None:
+        programs = explained.programs
+        texts = (programs.hlo, programs.optimized_hlo, explained.stablehlo, explained.dot)
+        sys.stdout.write(dict(zip(STAGES, texts, strict=True))[own.stage])
+    elif own.json:
+        sys.stdout.write(json.dumps(explained.explanation.json(), indent=2) + "\n")
+    else:
+        _print(explained.explanation, own.top)
+    return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's own options."""
+    parser.add_argument("model", metavar="MODEL", help="a configured model, or any source, with random weights")
+    parser.add_argument("--bucket", type=_bucket, metavar="BxHxW", help="the bucket: 8, or 8x224x224")
+    parser.add_argument("--stage", choices=STAGES, help="print this program instead of the explanation")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write programs, graph and explain.html there")
+    parser.add_argument("--json", action="store_true", default=False, help="print JSON")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="instructions to list (%(default)s)")
+    parser.add_argument("--peak-gflops", type=_positive, metavar="G", help="the machine's peak; measured by default")
+    parser.add_argument("--bandwidth-gbs", type=_positive, metavar="G", help="its GB/s of memory; measured by default")
+
+
+def _bucket(text: str) -> object:
+    try:
+        return subject.bucket_of(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected 8 or 8x224x224, got {text}") from None
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number greater than 0, got {text}")
+    return value
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes sure, before minutes of work, that something can be written there. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".xlaserve"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"--out: expected a folder to write to, got {folder}: {error.strerror}") from None
+
+
+def _write(folder: Path, explained: Explained) -> None:
+    programs, explanation = explained.programs, explained.explanation
+    (folder / "hlo.txt").write_text(programs.hlo)
+    (folder / "optimized_hlo.txt").write_text(programs.optimized_hlo)
+    (folder / "stablehlo.mlir").write_text(explained.stablehlo)
+    (folder / "buffer_assignment.txt").write_text(programs.buffer_assignment)
+    (folder / "explain.json").write_text(json.dumps(explanation.json(), indent=2))
+    (folder / "graph.dot").write_text(explained.dot)
+    drawing = folder / "graph.svg"
+    is_drawn = graph.draw(explained.dot, drawing)
+    (folder / "explain.html").write_text(page.render(explanation, drawing.read_text() if is_drawn else ""))
+    log.info("written: %s", folder / "explain.html")
+
+
+def _print(explained: Explanation, top: int) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console.print(_summary(explained))
+    console.print("\n[bold]By opcode[/bold]", _groups(explained))
+    tables = (
+        ("took longest", lambda row: row.measured_s or 0.0),
+        ("most FLOPs", lambda row: row.cost.flops),
+        ("most bytes", lambda row: row.cost.bytes),
+    )
+    for title, key in tables:
+        if heaviest := explained.heaviest(key, top):
+            console.print(f"\n[bold]Instructions: {title}[/bold]", _rows(heaviest))
+
+
+def _summary(explained: Explanation) -> Table:
+    cost, memory, machine = explained.cost, explained.memory, explained.machine
+    fusions = ", ".join(f"{count} {kind}" for kind, count in explained.fusions.items()) or "none"
+    how = "measured" if explained.machine_is_measured else "as given"
+    images_per_s = explained.bucket.batch / explained.measured_s
+    lines = (
+        ("program", f"{explained.model} {explained.bucket}, {explained.source}"),
+        ("device", f"{explained.device}; {explained.versions}"),
+        ("operations", f"{explained.operations_before} before optimisation, {explained.operations_after} after"),
+        ("instructions run", f"{len(explained.rows)}; fusions: {fusions}"),
+        ("arithmetic", f"{amount(cost.flops, 'FLOP')}, {cost.intensity:.1f} FLOPs a byte of {amount(cost.bytes, 'B')}"),
+        (
+            "memory",
+            f"weights {amount(memory.parameters, 'B')}, constants {amount(memory.constants, 'B')}, images "
+            f"{amount(memory.input, 'B')}, temporaries {amount(memory.temporaries, 'B')}, outputs "
+            f"{amount(memory.outputs, 'B')}",
+        ),
+        ("machine", f"{amount(machine.flops_per_s, 'FLOP/s')}, {amount(machine.bytes_per_s, 'B/s')} ({how})"),
+        ("roofline", f"{seconds(explained.bound_s)} at best"),
+        (
+            "measured",
+            f"{seconds(explained.measured_s)}, {images_per_s:,.0f} images/s, "
+            f"{amount(cost.flops / explained.measured_s, 'FLOP/s')}, {explained.bound_s / explained.measured_s:.0%} of "
+            f"the roofline; compiled in {seconds(explained.compile_s)}",
+        ),
+    )
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _groups(explained: Explanation) -> Table:
+    table = _table("opcode", numbers=("count", "took", "share", "roofline", "FLOPs", "bytes"))
+    total_s = explained.traced_s or 1.0
+    for group in explained.groups():
+        table.add_row(
+            *(group.opcode, str(group.count), seconds(group.measured_s), f"{group.measured_s / total_s:.0%}"),
+            *(seconds(group.bound_s), amount(group.cost.flops, "FLOP"), amount(group.cost.bytes, "B")),
+        )
+    return table
+
+
+def _rows(rows: list[Row]) -> Table:
+    table = _table(
+        "instruction", "opcode", "layer", "result", numbers=("FLOPs", "bytes", "FLOPs/B", "roofline", "took")
+    )
+    for row in rows:
+        table.add_row(
+            *(row.name, row.opcode, row.layer, row.shape, amount(row.cost.flops, "FLOP"), amount(row.cost.bytes, "B")),
+            *(f"{row.cost.intensity:.1f}", seconds(row.bound_s)),
+            "" if row.measured_s is None else seconds(row.measured_s),
+        )
+    return table
+
+
+def _table(*titles: str, numbers: tuple[str, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+COMMAND = Command("explain", "show what XLA made of a model, what it costs and what it takes", run, add_options)

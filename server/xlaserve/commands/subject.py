@@ -1,0 +1,67 @@
+"""A model as a command's argument names it: one of the configuration's, or any source."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.engine.device import Device, configure
+from xlaserve.errors import ConfigError
+from xlaserve.model import catalog
+from xlaserve.model.catalog import Model
+
+LIBRARIES = re.compile(r"^keras[._]\w+:")
+"""Sources whose weights would be downloaded unless they are random."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is loaded, with the one bucket that a command works on."""
+
+    model: Model
+    bucket: Bucket
+    device: Device
+
+
+def load(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mode = Mode.XLA) -> Subject:
+    """Loads the configured model `name`, or the source `name` with random weights, for `bucket` or its first.
+
+    Raises ConfigError and ModelFailed.
+    """
+    model = _settings(settings, name, bucket, mode)
+    if not catalog.uses_tensorflow(model):
+        raise ConfigError(f"model: expected a TensorFlow model, got {model.source}, which XLA does not compile")
+    device = configure(settings.model_copy(update={"models": (model,)}), uses_tensorflow=True)
+    loaded = catalog.load(model)
+    return Subject(loaded, loaded.buckets[0], device)
+
+
+def bucket_of(text: str) -> BucketSettings:
+    """Parses `8` or `8x224x224`. Raises ValueError."""
+    sides = [int(side) for side in text.split("x")]
+    if len(sides) not in (1, 3) or min(sides) < 1:
+        raise ValueError("expected BATCH or BATCHxHEIGHTxWIDTH, such as 8x224x224")
+    return BucketSettings(*sides)
+
+
+def _settings(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mode) -> ModelSettings:
+    configured = {model.name: model for model in settings.models}
+    if name in configured:
+        changes: dict[str, object] = {"buckets": (bucket,)} if bucket else {}
+        return configured[name].model_copy(update={**changes, "modes": (mode,), "default_mode": None})
+    if not re.search(r"[:/.]", name):
+        raise ConfigError(
+            f"model: expected a configured model ({', '.join(configured) or 'none'}) or a source such as "
+            f"keras.applications:MobileNetV2, got {name}"
+        )
+    is_library = LIBRARIES.match(name) is not None
+    size = bucket[1:] if is_library and bucket and bucket.height else None
+    return ModelSettings(
+        name=re.sub(r"[^A-Za-z0-9._-]", "-", name.rstrip("/").rpartition("/")[2].rpartition(":")[2])[:128],
+        source=name,
+        weights="random" if is_library else None,
+        input_size=size,
+        modes=(mode,),
+        buckets=(bucket or BucketSettings(1),),
+    )

@@ -1,0 +1,51 @@
+"""Programs as XLA writes them down while it compiles: as it gets them, as it runs them, and with their memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from typing import Final
+
+BEFORE: Final = ".before_optimizations.txt"
+AFTER: Final = "_after_optimizations.txt"
+
+
+@dataclass(frozen=True)
+class Programs:
+    """One program in its stages, as text."""
+
+    hlo: str
+    """As TensorFlow gave it to XLA."""
+    optimized_hlo: str
+    """As XLA runs it."""
+    buffer_assignment: str
+
+
+@contextmanager
+def dumped() -> Iterator[Path]:
+    """Makes XLA write down every program that it compiles, in the folder that this gives and removes at the end.
+
+    Must begin before TensorFlow is imported, in a process of its own: XLA reads its flags once.
+    """
+    with tempfile.TemporaryDirectory(prefix="xlaserve-explain-", ignore_cleanup_errors=True) as folder:
+        flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+        yield Path(folder)
+
+
+def compiled(dump: Path) -> set[Path]:
+    """Returns a file for each program that was compiled so far."""
+    return set(dump.glob(f"*{BEFORE}"))
+
+
+def read(before: Path) -> Programs:
+    """Reads the stages of one of `compiled`. Raises OSError where XLA did not finish it."""
+    stem = before.name.removesuffix(BEFORE)
+    finished = next(before.parent.glob(f"{escape(stem)}.*{AFTER}"), before.with_name(f"{stem}{AFTER}"))
+    assignment = finished.with_name(f"{finished.name.removesuffix('.txt')}-buffer-assignment.txt")
+    return Programs(before.read_text(), finished.read_text(), assignment.read_text())

@@ -1,0 +1,91 @@
+"""The optimised program as a graph for Graphviz, at the level of what is run: fusions, convolutions, matrix products.
+
+XLA's own graph shows every operation and weight, thousands of boxes for a vision model. Here, bitcasts and tuples are
+edges, weights are left out, and what is computed from weights alone is one number.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from xlaserve.inspection.explanation import Explanation, Row
+from xlaserve.inspection.hlo import NO_OPERATION, Computation, Module
+
+DRAWING_TIMEOUT_S: Final = 60
+_SHADES: Final = ("#ffffff", "#fff3c4", "#fcd68a", "#f7a35c", "#e8643c")
+_SHARES: Final = (0.005, 0.02, 0.05, 0.10)
+"""Shares of the time from which on the next shade is taken."""
+
+
+def dot(module: Module, explanation: Explanation) -> str:
+    """Returns the graph in Graphviz's language, with name, layer, shape, cost and time in each box."""
+    drawn, hidden = _from_images(module.entry)
+    total_s = explanation.traced_s or explanation.bound_s
+    lines = [
+        "digraph program {",
+        '  graph [rankdir=TB, nodesep=0.25, ranksep=0.3, fontname="Helvetica", labelloc=t, '
+        f'label="{_quoted(_title(explanation, hidden))}"]',
+        '  node [shape=box, style="filled,rounded", fontname="Helvetica", fontsize=10, margin="0.12,0.06"]',
+        '  edge [color="#888888", arrowsize=0.6]',
+        f'  "images" [label="images\\n{explanation.bucket}x3", fillcolor="#d9e8fb"]',
+    ]
+    rows = {row.name: row for row in explanation.rows if row.name in drawn}
+    for row in rows.values():
+        share = (row.measured_s if explanation.traced_s else row.bound_s) or 0.0
+        shade = _SHADES[sum(share >= limit * total_s for limit in _SHARES)]
+        lines.append(f'  "{_quoted(row.name)}" [label="{_label(row)}", fillcolor="{shade}"]')
+    for name in rows:
+        lines += [f'  "{_quoted(source)}" -> "{_quoted(name)}"' for source in drawn[name]]
+    return "\n".join([*lines, "}", ""])
+
+
+def draw(text: str, file: Path) -> bool:
+    """Draws a graph as `file`, an SVG or PNG by its suffix. False where Graphviz is not there or gives up."""
+    if (binary := shutil.which("dot")) is None:
+        return False
+    command = [binary, f"-T{file.suffix.removeprefix('.')}", "-o", str(file)]
+    try:
+        done = subprocess.run(
+            command, input=text, text=True, capture_output=True, timeout=DRAWING_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def _from_images(entry: Computation) -> tuple[dict[str, list[str]], int]:
+    """Returns what depends on the images with the names of what it depends on, and how much else is run."""
+    sources: dict[str, list[str]] = {}
+    drawn: dict[str, list[str]] = {}
+    hidden = 0
+    for name, instruction in entry.instructions.items():
+        inputs = list(dict.fromkeys(source for operand in instruction.operands for source in sources[operand]))
+        if instruction.opcode == "parameter":
+            sources[name] = ["images"] if instruction.literal == "0" else []
+        elif instruction.opcode in NO_OPERATION:
+            sources[name] = inputs
+        elif inputs:
+            drawn[name] = inputs
+            sources[name] = [name]
+        else:
+            hidden += 1
+            sources[name] = []
+    return drawn, hidden
+
+
+def _title(explanation: Explanation, hidden: int) -> str:
+    title = f"{explanation.model} {explanation.bucket}: what XLA runs, darker where it takes longer"
+    return f"{title}\n{hidden} instructions that read weights alone are not drawn" if hidden else title
+
+
+def _label(row: Row) -> str:
+    took = "" if row.measured_s is None else f", {row.measured_s * 1e6:,.0f} µs"
+    cost = f"{row.cost.flops / 1e6:,.2f} MFLOP, {row.cost.bytes / 1e6:,.2f} MB{took}"
+    return "\\n".join(_quoted(line) for line in (f"{row.name}: {row.opcode}", row.layer, row.shape, cost) if line)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

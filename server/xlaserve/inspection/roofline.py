@@ -1,0 +1,84 @@
+"""The roofline model: a machine's peak arithmetic and memory bandwidth, and the time that they allow at best.
+
+S. Williams, A. Waterman, D. Patterson: Roofline, an insightful visual performance model (2009).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from xlaserve.inspection.cost import Cost
+
+MATRIX_SIDE: Final = 1024
+COPIED_BYTES: Final = 128 * 1024 * 1024
+"""More than the caches of most processors hold, so that memory is what is measured."""
+BUDGET_S: Final = 0.5
+LEAST_RUNS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine can do at best."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    @property
+    def balance(self) -> float:
+        """FLOPs a byte below which memory bounds an instruction, and arithmetic above."""
+        return self.flops_per_s / self.bytes_per_s
+
+    def bound_s(self, cost: Cost) -> float:
+        """The least time that `cost` can take."""
+        return max(cost.flops / self.flops_per_s, cost.bytes / self.bytes_per_s)
+
+    def is_memory_bound(self, cost: Cost) -> bool:
+        """Whether memory is what bounds it."""
+        return cost.intensity < self.balance
+
+
+def measure(flops_per_s: float | None = None, bytes_per_s: float | None = None) -> Machine:
+    """Measures what is not given: a product of two matrices, and an array copied with one added, both by XLA.
+
+    Float32 on TensorFlow's device and threads. The best of several runs: what disturbs only slows down.
+    """
+    if flops_per_s is None:
+        flops_per_s = 2 * MATRIX_SIDE**3 / _best_s(_matrix_product())
+    if bytes_per_s is None:
+        bytes_per_s = 2 * COPIED_BYTES / _best_s(_copy())
+    return Machine(flops_per_s, bytes_per_s)
+
+
+def _matrix_product() -> Callable[[], object]:
+    import tensorflow as tf  # noqa: PLC0415 - the model is pure, only measuring needs it
+
+    matrix = tf.random.stateless_uniform((MATRIX_SIDE, MATRIX_SIDE), (1, 2))
+    product = tf.function(lambda a: tf.reduce_max(a @ a), jit_compile=True, autograph=False)
+    return lambda: product(matrix).numpy()
+
+
+def _copy() -> Callable[[], object]:
+    import tensorflow as tf  # noqa: PLC0415
+
+    array = tf.zeros((COPIED_BYTES // 4,))
+    copy = tf.function(lambda a: (a + 1.0, a[0]), jit_compile=True, autograph=False)
+
+    def run() -> object:
+        _, first = copy(array)
+        return first.numpy()  # waits for both
+
+    return run
+
+
+def _best_s(run: Callable[[], object]) -> float:
+    run()
+    best_s, began, runs = float("inf"), time.perf_counter(), 0
+    while runs < LEAST_RUNS or time.perf_counter() - began < BUDGET_S:
+        start = time.perf_counter()
+        run()
+        best_s = min(best_s, time.perf_counter() - start)
+        runs += 1
+    return best_s

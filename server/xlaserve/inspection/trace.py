@@ -1,0 +1,75 @@
+"""Traces of TensorFlow's profiler: recorded for TensorBoard, and read for the time that each instruction took."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from xlaserve.errors import ProfilerBusy
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def recorded(folder: Path) -> Iterator[None]:
+    """Records what happens meanwhile, under `folder`, as TensorBoard reads it. Raises ProfilerBusy: one at a time."""
+    try:
+        tf.profiler.experimental.start(str(folder))
+    except tf.errors.AlreadyExistsError:
+        raise ProfilerBusy("the profiler is already recording; try again later") from None
+    try:
+        yield
+    finally:
+        tf.profiler.experimental.stop()
+
+
+def instruction_s(folder: Path) -> dict[str, float]:
+    """Returns for each XLA instruction, by its name, the seconds that all its runs in a recording took together.
+
+    On a CPU, an instruction that goes on after its call returns ends with an event of its own.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # noqa: PLC0415 - only reading needs it
+
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for file in folder.glob("plugins/profile/*/*.xplane.pb"):
+        space = xplane_pb2.XSpace.FromString(file.read_bytes())
+        for plane in space.planes:
+            for name, duration_s in _instructions(plane):
+                seconds[name] += duration_s
+    return dict(seconds)
+
+
+def _instructions(plane: Any) -> Iterator[tuple[str, float]]:
+    names = {key: stat.name for key, stat in plane.stat_metadata.items()}
+    begun: dict[int, tuple[str, float]] = {}
+    ended: dict[int, float] = {}
+    for line in plane.lines:
+        for event in line.events:
+            begin_s = line.timestamp_ns / 1e9 + event.offset_ps / 1e12
+            end_s = begin_s + event.duration_ps / 1e12
+            stats = {names[stat.metadata_id]: stat for stat in event.stats}
+            if "hlo_op" in stats:
+                name = _text(plane, stats["hlo_op"])
+                if "_p" in stats:
+                    begun[_number(stats["_p"])] = (name, begin_s)
+                else:
+                    yield name, end_s - begin_s
+            elif "_c" in stats and plane.event_metadata[event.metadata_id].name.startswith("end: "):
+                ended[_number(stats["_c"])] = end_s
+    for flow, (name, begin_s) in begun.items():
+        if flow in ended:
+            yield name, ended[flow] - begin_s
+
+
+def _text(plane: Any, stat: Any) -> str:
+    return str(stat.str_value or plane.stat_metadata[stat.ref_value].name)
+
+
+def _number(stat: Any) -> int:
+    return int(stat.uint64_value or stat.int64_value)
