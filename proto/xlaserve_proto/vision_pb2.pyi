@@ -759,6 +759,7 @@ class Model(_message.Message):
     PROGRAMS_TOTAL_FIELD_NUMBER: _builtins.int
     COMPILE_S_FIELD_NUMBER: _builtins.int
     AUTO_MODES_FIELD_NUMBER: _builtins.int
+    DEMANDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -787,6 +788,10 @@ class Model(_message.Message):
     def auto_modes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """With mode "auto": the mode that it runs each bucket in, by the bucket, as in "8x224x224"."""
 
+    @_builtins.property
+    def demands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Demand]:
+        """What waited when batches were formed, since the model was loaded; one for each resolution that was asked for."""
+
     def __init__(
         self,
         *,
@@ -804,14 +809,65 @@ class Model(_message.Message):
         programs_total: _builtins.int = ...,
         compile_s: _builtins.float = ...,
         auto_modes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        demands: _abc.Iterable[Global___Demand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "modes", b"modes", "name", b"name", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "modes", b"modes", "name", b"name", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Demand(_message.Message):
+    """How many images of one resolution wait when a batch is formed: what buckets are chosen for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ImagesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    height: _builtins.int
+    width: _builtins.int
+    @_builtins.property
+    def images(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """images[n]: how many images were taken while n waited for the lane that took them. 256 stands for more as well."""
+
+    def __init__(
+        self,
+        *,
+        height: _builtins.int = ...,
+        width: _builtins.int = ...,
+        images: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "images", b"images", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Demand: _TypeAlias = Demand  # noqa: Y015
 
 @_typing.final
 class Bucket(_message.Message):

@@ -14,13 +14,20 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from xlaserve import __version__, config
-from xlaserve.commands import check, explain, serve, show_config, warm
+from xlaserve.commands import buckets, check, explain, serve, show_config, warm
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import Settings
 from xlaserve.errors import XlaserveError
 from xlaserve.telemetry import logs
 
-COMMANDS: Final = (serve.COMMAND, warm.COMMAND, check.COMMAND, explain.COMMAND, show_config.COMMAND)
+COMMANDS: Final = (
+    serve.COMMAND,
+    warm.COMMAND,
+    buckets.COMMAND,
+    check.COMMAND,
+    explain.COMMAND,
+    show_config.COMMAND,
+)
 INTERRUPTED: Final = 128 + signal.SIGINT
 
 

@@ -107,7 +107,7 @@ def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(arguments
 # Usage.
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("warm",), ("check",), ("config",)])
+@pytest.mark.parametrize("command", [(), ("serve",), ("warm",), ("buckets",), ("check",), ("config",)])
 def test_help_is_printed(command):
     done = xlaserve(*command, "--help")
     assert (done.returncode, done.stderr) == (0, "")

@@ -38,6 +38,10 @@ def model(version: Version) -> pb.Model:
         programs=map(_program, entries),
         programs_total=version.programs_total,
         auto_modes={str(bucket): mode for bucket, mode in version.auto.items()},
+        demands=[
+            pb.Demand(height=height, width=width, images=demand)
+            for (height, width), demand in (version.batcher.demand.items() if version.batcher else ())
+        ],
         compile_s=sum(entry.trace_s + entry.compile_s for entry in entries),
     )
 

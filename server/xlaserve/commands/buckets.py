@@ -1,0 +1,182 @@
+"""`xlaserve buckets`: proposes buckets for a model from the traffic of a running server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+
+from xlaserve.commands.command import Command, Invocation
+from xlaserve.config import Mode, Settings
+from xlaserve.engine import demand
+from xlaserve.engine.bucket_report import Choice, Report, report
+from xlaserve.errors import ConfigError, ModelNotFound, ModelNotReady
+from xlaserve_proto import vision_pb2 as pb
+from xlaserve_proto import vision_pb2_grpc as pb_grpc
+
+TIMEOUT_S: Final = 10.0
+MOST_BUCKETS: Final = 6
+
+
+def run(invocation: Invocation) -> int:
+    """Prints the sets of buckets of each resolution that was asked for, and what to configure."""
+    own = invocation.own
+    server = own.server or _server_of(invocation.settings)
+    model = _ask(server, own.model)
+    reports = reports_of(model, own.mode, own.max_batch, own.max_buckets)
+    if not reports:
+        raise ModelNotReady(f"model {model.name}: {server} has run no batch of it yet, so that no demand is known")
+    if own.save:
+        try:
+            demand.write(own.save, {one.resolution: one.demand for one in reports})
+        except OSError as error:
+            raise ConfigError(f"--save: {own.save} can't be written: {error.strerror}") from None
+    if own.json:
+        json.dump([_as_json(model, one) for one in reports], sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    for one in reports:
+        console.print(_heading(model, one))
+        console.print(_table(one))
+    console.print(f"\nbuckets: {json.dumps(_to_configure(reports))}")
+    if any(choice.estimated for one in reports for choice in (one.proposed, one.powers_of_two)):
+        console.print("* was never measured: its cost is taken from the line between its neighbours")
+    return 0
+
+
+def reports_of(model: pb.Model, mode: str, most_batch: int | None, most_buckets: int) -> list[Report]:
+    """Returns a report for each resolution that has demand and buckets."""
+    mode = mode or model.default_mode
+    if mode not in model.modes:
+        raise ConfigError(f"--mode: expected one of {', '.join(model.modes)}, got {mode!r}")
+    reports = []
+    for seen in model.demands:
+        size = (seen.height, seen.width)
+        measured_s: dict[int, float] = {}
+        for program in model.programs:
+            if (program.bucket.height, program.bucket.width) == size and mode in (program.mode, Mode.AUTO):
+                known_s = measured_s.get(program.bucket.batch, program.run_loaded_s)
+                measured_s[program.bucket.batch] = min(known_s, program.run_loaded_s)
+        present = [bucket.batch for bucket in model.buckets if (bucket.height, bucket.width) == size]
+        if seen.images and present:
+            reports.append(
+                report(
+                    size,
+                    Counter(seen.images),
+                    present=present,
+                    measured_s=measured_s,
+                    most_batch=most_batch,
+                    most_buckets=most_buckets,
+                )
+            )
+    return reports
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's own options."""
+    parser.add_argument("model", metavar="MODEL", help="the model's name")
+    parser.add_argument("--server", metavar="HOST:PORT", default=None, help="default: where the configuration listens")
+    parser.add_argument("--mode", default="", help="the mode to choose for; the model's default by default")
+    parser.add_argument("--max-batch", type=_positive, metavar="N", default=None, help="no larger bucket")
+    parser.add_argument("--max-buckets", type=_positive, metavar="N", default=MOST_BUCKETS, help="6 by default")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", default=None, help="write the demand, for auto_buckets.demand"
+    )
+    parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of a table")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text}")
+    return int(text)
+
+
+def _server_of(settings: Settings) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"[{host}]:{settings.grpc_port}" if ":" in host else f"{host}:{settings.grpc_port}"
+
+
+def _ask(server: str, name: str) -> pb.Model:
+    with grpc.insecure_channel(server) as channel:
+        try:
+            models = pb_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest(), timeout=TIMEOUT_S).models
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else error
+            raise ConfigError(f"--server: no answer from {server}: {code}") from None
+    for model in models:
+        if model.name == name and model.state == pb.Model.STATE_READY:
+            return model
+    ready = ", ".join(model.name for model in models if model.state == pb.Model.STATE_READY)
+    raise ModelNotFound(f"no model {name!r} is ready on {server}; there are: {ready or 'none'}")
+
+
+def _heading(model: pb.Model, one: Report) -> str:
+    height, width = one.resolution
+    images = one.demand.total()
+    at_most = ", ".join(f"{share:.0%} at {n} or less" for n, share in _quantiles(one.demand))
+    return f"\n[bold]{model.name}[/bold] at {height}x{width}: {images} images, of which {at_most} waiting"
+
+
+def _quantiles(images: Counter[int]) -> Iterable[tuple[int, float]]:
+    """Yields the demands that half, nine tenths and all of the images met at most."""
+    seen, wanted = 0, [0.5, 0.9, 1.0]
+    for n in sorted(images):
+        seen += images[n]
+        if wanted and seen >= wanted[0] * images.total():
+            yield n, seen / images.total()
+            wanted = [share for share in wanted if seen < share * images.total()]
+
+
+def _table(one: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("set", "buckets"):
+        table.add_column(title)
+    for title in ("ms an image", "padding", "the proposed saves"):
+        table.add_column(title, justify="right")
+    for name, choice in _choices(one):
+        batches = ", ".join(f"{batch}{'*' * (batch in choice.estimated)}" for batch in choice.batches)
+        gain = "" if choice is one.proposed else f"{one.gain_over(choice):.1%}"
+        table.add_row(name, batches, f"{choice.image_s * 1000:.3f}", f"{choice.padding:.1%}", gain)
+    return table
+
+
+def _choices(one: Report) -> tuple[tuple[str, Choice], ...]:
+    return ("present", one.present), ("powers of two", one.powers_of_two), ("proposed", one.proposed)
+
+
+def _to_configure(reports: list[Report]) -> list[Any]:
+    if len(reports) == 1:
+        return list(reports[0].proposed.batches)
+    return [[batch, *one.resolution] for one in reports for batch in one.proposed.batches]
+
+
+def _as_json(model: pb.Model, one: Report) -> dict[str, object]:
+    return {
+        "model": model.name,
+        "resolution": list(one.resolution),
+        "demand": dict(sorted(one.demand.items())),
+        "sets": [
+            {
+                "name": name,
+                "buckets": list(choice.batches),
+                "estimated": list(choice.estimated),
+                "image_s": choice.image_s,
+                "padding": choice.padding,
+            }
+            for name, choice in _choices(one)
+        ],
+        "gain_over_powers_of_two": one.gain_over(one.powers_of_two),
+        "gain_over_present": one.gain_over(one.present),
+    }
+
+
+COMMAND = Command("buckets", "propose buckets for a model from a running server's traffic", run, add_options)
