@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Final
@@ -10,7 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
+from xlaserve.engine.frozen import FrozenGraph, UnfreezableError, trim_heap
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+
+log = logging.getLogger(__name__)
 
 Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
 """uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
@@ -26,14 +30,22 @@ class TensorFlowProgram:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._any_batch: dict[tuple[int, int], Forward] = {}
+        self._graphs: dict[tuple[int, int], Executable] = {}
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
         shape = (*bucket, CHANNELS)
         began = time.perf_counter()
-        function = self._forward if mode is Mode.EAGER else self._trace(bucket, jit_compile=mode is Mode.XLA)
+        run: Executable
+        match mode:
+            case Mode.XLA:
+                run = _Function(_concrete(self._trace(bucket), shape, jit_compile=True))
+            case Mode.GRAPH:
+                run = self._graph(bucket)
+            case _:
+                run = _Function(self._forward)
+        executable = _Executable(run, shape)
         traced = time.perf_counter()
-        executable = _Executable(function, shape)
         blank = np.zeros(shape, np.uint8)
         executable(blank)
         first_run = time.perf_counter()
@@ -41,16 +53,27 @@ class TensorFlowProgram:
             return Compilation(executable, trace_s=0.0, compile_s=0.0)
         executable(blank)
         first_run_s, later_run_s = first_run - traced, time.perf_counter() - first_run
+        trim_heap()
         return Compilation(executable, trace_s=traced - began, compile_s=max(0.0, first_run_s - later_run_s))
 
-    def _trace(self, bucket: Bucket, *, jit_compile: bool) -> Forward:
+    def _trace(self, bucket: Bucket) -> Forward:
         # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
         # the graph of that, and fixes its shape.
         size = (bucket.height, bucket.width)
         if size not in self._any_batch:
             self._any_batch[size] = _concrete(self._forward, (None, *size, CHANNELS), jit_compile=False)
-        any_batch = self._any_batch[size]
-        return _concrete(any_batch, (*bucket, CHANNELS), jit_compile=jit_compile)
+        return self._any_batch[size]
+
+    def _graph(self, bucket: Bucket) -> Executable:
+        size = (bucket.height, bucket.width)
+        if size not in self._graphs:
+            any_batch = self._trace(bucket)
+            try:
+                self._graphs[size] = FrozenGraph(any_batch)
+            except UnfreezableError as error:
+                log.warning("graph mode runs slower than it could, with its weights as variables: %s", error)
+                self._graphs[size] = _Function(any_batch)
+        return self._graphs[size]
 
 
 def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: bool) -> Forward:
@@ -60,26 +83,36 @@ def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: 
     return concrete
 
 
-class _Executable:
-    """Calls `function` with images of one shape only."""
+class _Function:
+    """Calls a function of tensors with arrays."""
 
-    def __init__(self, function: Forward, shape: tuple[int, ...]) -> None:
-        self._function = function
-        self._shape = shape
+    def __init__(self, function: Forward) -> None:
+        self.function = function
+
+    def __call__(self, images: Images) -> Outputs:
+        # `numpy` waits for the result and copies it out of TensorFlow's memory.
+        return tuple(output.numpy() for output in self.function(tf.convert_to_tensor(images)))
+
+
+class _Executable:
+    """Calls `run` with images of one shape only."""
+
+    def __init__(self, run: Executable, shape: tuple[int, ...]) -> None:
+        self.run = run
+        self.shape = shape
 
     def __call__(self, images: Images) -> Outputs:
         # Checked here because a concrete function takes a tensor of any shape, and XLA then compiles anew.
-        if images.shape != self._shape or images.dtype != np.uint8:
-            raise ValueError(f"pixels: expected uint8 {self._shape}, got {images.dtype} {images.shape}")
-        # `numpy` waits for the result and copies it out of TensorFlow's memory.
-        return tuple(output.numpy() for output in self._function(tf.convert_to_tensor(images)))
+        if images.shape != self.shape or images.dtype != np.uint8:
+            raise ValueError(f"pixels: expected uint8 {self.shape}, got {images.dtype} {images.shape}")
+        return self.run(images)
 
 
 def stablehlo(executable: Executable) -> str:
-    """Returns what XLA is given of an executable that `TensorFlowProgram` made, in StableHLO; lowers it anew."""
-    if not isinstance(executable, _Executable):
-        raise TypeError(f"expected an executable of TensorFlow, got {type(executable).__name__}")
+    """Returns what XLA is given of an XLA executable that `TensorFlowProgram` made, in StableHLO; lowers it anew."""
+    if not isinstance(executable, _Executable) or not isinstance(executable.run, _Function):
+        raise TypeError(f"expected an executable of TensorFlow's XLA, got {executable!r}")
     # A method of tf.function alone, which a concrete function does not have.
-    function = tf.function(executable._function, autograph=False, jit_compile=True)
-    lower = function.experimental_get_compiler_ir(tf.TensorSpec(executable._shape, tf.uint8, name="pixels"))
+    function = tf.function(executable.run.function, autograph=False, jit_compile=True)
+    lower = function.experimental_get_compiler_ir(tf.TensorSpec(executable.shape, tf.uint8, name="pixels"))
     return str(lower(stage="stablehlo"))

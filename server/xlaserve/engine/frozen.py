@@ -1,0 +1,83 @@
+"""Graphs as serving freezes them: their variables made constants, which TensorFlow then folds and fuses.
+
+Only constants can be folded: batch normalization into the weights of the convolution before it, for one, which leaves
+half of MobileNetV2's operations. And only constants keep the layout that oneDNN's kernels prefer between two runs.
+
+A frozen graph runs in a session of its own and for every batch size: a `tf.function` would hold twice as many copies of
+the weights, and a graph for each bucket once more all of them, to be no faster.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import convert_to_constants
+
+from xlaserve.engine.program import Images, Outputs
+
+MOST_BYTES: Final = 2**31 - 2**26
+"""Of weights: a graph is a protocol buffer, which ends at 2 GiB."""
+
+
+class UnfreezableError(Exception):
+    """A graph can't be frozen; the message says why."""
+
+
+class FrozenGraph:
+    """A concrete function of one tensor, run as a frozen graph without XLA. Several threads may call it.
+
+    Raises UnfreezableError.
+    """
+
+    def __init__(self, function: Any) -> None:
+        graph, definition = tf.Graph(), _freeze(function)
+        with graph.as_default():
+            tf.graph_util.import_graph_def(definition, name="")
+        self._session = tf.compat.v1.Session(graph=graph, config=_session_config())
+        fetches = [output.name for output in function.outputs]
+        self._run = self._session.make_callable(fetches, feed_list=[function.inputs[0].name])
+
+    def __call__(self, images: Images) -> Outputs:
+        """Runs `images`; blocks. What it returns owns its memory."""
+        return tuple(map(np.array, self._run(images)))
+
+
+def _freeze(function: Any) -> Any:
+    """Returns the graph of a concrete function with the values of its variables in their place, functions inlined."""
+    size_bytes = sum(variable.dtype.size * variable.shape.num_elements() for variable in function.variables)
+    if size_bytes > MOST_BYTES:
+        raise UnfreezableError(f"it has {size_bytes / 2**30:.1f} GiB of weights, and a graph holds less than 2")
+    try:
+        # What convert_variables_to_constants_v2 does, without making two more functions of the result: that takes ten
+        # times as long, and it drops functions of the same name, which other graphs may still call.
+        data = convert_to_constants._FunctionConverterDataInEager(
+            func=function, lower_control_flow=True, aggressive_inlining=False
+        )
+        graph, converted = convert_to_constants._replace_variables_by_constants(data)
+    except (ValueError, NotImplementedError, tf.errors.OpError) as error:
+        raise UnfreezableError(str(error)) from error
+    if len(converted) != len(function.captured_inputs):
+        raise UnfreezableError("it refers to something that is neither a variable nor a constant")
+    return graph
+
+
+def _session_config() -> Any:
+    """Returns what the rest of TensorFlow was configured with: threads, devices, memory."""
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(context.context().config)
+    # Said and not left to a default: graph mode must not turn into XLA.
+    config.graph_options.optimizer_options.global_jit_level = tf.compat.v1.OptimizerOptions.OFF
+    # The graph never changes: two copies of the weights less.
+    config.experimental.optimize_for_static_graph = True
+    config.experimental.disable_output_partition_graphs = True
+    return config
+
+
+def trim_heap() -> None:
+    """Gives memory back to the system: what Grappler worked on, several times a model's weights, stays with glibc."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
