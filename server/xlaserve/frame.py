@@ -6,6 +6,8 @@ Coordinates are in pixels from the top left corner of the image, which is (0, 0)
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -17,6 +19,9 @@ from xlaserve.errors import InvalidArgument
 
 LETTERBOX_LEVEL: Final = 114
 """The grey that the detectors of the YOLO family are trained with."""
+
+SAME_ASPECT: Final = 1.05
+"""Aspect ratios of inputs that are this factor apart differ by the rounding to what networks take, not by intent."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -92,6 +97,22 @@ def place(height: int, width: int, *, input_height: int, input_width: int, fit: 
         return Frame(height, width, *size, 0, 0, *fitted)
     top, left = (input_height - fitted[0]) // 2, (input_width - fitted[1]) // 2
     return Frame(height, width, *size, top, left, *fitted, border=LETTERBOX_LEVEL)
+
+
+def best_input(height: int, width: int, inputs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Returns which of a model's `inputs`, heights and widths, suits an image of `height` x `width` pixels best.
+
+    Of those whose aspect ratio comes closest (SAME_ASPECT apart counts as equally close), the smallest that the image
+    need not be shrunk for; where it must be for all of them, the largest.
+    """
+
+    def distortion(size: tuple[int, int]) -> float:
+        return abs(math.log((size[1] * height) / (size[0] * width)))
+
+    least = min(map(distortion, inputs))
+    close = [size for size in inputs if distortion(size) <= least + math.log(SAME_ASPECT)]
+    holding = [size for size in close if size[0] >= height and size[1] >= width]
+    return min(holding, key=math.prod) if holding else max(close, key=math.prod)
 
 
 def whole(height: int, width: int) -> Frame:

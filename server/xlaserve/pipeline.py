@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,9 @@ import numpy as np
 from xlaserve.config import Mode, Settings
 from xlaserve.engine.device import usable_cores
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.queue import Result
 from xlaserve.errors import InvalidArgument
-from xlaserve.frame import Frame, place, whole
+from xlaserve.frame import Frame, whole
 from xlaserve.image import ImageLimits, Place, decode
 from xlaserve.model.version import Served
 
@@ -60,6 +62,15 @@ class Answer:
     render_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Images of a request that have one resolution."""
+
+    rows: Sequence[int]
+    """Which of the request's images."""
+    pixels: Images
+
+
 class Pipeline:
     """Runs requests on ready models. Decodes and renders on threads of its own, so that the event loop never does."""
 
@@ -72,26 +83,25 @@ class Pipeline:
         """Returns the model's answer. Raises any RequestError, ModelError or OverloadError."""
         mode = served.mode(request.mode)
         images = request.images
-        height, width = served.image_size
-        size_bytes = len(images) * height * width * CHANNELS
         if isinstance(images, np.ndarray):
             _check_size(served, images)
             size_bytes = images.nbytes
         else:
-            size_bytes += sum(map(len, images))
+            pixels = max(height * width for height, width in served.inputs)
+            size_bytes = len(images) * pixels * CHANNELS + sum(map(len, images))
         served.batcher.admit(len(images), size_bytes)
         try:
             decode_s = render_s = 0.0
             rendered: list[Any] = []
             frames: Sequence[Frame]
             if isinstance(images, np.ndarray):
-                pixels, frames = images, [whole(*images.shape[1:3])] * len(images)
+                groups = [Group(range(len(images)), images)]
+                frames = [whole(*images.shape[1:3])] * len(images)
             else:
                 began = self.clock()
-                fit = partial(place, input_height=height, input_width=width, fit=served.fit)
-                pixels, frames = await self._decode(images, height, width, fit)
+                groups, frames = await self._decode(images, served)
                 decode_s = self.clock() - began
-            result = await served.batcher.run(pixels, mode, request.deadline)
+            result = await _run(served, groups, mode, request.deadline)
             if request.render:
                 began = self.clock()
                 rendered = await self._render(request.render, result.outputs, frames)
@@ -106,33 +116,66 @@ class Pipeline:
         """Ends the decoding threads; what they have not begun is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _decode(
-        self, encoded: Sequence[bytes], height: int, width: int, fit: Place
-    ) -> tuple[Images, Sequence[Frame]]:
-        """Returns the images as pixels `[n, height, width, 3]`, decoded side by side, and where in them they lie."""
-        pixels = np.empty((len(encoded), height, width, CHANNELS), np.uint8)
+    async def _decode(self, encoded: Sequence[bytes], served: Served) -> tuple[list[Group], Sequence[Frame]]:
+        """Returns the images as pixels, decoded side by side, and where in them they lie.
+
+        Each goes to the resolution that suits it best; where outputs can't be of several, all to that of the first.
+        """
+        # Most are never written to, and take no memory.
+        pixels = {size: np.empty((len(encoded), *size, CHANNELS), np.uint8) for size in served.inputs}
+        place: Place = served.place
 
         def decode_row(row: int) -> Frame:
-            pixels[row], frame = decode(encoded[row], fit, self._limits)
+            image, frame = decode(encoded[row], place, self._limits)
+            pixels[frame.input_height, frame.input_width][row] = image
             return frame
 
-        return pixels, await self._on_threads(decode_row, len(encoded))
+        frames: list[Frame] = []
+        if served.has_sized_outputs and len(pixels) > 1:
+            frames = await self._on_threads(decode_row, range(1))
+            place = partial(served.place_into, (frames[0].input_height, frames[0].input_width))
+        frames += await self._on_threads(decode_row, range(len(frames), len(encoded)))
+        rows: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        for row, frame in enumerate(frames):
+            rows[frame.input_height, frame.input_width].append(row)
+        if len(rows) == 1:
+            (size,) = rows
+            return [Group(range(len(encoded)), pixels[size])], frames
+        return [Group(chosen, pixels[size][chosen]) for size, chosen in rows.items()], frames
 
     async def _render(self, render: Render, outputs: Outputs, frames: Sequence[Frame]) -> list[Any]:
         def render_row(row: int) -> Any:
             return render(tuple(output[row : row + 1] for output in outputs), frames[row])
 
-        return await self._on_threads(render_row, len(frames))
+        return await self._on_threads(render_row, range(len(frames)))
 
-    async def _on_threads(self, work: Callable[[int], Made], rows: int) -> list[Made]:
+    async def _on_threads(self, work: Callable[[int], Made], rows: Iterable[int]) -> list[Made]:
         """Returns what `work` makes of each row, side by side; where one fails, those not yet begun are dropped."""
         loop = asyncio.get_running_loop()
-        pending = [loop.run_in_executor(self._threads, work, row) for row in range(rows)]
+        pending = [loop.run_in_executor(self._threads, work, row) for row in rows]
         try:
             return await asyncio.gather(*pending)
         finally:
             for row in pending:
                 row.cancel()
+
+
+async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: float) -> Result:
+    """Returns the outputs of all groups, in the order of the request's images; where one fails, so do the others."""
+    if len(groups) == 1:
+        return await served.batcher.run(groups[0].pixels, mode, deadline)
+    running = [asyncio.ensure_future(served.batcher.run(group.pixels, mode, deadline)) for group in groups]
+    try:
+        results = await asyncio.gather(*running)
+    finally:
+        for one in running:
+            one.cancel()
+    images = sum(len(group.rows) for group in groups)
+    outputs = tuple(np.empty((images, *output.shape[1:]), output.dtype) for output in results[0].outputs)
+    for group, result in zip(groups, results, strict=True):
+        for output, part in zip(outputs, result.outputs, strict=True):
+            output[group.rows] = part
+    return Result(outputs, *(max(seconds) for seconds in zip(*(result[1:] for result in results), strict=True)))
 
 
 def _check_size(served: Served, pixels: Images) -> None:

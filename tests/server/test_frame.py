@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.config import Fit
-from xlaserve.frame import Frame, place, whole
+from xlaserve.frame import Frame, best_input, place, whole
 
 SIDES = st.integers(1, 4000)
 INPUT_SIDES = st.integers(1, 700)
@@ -100,3 +100,37 @@ def test_an_image_of_the_models_size_is_left_as_it_is(fit: Fit) -> None:
     frame = place(6, 5, input_height=6, input_width=5, fit=fit)
     assert (frame.top, frame.left, frame.fitted_height, frame.fitted_width) == (0, 0, 6, 5)
     assert frame.covers_input
+
+
+SQUARES = [(64, 64), (128, 128), (256, 256)]
+SHAPES = [(128, 128), (96, 160), (160, 96), (48, 80)]
+
+
+@pytest.mark.parametrize(
+    ("image", "inputs", "best"),
+    [
+        ((10, 10), SQUARES, (64, 64)),
+        ((64, 64), SQUARES, (64, 64)),
+        ((65, 64), SQUARES, (128, 128)),
+        ((64, 300), SQUARES, (256, 256)),
+        ((3000, 2000), SQUARES, (256, 256)),
+        ((600, 1000), SHAPES, (96, 160)),
+        ((1000, 600), SHAPES, (160, 96)),
+        ((1000, 900), SHAPES, (128, 128)),
+        ((40, 70), SHAPES, (48, 80)),
+        # 9:16 is closer to 288 x 512 by a hair; the image need not be shrunk for the other.
+        ((360, 640), [(288, 512), (384, 672)], (384, 672)),
+    ],
+)
+def test_an_image_goes_to_the_closest_aspect_ratio_and_then_to_the_smallest_that_holds_it(
+    image: tuple[int, int], inputs: list[tuple[int, int]], best: tuple[int, int]
+) -> None:
+    assert best_input(*image, inputs) == best
+    assert best_input(*image, inputs[::-1]) == best
+
+
+@given(st.integers(1, 99), st.integers(1, 99), st.lists(st.tuples(st.integers(1, 99), st.integers(1, 99)), min_size=1))
+def test_an_image_that_has_the_size_of_an_input_goes_there(
+    height: int, width: int, others: list[tuple[int, int]]
+) -> None:
+    assert best_input(height, width, [*others, (height, width)]) == (height, width)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from xlaserve import pipeline
-from xlaserve.config import Bucket, BucketSettings, Fit, Mode, ModelSettings, Settings
+from xlaserve.config import Bucket, Fit, Mode, ModelSettings, Settings
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.queue import Result
 from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
@@ -72,17 +72,22 @@ def batcher() -> Iterator[Batcher]:
     assert batcher.admitted == batcher.left, "what was admitted must leave, whatever happens"
 
 
+def make_served(batcher: Batcher, *sizes: tuple[int, int]) -> Served:
+    settings = ModelSettings(name="m", source="fake", modes=(Mode.XLA, Mode.GRAPH), resolutions=sizes)
+    version = SimpleNamespace(settings=settings, telemetry=None, auto_text="")
+    model = SimpleNamespace(buckets=tuple(Bucket(2, *size) for size in sizes), task=Classification(3))
+    return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
+
+
 @pytest.fixture
 def served(batcher: Batcher) -> Served:
-    settings = ModelSettings(
-        name="m",
-        source="fake",
-        modes=(Mode.XLA, Mode.GRAPH),
-        buckets=(BucketSettings(1, 4, 6), BucketSettings(2, 8, 8)),
-    )
-    version = SimpleNamespace(settings=settings, telemetry=None, auto_text="")
-    model = SimpleNamespace(buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)), task=Classification(1))
-    return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
+    return make_served(batcher, (4, 6))
+
+
+@pytest.fixture
+def of_two_sizes(batcher: Batcher) -> Served:
+    """Of 4 x 6 and 8 x 8 pixels."""
+    return make_served(batcher, (4, 6), (8, 8))
 
 
 @pytest.fixture
@@ -128,8 +133,8 @@ async def test_pixels_go_to_the_model_as_they_are(pipe: Pipeline, served: Served
     assert batcher.admitted == [(3, images.nbytes)]
 
 
-async def test_pixels_of_any_size_that_has_buckets_are_taken(pipe: Pipeline, served: Served) -> None:
-    assert levels(await pipe.run(served, Request("", pixels(7, height=8, width=8), DEADLINE))) == [7]
+async def test_pixels_of_any_size_that_has_buckets_are_taken(pipe: Pipeline, of_two_sizes: Served) -> None:
+    assert levels(await pipe.run(of_two_sizes, Request("", pixels(7, height=8, width=8), DEADLINE))) == [7]
 
 
 async def test_encoded_images_are_decoded_in_their_order_and_fitted(
@@ -168,11 +173,11 @@ async def test_decoding_never_runs_on_the_event_loop(
 
 
 async def test_pixels_of_another_size_are_refused_with_those_that_have_buckets(
-    pipe: Pipeline, served: Served, batcher: Batcher
+    pipe: Pipeline, of_two_sizes: Served, batcher: Batcher
 ) -> None:
     expected = r"pixels: expected shape \[n, 4, 6, 3\] or \[n, 8, 8, 3\], got \[1, 6, 4, 3\]"
     with pytest.raises(InvalidArgument, match=expected):
-        await pipe.run(served, Request("", pixels(1, height=6, width=4), DEADLINE))
+        await pipe.run(of_two_sizes, Request("", pixels(1, height=6, width=4), DEADLINE))
     assert not batcher.admitted
 
 
@@ -325,3 +330,64 @@ def test_images_are_decoded_on_as_many_threads_as_a_container_may_use(monkeypatc
     pipe = Pipeline(Settings())
     pipe.stop()
     assert pipe._threads._max_workers == 3
+
+
+# Several resolutions
+
+
+async def test_each_image_goes_to_the_resolution_that_suits_it_and_its_answer_comes_back_in_order(
+    pipe: Pipeline, of_two_sizes: Served, batcher: Batcher
+) -> None:
+    shapes = [(8, 8), (4, 6), (100, 100), (2, 3), (40, 60), (9, 9)]
+    encoded = [png(level, height, width) for level, (height, width) in enumerate(shapes)]
+    answer = await pipe.run(of_two_sizes, Request("", encoded, DEADLINE))
+    assert levels(answer) == list(range(6))
+    assert [(frame.input_height, frame.input_width) for frame in answer.frames] == [(8, 8), (4, 6)] * 2 + [
+        (4, 6),
+        (8, 8),
+    ]
+    assert sorted(images.shape for images, _, _ in batcher.ran) == [(3, 4, 6, 3), (3, 8, 8, 3)]
+    assert (answer.queue_s, answer.gather_s, answer.execute_s) == (1.0, 2.0, 3.0)
+    assert batcher.admitted == [(6, 6 * 8 * 8 * 3 + sum(map(len, encoded)))]
+
+
+async def test_images_whose_outputs_depend_on_the_resolution_all_go_to_that_of_the_first(
+    pipe: Pipeline, of_two_sizes: Served, batcher: Batcher
+) -> None:
+    cast(Any, of_two_sizes.model).task = Segmentation(3)
+    encoded = [png(1, 4, 6), png(2, 8, 8), png(3, 2, 3)]
+    assert levels(await pipe.run(of_two_sizes, Request("", encoded, DEADLINE))) == [1, 114, 3]  # a letterbox's border
+    ((images, _, _),) = batcher.ran
+    assert images.shape == (3, 4, 6, 3)
+
+
+async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_images_are_cancelled(
+    pipe: Pipeline, of_two_sizes: Served, batcher: Batcher
+) -> None:
+    cancelled = []
+    run = batcher.run
+
+    async def fail_one(images: Images, mode: Mode, deadline: float) -> Result:
+        if images.shape[1] == 8:
+            raise DeadlineExceeded("too late")
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        except asyncio.CancelledError:
+            cancelled.append(len(images))
+            raise
+        return await run(images, mode, deadline)
+
+    batcher.run = fail_one  # type: ignore[method-assign]
+    with pytest.raises(DeadlineExceeded, match="too late"):
+        await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6), png(3, 4, 6)], DEADLINE))
+    await asyncio.sleep(0)
+    assert cancelled == [2]
+
+
+async def test_an_image_that_no_resolution_fits_is_refused_where_none_is_fitted(
+    pipe: Pipeline, of_two_sizes: Served
+) -> None:
+    of_two_sizes.settings = of_two_sizes.settings.model_copy(update={"fit": Fit.REJECT})
+    assert levels(await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6)], DEADLINE))) == [1, 2]
+    with pytest.raises(InvalidArgument, match="expected 6 x 4 pixels, as the model's fit is reject, got 3 x 2"):
+        await pipe.run(of_two_sizes, Request("", [png(1, 2, 3)], DEADLINE))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from xlaserve.config import Bucket, BucketSettings, Fit, Mode, ModelSettings
+from xlaserve.config import Bucket, Fit, Mode, ModelSettings
 from xlaserve.engine.batcher import Batcher
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument
+from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
 from xlaserve.model.task import Detection, Segmentation
 from xlaserve.telemetry.model import ModelTelemetry
@@ -77,13 +78,22 @@ class Served:
         self.batcher = batcher
         self.sizes = frozenset((bucket.height, bucket.width) for bucket in model.buckets)
         """The resolutions that have buckets."""
-        settings = version.settings
-        first = settings.buckets[0] if settings.buckets else BucketSettings(1)
-        own = settings.resolutions[0] if settings.resolutions else settings.input_size
-        # Without either, the model has one size only, and so have all its buckets.
-        height, width = (first.height, first.width) if first.height else own or (None, None)
-        self.image_size = (height or model.buckets[0].height, width or model.buckets[0].width)
-        """Height and width that encoded images are fitted to: those of the first configured bucket."""
+        self.inputs = sorted(self.sizes)
+        """Heights and widths that encoded images may be fitted to."""
+
+    def place(self, height: int, width: int) -> Frame:
+        """Returns where an encoded image goes: into the input that suits it best. Raises what `frame.place` raises."""
+        return self.place_into(best_input(height, width, self.inputs), height, width)
+
+    def place_into(self, size: tuple[int, int], height: int, width: int) -> Frame:
+        """Returns where an encoded image goes in an input of `size`."""
+        return place(height, width, input_height=size[0], input_width=size[1], fit=self.fit)
+
+    @property
+    def has_sized_outputs(self) -> bool:
+        """Whether the outputs' shape depends on the input's, so that images of several sizes can't be answered in one
+        array."""
+        return any(-1 in output.shape[1:] for output in self.model.task.outputs)
 
     @property
     def fit(self) -> Fit:

@@ -27,7 +27,7 @@ from xlaserve.errors import (
 from xlaserve.model.catalog import Model
 from xlaserve.model.repository import Repository
 from xlaserve.model.task import Classification
-from xlaserve.model.version import Served, State, Version
+from xlaserve.model.version import State, Version
 from xlaserve.telemetry.metrics import Metrics
 
 NEVER = float("inf")
@@ -126,7 +126,7 @@ class House:
         served = self.repository.get(name)
         served.batcher.admit(images, images)
         try:
-            pixels = np.zeros((images, *served.image_size, 3), np.uint8)
+            pixels = np.zeros((images, *served.inputs[0], 3), np.uint8)
             result = await served.batcher.run(pixels, served.mode(""), NEVER)
         finally:
             served.batcher.leave(images, images)
@@ -529,28 +529,6 @@ async def test_a_mode_that_is_not_offered_is_refused_with_those_that_are(house: 
     assert served.mode("graph") is Mode.GRAPH
     with pytest.raises(InvalidArgument, match=r"mode: expected one of xla, graph, got 'eager'"):
         served.mode("eager")
-
-
-@pytest.mark.parametrize(
-    ("settings", "buckets", "image_size"),
-    [
-        ({"buckets": (8, 1)}, [(1, 32, 32), (8, 32, 32)], (32, 32)),
-        ({"buckets": ([4, 64, 48], [1, 16, 24])}, [(1, 16, 24), (4, 64, 48)], (64, 48)),
-        ({"buckets": (8, [1, 16, 16]), "input_size": (32, 24)}, [(1, 16, 16), (8, 32, 24)], (32, 24)),
-        ({"buckets": ([1, 16, 16], 8), "input_size": (32, 24)}, [(1, 16, 16), (8, 32, 24)], (16, 16)),
-    ],
-)
-async def test_encoded_images_are_fitted_to_the_first_configured_bucket(
-    house: House, settings: Any, buckets: list[tuple[int, int, int]], image_size: tuple[int, int]
-) -> None:
-    house.configured = [model("a")]
-    await house.repository.load_all()
-    batcher = house.repository.get("a").batcher
-    version = Version(model("b", **settings), house.repository.get("a").telemetry, lambda entry: None)
-    sized = tuple(Bucket(*bucket) for bucket in buckets)
-    served = Served(version, Model(version.settings, Program(house, 1), sized, Classification(1), "built in"), batcher)
-    assert served.image_size == image_size
-    assert served.sizes == {(height, width) for _, height, width in buckets}
 
 
 async def test_buckets_that_come_out_alike_are_counted_once(house: House) -> None:
