@@ -8,7 +8,7 @@ its documentation; the command's help prints it, and `xlaserve config --show` th
 from __future__ import annotations
 
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, dump, load
-from xlaserve.config.model import BUILTIN_MODELS, AutoBuckets, Bucket, BucketSettings, Fit, Mode, ModelSettings
+from xlaserve.config.model import BUILTIN_MODELS, AutoBuckets, Bucket, BucketSettings, Fit, Lowering, Mode, ModelSettings
 from xlaserve.config.server import MIB, PerformanceHint, Settings
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Bucket",
     "BucketSettings",
     "Fit",
+    "Lowering",
     "Mode",
     "ModelSettings",
     "PerformanceHint",

@@ -39,6 +39,13 @@ class Fit(StrEnum):
     """Not at all: another size is refused."""
 
 
+class Lowering(StrEnum):
+    """Another way to compute some layers, for XLA on a CPU; docs/lowering.md says what each brings."""
+
+    DEPTHWISE = "depthwise"
+    """Depthwise and separable convolutions as sums of shifted products."""
+
+
 class Bucket(NamedTuple):
     """A padded input shape that is compiled ahead of traffic."""
 
@@ -112,6 +119,9 @@ class ModelSettings(Frozen):
     modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1)
     """The modes that it offers; each is compiled and warmed for every bucket. `auto` has `xla` and `graph` compiled
     besides and runs each bucket in the fastest."""
+    disable_lowerings: tuple[Lowering, ...] = ()
+    """On a CPU, XLA runs some layers of Keras models in another form, which is faster and gives the same result up to
+    rounding: `depthwise`. Those named here are left as they are."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
     buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))

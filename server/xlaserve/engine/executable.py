@@ -23,13 +23,17 @@ CHANNELS: Final = 3
 
 
 class TensorFlowProgram:
-    """A `Program` whose computation is `forward`, preprocessing included."""
+    """A `Program` whose computation is `forward`, preprocessing included.
+
+    `lowered` computes the same in a way that suits XLA, which then runs it instead.
+    """
 
     platform = "tensorflow"
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, lowered: Forward | None = None) -> None:
         self._forward = forward
-        self._any_batch: dict[tuple[int, int], Forward] = {}
+        self._lowered = lowered or forward
+        self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
         self._graphs: dict[tuple[int, int], Executable] = {}
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
@@ -39,7 +43,7 @@ class TensorFlowProgram:
         run: Executable
         match mode:
             case Mode.XLA:
-                run = _Function(_concrete(self._trace(bucket), shape, jit_compile=True))
+                run = _Function(_concrete(self._trace(self._lowered, bucket), shape, jit_compile=True))
             case Mode.GRAPH:
                 run = self._graph(bucket)
             case _:
@@ -56,18 +60,19 @@ class TensorFlowProgram:
         trim_heap()
         return Compilation(executable, trace_s=traced - began, compile_s=max(0.0, first_run_s - later_run_s))
 
-    def _trace(self, bucket: Bucket) -> Forward:
+    def _trace(self, forward: Forward, bucket: Bucket) -> Forward:
         # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
         # the graph of that, and fixes its shape.
-        size = (bucket.height, bucket.width)
-        if size not in self._any_batch:
-            self._any_batch[size] = _concrete(self._forward, (None, *size, CHANNELS), jit_compile=False)
-        return self._any_batch[size]
+        key = (forward, bucket.height, bucket.width)
+        if key not in self._any_batch:
+            shape = (None, bucket.height, bucket.width, CHANNELS)
+            self._any_batch[key] = _concrete(forward, shape, jit_compile=False)
+        return self._any_batch[key]
 
     def _graph(self, bucket: Bucket) -> Executable:
         size = (bucket.height, bucket.width)
         if size not in self._graphs:
-            any_batch = self._trace(bucket)
+            any_batch = self._trace(self._forward, bucket)
             try:
                 self._graphs[size] = FrozenGraph(any_batch)
             except UnfreezableError as error:

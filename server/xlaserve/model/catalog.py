@@ -35,6 +35,8 @@ class Model:
     task: Task
     weights: str
     """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file."""
+    lowerings: str = ""
+    """Which lowerings XLA runs it with, and in how many layers each: `depthwise 17`. Empty where there are none."""
 
 
 def uses_tensorflow(settings: ModelSettings) -> bool:
@@ -54,7 +56,7 @@ def load(settings: ModelSettings) -> Model:
         raise ModelFailed(_explain(settings, error)) from error
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.name)
-    return Model(settings, network.program, buckets, task, network.weights)
+    return Model(settings, network.program, buckets, task, network.weights, network.lowerings)
 
 
 def _network(settings: ModelSettings) -> Network:
@@ -70,7 +72,7 @@ def _network(settings: ModelSettings) -> Network:
     from xlaserve.model import keras_models, saved_model  # noqa: PLC0415
 
     if source == DIGITS:
-        return keras_models.builtin_digits()
+        return keras_models.builtin_digits(settings)
     if source.startswith(APPLICATIONS):
         return keras_models.application(source.removeprefix(APPLICATIONS), settings)
     path = Path(source)

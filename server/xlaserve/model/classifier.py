@@ -7,13 +7,14 @@ from typing import Final, NamedTuple
 
 import tensorflow as tf
 
-from xlaserve.engine.executable import TensorFlowProgram
+from xlaserve.engine.executable import Forward, TensorFlowProgram
 from xlaserve.errors import ModelFailed
 from xlaserve.model import preprocess
 from xlaserve.model.network import Network
 from xlaserve.model.preprocess import Preprocess
 from xlaserve.model.task import Classification
 
+Call = Callable[[tf.Tensor], tf.Tensor]
 PIXEL_DTYPES: Final = ("float32", "uint8")
 
 
@@ -31,18 +32,20 @@ class TensorShape(NamedTuple):
 
 
 def classifier(
-    call: Callable[[tf.Tensor], tf.Tensor],
+    call: Call,
     *,
     pixels: TensorShape,
     scores: TensorShape,
     preprocessing: Preprocess,
     weights: str,
     labels: tuple[str, ...] | None = None,
+    lowered_call: Call | None = None,
+    lowerings: str = "",
 ) -> Network:
     """Returns the network that gives `call` its preprocessed pixels and takes its answer for scores.
 
     `call` maps `pixels`, float32 or uint8 `[None, height, width, 3]`, to `scores` `[None, classes]`. Raises ModelFailed
-    where they are anything else.
+    where they are anything else. `lowered_call` does the same for XLA, with `lowerings`.
     """
     match pixels.shape:
         case (None, height, width, 3) if pixels.dtype in PIXEL_DTYPES:
@@ -58,8 +61,12 @@ def classifier(
     if takes_bytes and preprocessing != "none":
         raise ModelFailed(f"preprocess: the model takes uint8 pixels as they are, expected none, got {preprocessing}")
 
-    def forward(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        answer = call(images if takes_bytes else preprocess.apply(images, preprocessing))
-        return (tf.cast(answer, tf.float32),)
+    def forward(call: Call) -> Forward:
+        def run(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            answer = call(images if takes_bytes else preprocess.apply(images, preprocessing))
+            return (tf.cast(answer, tf.float32),)
 
-    return Network(TensorFlowProgram(forward), (height, width), Classification(classes, labels), weights)
+        return run
+
+    program = TensorFlowProgram(forward(call), forward(lowered_call) if lowered_call else None)
+    return Network(program, (height, width), Classification(classes, labels), weights, lowerings)

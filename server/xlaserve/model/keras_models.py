@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import digits, labels, preprocess
-from xlaserve.model.classifier import TensorShape, classifier
+from xlaserve.model import digits, labels, lowering, preprocess
+from xlaserve.model.classifier import Call, TensorShape, classifier
 from xlaserve.model.keras_runtime import keras
 from xlaserve.model.network import Network
 from xlaserve.model.preprocess import Preprocess
@@ -44,13 +44,13 @@ def application(name: str, settings: ModelSettings) -> Network:
         with _seeded():
             model = constructor(weights=None, **shape)
         _settle(model, how)
-        return _network(model, how, weights)
+        return _network(model, settings, how, weights)
     if weights != "imagenet":
         if not Path(weights).is_file():
             raise ModelFailed(
                 f"weights: expected imagenet, random or a file's path, found no file {Path(weights).name}"
             )
-        return _network(constructor(weights=weights, **shape), how, Path(weights).name)
+        return _network(constructor(weights=weights, **shape), settings, how, Path(weights).name)
     try:
         with _no_endless_wait():
             model = constructor(weights=weights, **shape)
@@ -59,18 +59,19 @@ def application(name: str, settings: ModelSettings) -> Network:
             raise
         raise failure from error
     names = labels.imagenet() if model.output_shape[-1] == labels.IMAGENET_CLASSES else None
-    return _network(model, how, weights, names)
+    return _network(model, settings, how, weights, names)
 
 
 def keras_file(file: Path, settings: ModelSettings) -> Network:
     """Reads a `.keras` file, in Keras's safe mode: nothing in it is run as Python code."""
     model = keras.saving.load_model(file, compile=False, safe_mode=True)
-    return _network(model, "none" if settings.preprocess == "auto" else settings.preprocess, file.name)
+    how: Preprocess = "none" if settings.preprocess == "auto" else settings.preprocess
+    return _network(model, settings, how, file.name)
 
 
-def builtin_digits() -> Network:
+def builtin_digits(settings: ModelSettings) -> Network:
     """Reads `builtin:digits`."""
-    return _network(digits.load(), "none", "built in", digits.LABELS)
+    return _network(digits.load(), settings, "none", "built in", digits.LABELS)
 
 
 def find_application(name: str) -> Callable[..., Any]:
@@ -101,18 +102,27 @@ def _family(constructor: Callable[..., Any]) -> str:
     return constructor.__module__.rpartition(".")[2]
 
 
-def _network(model: Any, how: Preprocess, weights: str, names: tuple[str, ...] | None = None) -> Network:
+def _network(
+    model: Any, settings: ModelSettings, how: Preprocess, weights: str, names: tuple[str, ...] | None = None
+) -> Network:
     inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
     if len(inputs) != 1 or len(outputs) != 1:
         raise ModelFailed(f"source: expected a model of one input and one output, got {len(inputs)} and {len(outputs)}")
+    lowered = lowering.for_settings(model, settings)
     return classifier(
-        lambda pixels: model(pixels, training=False),
+        _inference(model),
         pixels=TensorShape(inputs[0].shape, inputs[0].dtype),
         scores=TensorShape(outputs[0].shape, outputs[0].dtype),
         preprocessing=how,
         weights=weights,
         labels=names,
+        lowered_call=_inference(lowered.model) if lowered else None,
+        lowerings=lowering.describe(lowered.counts) if lowered else "",
     )
+
+
+def _inference(model: Any) -> Call:
+    return lambda pixels: model(pixels, training=False)
 
 
 @contextmanager

@@ -21,3 +21,5 @@ class Network:
     """With the source's own names of the classes, where it has them."""
     weights: str
     """As in `Model.weights`."""
+    lowerings: str = ""
+    """As in `Model.lowerings`."""

@@ -139,6 +139,7 @@ def _properties(served: Served) -> dict[str, str]:
         "default_mode": served.settings.effective_default_mode,
         "buckets": ",".join(map(str, served.model.buckets)),
         **({"auto": served.auto_text} if served.auto_text else {}),
+        **({"lowerings": served.model.lowerings} if served.model.lowerings else {}),
     }
 
 

@@ -19,6 +19,7 @@ def served(*buckets: Bucket) -> Served:
     )
     model = SimpleNamespace(
         program=SimpleNamespace(platform="tensorflow"),
+        lowerings="",
         buckets=buckets,
         task=Classification(2, ("cat", "other")),
         weights="cats.keras",
