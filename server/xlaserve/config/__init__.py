@@ -8,7 +8,16 @@ its documentation; the command's help prints it, and `xlaserve config --show` th
 from __future__ import annotations
 
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, dump, load
-from xlaserve.config.model import BUILTIN_MODELS, AutoBuckets, Bucket, BucketSettings, Fit, Lowering, Mode, ModelSettings
+from xlaserve.config.model import (
+    BUILTIN_MODELS,
+    AutoBuckets,
+    Bucket,
+    BucketSettings,
+    Fit,
+    Lowering,
+    Mode,
+    ModelSettings,
+)
 from xlaserve.config.server import MIB, PerformanceHint, Settings
 
 __all__ = [
