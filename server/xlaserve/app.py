@@ -15,10 +15,13 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from xlaserve.config import ModelSettings, Settings
+from xlaserve.engine.compile_watch import CompileWatch
 from xlaserve.engine.device import Device, configure
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry
+from xlaserve.engine.stderr_tap import StderrTap
 from xlaserve.engine.worker import Worker
+from xlaserve.engine.xla_log import XlaCompilation
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.repository import Repository
@@ -30,7 +33,7 @@ from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.server import GrpcServer
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.http import HttpEndpoint
-from xlaserve.telemetry.metrics import Metrics, gauge
+from xlaserve.telemetry.metrics import SERVING, WARM_UP, Metrics, gauge
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ class App:
     """A server: build it on a running event loop, then `run` it.
 
     `read_models` reads the configured models anew when a client loads one; `on_record` is told of every program that
-    warm-up compiled, on the compiling thread; `on_loaded` that every model was loaded or failed.
+    warm-up compiled, on the compiling thread; `on_loaded` that every model was loaded or failed. `xla_events` is
+    entered already.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class App:
         read_models: Callable[[], Iterable[ModelSettings]] | None = None,
         on_record: Callable[[Entry], None] = lambda entry: None,
         on_loaded: Callable[[], None] = lambda: None,
+        xla_events: StderrTap | None = None,
     ) -> None:
         self._settings = settings
         self._on_loaded = on_loaded
@@ -66,6 +71,10 @@ class App:
         self._metrics = Metrics()
         self._lanes = Lanes(self.device.lanes)
         self._worker = Worker(self.device.lanes)
+        self._watch = CompileWatch(self._on_compiled, self._worker.is_lane)
+        if xla_events is not None:
+            xla_events.restore_environment()
+            xla_events.listen(self._watch.read)
         self._stopping = asyncio.Event()
         self._has_crashed = False
         self._first_signal_at: float | None = None
@@ -76,6 +85,7 @@ class App:
             lanes=self._lanes,
             worker=self._worker,
             metrics=self._metrics,
+            expecting=self._watch.expecting,
             on_change=lambda version: self._health.refresh(),
             on_record=on_record,
             on_crash=self._crash,
@@ -164,6 +174,9 @@ class App:
 
     def _is_ready(self) -> bool:
         return self.repository.is_ready and not self._stopping.is_set()
+
+    def _on_compiled(self, compilation: XlaCompilation, is_expected: bool) -> None:
+        self._metrics.xla_compilations.labels(WARM_UP if is_expected else SERVING).inc()
 
     def _on_signal(self, number: int) -> None:
         now = self._pipeline.clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import subprocess
@@ -139,3 +140,75 @@ def test_the_dump_sees_each_new_shape_of_a_function_without_buckets(tmp_path: Pa
     command = [sys.executable, "-c", UNBUCKETED, str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.split() == ["1", "1", "2", "2", "3"]
+
+
+RECOMPILING = """
+import os
+from pathlib import Path
+
+from xlaserve.model import catalog
+
+cause = Path(os.environ["CAUSE"])
+load = catalog.load
+
+def load_and_prepare(settings):
+    model = load(settings)
+
+    # Not before the server has: it has to listen to TensorFlow from the start.
+    import tensorflow as tf
+    from xlaserve.engine.executable import _Executable
+
+    call = _Executable.__call__
+    resize = tf.function(lambda pixels, size: tf.image.resize(pixels, size), jit_compile=True)
+
+    def call_and_compile(self, images):
+        if cause.exists():
+            what = cause.read_text()
+            cause.unlink()
+            if what == "shape":
+                # A concrete function takes a tensor of any shape; what guards it is gone around.
+                self._function(tf.zeros((3, *images.shape[1:]), tf.uint8))
+            else:
+                resize(tf.zeros((1, 4, 4, 3)), tf.constant([9, 7]))
+        return call(self, images)
+
+    _Executable.__call__ = call_and_compile
+    return model
+
+catalog.load = load_and_prepare
+"""
+
+
+def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(start_server: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(RECOMPILING)
+    cause = tmp_path / "cause"
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "CAUSE": str(cause)}
+    model = {"name": "digits", "source": "builtin:digits", "modes": ["xla"], "buckets": [1, 2]}
+    server = start_server({"models": [model], "log_format": "json"}, env=env)
+
+    def compiled(phase: str) -> float:
+        return float(server.metric("xlaserve_xla_compilations_total", phase=phase))
+
+    server.wait_for(lambda: compiled("warm_up") == 2, "XLA's own count is not that of the programs")
+    scans = Scans()
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        for count, what in enumerate(("shape", "constant"), 1):
+            partial = cause.with_suffix(".partial")
+            partial.write_text(what)
+            partial.replace(cause)
+            stub.ModelInfer(scans.request([0], "UINT8", "xla"), timeout=PATIENCE_S)
+            server.wait_for(lambda count=count: compiled("serving") == count, f"no compilation by another {what}")
+
+        # What is loaded later is expected.
+        stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="digits"), timeout=PATIENCE_S)
+        server.wait_for(lambda: compiled("warm_up") == 4, "a load was not counted")
+        assert compiled("serving") == 2
+
+    errors = [line for line in map(json.loads, server.stderr.splitlines()) if line["level"] == "error"]
+    assert len(errors) == 2
+    by_shape, by_constant = errors
+    assert by_shape["arguments"][0] == f"u8[3,{SIDE},{SIDE},3]"
+    assert by_constant["message"].startswith("XLA compiled while serving, for ")
+    assert by_constant["result"] == "f32[1,9,7,3]"
+    assert by_constant["constants"] == ["size (needed by resize/ResizeBilinear)"]

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from xlaserve import console
 from xlaserve.commands.command import Command, Invocation, run_loop
+from xlaserve.engine.stderr_tap import StderrTap
+from xlaserve.model import catalog
 
 
 def run(invocation: Invocation) -> int:
     """Serves until a signal."""
+    settings = invocation.settings
 
     async def serve() -> int:
         from xlaserve.app import App  # noqa: PLC0415
 
-        with console.WarmUp(invocation.settings) as progress:
+        with ExitStack() as stack:
+            has_xla = any(map(catalog.uses_tensorflow, settings.models))
+            tap = stack.enter_context(StderrTap()) if has_xla and settings.watch_compilations else None
+            progress = stack.enter_context(console.WarmUp(settings))
             app = App(
-                invocation.settings,
+                settings,
                 read_models=lambda: invocation.load().models,
                 on_record=progress.record,
                 on_loaded=progress.end,
+                xla_events=tap,
             )
             return await app.run()
 

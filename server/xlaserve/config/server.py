@@ -81,6 +81,10 @@ class Settings(Frozen):
     log_format: Literal["human", "json"] = "human"
     """Log lines for people or for machines."""
 
+    watch_compilations: bool = True
+    """Count what XLA itself says it compiles, and log what it compiles while serving as an error. What libraries write
+    to stderr then goes through a small process beside the server; all but XLA's events comes out as it is."""
+
     models: tuple[ModelSettings, ...] = BUILTIN_MODELS
     """The models to serve."""
 

@@ -8,11 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from xlaserve.config import Bucket
 from xlaserve.engine.program import Executable, Images, Outputs
+
+LANE: Final = "lane"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Worker:
         self._clock = clock
         self._lanes = threading.Semaphore(lanes)
         self._places = lanes + 1
-        self._threads = ThreadPoolExecutor(self._places, thread_name_prefix="lane")
+        self._threads = ThreadPoolExecutor(self._places, thread_name_prefix=LANE)
         self._buffers: defaultdict[Bucket, list[Images]] = defaultdict(list)
 
     def reserve(self, buckets: Iterable[Bucket]) -> None:
@@ -52,6 +55,10 @@ class Worker:
         for bucket in buckets:
             free = self._buffers[bucket]
             free += (np.zeros((*bucket, 3), np.uint8) for _ in range(self._places - len(free)))
+
+    def is_lane(self, thread: int) -> bool:
+        """Returns whether the thread of this number, the operating system's, runs batches."""
+        return any(each.native_id == thread and each.name.startswith(LANE) for each in threading.enumerate())
 
     def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
         """Runs `batch` on a thread and calls `done` there with what came of it."""

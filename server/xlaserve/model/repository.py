@@ -10,7 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import ParamSpec, TypeVar
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine import demand
@@ -26,6 +28,9 @@ from xlaserve.model.version import Served, State, Version
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 log = logging.getLogger(__name__)
 
 
@@ -33,8 +38,8 @@ class Repository:
     """Loads, serves and unloads models. All methods run on the event loop; loading and compiling on a thread.
 
     `load_model` builds a model from its settings and blocks; `read_models` reads the configured models anew and may
-    raise ConfigError; `on_change` is told of every change of state, `on_record`
-    of every program that was compiled (on the compiling thread).
+    raise ConfigError; all that may compile something is done in an `expecting()`; `on_change` is told of every change
+    of state, `on_record` of every program that was compiled (on the compiling thread).
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Repository:
         lanes: Lanes,
         worker: Worker,
         metrics: Metrics,
+        expecting: Callable[[], AbstractContextManager[object]] = nullcontext,
         on_change: Callable[[Version], None] = lambda version: None,
         on_record: Callable[[Entry], None] = lambda entry: None,
         on_crash: Callable[[], None] = lambda: None,
@@ -55,6 +61,7 @@ class Repository:
         self._lanes = lanes
         self._worker = worker
         self._metrics = metrics
+        self._expecting = expecting
         self._on_change = on_change
         self._on_record = on_record
         self._on_crash = on_crash
@@ -196,12 +203,11 @@ class Repository:
             gc.collect()
 
     async def _prepare(self, version: Version) -> Served:
-        loop = asyncio.get_running_loop()
         settings = version.settings
         began = time.perf_counter()
-        model = version.model = await loop.run_in_executor(self._compiling, self._load_model, settings)
+        model = version.model = await self._compile(self._load_model, settings)
         self._change(version, State.COMPILING)
-        programs = await loop.run_in_executor(self._compiling, self._warm_up, version, model)
+        programs = await self._compile(self._warm_up, version, model)
         self._check_stop()
         if settings.has_auto_buckets:
             model = version.model = replace(model, buckets=tuple(sorted({bucket for _, bucket in programs})))
@@ -225,6 +231,15 @@ class Repository:
             "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
         )
         return Served(version, model, version.batcher)
+
+    async def _compile(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        """Does what may compile something on the compiling thread."""
+
+        def expected() -> R:
+            with self._expecting():
+                return work(*arguments, **named)
+
+        return await asyncio.get_running_loop().run_in_executor(self._compiling, expected)
 
     def _warm_up(self, version: Version, model: Model) -> Programs:
         settings = version.settings

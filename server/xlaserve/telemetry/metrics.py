@@ -17,6 +17,8 @@ SECONDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 IMAGES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+WARM_UP: Final = "warm_up"
+SERVING: Final = "serving"
 COMPILE_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -75,6 +77,14 @@ class Metrics:
             ("model", "mode"),
             registry=registry,
         )
+        self.xla_compilations = Counter(
+            "xlaserve_xla_compilations",
+            "Programs that XLA itself says it compiled. What it compiles while serving is an error.",
+            ("phase",),
+            registry=registry,
+        )
+        for phase in (WARM_UP, SERVING):
+            self.xla_compilations.labels(phase)
         self.compile_s = Histogram(
             "xlaserve_compile_seconds",
             "Tracing and compiling a program.",

@@ -1,0 +1,61 @@
+"""Stands between a process and its stderr: passes lines on, and hands those of XLA's compilations to the process.
+
+A program of its own, `python stderr_filter.py SEVERITY FILE...`, that needs no package: it outlives the process that it
+works for, so that what a crash has written still comes out. Lines come in on stdin and go on to stderr; those that the
+source FILEs logged go to stdout; TensorFlow's below SEVERITY (0 to 3: info to fatal) end here.
+"""
+
+import os
+import re
+import select
+import signal
+import sys
+
+CHUNK_BYTES = 65_536
+PARTIAL_LINE_S = 0.1
+"""A line that is not ended, such as a question, is passed on after so long."""
+LOGGED = re.compile(rb"^([IWEF])\d{4} \d\d:\d\d:[\d.]+ +\d+ ([\w./-]+):\d+\] ")
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+def main(severity: int, files: set[bytes]) -> None:
+    """Filters until nobody can write any more."""
+    # What stops the process must not stop this: it ends when there is nothing left to read.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    rest = b""
+    while True:
+        if rest and not select.select([STDIN], [], [], PARTIAL_LINE_S)[0] and not LOGGED.match(rest):
+            write(STDERR, rest)
+            rest = b""
+        chunk = os.read(STDIN, CHUNK_BYTES)
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            pass_on(line + b"\n", severity, files)
+        if not chunk:
+            write(STDERR, rest)
+            return
+
+
+def pass_on(line: bytes, severity: int, files: set[bytes]) -> None:
+    """Sends a line where it belongs."""
+    logged = LOGGED.match(line)
+    if logged is None:
+        write(STDERR, line)
+    elif logged[2] in files:
+        write(STDOUT, line)
+    elif b"IWEF".index(logged[1]) >= severity:
+        write(STDERR, line)
+
+
+def write(descriptor: int, text: bytes) -> None:
+    """Writes all of it, or gives up where nobody reads: whoever logs must never block on that."""
+    try:
+        while text:
+            text = text[os.write(descriptor, text) :]
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), {file.encode() for file in sys.argv[2:]})
