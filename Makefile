@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs demo test check format bench clean
+.PHONY: help setup stubs demo test check format bench bench-gpu clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ format: setup ## Format the code
 
 bench: setup ## Measure serving efficiency, overhead and memory
 	$(BIN)/python -m bench
+
+bench-gpu: setup ## Measure every mode on a GPU and write docs/gpu.md
+	$(BIN)/python -m bench.gpu
 
 clean: ## Remove what setup and the tools made
 	rm -rf $(VENV) .venv-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

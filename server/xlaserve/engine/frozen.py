@@ -35,7 +35,8 @@ class FrozenGraph:
 
     def __init__(self, function: Any) -> None:
         graph, definition = tf.Graph(), _freeze(function)
-        with graph.as_default():
+        # A graph does not say where its function was made: on which of several devices its replica belongs.
+        with graph.as_default(), tf.device(context.context().device_name or None):
             tf.graph_util.import_graph_def(definition, name="")
         self._session = tf.compat.v1.Session(graph=graph, config=_session_config())
         fetches = [output.name for output in function.outputs]

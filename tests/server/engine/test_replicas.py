@@ -87,7 +87,7 @@ def test_every_device_has_its_own_program_compiled_and_the_seconds_are_those_of_
 
 
 SERVER_ON_TWO_DEVICES = """
-import asyncio, collections, threading
+import asyncio, collections
 import numpy as np
 import tensorflow as tf
 
@@ -98,6 +98,7 @@ from xlaserve import app
 from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.engine import replicas
 from xlaserve.engine.device import Device
+from xlaserve.engine.frozen import FrozenGraph
 from xlaserve.model import digits
 
 DEVICES = ("/CPU:0", "/CPU:1")
@@ -107,6 +108,10 @@ app.configure = lambda settings, uses_tensorflow: Device("gpu", "half a CPU", 2,
 built = []
 load = digits.load
 digits.load = lambda: built.append(load()) or built[-1]
+
+frozen = []
+freeze = FrozenGraph.__init__
+FrozenGraph.__init__ = lambda self, function: frozen.append(self) or freeze(self, function)
 
 ran = collections.Counter()
 on = replicas.Replicas.on
@@ -124,6 +129,8 @@ async def main():
     batcher = server.repository.get("digits").batcher
     on_devices = [{variable.value.device[-5:] for variable in model.weights} for model in built]
     assert on_devices == [{"CPU:0"}, {"CPU:1"}], on_devices
+    in_graphs = [{operation.device[-5:] for operation in graph._session.graph.get_operations()} for graph in frozen]
+    assert in_graphs == [{"CPU:0"}, {"CPU:1"}], in_graphs
     pixels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), np.uint8)
     ran.clear()
     answers = {}

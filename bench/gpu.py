@@ -1,0 +1,197 @@
+"""What a GPU brings: `python -m bench.gpu [--quick]`, which is `make bench-gpu`.
+
+Every mode at every batch: in process, as warm-up measures it, and served over gRPC.
+Writes the tables into docs/gpu.md; only from a GPU, and only from a whole run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bench import processes
+from bench.generator import closed_loop, pixels_request
+from xlaserve.engine.device import cpu_name
+
+PAGE: Final = Path("docs/gpu.md")
+BEGIN: Final = "<!-- made by make bench-gpu: begin -->"
+END: Final = "<!-- made by make bench-gpu: end -->"
+MODES: Final = ("eager", "graph", "xla")
+LANES: Final = 2
+WARM_TIMEOUT_S: Final = 3 * 3600
+
+
+class Variant(NamedTuple):
+    """What numbers are computed in."""
+
+    name: str
+    server: dict[str, Any]
+    model: dict[str, Any]
+
+
+class Plan(NamedTuple):
+    """What is measured."""
+
+    models: Mapping[str, int]
+    """Applications of Keras and the side of their input."""
+    batches: Sequence[int]
+    images_per_request: int
+    concurrency: int
+    blocks: int
+    block_s: float
+
+
+class Row(NamedTuple):
+    """One model in one variant."""
+
+    model: str
+    variant: str
+    in_process: dict[str, dict[int, float]]
+    """Images/s by mode and batch, all lanes busy."""
+    served: dict[str, tuple[float, float, float]]
+    """Images/s by mode: the median of the blocks, the least and the most."""
+
+
+VARIANTS: Final = (Variant("float32 with TF32", {}, {}),)
+WHOLE: Final = Plan({"ResNet50": 224, "EfficientNetV2S": 384}, tuple(2**n for n in range(9)), 32, 8, 5, 10.0)
+QUICK: Final = Plan({"MobileNet": 32}, (1, 8), 4, 4, 2, 1.0)
+
+
+def measure(plan: Plan, device: str) -> Iterator[Row]:
+    """Measures one model in one variant after the other."""
+    for name, side in plan.models.items():
+        for variant in VARIANTS:
+            model = {
+                "name": "model",
+                "source": f"keras.applications:{name}",
+                "weights": "random",
+                "input_size": (side, side),
+                "buckets": plan.batches,
+                **variant.model,
+            }
+            config = {"device": device, "lanes": LANES, **variant.server}
+            in_process = _in_process({**config, "models": [{**model, "modes": MODES}]})
+            # Requests of many images go to the large buckets; nobody serves in eager mode.
+            buckets = [batch for batch in plan.batches if batch >= plan.images_per_request]
+            offered = {**model, "modes": ("xla", "graph"), "buckets": buckets}
+            yield Row(name, variant.name, in_process, _served({**config, "models": [offered]}, side, plan))
+
+
+def page(text: str, made: str) -> str:
+    """Returns the page `text` with what was `made` in its place."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
+
+
+def report(rows: Iterable[Row], plan: Plan, machine: str) -> str:
+    """Returns the tables as Markdown."""
+    rows = list(rows)
+    batches = [str(batch) for batch in plan.batches]
+    lines = [
+        f"{machine}, {datetime.now(UTC):%Y-%m-%d}. Random weights, {LANES} lanes.",
+        "",
+        "In process, images/s with all lanes busy, as warm-up measures them, by batch:",
+        "",
+        f"| model | numbers | mode | {' | '.join(batches)} |",
+        f"|---|---|---|{'--:|' * len(batches)}",
+    ]
+    for row in rows:
+        for mode, by_batch in row.in_process.items():
+            cells = " | ".join(f"{by_batch[batch]:,.0f}" for batch in plan.batches)
+            lines.append(f"| {row.model} | {row.variant} | {mode} | {cells} |")
+    lines += [
+        "",
+        f"Served over gRPC to a client on the same machine, {plan.images_per_request} images a request,",
+        f"{plan.concurrency} requests in flight: images/s, the median of {plan.blocks} interleaved blocks of",
+        f"{plan.block_s:g} s (least to most):",
+        "",
+        "| model | numbers | graph | xla | xla / graph |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for row in rows:
+        graph, xla = row.served["graph"], row.served["xla"]
+        arms = " | ".join(f"{median:,.0f} ({least:,.0f} to {most:,.0f})" for median, least, most in (graph, xla))
+        lines.append(f"| {row.model} | {row.variant} | {arms} | {xla[0] / graph[0]:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tiny form that runs anywhere: shows that it works")
+    quick = parser.parse_args().quick
+    gpu = _gpu()
+    if gpu is None and not quick:
+        sys.exit("bench-gpu: expected a GPU that nvidia-smi shows, found none; --quick runs a tiny form anywhere")
+    plan = QUICK if quick else WHOLE
+    machine = f"{gpu or cpu_name()}, Python {sys.version.split()[0]}, {_versions()}"
+    print(machine, flush=True)
+    rows = []
+    for row in measure(plan, "gpu" if gpu else "cpu"):
+        rows.append(row)
+        print(f"{row.model} {row.variant}: {json.dumps([row.in_process, row.served])}", flush=True)
+    made = report(rows, plan, machine)
+    print(made)
+    if gpu and not quick:
+        PAGE.write_text(page(PAGE.read_text(), made))
+
+
+def _in_process(config: Mapping[str, object]) -> dict[str, dict[int, float]]:
+    """Returns what `xlaserve warm` measures: images/s by mode and batch."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "config.json")
+        file.write_text(json.dumps(config))
+        command = (sys.executable, "-m", "xlaserve", "warm", "--json", "--config", str(file), "--log-level", "warning")
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=WARM_TIMEOUT_S)
+    found: dict[str, dict[int, float]] = {}
+    for entry in json.loads(done.stdout):
+        batch = entry["bucket"][0]
+        found.setdefault(entry["mode"], {})[batch] = LANES * batch / entry["run_loaded_s"]
+    return {mode: found[mode] for mode in MODES}
+
+
+def _served(config: Mapping[str, object], side: int, plan: Plan) -> dict[str, tuple[float, float, float]]:
+    payloads = {mode: pixels_request("model", side, mode, plan.images_per_request) for mode in ("graph", "xla")}
+    rates: dict[str, list[float]] = {mode: [] for mode in payloads}
+    with processes.xlaserve(config) as server:
+        for block in range(plan.blocks):
+            for mode in sorted(payloads, reverse=block % 2 == 1):
+                load = closed_loop(server.address, payloads[mode], plan.concurrency, seconds=plan.block_s)
+                rates[mode].append(load.per_s * plan.images_per_request)
+    return {mode: (statistics.median(arm), min(arm), max(arm)) for mode, arm in rates.items()}
+
+
+def _gpu() -> str | None:
+    """Returns the GPUs' names and their driver, as nvidia-smi says them."""
+    command = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    name, _, driver = lines[0].partition(", ") if lines else ("", "", "")
+    return f"{name}, driver {driver}" if name else None
+
+
+def _versions() -> str:
+    found = []
+    for package in ("tensorflow", "tensorflow-cpu", "keras", "grpcio"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+if __name__ == "__main__":
+    main()
