@@ -191,6 +191,8 @@ class Model:
     weights: str
     """Where the weights came from; "random" means that the answers mean nothing."""
     task: str
+    fit: str
+    """How encoded images come to have the model's size: resize, letterbox, pad or reject."""
     modes: tuple[str, ...]
     default_mode: str
     buckets: tuple[Bucket, ...]

@@ -165,6 +165,7 @@ def _read_models(response: vision.ListModelsResponse) -> tuple[Model, ...]:
             source=model.source,
             weights=model.weights,
             task=model.task,
+            fit=model.fit,
             modes=tuple(model.modes),
             default_mode=model.default_mode,
             buckets=tuple(map(_bucket, model.buckets)),

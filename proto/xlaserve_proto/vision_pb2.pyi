@@ -760,6 +760,7 @@ class Model(_message.Message):
     COMPILE_S_FIELD_NUMBER: _builtins.int
     AUTO_MODES_FIELD_NUMBER: _builtins.int
     DEMANDS_FIELD_NUMBER: _builtins.int
+    FIT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -776,6 +777,8 @@ class Model(_message.Message):
     """How many programs there will be."""
     compile_s: _builtins.float
     """Trace and compile seconds of all programs."""
+    fit: _builtins.str
+    """How encoded images come to have the model's size: "resize", "letterbox", "pad" or "reject"."""
     @_builtins.property
     def modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -810,10 +813,11 @@ class Model(_message.Message):
         compile_s: _builtins.float = ...,
         auto_modes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         demands: _abc.Iterable[Global___Demand] | None = ...,
+        fit: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "modes", b"modes", "name", b"name", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "fit", b"fit", "modes", b"modes", "name", b"name", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

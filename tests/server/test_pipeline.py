@@ -18,7 +18,7 @@ from xlaserve.engine.queue import Result
 from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
 from xlaserve.frame import Frame, place, whole
 from xlaserve.image import Decoded, ImageLimits, Place
-from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
+from xlaserve.model.task import Classification, Segmentation
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Pipeline, Request
 
@@ -75,7 +75,7 @@ def batcher() -> Iterator[Batcher]:
 def make_served(batcher: Batcher, *sizes: tuple[int, int]) -> Served:
     settings = ModelSettings(name="m", source="fake", modes=(Mode.XLA, Mode.GRAPH), resolutions=sizes)
     version = SimpleNamespace(settings=settings, telemetry=None, auto_text="")
-    model = SimpleNamespace(buckets=tuple(Bucket(2, *size) for size in sizes), task=Classification(3))
+    model = SimpleNamespace(buckets=tuple(Bucket(2, *size) for size in sizes), task=Classification(3), fit=Fit.RESIZE)
     return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
 
 
@@ -270,24 +270,11 @@ async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_ot
     assert len(batcher.ran) == 1
 
 
-@pytest.mark.parametrize(
-    ("task", "fit", "used"),
-    [
-        (Classification(3), None, Fit.RESIZE),
-        (Embedding(3), None, Fit.RESIZE),
-        (Detection(3, max_detections=5), None, Fit.LETTERBOX),
-        (Segmentation(3), None, Fit.LETTERBOX),
-        (Classification(3), Fit.PAD, Fit.PAD),
-        (Detection(3, max_detections=5), Fit.RESIZE, Fit.RESIZE),
-    ],
-)
-async def test_images_are_fitted_as_is_configured_or_as_suits_the_task(
-    pipe: Pipeline, served: Served, task: Task, fit: Fit | None, used: Fit
-) -> None:
-    cast(Any, served.model).task = task
-    served.settings = served.settings.model_copy(update={"fit": fit})
+@pytest.mark.parametrize("fit", [Fit.RESIZE, Fit.LETTERBOX, Fit.PAD])
+async def test_images_are_fitted_as_the_model_says(pipe: Pipeline, served: Served, fit: Fit) -> None:
+    cast(Any, served.model).fit = fit
     answer = await pipe.run(served, Request("", [png(9, height=2, width=2)], DEADLINE))
-    assert answer.frames == [place(2, 2, input_height=4, input_width=6, fit=used)]
+    assert answer.frames == [place(2, 2, input_height=4, input_width=6, fit=fit)]
 
 
 async def test_pixels_are_the_input_as_it_is(pipe: Pipeline, served: Served) -> None:
@@ -355,6 +342,7 @@ async def test_images_whose_outputs_depend_on_the_resolution_all_go_to_that_of_t
     pipe: Pipeline, of_two_sizes: Served, batcher: Batcher
 ) -> None:
     cast(Any, of_two_sizes.model).task = Segmentation(3)
+    cast(Any, of_two_sizes.model).fit = Fit.LETTERBOX
     encoded = [png(1, 4, 6), png(2, 8, 8), png(3, 2, 3)]
     assert levels(await pipe.run(of_two_sizes, Request("", encoded, DEADLINE))) == [1, 114, 3]  # a letterbox's border
     ((images, _, _),) = batcher.ran
@@ -387,7 +375,7 @@ async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_i
 async def test_an_image_that_no_resolution_fits_is_refused_where_none_is_fitted(
     pipe: Pipeline, of_two_sizes: Served
 ) -> None:
-    of_two_sizes.settings = of_two_sizes.settings.model_copy(update={"fit": Fit.REJECT})
+    cast(Any, of_two_sizes.model).fit = Fit.REJECT
     assert levels(await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6)], DEADLINE))) == [1, 2]
     with pytest.raises(InvalidArgument, match="expected 6 x 4 pixels, as the model's fit is reject, got 3 x 2"):
         await pipe.run(of_two_sizes, Request("", [png(1, 2, 3)], DEADLINE))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from xlaserve.config import Bucket, BucketSettings, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.engine.program import Program
 from xlaserve.errors import ModelFailed
 from xlaserve.model import labels, noop
 from xlaserve.model.network import Network, Size
-from xlaserve.model.task import Classification, Embedding, Task
+from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 
 APPLICATIONS: Final = "keras.applications:"
 BUILT_IN: Final = "builtin:"
@@ -37,6 +37,12 @@ class Model:
     """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file."""
     lowerings: str = ""
     """Which lowerings XLA runs it with, and in how many layers each: `depthwise 17`. Empty where there are none."""
+
+    @property
+    def fit(self) -> Fit:
+        """How encoded images come to have the model's size."""
+        shows_places = isinstance(self.task, (Detection, Segmentation))
+        return self.settings.fit or (Fit.LETTERBOX if shows_places else Fit.RESIZE)
 
 
 def uses_tensorflow(settings: ModelSettings) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from xlaserve.config import Bucket, Fit, Mode, ModelSettings
+from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batcher import Batcher
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
-from xlaserve.model.task import Detection, Segmentation
 from xlaserve.telemetry.model import ModelTelemetry
 
 
@@ -87,19 +86,13 @@ class Served:
 
     def place_into(self, size: tuple[int, int], height: int, width: int) -> Frame:
         """Returns where an encoded image goes in an input of `size`."""
-        return place(height, width, input_height=size[0], input_width=size[1], fit=self.fit)
+        return place(height, width, input_height=size[0], input_width=size[1], fit=self.model.fit)
 
     @property
     def has_sized_outputs(self) -> bool:
         """Whether the outputs' shape depends on the input's, so that images of several sizes can't be answered in one
         array."""
         return any(-1 in output.shape[1:] for output in self.model.task.outputs)
-
-    @property
-    def fit(self) -> Fit:
-        """How encoded images come to have the model's size."""
-        shows_places = isinstance(self.model.task, (Detection, Segmentation))
-        return self.settings.fit or (Fit.LETTERBOX if shows_places else Fit.RESIZE)
 
     def mode(self, name: str) -> Mode:
         """Returns the mode that a request asks for, the default for an empty name. Raises InvalidArgument."""

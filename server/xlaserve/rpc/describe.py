@@ -135,6 +135,7 @@ def _properties(served: Served) -> dict[str, str]:
         "source": source_name(served.settings.source),
         "weights": served.model.weights,
         "task": served.model.task.name,
+        "fit": served.model.fit,
         "modes": ",".join(served.settings.modes),
         "default_mode": served.settings.effective_default_mode,
         "buckets": ",".join(map(str, served.model.buckets)),

@@ -32,6 +32,7 @@ def model(version: Version) -> pb.Model:
         source=source_name(settings.source),
         weights=loaded.weights if loaded else "",
         task=loaded.task.name if loaded else "",
+        fit=loaded.fit if loaded else "",
         modes=settings.modes,
         default_mode=settings.effective_default_mode,
         buckets=map(_bucket, loaded.buckets) if loaded else (),

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.config import Bucket, Fit, Mode, ModelSettings
 from xlaserve.engine.device import Device
 from xlaserve.model.task import Classification
 from xlaserve.model.version import Served
@@ -22,6 +22,7 @@ def served(*buckets: Bucket) -> Served:
         lowerings="",
         buckets=buckets,
         task=Classification(2, ("cat", "other")),
+        fit=Fit.PAD,
         weights="cats.keras",
     )
     sizes = frozenset((bucket.height, bucket.width) for bucket in buckets)
