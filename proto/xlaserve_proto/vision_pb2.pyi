@@ -16,6 +16,7 @@ open_inference.proto.
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -679,20 +680,72 @@ class ListModelsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
+    UNEXPECTED_COMPILATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    @_builtins.property
+    def unexpected_compilations(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnexpectedCompilation]:
+        """The last programs that XLA compiled although nothing asked for them: a request waited for each. Empty is as it
+        should be.
+        """
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___Model] | None = ...,
+        unexpected_compilations: _abc.Iterable[Global___UnexpectedCompilation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "unexpected_compilations", b"unexpected_compilations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class UnexpectedCompilation(_message.Message):
+    """A program that XLA compiled while serving, as XLA itself tells."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    CONSTANTS_FIELD_NUMBER: _builtins.int
+    COMPILE_S_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
+    function: _builtins.str
+    """The traced function."""
+    result: _builtins.str
+    compile_s: _builtins.float
+    @_builtins.property
+    def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Shapes of what it was compiled for, as "f32[1,4]"."""
+
+    @_builtins.property
+    def constants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Arguments whose value is part of the program, each with the operation that needs it."""
+
+    @_builtins.property
+    def ended_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        function: _builtins.str = ...,
+        arguments: _abc.Iterable[_builtins.str] | None = ...,
+        result: _builtins.str = ...,
+        constants: _abc.Iterable[_builtins.str] | None = ...,
+        compile_s: _builtins.float = ...,
+        ended_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "compile_s", b"compile_s", "constants", b"constants", "ended_at", b"ended_at", "function", b"function", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnexpectedCompilation: _TypeAlias = UnexpectedCompilation  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
@@ -912,6 +965,7 @@ class Program(_message.Message):
     COMPILE_S_FIELD_NUMBER: _builtins.int
     RUN_S_FIELD_NUMBER: _builtins.int
     RUN_LOADED_S_FIELD_NUMBER: _builtins.int
+    READY_AT_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     trace_s: _builtins.float
     compile_s: _builtins.float
@@ -921,6 +975,10 @@ class Program(_message.Message):
     """The same with every lane of the device running it."""
     @_builtins.property
     def bucket(self) -> Global___Bucket: ...
+    @_builtins.property
+    def ready_at(self) -> _timestamp_pb2.Timestamp:
+        """When it was ready."""
+
     def __init__(
         self,
         *,
@@ -930,10 +988,11 @@ class Program(_message.Message):
         compile_s: _builtins.float = ...,
         run_s: _builtins.float = ...,
         run_loaded_s: _builtins.float = ...,
+        ready_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "ready_at", b"ready_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "compile_s", b"compile_s", "mode", b"mode", "run_loaded_s", b"run_loaded_s", "run_s", b"run_s", "trace_s", b"trace_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "compile_s", b"compile_s", "mode", b"mode", "ready_at", b"ready_at", "run_loaded_s", b"run_loaded_s", "run_s", b"run_s", "trace_s", b"trace_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,10 +23,12 @@ from xlaserve.engine.stderr_tap import StderrTap
 from xlaserve.engine.worker import Worker
 from xlaserve.engine.xla_log import XlaCompilation
 from xlaserve.errors import ConfigError, ModelFailed
+from xlaserve.inspection.profiler import Profiler
 from xlaserve.model import catalog
 from xlaserve.model.repository import Repository
 from xlaserve.model.version import State
 from xlaserve.pipeline import Pipeline
+from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.inference import Inference
 from xlaserve.rpc.open_inference import OpenInference
@@ -94,8 +96,9 @@ class App:
         self._inference = Inference(self.repository, self._pipeline, self._metrics)
         self._health = Health(self._is_ready, self.repository.serving)
         open_inference = OpenInference(self._inference, self.repository, self.device, settings.model_control)
-        vision = Vision(self._inference, self.repository, settings.max_message_bytes)
-        self._grpc = GrpcServer(settings, open_inference, vision, self._health)
+        vision = Vision(self._inference, self.repository, settings.max_message_bytes, self._watch.unexpected)
+        admin = Admin(Profiler(settings.profile_dir if self._has_tensorflow else None)) if settings.admin else None
+        self._grpc = GrpcServer(settings, open_inference, vision, self._health, admin)
         self._http = HttpEndpoint(
             settings.host, settings.http_port, self._metrics.registry, is_live=lambda: True, is_ready=self._is_ready
         )

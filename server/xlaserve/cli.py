@@ -14,7 +14,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from xlaserve import __version__, config
-from xlaserve.commands import buckets, check, explain, serve, show_config, warm
+from xlaserve.commands import buckets, check, explain, ledger, profile, serve, show_config, warm
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import Settings
 from xlaserve.errors import XlaserveError
@@ -26,6 +26,8 @@ COMMANDS: Final = (
     buckets.COMMAND,
     check.COMMAND,
     explain.COMMAND,
+    profile.COMMAND,
+    ledger.COMMAND,
     show_config.COMMAND,
 )
 INTERRUPTED: Final = 128 + signal.SIGINT

@@ -76,7 +76,7 @@ def ledger_table(entries: Iterable[Entry]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model")
     table.add_column("mode")
-    for title in ("bucket", "trace s", "compile s", "run ms", "all lanes ms", "images/s"):
+    for title in ("bucket", "trace s", "compile s", "run ms", "all lanes ms", "images/s", "ready at"):
         table.add_column(title, justify="right")
     for entry in entries:
         table.add_row(
@@ -88,6 +88,7 @@ def ledger_table(entries: Iterable[Entry]) -> Table:
             f"{entry.cost.alone_s * 1000:.2f}",
             f"{entry.cost.loaded_s * 1000:.2f}",
             f"{entry.bucket.batch / entry.cost.alone_s:.0f}",
+            f"{entry.at.astimezone():%m-%d %H:%M:%S}",
         )
     return table
 

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from PIL import Image
 from xlaserve.model.digits_data import digit_images
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
+from xlaserve_proto import vision_pb2 as vision_pb
+from xlaserve_proto import vision_pb2_grpc as vision_grpc
 
 MODES = ("xla", "graph", "eager")
 BUCKETS = (1, 2, 4, 8)
@@ -199,6 +202,11 @@ def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(star
             partial.replace(cause)
             stub.ModelInfer(scans.request([0], "UINT8", "xla"), timeout=PATIENCE_S)
             server.wait_for(lambda count=count: compiled("serving") == count, f"no compilation by another {what}")
+
+        unexpected = vision_grpc.VisionStub(channel).ListModels(vision_pb.ListModelsRequest()).unexpected_compilations
+        assert [each.result for each in unexpected] == ["f32[3,10]", "f32[1,9,7,3]"]
+        assert list(unexpected[1].constants) == ["size (needed by resize/ResizeBilinear)"]
+        assert abs(unexpected[0].ended_at.ToMicroseconds() / 1e6 - time.time()) < PATIENCE_S
 
         # What is loaded later is expected.
         stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="digits"), timeout=PATIENCE_S)

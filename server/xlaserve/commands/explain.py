@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.table import Table
 
-from xlaserve.commands import subject
+from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import Command, Invocation
-from xlaserve.errors import ConfigError
 from xlaserve.inspection import dump, graph, page
 from xlaserve.inspection.words import amount, seconds
 
@@ -31,7 +30,7 @@ def run(invocation: Invocation) -> int:
     """Prints the explanation, or one stage's program; writes all of it where a folder is given."""
     own = invocation.own
     if own.out is not None:
-        _make_folder(own.out)
+        arguments.make_folder(own.out)
     peak = (own.peak_gflops and own.peak_gflops * 1e9, own.bandwidth_gbs and own.bandwidth_gbs * 1e9)
     with dump.dumped() as folder:
         loaded = subject.load(invocation.settings, own.model, own.bucket)
@@ -54,41 +53,13 @@ def run(invocation: Invocation) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
     parser.add_argument("model", metavar="MODEL", help="a configured model, or any source, with random weights")
-    parser.add_argument("--bucket", type=_bucket, metavar="BxHxW", help="the bucket: 8, or 8x224x224")
+    parser.add_argument("--bucket", type=arguments.bucket, metavar="BxHxW", help="the bucket: 8, or 8x224x224")
     parser.add_argument("--stage", choices=STAGES, help="print this program instead of the explanation")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write programs, graph and explain.html there")
     parser.add_argument("--json", action="store_true", default=False, help="print JSON")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="instructions to list (%(default)s)")
-    parser.add_argument("--peak-gflops", type=_positive, metavar="G", help="the machine's peak; measured by default")
-    parser.add_argument("--bandwidth-gbs", type=_positive, metavar="G", help="its GB/s of memory; measured by default")
-
-
-def _bucket(text: str) -> object:
-    try:
-        return subject.bucket_of(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected 8 or 8x224x224, got {text}") from None
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number greater than 0, got {text}")
-    return value
-
-
-def _make_folder(folder: Path) -> None:
-    """Makes sure, before minutes of work, that something can be written there. Raises ConfigError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".xlaserve"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(f"--out: expected a folder to write to, got {folder}: {error.strerror}") from None
+    parser.add_argument("--peak-gflops", type=arguments.positive, metavar="G", help="its peak; measured by default")
+    parser.add_argument("--bandwidth-gbs", type=arguments.positive, metavar="G", help="its memory; measured by default")
 
 
 def _write(folder: Path, explained: Explained) -> None:

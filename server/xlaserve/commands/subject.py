@@ -37,14 +37,6 @@ def load(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mod
     return Subject(loaded, loaded.buckets[0], device)
 
 
-def bucket_of(text: str) -> BucketSettings:
-    """Parses `8` or `8x224x224`. Raises ValueError."""
-    sides = [int(side) for side in text.split("x")]
-    if len(sides) not in (1, 3) or min(sides) < 1:
-        raise ValueError("expected BATCH or BATCHxHEIGHTxWIDTH, such as 8x224x224")
-    return BucketSettings(*sides)
-
-
 def _settings(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mode) -> ModelSettings:
     configured = {model.name: model for model in settings.models}
     if name in configured:

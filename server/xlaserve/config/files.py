@@ -62,8 +62,9 @@ def _from_file(file: Path) -> dict[str, object]:
         values["models"] = [
             _resolve_paths(model, file.parent) if isinstance(model, dict) else model for model in models
         ]
-    if isinstance(values.get("ready_file"), str):
-        values["ready_file"] = str(file.parent / values["ready_file"])
+    for name in ("ready_file", "profile_dir"):
+        if isinstance(values.get(name), str):
+            values[name] = str(file.parent / values[name])
     return values
 
 

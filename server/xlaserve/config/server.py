@@ -43,6 +43,11 @@ class Settings(Frozen):
     """Serve grpc.channelz.v1, for debugging connections."""
     model_control: bool = True
     """Let clients load and unload models."""
+    admin: bool = False
+    """Serve xlaserve.v1.Admin, which records profiles. Only where nobody but operators reaches the port: it is not
+    authenticated, and a recording slows requests down and fills `profile_dir`."""
+    profile_dir: Path = Path("xlaserve-profiles")
+    """Where profiles are recorded, a folder for each. Nothing is ever removed from it."""
 
     # What runs the models.
     device: str = "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,20 +12,28 @@ import tensorflow as tf
 
 from xlaserve.errors import ProfilerBusy
 
-log = logging.getLogger(__name__)
 
-
-@contextmanager
-def recorded(folder: Path) -> Iterator[None]:
-    """Records what happens meanwhile, under `folder`, as TensorBoard reads it. Raises ProfilerBusy: one at a time."""
+def start(folder: Path) -> None:
+    """Begins to record what happens, under `folder`, as TensorBoard reads it. Raises ProfilerBusy: one at a time."""
     try:
         tf.profiler.experimental.start(str(folder))
     except tf.errors.AlreadyExistsError:
         raise ProfilerBusy("the profiler is already recording; try again later") from None
+
+
+def stop() -> None:
+    """Ends it and writes the recording."""
+    tf.profiler.experimental.stop()
+
+
+@contextmanager
+def recorded(folder: Path) -> Iterator[None]:
+    """Records what happens meanwhile; see `start`."""
+    start(folder)
     try:
         yield
     finally:
-        tf.profiler.experimental.stop()
+        stop()
 
 
 def instruction_s(folder: Path) -> dict[str, float]:

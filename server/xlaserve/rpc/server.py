@@ -10,16 +10,19 @@ from grpc_reflection.v1alpha import reflection
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.rpc import handlers, infer_message
+from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.vision import Vision
-from xlaserve_proto import open_inference_pb2, vision_pb2
+from xlaserve_proto import admin_pb2, open_inference_pb2, vision_pb2
 
 
 class GrpcServer:
-    """Serves `open_inference`, `vision` and health, and reflection and channelz as `settings` say."""
+    """Serves `open_inference`, `vision`, health and perhaps `admin`; reflection and channelz as `settings` say."""
 
-    def __init__(self, settings: Settings, open_inference: OpenInference, vision: Vision, health: Health) -> None:
+    def __init__(
+        self, settings: Settings, open_inference: OpenInference, vision: Vision, health: Health, admin: Admin | None
+    ) -> None:
         self._settings = settings
         self._server = grpc.aio.server(
             options=(
@@ -37,13 +40,15 @@ class GrpcServer:
             parsers={"ModelInferRequest": infer_message.parse},
         )
         handlers.add(vision, vision_pb2.DESCRIPTOR.services_by_name["Vision"], self._server)
+        if admin is not None:
+            handlers.add(admin, admin_pb2.DESCRIPTOR.services_by_name["Admin"], self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         if settings.channelz:
             channelz.add_channelz_servicer(self._server)
         if settings.reflection:
             services = [
                 service.full_name
-                for file in (open_inference_pb2, vision_pb2, health_pb2)
+                for file in (open_inference_pb2, vision_pb2, health_pb2, *([admin_pb2] if admin else ()))
                 for service in file.DESCRIPTOR.services_by_name.values()
             ]
             reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), self._server)

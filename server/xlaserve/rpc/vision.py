@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
+from xlaserve.engine.xla_log import XlaCompilation
 from xlaserve.model.repository import Repository
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Request
@@ -20,10 +21,17 @@ ResponseT = TypeVar("ResponseT", bound=vision_messages.InferenceResponse)
 class Vision(pb_grpc.VisionServicer):
     """`xlaserve.v1.Vision`."""
 
-    def __init__(self, inference: Inference, repository: Repository, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        repository: Repository,
+        max_message_bytes: int,
+        unexpected: Collection[XlaCompilation] = (),
+    ) -> None:
         self._inference = inference
         self._repository = repository
         self._max_message_bytes = max_message_bytes
+        self._unexpected = unexpected
 
     @answers_errors
     async def Classify(self, request: pb.ClassifyRequest, context: Context) -> pb.ClassifyResponse:
@@ -52,7 +60,10 @@ class Vision(pb_grpc.VisionServicer):
     @answers_errors
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """Lists the models."""
-        return pb.ListModelsResponse(models=map(vision_models.model, self._repository.index()))
+        return pb.ListModelsResponse(
+            models=map(vision_models.model, self._repository.index()),
+            unexpected_compilations=map(vision_models.unexpected, tuple(self._unexpected)),
+        )
 
     async def _run(
         self,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from xlaserve.config import Bucket
 from xlaserve.engine.ledger import Entry
+from xlaserve.engine.xla_log import XlaCompilation
 from xlaserve.model.version import State, Version
 from xlaserve.rpc.describe import source_name
 from xlaserve_proto import vision_pb2 as pb
@@ -47,6 +50,25 @@ def model(version: Version) -> pb.Model:
     )
 
 
+def unexpected(compilation: XlaCompilation) -> pb.UnexpectedCompilation:
+    """Returns a compilation that nothing asked for as ListModels shows it."""
+    return pb.UnexpectedCompilation(
+        function=compilation.function,
+        arguments=compilation.arguments,
+        result=compilation.result,
+        constants=compilation.constants,
+        compile_s=compilation.seconds,
+        ended_at=_timestamp(compilation.at_s),
+    )
+
+
+def _timestamp(at_s: float) -> Timestamp:
+    """Returns seconds since the epoch, to the microsecond."""
+    timestamp = Timestamp()
+    timestamp.FromMicroseconds(round(at_s * 1e6))
+    return timestamp
+
+
 def _bucket(bucket: Bucket) -> pb.Bucket:
     return pb.Bucket(batch=bucket.batch, height=bucket.height, width=bucket.width)
 
@@ -59,4 +81,5 @@ def _program(entry: Entry) -> pb.Program:
         compile_s=entry.compile_s,
         run_s=entry.cost.alone_s,
         run_loaded_s=entry.cost.loaded_s,
+        ready_at=_timestamp(entry.at.timestamp()),
     )

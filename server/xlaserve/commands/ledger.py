@@ -1,0 +1,75 @@
+"""`xlaserve ledger`: what a running server has compiled, and when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from datetime import UTC
+from typing import Final
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+
+from xlaserve import console
+from xlaserve.commands import remote
+from xlaserve.commands.command import Command, Invocation
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.buckets import Cost
+from xlaserve.engine.ledger import Entry
+from xlaserve_proto import vision_pb2 as pb
+from xlaserve_proto import vision_pb2_grpc
+
+TIMEOUT_S: Final = 10.0
+
+
+def run(invocation: Invocation) -> int:
+    """Prints the ledger, and what XLA compiled although nothing asked for it."""
+    with remote.channel(invocation.own.server or remote.address(invocation.settings)) as channel:
+        answer = vision_pb2_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest(), timeout=TIMEOUT_S)
+    entries = [_entry(model, program) for model in answer.models for program in model.programs]
+    unexpected = answer.unexpected_compilations
+    if invocation.own.json:
+        value = {
+            "programs": [console.ledger_json(entry) for entry in entries],
+            "unexpected": [MessageToDict(each, preserving_proto_field_name=True) for each in unexpected],
+        }
+        sys.stdout.write(json.dumps(value, indent=2) + "\n")
+        return 0
+    console.print_ledger(entries, as_json=False)
+    _print_unexpected(unexpected)
+    return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's own options."""
+    remote.add_server(parser, "the server to ask; by default the one that the settings describe")
+    parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of a table")
+
+
+def _entry(model: pb.Model, program: pb.Program) -> Entry:
+    return Entry(
+        model=model.name,
+        version=model.version,
+        mode=Mode(program.mode),
+        bucket=Bucket(program.bucket.batch, program.bucket.height, program.bucket.width),
+        trace_s=program.trace_s,
+        compile_s=program.compile_s,
+        cost=Cost(program.run_s, program.run_loaded_s),
+        at=program.ready_at.ToDatetime(UTC),
+    )
+
+
+def _print_unexpected(unexpected: Iterable[pb.UnexpectedCompilation]) -> None:
+    out = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    for each in unexpected:
+        constants = f"; compile-time constants: {', '.join(each.constants)}" if each.constants else ""
+        out.print(
+            f"{each.ended_at.ToDatetime(UTC):%Y-%m-%d %H:%M:%S}Z compiled WHILE SERVING in {each.compile_s:.2f} s: "
+            f"{each.function} of ({', '.join(each.arguments[:4])}{', ...' * (len(each.arguments) > 4)}) -> "
+            f"{each.result}{constants}"
+        )
+
+
+COMMAND = Command("ledger", "show what a running server has compiled", run, add_options)

@@ -1,0 +1,36 @@
+"""Asks a running server what a command wants to know."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from xlaserve.config import Settings
+from xlaserve.errors import XlaserveError
+
+UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
+
+
+def add_server(parser: argparse.ArgumentParser, text: str) -> None:
+    """Adds `--server`."""
+    parser.add_argument("--server", metavar="HOST:PORT", help=text)
+
+
+def address(settings: Settings) -> str:
+    """Returns where a server with these settings listens, as seen from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"[{host}]:{settings.grpc_port}" if ":" in host else f"{host}:{settings.grpc_port}"
+
+
+@contextmanager
+def channel(server: str) -> Iterator[grpc.Channel]:
+    """Connects to `server`, HOST:PORT; what it answers instead of an answer is raised as XlaserveError."""
+    try:
+        with grpc.insecure_channel(server, UNLIMITED) as connected:
+            yield connected
+    except grpc.RpcError as error:
+        status = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+        raise XlaserveError(f"server {server}: {status}") from None

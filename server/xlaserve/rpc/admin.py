@@ -1,0 +1,21 @@
+"""What only operators may ask for."""
+
+from __future__ import annotations
+
+from xlaserve.inspection.profiler import Profiler
+from xlaserve.rpc.inference import Context, answers_errors
+from xlaserve_proto import admin_pb2 as pb
+from xlaserve_proto import admin_pb2_grpc as pb_grpc
+
+
+class Admin(pb_grpc.AdminServicer):
+    """`xlaserve.v1.Admin`."""
+
+    def __init__(self, profiler: Profiler) -> None:
+        self._profiler = profiler
+
+    @answers_errors
+    async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
+        """Records a profile."""
+        recording = await self._profiler.record(request.seconds)
+        return pb.ProfileResponse(folder=recording.name, size_bytes=recording.size_bytes, seconds=request.seconds)
