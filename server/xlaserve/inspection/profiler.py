@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,14 +61,29 @@ async def _record(folder: Path, seconds: float) -> None:
 
     # Here and not in TensorFlow, which says nothing of a folder that it can't write until the recording is lost.
     await asyncio.to_thread(folder.mkdir, parents=True)
-    await asyncio.to_thread(trace.start, folder)
+    has_started = threading.Event()
+
+    def start() -> None:
+        trace.start(folder)
+        has_started.set()
+
     try:
+        await _to_its_end(start)
         await asyncio.sleep(seconds)
     finally:
-        # To its end, even where the caller has gone: the next recording can't begin before.
-        stopping = asyncio.ensure_future(asyncio.to_thread(trace.stop))
-        while not stopping.done():
-            try:
-                await asyncio.shield(stopping)
-            except asyncio.CancelledError:
-                continue
+        if has_started.is_set():
+            await _to_its_end(trace.stop)
+
+
+async def _to_its_end(work: Callable[[], None]) -> None:
+    """Does `work` on a thread. A caller who is cancelled meanwhile still is so, but only once it is done."""
+    doing = asyncio.ensure_future(asyncio.to_thread(work))
+    cancelled: asyncio.CancelledError | None = None
+    while not doing.done():
+        try:
+            await asyncio.shield(doing)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    doing.result()
+    if cancelled is not None:
+        raise cancelled
