@@ -175,6 +175,8 @@ class Program:
     """Median of several runs, alone on the device."""
     run_loaded_s: float
     """The same with every lane of the device running it."""
+    from_cache: bool = False
+    """Whether it was read from the compile cache instead of being traced and compiled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,7 @@ def _read_models(response: vision.ListModelsResponse) -> tuple[Model, ...]:
                     compile_s=program.compile_s,
                     run_s=program.run_s,
                     run_loaded_s=program.run_loaded_s,
+                    from_cache=program.from_cache,
                 )
                 for program in model.programs
             ),

@@ -966,6 +966,7 @@ class Program(_message.Message):
     RUN_S_FIELD_NUMBER: _builtins.int
     RUN_LOADED_S_FIELD_NUMBER: _builtins.int
     READY_AT_FIELD_NUMBER: _builtins.int
+    FROM_CACHE_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     trace_s: _builtins.float
     compile_s: _builtins.float
@@ -973,6 +974,8 @@ class Program(_message.Message):
     """Median of several runs, alone on the device."""
     run_loaded_s: _builtins.float
     """The same with every lane of the device running it."""
+    from_cache: _builtins.bool
+    """Whether it was read from the compile cache instead of being traced and compiled."""
     @_builtins.property
     def bucket(self) -> Global___Bucket: ...
     @_builtins.property
@@ -989,10 +992,11 @@ class Program(_message.Message):
         run_s: _builtins.float = ...,
         run_loaded_s: _builtins.float = ...,
         ready_at: _timestamp_pb2.Timestamp | None = ...,
+        from_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "ready_at", b"ready_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "compile_s", b"compile_s", "mode", b"mode", "ready_at", b"ready_at", "run_loaded_s", b"run_loaded_s", "run_s", b"run_s", "trace_s", b"trace_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "compile_s", b"compile_s", "from_cache", b"from_cache", "mode", b"mode", "ready_at", b"ready_at", "run_loaded_s", b"run_loaded_s", "run_s", b"run_s", "trace_s", b"trace_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

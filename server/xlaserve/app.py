@@ -15,6 +15,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from xlaserve.config import ModelSettings, Settings
+from xlaserve.engine.cache.cache import CompileCache
 from xlaserve.engine.compile_watch import CompileWatch
 from xlaserve.engine.device import Device, configure
 from xlaserve.engine.lanes import Lanes
@@ -68,8 +69,11 @@ class App:
         self._settings = settings
         self._on_loaded = on_loaded
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
+        self._cache = CompileCache(settings) if settings.compile_cache and self._has_tensorflow else None
         self.device: Device = configure(settings, self._has_tensorflow)
         self._load_replicated = _replicated(self.device.replicas)
+        if self._cache and self._load_replicated:
+            log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
         self._metrics = Metrics()
         self._lanes = Lanes(self.device.lanes)
         self._worker = Worker(self.device.lanes)
@@ -130,14 +134,26 @@ class App:
         finally:
             self._http.stop()
             self._remove_ready_file()
+            self.close()
         return CRASHED if self._has_crashed else 0
 
     def _load_model(self, settings: ModelSettings) -> catalog.Model:
         if catalog.uses_tensorflow(settings) and not self._has_tensorflow:
             raise ModelFailed("the server was started without any TensorFlow model; restart it to serve this one")
-        if self._load_replicated and catalog.uses_tensorflow(settings):
+        if not catalog.uses_tensorflow(settings):
+            return catalog.load(settings)
+        if self._load_replicated:
             return self._load_replicated(settings)
-        return catalog.load(settings)
+        if self._cache is None:
+            return catalog.load(settings)
+        from xlaserve.model import cached  # noqa: PLC0415 - imports TensorFlow
+
+        return catalog.load(settings, partial(cached.network, self._cache, self.device))
+
+    def close(self) -> None:
+        """Removes what only this process used; call it at the end."""
+        if self._cache is not None:
+            self._cache.close()
 
     async def _load(self) -> bool:
         """Loads every model; False where a signal came first."""

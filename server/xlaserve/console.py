@@ -58,8 +58,9 @@ class WarmUp:
             self._bar.update(self._task, advance=1, description=f"{entry.model} {entry.mode} {entry.bucket}")
             return
         log.info(
-            "model %s: %s %s compiled in %.2f s, runs in %.2f ms%s",
-            *(entry.model, entry.mode, entry.bucket, entry.trace_s + entry.compile_s, entry.cost.alone_s * 1000),
+            "model %s: %s %s %s in %.2f s, runs in %.2f ms%s",
+            *(entry.model, entry.mode, entry.bucket, "loaded" if entry.from_cache else "compiled"),
+            *(entry.trace_s + entry.compile_s, entry.cost.alone_s * 1000),
             "" if self._has_ended else f" ({self._done} of {self._total})",
         )
 
@@ -78,6 +79,7 @@ def ledger_table(entries: Iterable[Entry]) -> Table:
     table.add_column("mode")
     for title in ("bucket", "trace s", "compile s", "run ms", "all lanes ms", "images/s", "ready at"):
         table.add_column(title, justify="right")
+    table.add_column("from")
     for entry in entries:
         table.add_row(
             entry.model,
@@ -89,6 +91,7 @@ def ledger_table(entries: Iterable[Entry]) -> Table:
             f"{entry.cost.loaded_s * 1000:.2f}",
             f"{entry.bucket.batch / entry.cost.alone_s:.0f}",
             f"{entry.at.astimezone():%m-%d %H:%M:%S}",
+            "cache" if entry.from_cache else "",
         )
     return table
 
@@ -113,5 +116,6 @@ def ledger_json(entry: Entry) -> dict[str, object]:
         "compile_s": entry.compile_s,
         "run_s": entry.cost.alone_s,
         "run_loaded_s": entry.cost.loaded_s,
+        "from_cache": entry.from_cache,
         "at": entry.at.isoformat(timespec="milliseconds"),
     }

@@ -159,9 +159,9 @@ def load_and_prepare(settings):
 
     # Not before the server has: it has to listen to TensorFlow from the start.
     import tensorflow as tf
-    from xlaserve.engine.executable import _Executable
+    from xlaserve.engine.executable import FixedShape
 
-    call = _Executable.__call__
+    call = FixedShape.__call__
     resize = tf.function(lambda pixels, size: tf.image.resize(pixels, size), jit_compile=True)
 
     def call_and_compile(self, images):
@@ -175,7 +175,7 @@ def load_and_prepare(settings):
                 resize(tf.zeros((1, 4, 4, 3)), tf.constant([9, 7]))
         return call(self, images)
 
-    _Executable.__call__ = call_and_compile
+    FixedShape.__call__ = call_and_compile
     return model
 
 catalog.load = load_and_prepare

@@ -58,6 +58,7 @@ def _entry(model: pb.Model, program: pb.Program) -> Entry:
         compile_s=program.compile_s,
         cost=Cost(program.run_s, program.run_loaded_s),
         at=program.ready_at.ToDatetime(UTC),
+        from_cache=program.from_cache,
     )
 
 

@@ -16,7 +16,10 @@ def run(invocation: Invocation) -> int:
 
         with console.WarmUp(invocation.settings) as progress:
             app = App(invocation.settings, on_record=progress.record)
-            await app.repository.load_all()
+            try:
+                await app.repository.load_all()
+            finally:
+                app.close()
         versions = app.repository.index()
         console.print_ledger((entry for version in versions for entry in version.ledger), invocation.own.json)
         return 0 if all(app.repository.serving().values()) else FAILED

@@ -62,7 +62,7 @@ def _from_file(file: Path) -> dict[str, object]:
         values["models"] = [
             _resolve_paths(model, file.parent) if isinstance(model, dict) else model for model in models
         ]
-    for name in ("ready_file", "profile_dir"):
+    for name in ("compile_cache", "profile_dir", "ready_file"):
         if isinstance(values.get(name), str):
             values[name] = str(file.parent / values[name])
     return values

@@ -61,6 +61,11 @@ class Settings(Frozen):
     """Batches that run at the same time, on each of several GPUs; overrides the hint."""
     threads_per_lane: int | None = Field(None, ge=1, le=256)
     """TensorFlow's threads for one lane on a CPU; overrides the hint."""
+    compile_cache: Path | None = None
+    """A folder for what was traced, compiled and timed, so that a later start need not do it again; `xlaserve warm`
+    fills it. What is in it runs as machine code: only those who may change the server should be able to write there."""
+    compile_cache_read_only: bool = False
+    """Write nothing into `compile_cache`; what is not there is compiled as ever."""
     exit_on_model_failure: bool = True
     """Exit when a model fails to load at start-up. Otherwise the server serves the others and shows it as failed."""
 

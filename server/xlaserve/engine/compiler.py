@@ -55,11 +55,12 @@ def warm_up(
             if stop.is_set():
                 raise ShuttingDown(f"model {model}: warm-up was stopped")
             compilation = program.compile(mode, bucket)
-            cost = measure(compilation.executable, bucket, lanes)
+            if (cost := compilation.cost) is None:
+                cost = measure(compilation.executable, bucket, lanes)
+                compilation.keep_cost(cost)
             warmed[mode, bucket] = Warmed(compilation.executable, cost)
-            ledger.record(
-                Entry(model, version, mode, bucket, compilation.trace_s, compilation.compile_s, cost, datetime.now(UTC))
-            )
+            trace_s, compile_s, from_cache = compilation.trace_s, compilation.compile_s, compilation.from_cache
+            ledger.record(Entry(model, version, mode, bucket, trace_s, compile_s, cost, datetime.now(UTC), from_cache))
     return warmed
 
 

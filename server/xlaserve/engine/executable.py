@@ -43,12 +43,12 @@ class TensorFlowProgram:
         run: Executable
         match mode:
             case Mode.XLA:
-                run = _Function(_concrete(self._trace(self._lowered, bucket), shape, jit_compile=True))
+                run = Function(_concrete(self.trace(bucket), shape, jit_compile=True))
             case Mode.GRAPH:
                 run = self._graph(bucket)
             case _:
-                run = _Function(self._forward)
-        executable = _Executable(run, shape)
+                run = Function(self._forward)
+        executable = FixedShape(run, shape)
         traced = time.perf_counter()
         blank = np.zeros(shape, np.uint8)
         executable(blank)
@@ -59,6 +59,10 @@ class TensorFlowProgram:
         first_run_s, later_run_s = first_run - traced, time.perf_counter() - first_run
         trim_heap()
         return Compilation(executable, trace_s=traced - began, compile_s=max(0.0, first_run_s - later_run_s))
+
+    def trace(self, bucket: Bucket) -> Forward:
+        """Returns the function that XLA is given, for images of the size of `bucket`, any number of them."""
+        return self._trace(self._lowered, bucket)
 
     def _trace(self, forward: Forward, bucket: Bucket) -> Forward:
         # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
@@ -77,7 +81,7 @@ class TensorFlowProgram:
                 self._graphs[size] = FrozenGraph(any_batch)
             except UnfreezableError as error:
                 log.warning("graph mode runs slower than it could, with its weights as variables: %s", error)
-                self._graphs[size] = _Function(any_batch)
+                self._graphs[size] = Function(any_batch)
         return self._graphs[size]
 
 
@@ -88,18 +92,19 @@ def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: 
     return concrete
 
 
-class _Function:
+class Function:
     """Calls a function of tensors with arrays."""
 
     def __init__(self, function: Forward) -> None:
         self.function = function
 
     def __call__(self, images: Images) -> Outputs:
+        """Runs `images` and returns the outputs."""
         # `numpy` waits for the result and copies it out of TensorFlow's memory.
         return tuple(output.numpy() for output in self.function(tf.convert_to_tensor(images)))
 
 
-class _Executable:
+class FixedShape:
     """Calls `run` with images of one shape only."""
 
     def __init__(self, run: Executable, shape: tuple[int, ...]) -> None:
@@ -107,6 +112,7 @@ class _Executable:
         self.shape = shape
 
     def __call__(self, images: Images) -> Outputs:
+        """Runs `images` and returns the outputs; raises ValueError where they are of another shape or type."""
         # Checked here because a concrete function takes a tensor of any shape, and XLA then compiles anew.
         if images.shape != self.shape or images.dtype != np.uint8:
             raise ValueError(f"pixels: expected uint8 {self.shape}, got {images.dtype} {images.shape}")
@@ -115,7 +121,7 @@ class _Executable:
 
 def stablehlo(executable: Executable) -> str:
     """Returns what XLA is given of an XLA executable that `TensorFlowProgram` made, in StableHLO; lowers it anew."""
-    if not isinstance(executable, _Executable) or not isinstance(executable.run, _Function):
+    if not isinstance(executable, FixedShape) or not isinstance(executable.run, Function):
         raise TypeError(f"expected an executable of TensorFlow's XLA, got {executable!r}")
     # A method of tf.function alone, which a concrete function does not have.
     function = tf.function(executable.run.function, autograph=False, jit_compile=True)

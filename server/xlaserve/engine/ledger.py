@@ -25,6 +25,8 @@ class Entry:
     cost: Cost
     at: datetime
     """When it was ready, UTC."""
+    from_cache: bool = False
+    """Whether it came from the compile cache instead of being traced and compiled."""
 
 
 class Ledger:

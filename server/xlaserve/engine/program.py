@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
+from xlaserve.engine.buckets import Cost
 
 Images = NDArray[np.uint8]
 """RGB pixels, `[n, height, width, 3]`, from 0 to 255."""
@@ -39,6 +41,12 @@ class Compilation:
     """Seconds in Python, from the model to a graph."""
     compile_s: float
     """Seconds from the graph to the end of the first run, less the time of a later run; 0 where nothing is compiled."""
+    from_cache: bool = False
+    """Whether it came from the compile cache: `compile_s` is what loading it took."""
+    cost: Cost | None = None
+    """What it costs, where the compile cache knows."""
+    keep_cost: Callable[[Cost], object] = lambda cost: None
+    """Has the compile cache know the cost."""
 
 
 class Program(Protocol):

@@ -15,8 +15,13 @@ from typing import Final, Self, TextIO
 
 from xlaserve.engine.xla_log import VMODULE
 
-FILES: Final = ("device_compiler.h", "xla_compiler.cc", "const_analysis.cc", "dump_graph.cc")
-"""What VMODULE makes speak, and what complains that it has nowhere to write the graphs of which xla_compiler speaks."""
+FILES: Final = (
+    *("device_compiler.h", "xla_compiler.cc", "const_analysis.cc", "dump_graph.cc"),
+    *("text_format.cc", "cpu_aot_loader.cc"),
+)
+"""What VMODULE makes speak, and what complains that it has nowhere to write the graphs of which xla_compiler speaks;
+and those that say as errors, each time when an executable is read from the compile cache, that it is no text and that
+the processor lacks "features" which are preferences of the code generator."""
 LAST_LINES_S: Final = 2.0
 """How long the filter may take at the end to pass on what was written."""
 _STDERR: Final = 2

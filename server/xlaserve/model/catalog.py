@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -50,10 +52,14 @@ def uses_tensorflow(settings: ModelSettings) -> bool:
     return settings.source != NOOP
 
 
-def load(settings: ModelSettings) -> Model:
+Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
+"""Gives the network of a model from the compile cache, or calls what builds it."""
+
+
+def load(settings: ModelSettings, cached: Cached = lambda settings, build: build()) -> Model:
     """Builds the model and its weights; blocks. Raises ModelFailed with the reason and the way out."""
     try:
-        network = _network(settings)
+        network = cached(settings, partial(_network, settings))
         buckets = _buckets(settings, network.size)
         task = _labelled(network.task, settings)
     except ModelFailed:

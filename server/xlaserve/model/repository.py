@@ -173,7 +173,10 @@ class Repository:
         telemetry = ModelTelemetry(self._metrics, settings.name)
 
         def record(entry: Entry) -> None:
-            telemetry.compiled(entry.mode, entry.trace_s + entry.compile_s)
+            if entry.from_cache:
+                telemetry.loaded(entry.mode)
+            else:
+                telemetry.compiled(entry.mode, entry.trace_s + entry.compile_s)
             self._on_record(entry)
 
         version = Version(settings, telemetry, record)

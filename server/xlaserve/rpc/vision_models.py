@@ -82,4 +82,5 @@ def _program(entry: Entry) -> pb.Program:
         run_s=entry.cost.alone_s,
         run_loaded_s=entry.cost.loaded_s,
         ready_at=_timestamp(entry.at.timestamp()),
+        from_cache=entry.from_cache,
     )

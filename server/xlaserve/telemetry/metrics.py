@@ -85,6 +85,12 @@ class Metrics:
         )
         for phase in (WARM_UP, SERVING):
             self.xla_compilations.labels(phase)
+        self.cache_loads = Counter(
+            "xlaserve_cache_loads",
+            "Programs read from the compile cache instead of being compiled.",
+            ("model", "mode"),
+            registry=registry,
+        )
         self.compile_s = Histogram(
             "xlaserve_compile_seconds",
             "Tracing and compiling a program.",

@@ -78,11 +78,16 @@ class ModelTelemetry:
         self._request_s = lru_cache(None)(lambda method: metrics.request_s.labels(model, method))
         self._compilations = lru_cache(None)(lambda mode: metrics.compilations.labels(model, mode))
         self._compile_s = lru_cache(None)(lambda mode: metrics.compile_s.labels(model, mode))
+        self._cache_loads = lru_cache(None)(lambda mode: metrics.cache_loads.labels(model, mode))
 
     def compiled(self, mode: Mode, seconds: float) -> None:
         """A program was traced and compiled in `seconds`."""
         self._compilations(mode).inc()
         self._compile_s(mode).observe(seconds)
+
+    def loaded(self, mode: Mode) -> None:
+        """A program was read from the compile cache."""
+        self._cache_loads(mode).inc()
 
     def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
         """A batch of `images` real images ran in `bucket`."""

@@ -1,0 +1,67 @@
+"""The cache as a whole: a folder for each version of TensorFlow, environment and model."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import Final
+
+from xlaserve.config import Settings
+from xlaserve.engine.cache.environment import environment, key, tensorflow_version
+from xlaserve.engine.cache.executables import Executables
+from xlaserve.engine.cache.records import Folder, check_writable
+from xlaserve.engine.device import Device
+from xlaserve.errors import ConfigError
+
+FORMAT: Final = 1
+"""Of the cache; another makes everything anew."""
+ABOUT: Final = "environment.json"
+
+
+class CompileCache:
+    """What was compiled before, in the folder `settings.compile_cache`. Must be made before TensorFlow is imported.
+
+    Raises ConfigError where the folder can't be used as it is to be.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.compile_cache is not None
+        self._root = settings.compile_cache
+        self._read_only = settings.compile_cache_read_only
+        try:
+            if not self._read_only:
+                check_writable(self._root)
+            elif not os.access(self._root, os.R_OK | os.X_OK) or not self._root.is_dir():
+                raise ConfigError(f"compile_cache: expected a folder that can be read, got {self._root}")
+        except OSError as error:
+            raise ConfigError(
+                f"compile_cache: expected a folder that can be written, got {self._root}: {error.strerror};"
+                " compile_cache_read_only uses what is there"
+            ) from None
+        self.executables = Executables()
+        self.executables.set_environment()
+        if not self._read_only:
+            self._set_autotuning()
+
+    def folder(self, device: Device, model: object) -> Folder:
+        """Returns the folder of a model on `device`; `model`, of JSON's types, says which it is."""
+        facts = {"format": FORMAT, **environment(device)}
+        environment_folder = self._root / f"tensorflow-{tensorflow_version()}" / key(facts)
+        if not self._read_only:
+            with suppress(OSError):  # only for people who wonder which folder is whose
+                environment_folder.mkdir(parents=True, exist_ok=True)
+                (environment_folder / ABOUT).write_text(json.dumps(facts, indent=2) + "\n")
+        return Folder(environment_folder / key(model), read_only=self._read_only)
+
+    def close(self) -> None:
+        """Removes what only this process used."""
+        self.executables.close()
+
+    def _set_autotuning(self) -> None:
+        """Has XLA keep what it measured of a GPU's kernels; on a CPU it measures none."""
+        folder = self._root / f"tensorflow-{tensorflow_version()}" / "autotuning"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)  # XLA fails where it is not there
+            flags = (os.environ.get("XLA_FLAGS", ""), f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")
+            os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))

@@ -1,0 +1,133 @@
+"""Files that are whole or are not there: written at once, checked when they are read, removed when they are damaged.
+
+A record is a header of JSON and named bytes behind a SHA-256 of everything. It holds data only: nothing in it is run by
+reading it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+log = logging.getLogger(__name__)
+
+MAGIC: Final = b"xlaserve cache 1\n"
+SUFFIX: Final = ".xlaserve"
+_PARTIAL: Final = ".partial"
+_PARTIAL_S: Final = 3600.0
+"""A file that is still partial after so long is of a process that was killed."""
+_LENGTH_BYTES: Final = 8
+_PREFIX_BYTES: Final = len(MAGIC) + hashlib.sha256().digest_size
+
+
+class Record(NamedTuple):
+    """What a file holds."""
+
+    header: dict[str, Any]
+    blobs: Mapping[str, memoryview]
+
+
+class Folder:
+    """A folder of records. Several processes and threads may share it. With `read_only` nothing in it is changed."""
+
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        self.path = path
+        self.read_only = read_only
+
+    def read(self, name: str) -> Record | None:
+        """Returns a record, or None where there is none. One that is damaged is removed, with a warning."""
+        try:
+            data = self._file(name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("compile cache: %s can't be read: %s", self._file(name), error.strerror)
+            return None
+        try:
+            return _decode(data)
+        except (ValueError, KeyError, TypeError) as error:
+            self.discard(name, str(error))
+            return None
+
+    def write(self, name: str, header: Mapping[str, object], blobs: Mapping[str, bytes | memoryview]) -> None:
+        """Puts a record in the place of any other of that `name`. Where that fails, a warning is logged."""
+        if self.read_only:
+            log.info("compile cache: %s is read-only, %s is not kept", self.path, name)
+            return
+        partial = None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._remove_partial()
+            with tempfile.NamedTemporaryFile(dir=self.path, suffix=_PARTIAL, delete=False) as file:
+                partial = Path(file.name)
+                for part in _encode(header, blobs):
+                    file.write(part)
+            # Not as private as temporary files are: another user may serve from what an image build has warmed.
+            partial.chmod(0o644)
+            partial.replace(self._file(name))
+        except OSError as error:
+            log.warning("compile cache: %s can't be written: %s", self._file(name), error.strerror)
+            if partial is not None:
+                partial.unlink(missing_ok=True)
+
+    def discard(self, name: str, reason: str) -> None:
+        """Removes a record that is of no use, with a warning."""
+        file = self._file(name)
+        log.warning("compile cache: %s is damaged (%s) and is made anew", file, reason)
+        if not self.read_only:
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("compile cache: %s can't be removed: %s", file, error.strerror)
+
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name}{SUFFIX}"
+
+    def _remove_partial(self) -> None:
+        for file in self.path.glob(f"*{_PARTIAL}"):
+            try:
+                if time.time() - file.stat().st_mtime > _PARTIAL_S:
+                    file.unlink(missing_ok=True)
+            except FileNotFoundError:  # another process was faster
+                continue
+
+
+def _encode(header: Mapping[str, object], blobs: Mapping[str, bytes | memoryview]) -> list[bytes | memoryview]:
+    sizes = {name: len(blob) for name, blob in blobs.items()}
+    text = json.dumps({"header": header, "sizes": sizes}).encode()
+    body = [len(text).to_bytes(_LENGTH_BYTES, "little"), text, *blobs.values()]
+    digest = hashlib.sha256()
+    for part in body:
+        digest.update(part)
+    return [MAGIC, digest.digest(), *body]
+
+
+def _decode(data: bytes) -> Record:
+    view = memoryview(data)
+    if len(data) < _PREFIX_BYTES or not data.startswith(MAGIC):
+        raise ValueError("it is no record")
+    body = view[_PREFIX_BYTES:]
+    if hashlib.sha256(body).digest() != view[len(MAGIC) : _PREFIX_BYTES]:
+        raise ValueError("its checksum does not match")
+    end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
+    contents = json.loads(bytes(body[_LENGTH_BYTES:end]))
+    blobs = {}
+    for name, size in contents["sizes"].items():
+        blobs[name] = body[end : end + size]
+        end += size
+    return Record(contents["header"], blobs)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises OSError where `folder` can't be made or nothing can be written into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=folder, suffix=_PARTIAL)
+    os.close(handle)
+    Path(name).unlink()

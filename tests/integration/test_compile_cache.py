@@ -1,0 +1,167 @@
+"""A second start compiles nothing, whatever happened to the cache in between: it may be slower, never wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xlaserve.engine.cache.records import SUFFIX, Folder
+from xlaserve.model.digits_data import digit_images
+from xlaserve_client import VisionClient
+
+BUCKETS = [1, 2, 4]
+TIMEOUT_S = 240
+PORTS = ("--grpc-port", "0", "--http-port", "0")
+
+
+def configure(folder: Path, **settings: object) -> Path:
+    model = {"name": "digits", "source": "builtin:digits", "buckets": BUCKETS}
+    file = folder / "config.yaml"
+    file.write_text(json.dumps({"models": [model], "compile_cache": "cache", "log_level": "info", **settings}))
+    return file
+
+
+class Warm:
+    """One `xlaserve warm`: what it printed, and how many programs XLA says that it has compiled."""
+
+    def __init__(self, config: Path, *flags: str, env: Mapping[str, str] | None = None) -> None:
+        self._dump = config.parent / f"dump-{os.urandom(4).hex()}"
+        xla_flags = f"--xla_dump_to={self._dump} --xla_dump_hlo_as_text"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "xlaserve", "warm", "--json", "--config", str(config), *PORTS, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XLA_FLAGS": xla_flags, **(env or {})},
+        )
+
+    def end(self) -> Warm:
+        try:
+            stdout, self.stderr = self.process.communicate(timeout=TIMEOUT_S)
+        finally:
+            self.process.kill()
+        assert self.process.returncode == 0, self.stderr
+        self.ledger: list[dict[str, Any]] = json.loads(stdout)
+        self.compiled = len(list(self._dump.glob("*.before_optimizations.txt")))
+        return self
+
+    @property
+    def from_cache(self) -> list[bool]:
+        return [entry["from_cache"] for entry in self.ledger]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration whose cache is filled; copied, not changed."""
+    folder = tmp_path_factory.mktemp("filled")
+    first = Warm(configure(folder)).end()
+    assert first.from_cache == [False] * len(BUCKETS)
+    assert first.compiled == len(BUCKETS)
+    return folder
+
+
+@pytest.fixture
+def config(filled: Path, tmp_path: Path) -> Path:
+    shutil.copytree(filled / "cache", tmp_path / "cache")
+    return configure(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def scans() -> Iterator[list[bytes]]:
+    yield [scan.png for scan in digit_images("held_out", side=32)[:4]]
+
+
+def records(config: Path) -> list[Path]:
+    return sorted((config.parent / "cache").rglob("*.xlaserve"))
+
+
+def test_a_second_start_compiles_nothing_and_times_nothing(config: Path) -> None:
+    before = {file: file.read_bytes() for file in records(config)}
+    second = Warm(config).end()
+    assert second.from_cache == [True] * len(BUCKETS)
+    assert second.compiled == 0
+    assert {file: file.read_bytes() for file in records(config)} == before
+    assert "WARN" not in second.stderr
+    assert "Error" not in second.stderr
+
+
+def test_damaged_files_are_made_anew(config: Path) -> None:
+    whole = {file: file.read_bytes() for file in records(config)}
+    assert {file.name.partition("-")[0] for file in whole} == {"cost", "network.xlaserve", "weights", "xla"}
+    for index, (file, data) in enumerate(whole.items()):
+        middle = len(data) // 2
+        damage = (data[:middle], b"", data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :])
+        file.write_bytes(damage[index % len(damage)])
+    third = Warm(config).end()
+    assert third.from_cache == [False] * len(BUCKETS)
+    assert third.compiled == len(BUCKETS)
+    assert third.stderr.count("is damaged") == len(whole) - 1  # nobody asks for weights without a program
+    fourth = Warm(config).end()
+    assert (fourth.compiled, fourth.from_cache) == (0, [True] * len(BUCKETS))
+
+
+def test_an_executable_that_tensorflow_can_not_load_is_compiled_anew(config: Path) -> None:
+    for file in records(config):
+        if file.name.startswith("xla-"):
+            folder, name = Folder(file.parent, read_only=False), file.name.removesuffix(SUFFIX)
+            record = folder.read(name)
+            assert record is not None
+            blobs = {key: bytes(blob) if key == "module" else bytes(blob)[:-100] for key, blob in record.blobs.items()}
+            folder.write(name, record.header, blobs)
+    third = Warm(config).end()
+    assert third.from_cache == [False] * len(BUCKETS)
+    fourth = Warm(config).end()
+    assert (fourth.compiled, fourth.from_cache) == (0, [True] * len(BUCKETS))
+
+
+def test_two_processes_may_fill_one_folder_at_once(tmp_path: Path) -> None:
+    config = configure(tmp_path)
+    both = [Warm(config), Warm(config)]
+    for process in both:
+        process.end()
+        assert "WARN" not in process.stderr
+    second = Warm(config).end()
+    assert (second.compiled, second.from_cache) == (0, [True] * len(BUCKETS))
+
+
+def test_a_server_answers_from_a_read_only_cache_as_it_does_without(
+    config: Path, start_server: Any, scans: list[bytes]
+) -> None:
+    before = {file: file.read_bytes() for file in records(config)}
+    # One bucket: which of several is cheapest is not the same in every process, and may change the last digit.
+    kept, missing = (
+        {"name": name, "source": "builtin:digits", "buckets": [batch]} for name, batch in (("digits", 4), ("more", 8))
+    )
+    cache = {"compile_cache": str(config.parent / "cache"), "compile_cache_read_only": True}
+    warm, cold = start_server({"models": [kept, missing], **cache}), start_server({"models": [kept]})
+    answers = []
+    for server in (warm, cold):
+        with VisionClient(server.grpc) as client:
+            classified = client.classify(scans, model="digits", top_k=10).classifications
+            answers.append([[(one.index, one.score) for one in image.categories] for image in classified])
+            described = {model.name: [program.from_cache for program in model.programs] for model in client.models()}
+        assert described == ({"digits": [True], "more": [False]} if server is warm else {"digits": [False]})
+    assert answers[0] == answers[1]
+    for name, loads in (("digits", 1), ("more", 0)):
+        assert warm.metric("xlaserve_cache_loads_total", model=name) == loads
+        assert warm.metric("xlaserve_compilations_total", model=name) == 1 - loads
+    assert "is not kept" in warm.stderr
+    assert {file: file.read_bytes() for file in records(config)} == before
+    assert warm.stop() == cold.stop() == 0
+
+
+def test_a_folder_that_can_not_be_written_is_one_line_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder is to be")
+    command = [sys.executable, "-m", "xlaserve", "warm", "--config", str(configure(tmp_path)), *PORTS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("xlaserve: compile_cache: expected a folder that can be written, got ")

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from xlaserve.engine.cache.records import SUFFIX, Folder
+
+HEADER = {"outputs": [["float32", [1, 10]]], "weights": "w"}
+BLOBS = {"module": b"MLIR" * 100, "empty": b"", "executable": bytes(range(256))}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "model", read_only=False)
+
+
+def file_of(folder: Folder) -> Path:
+    (file,) = folder.path.iterdir()
+    return file
+
+
+def test_a_record_comes_back_as_it_was_written(folder: Folder) -> None:
+    folder.write("program", HEADER, BLOBS)
+    record = folder.read("program")
+    assert record is not None
+    assert record.header == HEADER
+    assert {name: bytes(blob) for name, blob in record.blobs.items()} == BLOBS
+
+
+def test_what_was_never_written_is_not_there(folder: Folder) -> None:
+    assert folder.read("program") is None
+
+
+def test_no_byte_can_be_changed_unnoticed(folder: Folder) -> None:
+    folder.write("program", HEADER, BLOBS)
+    file = file_of(folder)
+    whole = file.read_bytes()
+    for position in range(len(whole)):
+        file.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        assert folder.read("program") is None, position
+        assert not file.exists()
+
+
+def test_no_truncation_goes_unnoticed(folder: Folder) -> None:
+    folder.write("program", HEADER, BLOBS)
+    file = file_of(folder)
+    whole = file.read_bytes()
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        assert folder.read("program") is None, length
+
+
+def test_a_damaged_record_is_removed_with_a_warning(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    folder.write("program", HEADER, BLOBS)
+    file = file_of(folder)
+    file.write_bytes(b"half")
+    assert folder.read("program") is None
+    assert not file.exists()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert str(file) in warning
+    assert "made anew" in warning
+
+
+def test_a_read_only_folder_is_never_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Folder(tmp_path, read_only=False).write("kept", HEADER, BLOBS)
+    (tmp_path / f"damaged{SUFFIX}").write_bytes(b"half")
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    folder = Folder(tmp_path, read_only=True)
+    with caplog.at_level(logging.INFO):
+        folder.write("new", HEADER, BLOBS)
+    assert "new is not kept" in caplog.text
+    assert folder.read("damaged") is None
+    assert folder.read("kept") is not None
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_what_can_not_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "model").write_text("a file where a folder is to be")
+    Folder(tmp_path / "model", read_only=False).write("program", HEADER, BLOBS)
+    assert "can't be written" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_leaves_nothing_half_written(
+    folder: Folder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tempfile
+
+    real = tempfile.NamedTemporaryFile
+
+    def full(*args: object, **kwargs: object) -> object:
+        file = real(*args, **kwargs)
+        os.dup2(os.open("/dev/full", os.O_WRONLY), file.fileno())
+        return file
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    folder.write("program", HEADER, {"module": bytes(1 << 20)})
+    assert "No space left" in caplog.text
+    assert list(folder.path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(folder: Folder) -> None:
+    folder.path.mkdir()
+    old, new = folder.path / "old.partial", folder.path / "new.partial"
+    for file in (old, new):
+        file.write_bytes(b"half")
+    yesterday = time.time() - 86_400
+    os.utime(old, (yesterday, yesterday))
+    folder.write("program", HEADER, BLOBS)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_readers_beside_writers_see_whole_records_only(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+
+    def write(version: int) -> None:
+        while not done.is_set():
+            folder.write("program", {"version": version}, {"module": bytes([version]) * 50_000})
+
+    writers = [threading.Thread(target=write, args=(version,)) for version in range(3)]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(300):
+            if (record := folder.read("program")) is not None:
+                assert set(record.blobs["module"]) == {record.header["version"]}
+    finally:
+        done.set()
+        for writer in writers:
+            writer.join()
+    assert not caplog.records
