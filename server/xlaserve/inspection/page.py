@@ -183,7 +183,7 @@ def _roofline(explanation: Explanation) -> str:
     low_x = math.floor(math.log10(min(*(x for x, _, _ in points), machine.balance)))
     high_x = math.ceil(math.log10(max(*(x for x, _, _ in points), machine.balance * 3)))
     low_y = math.floor(math.log10(min(y for _, y, _ in points)))
-    high_y = math.ceil(math.log10(machine.flops_per_s * 1.5))
+    high_y = math.ceil(math.log10(max(*(y for _, y, _ in points), machine.flops_per_s * 1.5)))
 
     def at(intensity: float, flops_per_s: float) -> tuple[float, float]:
         x = left + (math.log10(intensity) - low_x) / (high_x - low_x) * (width - left - 20)
@@ -217,5 +217,5 @@ def _roofline(explanation: Explanation) -> str:
         f'<svg class="chart" viewBox="0 0 {width} {height}" width="100%" role="img">{"".join(parts)}</svg>'
         '<p class="soft">A circle is an instruction, larger where it took longer. The line is what the machine allows: '
         "rising where memory is the limit, level where arithmetic is. Far below the line is time lost; above it, "
-        "the data came from a cache.</p>"
+        "the data came from a cache, or the machine was busy when it was measured.</p>"
     )
