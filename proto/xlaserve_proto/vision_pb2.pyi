@@ -967,6 +967,7 @@ class Program(_message.Message):
     RUN_LOADED_S_FIELD_NUMBER: _builtins.int
     READY_AT_FIELD_NUMBER: _builtins.int
     FROM_CACHE_FIELD_NUMBER: _builtins.int
+    IN_BACKGROUND_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     trace_s: _builtins.float
     compile_s: _builtins.float
@@ -976,6 +977,8 @@ class Program(_message.Message):
     """The same with every lane of the device running it."""
     from_cache: _builtins.bool
     """Whether it was read from the compile cache instead of being traced and compiled."""
+    in_background: _builtins.bool
+    """Whether it was compiled beside the traffic, for a resolution that is not configured."""
     @_builtins.property
     def bucket(self) -> Global___Bucket: ...
     @_builtins.property
@@ -993,10 +996,11 @@ class Program(_message.Message):
         run_loaded_s: _builtins.float = ...,
         ready_at: _timestamp_pb2.Timestamp | None = ...,
         from_cache: _builtins.bool = ...,
+        in_background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "ready_at", b"ready_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "compile_s", b"compile_s", "from_cache", b"from_cache", "mode", b"mode", "ready_at", b"ready_at", "run_loaded_s", b"run_loaded_s", "run_s", b"run_s", "trace_s", b"trace_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "compile_s", b"compile_s", "from_cache", b"from_cache", "in_background", b"in_background", "mode", b"mode", "ready_at", b"ready_at", "run_loaded_s", b"run_loaded_s", "run_s", b"run_s", "trace_s", b"trace_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

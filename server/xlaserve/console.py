@@ -58,9 +58,10 @@ class WarmUp:
             self._bar.update(self._task, advance=1, description=f"{entry.model} {entry.mode} {entry.bucket}")
             return
         log.info(
-            "model %s: %s %s %s in %.2f s, runs in %.2f ms%s",
+            "model %s: %s %s %s in %.2f s, runs in %.2f ms%s%s",
             *(entry.model, entry.mode, entry.bucket, "loaded" if entry.from_cache else "compiled"),
             *(entry.trace_s + entry.compile_s, entry.cost.alone_s * 1000),
+            " (background)" if entry.in_background else "",
             "" if self._has_ended else f" ({self._done} of {self._total})",
         )
 
@@ -117,5 +118,6 @@ def ledger_json(entry: Entry) -> dict[str, object]:
         "run_s": entry.cost.alone_s,
         "run_loaded_s": entry.cost.loaded_s,
         "from_cache": entry.from_cache,
+        "in_background": entry.in_background,
         "at": entry.at.isoformat(timespec="milliseconds"),
     }

@@ -95,6 +95,9 @@ class Pipeline:
             rendered: list[Any] = []
             frames: Sequence[Frame]
             if isinstance(images, np.ndarray):
+                if (size := images.shape[1:3]) not in served.sizes:
+                    assert served.background is not None
+                    mode = await served.background.open((size[0], size[1]), mode)
                 groups = [Group(range(len(images)), images)]
                 frames = [whole(*images.shape[1:3])] * len(images)
             else:
@@ -179,6 +182,11 @@ async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: fl
 
 
 def _check_size(served: Served, pixels: Images) -> None:
-    if pixels.shape[1:3] not in served.sizes:
-        sizes = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted(served.sizes))
-        raise InvalidArgument("pixels", f"shape {sizes}", list(pixels.shape))
+    height, width = pixels.shape[1:3]
+    if (height, width) in served.sizes:
+        return
+    if served.background is not None:
+        served.background.check((height, width))
+        return
+    sizes = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted(served.sizes))
+    raise InvalidArgument("pixels", f"shape {sizes}", list(pixels.shape))

@@ -134,6 +134,11 @@ class ModelSettings(Frozen):
     resolutions: tuple[tuple[int, int], ...] = ()
     """Heights and widths that plain batch sizes and `auto` are compiled for, where the model takes several; instead of
     `input_size`."""
+    unmatched: Literal["reject", "background"] = "reject"
+    """What becomes of pixels of a resolution without buckets: `reject` refuses them. `background`, where the network
+    takes several sizes, runs them in graph mode while their buckets compile beside the traffic, and then in those."""
+    max_background_resolutions: int = Field(4, ge=1, le=256)
+    """Most resolutions that compile so, as long as the model is loaded. Others are refused."""
     max_queue_delay_ms: float = Field(0.0, ge=0, le=10_000)
     """How long an incomplete batch may wait for company while a lane is free. 0: an idle device never waits. Raise it
     only where throughput at low load matters more than latency."""

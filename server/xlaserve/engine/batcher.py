@@ -72,11 +72,9 @@ class Batcher:
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
-        self._programs = dict(programs)
-        self._queues = {
-            shape: Queue(shape, Planner(costs, lanes.count)) for shape, costs in _costs_by_shape(programs).items()
-        }
+        self._programs: dict[tuple[Mode, Bucket], Warmed] = {}
         self._lanes = lanes
+        self._queues: dict[Shape, Queue] = {}
         self._worker = worker
         self._observer = observer
         self._max_images = max_images
@@ -96,9 +94,20 @@ class Batcher:
         self._has_ended = False
         self.admitted_images = 0
         self.admitted_bytes = 0
+        self.add(programs)
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._serve(), name=f"batcher {name}")
         self._task.add_done_callback(self._crashed)
+
+    def add(self, programs: Mapping[tuple[Mode, Bucket], Warmed]) -> None:
+        """Serves `programs` as well, all buckets of modes and resolutions that had none."""
+        self._programs.update(programs)
+        for shape, costs in _costs_by_shape(programs).items():
+            self._queues[shape] = Queue(shape, Planner(costs, self._lanes.count))
+
+    def has_queue(self, mode: Mode, height: int, width: int) -> bool:
+        """Returns whether there are buckets for images of this mode and resolution."""
+        return (mode, height, width) in self._queues
 
     @property
     def waiting_images(self) -> int:
@@ -134,7 +143,7 @@ class Batcher:
             self._emptied.set()
 
     async def run(self, pixels: Images, mode: Mode, deadline: float) -> Result:
-        """Runs `pixels` `[n, height, width, 3]`, n >= 1, of a size that has buckets, in an offered `mode`.
+        """Runs `pixels` `[n, height, width, 3]`, n >= 1, in a `mode` that has buckets of that size.
 
         `deadline` is in seconds of the clock. Raises DeadlineExceeded, ExecutionFailed or ShuttingDown. A cancelled
         call takes its images out of the queue.

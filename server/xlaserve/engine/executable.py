@@ -64,6 +64,11 @@ class TensorFlowProgram:
         """Returns the function that XLA is given, for images of the size of `bucket`, any number of them."""
         return self._trace(self._lowered, bucket)
 
+    def any_size(self) -> Executable:
+        """Makes what runs `[n, height, width, 3]` of any size in graph mode. Its weights stay variables: it is for the
+        time until buckets have compiled, and not worth a copy of them."""
+        return Function(_concrete(self._forward, (None, None, None, CHANNELS), jit_compile=False))
+
     def _trace(self, forward: Forward, bucket: Bucket) -> Forward:
         # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
         # the graph of that, and fixes its shape.

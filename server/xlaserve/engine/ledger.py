@@ -27,6 +27,8 @@ class Entry:
     """When it was ready, UTC."""
     from_cache: bool = False
     """Whether it came from the compile cache instead of being traced and compiled."""
+    in_background: bool = False
+    """Whether it was compiled beside the traffic, and not at warm-up."""
 
 
 class Ledger:

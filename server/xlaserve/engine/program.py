@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,3 +57,11 @@ class Program(Protocol):
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket` and runs it once. Raises whatever goes wrong."""
+
+
+@runtime_checkable
+class AnySize(Protocol):
+    """A `Program` that can do without buckets as well."""
+
+    def any_size(self) -> Executable:
+        """Makes what runs any number of images of any size in graph mode, and traces and compiles nothing for them."""

@@ -29,7 +29,7 @@ from xlaserve.engine.cache.environment import digest
 from xlaserve.engine.cache.records import Folder, Record
 from xlaserve.engine.device import Device
 from xlaserve.engine.executable import CHANNELS, FixedShape, Function, TensorFlowProgram
-from xlaserve.engine.program import Compilation
+from xlaserve.engine.program import Compilation, Executable
 from xlaserve.model.network import Network
 from xlaserve.model.task import Task
 
@@ -40,7 +40,7 @@ MODULE: Final = "module"
 _IRRELEVANT: Final = frozenset(
     {
         *("name", "version", "labels", "fit", "modes", "default_mode", "buckets", "auto_buckets"),
-        *("max_queue_delay_ms", "max_queue_images"),
+        *("resolutions", "unmatched", "max_background_resolutions", "max_queue_delay_ms", "max_queue_images"),
     }
 )
 """Settings that change nothing in what is computed. A setting that is not named here makes another model."""
@@ -112,6 +112,10 @@ class CachedProgram:
         cost = None if record is None else Cost(**record.header)
         compilation = self._compile_xla(bucket, cost) if mode is Mode.XLA else self._program.compile(mode, bucket)
         return replace(compilation, cost=cost, keep_cost=partial(self._keep_cost, name))
+
+    def any_size(self) -> Executable:
+        """Makes what runs images of any size, as it is not kept, of the network as its source builds it."""
+        return self._program.any_size()
 
     @property
     def _program(self) -> TensorFlowProgram:

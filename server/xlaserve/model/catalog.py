@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
-from xlaserve.engine.program import Program
+from xlaserve.engine.program import AnySize, Program
 from xlaserve.errors import ModelFailed
 from xlaserve.model import labels, noop
 from xlaserve.model.network import Network, Size
@@ -39,6 +39,8 @@ class Model:
     """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file."""
     lowerings: str = ""
     """Which lowerings XLA runs it with, and in how many layers each: `depthwise 17`. Empty where there are none."""
+    size: Size = (None, None)
+    """What the network takes, whatever is configured."""
 
     @property
     def fit(self) -> Fit:
@@ -61,6 +63,7 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
     try:
         network = cached(settings, partial(_network, settings))
         buckets = _buckets(settings, network.size)
+        _check_unmatched(settings, network)
         task = _labelled(network.task, settings)
     except ModelFailed:
         raise
@@ -68,7 +71,7 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
         raise ModelFailed(_explain(settings, error)) from error
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.name)
-    return Model(settings, network.program, buckets, task, network.weights, network.lowerings)
+    return Model(settings, network.program, buckets, task, network.weights, network.lowerings, network.size)
 
 
 def _network(settings: ModelSettings) -> Network:
@@ -127,6 +130,17 @@ def _buckets(settings: ModelSettings, size: Size) -> tuple[Bucket, ...]:
             _check_size("buckets", (height, width), size)
             buckets.add(Bucket(bucket.batch, height, width))
     return tuple(sorted(buckets))
+
+
+def _check_unmatched(settings: ModelSettings, network: Network) -> None:
+    if settings.unmatched == "reject":
+        return
+    if None not in network.size:
+        raise ModelFailed(
+            f"unmatched: expected reject, as the model's only size is {_by(network.size)}, got background"
+        )
+    if not isinstance(network.program, AnySize):
+        raise ModelFailed("unmatched: expected reject, as this kind of model is fixed to its buckets, got background")
 
 
 def _check_size(field: str, got: Size, size: Size) -> None:

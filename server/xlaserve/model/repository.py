@@ -14,13 +14,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
+import numpy as np
+
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine import demand
 from xlaserve.engine.auto_buckets import Programs, warm_up_auto
+from xlaserve.engine.background import Background, yield_to_traffic
 from xlaserve.engine.batcher import Batcher
 from xlaserve.engine.compiler import fastest, warm_up
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry
+from xlaserve.engine.program import AnySize, Executable
 from xlaserve.engine.worker import Worker
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown
 from xlaserve.model.catalog import Model
@@ -73,6 +77,7 @@ class Repository:
         self._has_started = False
         # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at last.
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._compiling_in_background = ThreadPoolExecutor(1, "background", initializer=yield_to_traffic)
 
     def get(self, name: str, version: str = "") -> Served:
         """Returns the ready version. Raises ModelNotFound, ModelNotReady or ModelFailed."""
@@ -154,6 +159,7 @@ class Repository:
         await asyncio.gather(*(self._end(version, timeout_s) for version in self.index()))
         self._served.clear()
         self._compiling.shutdown(wait=False, cancel_futures=True)
+        self._compiling_in_background.shutdown(wait=False, cancel_futures=True)
 
     def _configured_model(self, name: str) -> ModelSettings:
         try:
@@ -176,7 +182,7 @@ class Repository:
             if entry.from_cache:
                 telemetry.loaded(entry.mode)
             else:
-                telemetry.compiled(entry.mode, entry.trace_s + entry.compile_s)
+                telemetry.compiled(entry.mode, entry.trace_s + entry.compile_s, in_background=entry.in_background)
             self._on_record(entry)
 
         version = Version(settings, telemetry, record)
@@ -218,6 +224,10 @@ class Repository:
             version.auto = fastest(programs)
             programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
             log.info("model %s: auto runs %s", settings.name, version.auto_text)
+        any_size = None
+        if settings.unmatched == "background":
+            any_size = await self._compile(self._make_any_size, model)
+            self._check_stop()
         self._worker.reserve(model.buckets)
         version.batcher = Batcher(
             name=settings.name,
@@ -230,6 +240,24 @@ class Repository:
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
             on_crash=self._on_crash,
         )
+        if any_size is not None:
+            version.background = Background(
+                model=settings.name,
+                version=settings.version,
+                program=model.program,
+                any_size=any_size,
+                sides=model.size,
+                modes=settings.modes,
+                compiled_modes=settings.compiled_modes,
+                buckets=model.buckets,
+                most_resolutions=settings.max_background_resolutions,
+                batcher=version.batcher,
+                lanes=self._lanes,
+                worker=self._worker,
+                ledger=version.ledger,
+                compiling=self._compiling_in_background,
+                expecting=self._expecting,
+            )
         log.info(
             "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
         )
@@ -243,6 +271,13 @@ class Repository:
                 return work(*arguments, **named)
 
         return await asyncio.get_running_loop().run_in_executor(self._compiling, expected)
+
+    def _make_any_size(self, model: Model) -> Executable:
+        """Returns the model in graph mode for any size; as all that serves, it has run."""
+        assert isinstance(model.program, AnySize)
+        any_size = model.program.any_size()
+        any_size(np.zeros((*model.buckets[-1], 3), np.uint8))
+        return any_size
 
     def _warm_up(self, version: Version, model: Model) -> Programs:
         settings = version.settings
@@ -279,10 +314,14 @@ class Repository:
     async def _end(self, version: Version, timeout_s: float) -> None:
         if version.batcher is not None:
             self._change(version, State.DRAINING)
+            if version.background is not None:
+                version.background.stop_compiling()
             await version.batcher.drain(timeout_s)
+            if version.background is not None:
+                await version.background.close()
         if version.state is not State.FAILED:
             self._change(version, State.UNLOADED)
-        version.model = version.batcher = None
+        version.model = version.batcher = version.background = None
 
     def _change(self, version: Version, state: State) -> None:
         version.state = state

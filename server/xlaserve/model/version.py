@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.engine.background import Background
 from xlaserve.engine.batcher import Batcher
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument
@@ -37,6 +38,7 @@ class Version:
         """Why it failed."""
         self.model: Model | None = None
         self.batcher: Batcher | None = None
+        self.background: Background | None = None
         self.auto: dict[Bucket, Mode] = {}
         """The mode that `auto` runs each bucket in."""
 
@@ -75,6 +77,8 @@ class Served:
         self.telemetry = version.telemetry
         self.model = model
         self.batcher = batcher
+        self.background = version.background
+        """Takes pixels of other sizes as well, where that is configured."""
         self.sizes = frozenset((bucket.height, bucket.width) for bucket in model.buckets)
         """The resolutions that have buckets."""
         self.inputs = sorted(self.sizes)

@@ -127,6 +127,9 @@ def _platform(served: Served) -> str:
 
 
 def _pixel_size(served: Served) -> tuple[int, int]:
+    if served.background is not None:
+        height, width = (ANY if side is None else side for side in served.model.size)
+        return height, width
     return next(iter(served.sizes)) if len(served.sizes) == 1 else (ANY, ANY)
 
 

@@ -83,4 +83,5 @@ def _program(entry: Entry) -> pb.Program:
         run_loaded_s=entry.cost.loaded_s,
         ready_at=_timestamp(entry.at.timestamp()),
         from_cache=entry.from_cache,
+        in_background=entry.in_background,
     )

@@ -18,6 +18,7 @@ SECONDS: Final = (
 )
 IMAGES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 WARM_UP: Final = "warm_up"
+BACKGROUND: Final = "background"
 SERVING: Final = "serving"
 COMPILE_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -73,8 +74,8 @@ class Metrics:
         self.failed_batches = Counter("xlaserve_failed_batches", "Batches that raised.", ("model",), registry=registry)
         self.compilations = Counter(
             "xlaserve_compilations",
-            "Programs compiled. After readiness this stays put.",
-            ("model", "mode"),
+            "Programs compiled, at warm-up or in the background. After readiness the former stay put.",
+            ("model", "mode", "phase"),
             registry=registry,
         )
         self.xla_compilations = Counter(

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.worker import Run
-from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.metrics import BACKGROUND, WARM_UP, Metrics
 
 
 @dataclass(slots=True)
@@ -76,13 +76,13 @@ class ModelTelemetry:
             lambda method, mode, status: metrics.requests.labels(model, method, mode, status)
         )
         self._request_s = lru_cache(None)(lambda method: metrics.request_s.labels(model, method))
-        self._compilations = lru_cache(None)(lambda mode: metrics.compilations.labels(model, mode))
+        self._compilations = lru_cache(None)(lambda mode, phase: metrics.compilations.labels(model, mode, phase))
         self._compile_s = lru_cache(None)(lambda mode: metrics.compile_s.labels(model, mode))
         self._cache_loads = lru_cache(None)(lambda mode: metrics.cache_loads.labels(model, mode))
 
-    def compiled(self, mode: Mode, seconds: float) -> None:
+    def compiled(self, mode: Mode, seconds: float, *, in_background: bool) -> None:
         """A program was traced and compiled in `seconds`."""
-        self._compilations(mode).inc()
+        self._compilations(mode, BACKGROUND if in_background else WARM_UP).inc()
         self._compile_s(mode).observe(seconds)
 
     def loaded(self, mode: Mode) -> None:

@@ -26,7 +26,7 @@ def served(*buckets: Bucket) -> Served:
         weights="cats.keras",
     )
     sizes = frozenset((bucket.height, bucket.width) for bucket in buckets)
-    return cast(Any, SimpleNamespace(settings=settings, model=model, sizes=sizes, auto_text=""))
+    return cast(Any, SimpleNamespace(settings=settings, model=model, sizes=sizes, auto_text="", background=None))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,14 @@ def test_a_model_of_one_size_states_it_and_one_of_several_leaves_it_open() -> No
         pixels, image = describe.metadata(served(*buckets)).inputs
         assert list(pixels.shape) == [-1, *side, 3]
         assert list(image.shape) == [-1]
+
+
+def test_a_model_that_takes_other_sizes_in_the_background_states_only_what_its_network_fixes() -> None:
+    of_any_height = served(Bucket(1, 8, 6))
+    cast(Any, of_any_height).background = SimpleNamespace()
+    cast(Any, of_any_height.model).size = (None, 6)
+    pixels, _ = describe.metadata(of_any_height).inputs
+    assert list(pixels.shape) == [-1, -1, 6, 3]
 
 
 def test_the_configuration_shows_batches_lanes_and_delay() -> None:

@@ -1,0 +1,241 @@
+"""Resolutions that nobody configured: served in graph mode at once, while their buckets compile beside the traffic.
+
+No request waits for a trace or a compilation. The graph takes any size and was made at warm-up; what the first requests
+of a resolution wait for is a run or two of it, on a lane like any batch, which show whether the network can take such
+images and what they cost. Then the buckets compile on one thread for the whole server, which yields to everything else,
+and are timed on lanes as if they were a model of their own. Once all buckets of a mode are there, requests go to them.
+
+What clients can bring about is bounded: a model does this for so many resolutions as long as it is loaded, whether it
+works or not, none is given up for another, and no bucket has more pixels than the largest that was configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import statistics
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.batcher import Batcher
+from xlaserve.engine.buckets import Cost
+from xlaserve.engine.compiler import LEAST_RUNS, Warmed, fastest
+from xlaserve.engine.demand import Resolution
+from xlaserve.engine.lanes import Lanes, Share
+from xlaserve.engine.ledger import Entry, Ledger
+from xlaserve.engine.program import Compilation, Executable, Program
+from xlaserve.engine.worker import Batch, Run, Worker
+from xlaserve.errors import InvalidArgument, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+NICE: Final = 10
+"""A thread with this gets a tenth of what a busy one gets. Not less: while it traces it holds the interpreter's lock,
+and the event loop waits for it."""
+
+
+def yield_to_traffic() -> None:
+    """Has the calling thread, and those that it starts, run where others leave time."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # Linux takes a thread for a process here
+    except OSError as error:
+        log.warning("compiling in the background can't be made to yield to the traffic: %s", error.strerror)
+
+
+class Background:
+    """Serves one model's resolutions without buckets. All methods run on the event loop.
+
+    `any_size` is the program in graph mode, for images of any size that has the network's own `sides` where those are
+    not None; `modes` are those offered, `buckets` those compiled at warm-up. `compiling` has a single thread, on which
+    all that may compile something is done in an `expecting()`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        version: str,
+        program: Program,
+        any_size: Executable,
+        sides: tuple[int | None, int | None],
+        modes: Collection[Mode],
+        compiled_modes: Collection[Mode],
+        buckets: Collection[Bucket],
+        most_resolutions: int,
+        batcher: Batcher,
+        lanes: Lanes,
+        worker: Worker,
+        ledger: Ledger,
+        compiling: Executor,
+        expecting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._model = model
+        self._version = version
+        self._program = program
+        self._any_size = any_size
+        self._sides = sides
+        self._offers_auto = Mode.AUTO in modes
+        self._compiled_modes = [mode for mode in compiled_modes if mode is not Mode.GRAPH]
+        self._batches = sorted({bucket.batch for bucket in buckets})
+        self._sizes = {(bucket.height, bucket.width) for bucket in buckets}
+        self._most_pixels = max(map(math.prod, buckets))
+        self._most_resolutions = most_resolutions
+        self._batcher = batcher
+        self._lanes = lanes
+        self._worker = worker
+        self._ledger = ledger
+        self._compiling = compiling
+        self._expecting = expecting
+        self._share = Share(lambda: False)
+        self._opened: dict[Resolution, asyncio.Task[bool]] = {}
+        self._compilations: set[asyncio.Task[None]] = set()
+
+    def check(self, size: Resolution) -> None:
+        """Raises InvalidArgument where images of `size`, height and width, are not taken."""
+        if size in self._opened:
+            return
+        if any(side not in (None, got) for side, got in zip(self._sides, size, strict=True)):
+            sides = ", ".join("any" if side is None else str(side) for side in self._sides)
+            raise self._refusal(size, f"shape [n, {sides}, 3], as the network takes no other")
+        if math.prod(size) > self._most_pixels:
+            raise self._refusal(size, f"at most {self._most_pixels} pixels an image, as the largest bucket has")
+        if len(self._opened) >= self._most_resolutions:
+            known = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted({*self._sizes, *self._opened}))
+            raise self._refusal(size, f"shape {known}; no more are taken (max_background_resolutions)")
+
+    async def open(self, size: Resolution, mode: Mode) -> Mode:
+        """Returns the mode that images of `size` run in now, when they can be queued: `mode` once its buckets have
+        compiled, else graph mode. Raises InvalidArgument where the network can't take them."""
+        self.check(size)
+        if size not in self._opened:
+            self._opened[size] = asyncio.create_task(self._begin(size), name=f"{self._model} at {size}")
+        opened = self._opened[size]
+        try:
+            # A request that is cancelled must not take the trial with it, which others wait for.
+            works = await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            if opened.cancelled():
+                raise ShuttingDown(f"model {self._model} was unloaded before this could run") from None
+            raise
+        if not works:
+            raise self._refusal(size, "a size that the network can take")
+        return mode if self._batcher.has_queue(mode, *size) else Mode.GRAPH
+
+    def stop_compiling(self) -> None:
+        """Compiles nothing more; what is under way can't be interrupted, and is dropped."""
+        for task in self._compilations:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Ends everything, for when no request is left."""
+        self.stop_compiling()
+        for task in self._opened.values():
+            task.cancel()
+        await asyncio.gather(*self._opened.values(), *self._compilations, return_exceptions=True)
+
+    @staticmethod
+    def _refusal(size: Resolution, expected: str) -> InvalidArgument:
+        return InvalidArgument("pixels", expected, f"{size[0]} x {size[1]}")
+
+    async def _begin(self, size: Resolution) -> bool:
+        """Makes the resolution ready in graph mode and has its buckets compiled; False where it can't be run."""
+        try:
+            image_s = await self._time(self._any_size, Bucket(1, *size))
+        except Exception as error:
+            log.warning("model %s: images of %d x %d can't be run", self._model, *size, exc_info=error)
+            return False
+        buckets = [Bucket(batch, *size) for batch in self._batches if batch * math.prod(size) <= self._most_pixels]
+        buckets = buckets or [Bucket(1, *size)]
+        graph = {
+            bucket: Warmed(self._any_size, Cost(image_s * bucket.batch, image_s * bucket.batch)) for bucket in buckets
+        }
+        self._batcher.add({(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()})
+        if self._compiled_modes:
+            compilation = asyncio.create_task(self._compile(size, graph))
+            self._compilations.add(compilation)
+            compilation.add_done_callback(self._compilations.discard)
+        return True
+
+    async def _compile(self, size: Resolution, graph: dict[Bucket, Warmed]) -> None:
+        """Compiles and times the buckets, mode by mode, and switches to each mode once it is complete."""
+        compiled = {(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()}
+        try:
+            for mode in self._compiled_modes:
+                programs: dict[tuple[Mode, Bucket], Warmed] = {}
+                for bucket in graph:
+                    programs[mode, bucket] = await self._make(mode, bucket)
+                self._batcher.add(programs)
+                compiled |= programs
+        except Exception:
+            log.exception("model %s: %d x %d stays in graph mode, as it did not compile", self._model, *size)
+            return
+        if self._offers_auto:
+            self._batcher.add(
+                {(Mode.AUTO, bucket): compiled[mode, bucket] for bucket, mode in fastest(compiled).items()}
+            )
+        log.info("model %s: %d x %d switched from graph mode to its own buckets", self._model, *size)
+
+    async def _make(self, mode: Mode, bucket: Bucket) -> Warmed:
+        loop = asyncio.get_running_loop()
+        compilation = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
+        cost = compilation.cost
+        if cost is None:
+            seconds = await self._time(compilation.executable, bucket)
+            cost = Cost(seconds, seconds)  # of lanes that are as busy as they are
+        warmed = Warmed(compilation.executable, cost)
+        self._ledger.record(
+            Entry(
+                self._model,
+                self._version,
+                mode,
+                bucket,
+                compilation.trace_s,
+                compilation.compile_s,
+                cost,
+                datetime.now(UTC),
+                compilation.from_cache,
+                in_background=True,
+            )
+        )
+        return warmed
+
+    def _compile_one(self, mode: Mode, bucket: Bucket) -> Compilation:
+        with self._expecting():
+            return self._program.compile(mode, bucket)
+
+    async def _time(self, executable: Executable, bucket: Bucket) -> float:
+        """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
+        images = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+        batch = Batch(executable, bucket, [images])
+        loop = asyncio.get_running_loop()
+        seconds = []
+        for _ in range(LEAST_RUNS):
+            await self._lanes.acquire(self._share)
+            ran: asyncio.Future[Run | BaseException] = loop.create_future()
+            try:
+                self._worker.submit(batch, partial(loop.call_soon_threadsafe, partial(_settle, ran, self._lanes)))
+            except RuntimeError:  # the worker was stopped
+                self._lanes.release()
+                raise
+            run = await ran
+            if isinstance(run, BaseException):
+                raise run
+            self._lanes.charge(self._share, run.execute_s)
+            seconds.append(run.execute_s)
+        return statistics.median(seconds)
+
+
+def _settle(ran: asyncio.Future[Run | BaseException], lanes: Lanes, run: Run | BaseException) -> None:
+    lanes.release()  # here, so that a lane comes back even where nobody waits any more
+    if not ran.done():
+        ran.set_result(run)
