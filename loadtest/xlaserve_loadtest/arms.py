@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from xlaserve_loadtest.record import Arm
 
 MODES: Final = ("xla", "graph", "eager", "autocluster", "auto")
 ALL: Final = "all"
-AUTOCLUSTER: Final = "autocluster"
 
-_KINDS: Final = {"xla": "xla", "auto": "xla", "graph": "graph", "eager": "graph", AUTOCLUSTER: AUTOCLUSTER}
-_AUTOCLUSTER_FLAGS: Final = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
+_KINDS: Final = {"xla": "xla", "auto": "xla", "graph": "graph", "eager": "graph", "autocluster": "autocluster"}
 _CONTROL: Final = "(again)"
 
 
@@ -43,25 +41,6 @@ def process_kind(mode: str, *, is_shared: bool) -> str:
     """Returns which server process runs a mode; modes of one kind run in the same.
 
     TensorFlow's threads are set for a whole process, and XLA wants others than graph mode: in one process either would
-    be measured at a disadvantage. `is_shared` puts them together all the same, but for autoclustering, which would
-    change all modes.
+    be measured at a disadvantage. `is_shared` puts them together all the same.
     """
-    kind = _KINDS.get(mode, mode)
-    return "shared" if is_shared and kind != AUTOCLUSTER else kind
-
-
-def served_mode(mode: str) -> str:
-    """Returns what the server is asked for: autoclustering is graph mode in a process that clusters."""
-    return "graph" if mode == AUTOCLUSTER else mode
-
-
-def served_modes(modes: Iterable[str]) -> tuple[str, ...]:
-    """Returns the modes that a server must offer for those arms."""
-    return tuple(dict.fromkeys(served_mode(mode) for mode in modes))
-
-
-def environment_of(kind: str, inherited: str) -> dict[str, str]:
-    """Returns what a process of that kind needs in its environment; `inherited` is the TF_XLA_FLAGS in force."""
-    if kind != AUTOCLUSTER:
-        return {}
-    return {"TF_XLA_FLAGS": f"{inherited} {_AUTOCLUSTER_FLAGS}".strip()}
+    return "shared" if is_shared else _KINDS.get(mode, mode)

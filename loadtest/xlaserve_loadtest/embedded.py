@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -91,7 +90,6 @@ class EmbeddedServer:
         *,
         start_timeout_s: float,
         on_output: Callable[[str], None] = lambda line: None,
-        environment: Mapping[str, str] | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self.address = ""
@@ -100,7 +98,6 @@ class EmbeddedServer:
         """HOST:PORT of its metrics."""
         self.ready_s = 0.0
         """Seconds from its start until it was ready."""
-        self._environment = environment or {}
         self._config = config
         self._start_timeout_s = start_timeout_s
         self._on_output = on_output
@@ -123,7 +120,6 @@ class EmbeddedServer:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self._environment},
                 # Ctrl-C in the terminal is for the load tester, which stops the server in its own time.
                 start_new_session=True,
             )

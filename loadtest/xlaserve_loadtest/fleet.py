@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -70,8 +68,6 @@ async def modes(settings: Settings, models: Sequence[str]) -> tuple[str, ...]:
         if not offered:
             raise TargetError(f"{settings.targets[0]} does not say what modes {models[0]} has: name them with --mode")
         return tuple(offered.split(","))
-    if arms_of.AUTOCLUSTER in settings.modes and settings.is_remote:
-        raise TargetError("autocluster is a mode of a whole server process: it takes one that is started here")
     return settings.modes
 
 
@@ -111,7 +107,7 @@ class Fleet:
                 kinds.setdefault(self._kind(arm), []).append(arm)
             # One after the other: each times its programs while it warms up.
             for kind, own in kinds.items():
-                self._sites[kind] = await self._start(kind, own, self._stack)
+                self._sites[kind] = await self._start(own, self._stack)
             self._make_requests()
             await self._start_workers()
         except BaseException:
@@ -132,7 +128,7 @@ class Fleet:
             yield self._sites[self._kind(arm)]
             return
         async with contextlib.AsyncExitStack() as stack:
-            yield await self._start(self._kind(arm), [arm], stack)
+            yield await self._start([arm], stack)
 
     def crew(self, site: Site) -> tuple[WorkerProcess, ...]:
         """Returns the workers that load a target."""
@@ -148,16 +144,13 @@ class Fleet:
             return "target"
         return arms_of.process_kind(arm.mode, is_shared=self._settings.is_shared)
 
-    async def _start(self, kind: str, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> Site:
-        site = await self._start_site(kind, own, stack)
-        if kind == arms_of.AUTOCLUSTER:
-            # To the server it is graph mode.
-            site.ledger = tuple(replace(entry, mode=arms_of.AUTOCLUSTER) for entry in site.ledger)
+    async def _start(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> Site:
+        site = await self._start_site(own, stack)
         self._started += 1
         self._on_server(site.line())
         return site
 
-    async def _start_site(self, kind: str, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> Site:
+    async def _start_site(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> Site:
         settings = self._settings
         arms = tuple(own)
         models = list(dict.fromkeys(arm.model for arm in own))
@@ -166,15 +159,14 @@ class Fleet:
             return Site(self._started, arms, (server.address,), pid=server.pid, models={NULL: _null_info(settings)})
         if settings.is_remote:
             return await sites.of_targets(self._started, arms, settings.targets, models, settings.target_http)
-        served = arms_of.served_modes(arm.mode for arm in own)
+        served = tuple(dict.fromkeys(arm.mode for arm in own))
         if settings.config is None:
             config = configuration([name for name in settings.models if served_name(name) in models], served)
         else:
             config = narrowed(settings.config, models, served)
-        variables = arms_of.environment_of(kind, os.environ.get("TF_XLA_FLAGS", ""))
         if settings.is_in_process:
             self._progress.say(f"compiling {', '.join(models)} ({', '.join(arm.mode for arm in own)})")
-            worker = await stack.enter_async_context(WorkerProcess(variables))
+            worker = await stack.enter_async_context(WorkerProcess())
             told = await worker.load(config)
             return Site(
                 self._started,
@@ -190,7 +182,6 @@ class Fleet:
             config,
             start_timeout_s=settings.start_timeout_s,
             on_output=self._progress.show,
-            environment=variables,
         )
         await stack.enter_async_context(server)
         self._progress.say(f"server is ready at {server.address} after {server.ready_s:.1f} s")
@@ -212,13 +203,13 @@ class Fleet:
             by_mode = payload.make_requests(
                 payload.pictures(settings.images, sizes, settings.seed),
                 model=model,
-                modes=arms_of.served_modes(arm.mode for arm in own),
+                modes=tuple(dict.fromkeys(arm.mode for arm in own)),
                 kind=settings.payload,
                 mix=mix,
                 seed=settings.seed,
             )
             for arm in own:
-                self.requests[arm.name] = by_mode[arms_of.served_mode(arm.mode)]
+                self.requests[arm.name] = by_mode[arm.mode]
                 self.mixes[arm.name] = mix
 
     def _info(self, arm: Arm) -> ModelInfo:

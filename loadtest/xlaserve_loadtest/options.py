@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve_loadtest import arrivals, payload, report
-from xlaserve_loadtest.arms import AUTOCLUSTER
 from xlaserve_loadtest.arrivals import ArrivalsError, ClosedLoop, Loop, OpenLoop
 from xlaserve_loadtest.crew import MOST_IN_FLIGHT
 from xlaserve_loadtest.payload import Mix
@@ -159,8 +158,6 @@ def _check(options: argparse.Namespace, found: argparse.ArgumentParser) -> None:
         and not options.record.parent.is_dir(),
         "--save-arrivals: a closed loop has no schedule": options.save_arrivals
         and not (options.rate or options.replay),
-        f"--mode: {AUTOCLUSTER} is a mode of a whole process; start the server here": options.target
-        and AUTOCLUSTER in options.mode,
     }
     for problem, is_there in problems.items():
         if is_there:

@@ -13,7 +13,6 @@ from typing import Final
 
 import psutil
 
-from xlaserve_loadtest.arms import served_modes
 from xlaserve_loadtest.embedded import configuration, served_name
 from xlaserve_loadtest.record import SUFFIX
 from xlaserve_loadtest.run_file import RunFileError, read_run
@@ -106,7 +105,7 @@ def result_of(summary: Summary, mode: str, failure: str | None = None) -> ModeRe
 
 def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path) -> list[str]:
     size = {} if cell.resolution is None else {"input_size": [cell.resolution, cell.resolution]}
-    config.write_text(configuration([cell.source], served_modes(modes), buckets=[cell.batch], **size))
+    config.write_text(configuration([cell.source], modes, buckets=[cell.batch], **size))
     return [
         *("--config", str(config), "--model", served_name(cell.source), "--mode", ",".join(modes)),
         *("--baseline", how.baseline if how.baseline in modes else modes[0]),

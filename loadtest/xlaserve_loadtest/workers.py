@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from types import TracebackType
@@ -38,8 +38,7 @@ def choose_number(cores: int, concurrency: int) -> int:
 class WorkerProcess:
     """A process with a `Generator`; `async with` starts and ends it. Its methods are those of the generator."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = environment or {}
+    def __init__(self) -> None:
         self._numbers = count()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._end: Exception | None = None
@@ -52,7 +51,7 @@ class WorkerProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log,
             limit=1 << 20,
-            env={**os.environ, "GRPC_VERBOSITY": "NONE", **self._environment},
+            env={**os.environ, "GRPC_VERBOSITY": "NONE"},
             # Ctrl-C in the terminal is for the parent, which ends its workers in its own time.
             start_new_session=True,
         )

@@ -24,7 +24,7 @@ from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 from xlaserve_proto import vision_pb2 as vision_pb
 from xlaserve_proto import vision_pb2_grpc as vision_grpc
 
-MODES = ("xla", "graph", "eager")
+MODES = ("xla", "graph", "eager", "autocluster")
 BUCKETS = (1, 2, 4, 8)
 SIDE = 32
 REQUESTS = 2000
@@ -72,7 +72,7 @@ def traffic() -> Iterator[tuple[list[int], str, str, int]]:
         if number % 50 == 0:
             window = rng.choice(IN_FLIGHT)
         chosen = rng.choices(range(50), k=rng.randint(1, 3 * BUCKETS[-1]))
-        (mode,) = rng.choices(MODES, weights=(3, 3, 1))  # eager is slow
+        (mode,) = rng.choices(MODES, weights=(3, 3, 1, 3))  # eager is slow
         yield chosen, rng.choice(["BYTES", "BYTES", *PIXELS]), mode, window
 
 
@@ -86,9 +86,10 @@ def scores(response: pb.ModelInferResponse) -> np.ndarray:
 def test_nothing_is_compiled_once_the_server_is_ready(start_server: Any, tmp_path: Path) -> None:
     model = {"name": "digits", "source": "builtin:digits", "modes": MODES, "buckets": BUCKETS}
     server = start_server({"models": [model]}, env=xla_flags(tmp_path))
-    programs = len(MODES) * len(BUCKETS)
-    assert server.metric("xlaserve_compilations_total") == programs
-    assert xla_compilations(tmp_path) == len(BUCKETS), "graph and eager mode have no part in XLA"
+    programs = 3 * len(BUCKETS)
+    assert server.metric("xlaserve_compilations_total") == programs, "eager mode compiles nothing"
+    by_xla = 2 * len(BUCKETS)
+    assert xla_compilations(tmp_path) == by_xla, "graph and eager mode have no part in XLA, a bucket is one cluster"
 
     scans = Scans()
     with grpc.insecure_channel(server.grpc) as channel:
@@ -111,17 +112,61 @@ def test_nothing_is_compiled_once_the_server_is_ready(start_server: Any, tmp_pat
 
         assert server.metric("xlaserve_requests_total", status="OK") == REQUESTS + 1
         assert server.metric("xlaserve_padded_rows_total") > 0
-        for mode in MODES:
-            buckets = {batch: f"{batch}x{SIDE}x{SIDE}" for batch in BUCKETS}
-            ran = [server.metric("xlaserve_bucket_batches_total", mode=mode, bucket=name) for name in buckets.values()]
-            assert sum(batches > 0 for batches in ran) > 1, "traffic that exercises one bucket proves little"
+        ran = [
+            server.metric("xlaserve_bucket_batches_total", mode=mode, bucket=f"{batch}x{SIDE}x{SIDE}")
+            for mode in MODES
+            for batch in BUCKETS
+        ]
+        assert sum(batches > 0 for batches in ran) > len(MODES), "traffic that exercises one bucket proves little"
         assert server.metric("xlaserve_compilations_total") == programs
-        assert xla_compilations(tmp_path) == len(BUCKETS)
+        assert xla_compilations(tmp_path) == by_xla
 
         # Both counts do move when something is compiled.
         stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="digits"), timeout=PATIENCE_S)
         assert server.metric("xlaserve_compilations_total") == 2 * programs
-        assert xla_compilations(tmp_path) == 2 * len(BUCKETS)
+        assert xla_compilations(tmp_path) == 2 * by_xla
+
+
+CLUSTERED = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.executable import TensorFlowProgram
+
+
+def forward(pixels):
+    values = tf.cast(pixels, tf.float32)
+    return (tf.reduce_sum(tf.sin(values) * tf.cos(values) + 1, axis=(1, 2)),)
+
+
+def count():
+    return len(list(Path(sys.argv[1]).glob("*.before_optimizations.txt")))
+
+
+program = TensorFlowProgram(forward)
+buckets = [Bucket(batch, 4, 4) for batch in range(1, 14)]
+graphs = [program.compile(Mode.GRAPH, bucket).executable for bucket in buckets]
+print(count())
+clustered = [program.compile(Mode.AUTOCLUSTER, bucket).executable for bucket in buckets]
+print(count())
+for bucket, graph, cluster in zip(buckets, graphs, clustered):
+    pixels = np.full((*bucket, 3), bucket.batch, np.uint8)
+    for _ in range(5):
+        np.testing.assert_allclose(graph(pixels)[0], cluster(pixels)[0], rtol=1e-5)
+print(count())
+"""
+
+
+def test_every_bucket_of_a_clustered_graph_is_compiled_ahead_however_many_there_are(tmp_path: Path) -> None:
+    flags = {"TF_XLA_FLAGS": "--tf_xla_cpu_global_jit", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", CLUSTERED, str(tmp_path)]
+    env = {**os.environ, **xla_flags(tmp_path), **flags}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout.split() == ["0", "13", "13"]
 
 
 UNBUCKETED = """
@@ -170,7 +215,7 @@ def load_and_prepare(settings):
             cause.unlink()
             if what == "shape":
                 # A concrete function takes a tensor of any shape; what guards it is gone around.
-                self._function(tf.zeros((3, *images.shape[1:]), tf.uint8))
+                self.run.function(tf.zeros((3, *images.shape[1:]), tf.uint8))
             else:
                 resize(tf.zeros((1, 4, 4, 3)), tf.constant([9, 7]))
         return call(self, images)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from xlaserve_loadtest import arms
 
 
@@ -27,18 +25,9 @@ def test_an_arm_alone_has_no_baseline_and_no_control():
     assert arms.choose_baseline(arms.name_arms(["a"], ["xla", "eager"], "embedded"), "graph") is None
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_autoclustering_always_has_a_process_of_its_own(is_shared):
-    kinds = {mode: arms.process_kind(mode, is_shared=is_shared) for mode in arms.MODES}
-    assert [mode for mode, kind in kinds.items() if kind == kinds["autocluster"]] == ["autocluster"]
-    assert (kinds["xla"] == kinds["graph"]) is is_shared
+def test_xla_graph_mode_and_autoclustering_have_processes_of_their_own_unless_they_are_to_share_one():
+    kinds = {mode: arms.process_kind(mode, is_shared=False) for mode in arms.MODES}
     assert kinds["graph"] == kinds["eager"]
     assert kinds["xla"] == kinds["auto"]
-
-
-def test_autoclustering_is_graph_mode_in_a_process_with_the_flags():
-    assert arms.served_modes(["autocluster", "graph"]) == ("graph",)
-    assert arms.environment_of("autocluster", "--x") == {
-        "TF_XLA_FLAGS": "--x --tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
-    }
-    assert arms.environment_of("xla", "--x") == {}
+    assert len({kinds["xla"], kinds["graph"], kinds["autocluster"]}) == 3
+    assert len({arms.process_kind(mode, is_shared=True) for mode in arms.MODES}) == 1

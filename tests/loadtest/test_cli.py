@@ -347,7 +347,6 @@ def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(load
         ["--replay", "/no/such/file"],
         ["--target", "x:1", "--config", "y"],
         ["--target", "x:1", "--in-process"],
-        ["--target", "x:1", "--mode", "autocluster"],
         ["--target", "null,x:1"],
         ["--json", "/no/such/folder/x.json"],
         ["--workers", "0"],

@@ -37,7 +37,7 @@ async def test_an_error_in_a_worker_is_raised_here():
 
 
 async def test_a_worker_that_dies_is_noticed_by_whoever_waits_for_it():
-    async with WorkerProcess({"XLASERVE_TEST": "1"}) as worker:
+    async with WorkerProcess() as worker:
         await worker.setup(SETUP)
         waiting = asyncio.create_task(worker.outputs("xla", ("127.0.0.1:1",), 1))
         os.kill(worker.pid, 9)

@@ -19,9 +19,11 @@ class Mode(StrEnum):
     EAGER = "eager"
     """Operation by operation, from Python."""
     GRAPH = "graph"
-    """As a `tf.function`, without XLA."""
+    """As a frozen graph, without XLA."""
     XLA = "xla"
     """As a `tf.function` with `jit_compile=True`."""
+    AUTOCLUSTER = "autocluster"
+    """As a frozen graph of which TensorFlow gives XLA the parts, the clusters, that XLA can compile."""
     AUTO = "auto"
     """Each bucket in the mode that warm-up measured to be the fastest."""
 

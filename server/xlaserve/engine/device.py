@@ -18,6 +18,7 @@ from xlaserve.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+CLUSTER_FLAG = "--tf_xla_cpu_global_jit"
 GPU_LANES = 2
 """One batch is copied to the GPU while another computes."""
 
@@ -81,6 +82,7 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     if not uses_tensorflow:
         return choose(settings, usable_cores(), ())
     os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.environ["TF_XLA_FLAGS"] = _cluster_flags(os.environ.get("TF_XLA_FLAGS", ""))
     with _stderr_to_log():
         try:
             import tensorflow as tf  # noqa: PLC0415 - a server without TensorFlow models never loads it
@@ -105,13 +107,26 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     return device
 
 
+def _cluster_flags(inherited: str) -> str:
+    """Returns the TF_XLA_FLAGS with which, on a CPU too, those graphs form clusters that say so, and no others.
+
+    Raises ConfigError where the environment would have all of them do it.
+    """
+    if "tf_xla_auto_jit" in inherited:
+        raise ConfigError(
+            "TF_XLA_FLAGS: expected no --tf_xla_auto_jit, which turns graph mode into autocluster; that is a mode of"
+            " a model"
+        )
+    return inherited if CLUSTER_FLAG in inherited else f"{inherited} {CLUSTER_FLAG}".strip()
+
+
 def _pool_threads(settings: Settings, device: Device) -> int:
     """Returns how many threads the pool has that all lanes share.
 
     XLA's programs run on the pool alone: with one thread in it, two lanes would take turns. Without XLA, TensorFlow
     runs operations on the lane's own thread where the pool has just one, which beats splitting each of them.
     """
-    runs_xla = any(Mode.XLA in model.compiled_modes for model in settings.models)
+    runs_xla = any({Mode.XLA, Mode.AUTOCLUSTER} & set(model.compiled_modes) for model in settings.models)
     if device.threads_per_lane == 1 and not runs_xla:
         return 1
     return device.threads_per_lane * device.lanes

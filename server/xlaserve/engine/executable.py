@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.frozen import FrozenGraph, UnfreezableError, trim_heap
+from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED, FrozenGraph, UnfreezableError, trim_heap
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class TensorFlowProgram:
         self._lowered = lowered or forward
         self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
         self._graphs: dict[tuple[int, int], Executable] = {}
+        self._clustered: dict[tuple[int, int], list[FrozenGraph]] = {}
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
@@ -46,19 +47,25 @@ class TensorFlowProgram:
                 run = Function(_concrete(self.trace(bucket), shape, jit_compile=True))
             case Mode.GRAPH:
                 run = self._graph(bucket)
+            case Mode.AUTOCLUSTER:
+                run = self._clusters(bucket)
             case _:
                 run = Function(self._forward)
         executable = FixedShape(run, shape)
         traced = time.perf_counter()
         blank = np.zeros(shape, np.uint8)
-        executable(blank)
-        first_run = time.perf_counter()
+        first_runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
+        for _ in range(first_runs):
+            executable(blank)
+        compiled = time.perf_counter()
         if mode is Mode.EAGER:
             return Compilation(executable, trace_s=0.0, compile_s=0.0)
         executable(blank)
-        first_run_s, later_run_s = first_run - traced, time.perf_counter() - first_run
+        later_run_s = time.perf_counter() - compiled
         trim_heap()
-        return Compilation(executable, trace_s=traced - began, compile_s=max(0.0, first_run_s - later_run_s))
+        return Compilation(
+            executable, trace_s=traced - began, compile_s=max(0.0, compiled - traced - first_runs * later_run_s)
+        )
 
     def trace(self, bucket: Bucket) -> Forward:
         """Returns the function that XLA is given, for images of the size of `bucket`, any number of them."""
@@ -88,6 +95,13 @@ class TensorFlowProgram:
                 log.warning("graph mode runs slower than it could, with its weights as variables: %s", error)
                 self._graphs[size] = Function(any_batch)
         return self._graphs[size]
+
+    def _clusters(self, bucket: Bucket) -> Executable:
+        """Returns a graph that has not yet clustered as many shapes as it may."""
+        taken = self._clustered.setdefault((bucket.height, bucket.width), [])
+        used = len(taken) % MOST_CLUSTERED
+        taken.append(taken[-1] if used else FrozenGraph(self.trace(bucket), has_clusters=True))
+        return taken[-1]
 
 
 def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: bool) -> Forward:

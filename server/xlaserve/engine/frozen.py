@@ -4,7 +4,8 @@ Only constants can be folded: batch normalization into the weights of the convol
 half of MobileNetV2's operations. And only constants keep the layout that oneDNN's kernels prefer between two runs.
 
 A frozen graph runs in a session of its own and for every batch size: a `tf.function` would hold twice as many copies of
-the weights, and a graph for each bucket once more all of them, to be no faster.
+the weights, and a graph for each bucket once more all of them, to be no faster. The session says for itself whether
+TensorFlow may form clusters for XLA, which is otherwise a matter of the whole process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ from xlaserve.engine.program import Images, Outputs
 
 MOST_BYTES: Final = 2**31 - 2**26
 """Of weights: a graph is a protocol buffer, which ends at 2 GiB."""
+CLUSTER_RUNS: Final = 2
+"""TensorFlow compiles a cluster when it is first run, and for each further shape at the second run of that
+(`kDefaultCompilationThreshold` in compiler/jit/device_compilation_profiler.cc)."""
+MOST_CLUSTERED: Final = 10
+"""Shapes; beyond them TensorFlow takes a cluster for one not worth compiling (`kCompileThreshold`, there as well)."""
 
 
 class UnfreezableError(Exception):
@@ -28,17 +34,19 @@ class UnfreezableError(Exception):
 
 
 class FrozenGraph:
-    """A concrete function of one tensor, run as a frozen graph without XLA. Several threads may call it.
+    """A concrete function of one tensor, run as a frozen graph. Several threads may call it.
 
-    Raises UnfreezableError.
+    With `has_clusters` TensorFlow compiles parts of it with XLA, at the CLUSTER_RUNS-th run of a batch size at the
+    latest, for MOST_CLUSTERED batch sizes; on a CPU only where TF_XLA_FLAGS held
+    --tf_xla_cpu_global_jit when TensorFlow was first used. Raises UnfreezableError.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, *, has_clusters: bool = False) -> None:
         graph, definition = tf.Graph(), _freeze(function)
         # A graph does not say where its function was made: on which of several devices its replica belongs.
         with graph.as_default(), tf.device(context.context().device_name or None):
             tf.graph_util.import_graph_def(definition, name="")
-        self._session = tf.compat.v1.Session(graph=graph, config=_session_config())
+        self._session = tf.compat.v1.Session(graph=graph, config=_session_config(has_clusters))
         fetches = [output.name for output in function.outputs]
         self._run = self._session.make_callable(fetches, feed_list=[function.inputs[0].name])
 
@@ -66,12 +74,13 @@ def _freeze(function: Any) -> Any:
     return graph
 
 
-def _session_config() -> Any:
+def _session_config(has_clusters: bool) -> Any:
     """Returns what the rest of TensorFlow was configured with: threads, devices, memory."""
+    levels = tf.compat.v1.OptimizerOptions
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(context.context().config)
     # Said and not left to a default: graph mode must not turn into XLA.
-    config.graph_options.optimizer_options.global_jit_level = tf.compat.v1.OptimizerOptions.OFF
+    config.graph_options.optimizer_options.global_jit_level = levels.ON_2 if has_clusters else levels.OFF
     # The graph never changes: two copies of the weights less.
     config.experimental.optimize_for_static_graph = True
     config.experimental.disable_output_partition_graphs = True

@@ -181,8 +181,8 @@ class Repository:
         def record(entry: Entry) -> None:
             if entry.from_cache:
                 telemetry.loaded(entry.mode)
-            else:
-                telemetry.compiled(entry.mode, entry.trace_s + entry.compile_s, in_background=entry.in_background)
+            elif seconds := entry.trace_s + entry.compile_s:
+                telemetry.compiled(entry.mode, seconds, in_background=entry.in_background)
             self._on_record(entry)
 
         version = Version(settings, telemetry, record)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,7 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorFlow]:
         monkeypatch.setitem(sys.modules, "tensorflow", module)
         monkeypatch.setattr("xlaserve.engine.device.usable_cores", lambda: 8)
         monkeypatch.setenv("KERAS_BACKEND", "jax")
+        monkeypatch.setenv("TF_XLA_FLAGS", "")
         return module
 
     return install
@@ -136,6 +138,18 @@ def test_xla_has_a_thread_of_the_pool_for_every_lane(tensorflow: Callable[..., T
     module = tensorflow()
     assert configure(Settings(), uses_tensorflow=True).threads_per_lane == 1
     assert module.told["intra"] == 8
+
+
+def test_clusters_are_formed_on_a_cpu_by_the_graphs_that_say_so_and_by_no_others(
+    tensorflow: Callable[..., TensorFlow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensorflow()
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_min_cluster_size=2")
+    configure(Settings(), uses_tensorflow=True)
+    assert os.environ["TF_XLA_FLAGS"] == "--tf_xla_min_cluster_size=2 --tf_xla_cpu_global_jit"
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2")
+    with pytest.raises(ConfigError, match="TF_XLA_FLAGS: expected no --tf_xla_auto_jit"):
+        configure(Settings(), uses_tensorflow=True)
 
 
 def test_lanes_share_one_pool_of_threads(tensorflow: Callable[..., TensorFlow]) -> None:
