@@ -10,7 +10,7 @@ import pytest
 
 from bench import processes
 from xlaserve.check import record
-from xlaserve.check.record import Arm
+from xlaserve.config import Mode
 from xlaserve_client import VisionClient
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +38,7 @@ def test_every_mode_computes_what_eager_does_without_tf32(xlaserve: Run, tmp_pat
     file = tmp_path / "check.json"
     xlaserve("check", {"models": [model]}, "m", "--batches", "1,4", "--json", file)
     (checked,) = record.read(file)
-    for arm in (Arm.GRAPH, Arm.XLA):
+    for arm in (Mode.GRAPH, Mode.XLA):
         for batch in (1, 4):
             program = checked.find(arm, batch)
             assert program is not None

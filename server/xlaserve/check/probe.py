@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import resource
 import statistics
 import sys
@@ -22,12 +23,13 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
-from xlaserve.check.record import Arm, Machine, Program, Refusal, Task
+from xlaserve.check.record import WITHOUT, Machine, Program, Refusal, Task
 from xlaserve.check.refusal import explain
-from xlaserve.config import Bucket, Mode
+from xlaserve.config import Bucket, Lowering, Mode
 from xlaserve.engine import device
 from xlaserve.engine.program import Executable, Images, Outputs
 from xlaserve.errors import XlaserveError
+from xlaserve.inspection import buffers, dump
 from xlaserve.model import catalog
 from xlaserve.model.catalog import Model
 from xlaserve.telemetry.logs import quiet_tensorflow
@@ -57,47 +59,92 @@ def main() -> None:
 
     quiet_tensorflow()
     try:
-        check(task, write)
+        with dump.dumped() as folder:
+            Probe(task, folder, write).check()
     except XlaserveError as error:
         write({"failure": str(error)})
     sys.stderr.flush()
     os._exit(0)  # not to wait for TensorFlow's threads
 
 
-def check(task: Task, write: Write) -> None:
-    """Checks the model in one arm after the other. Raises XlaserveError where it can't be built."""
-    (settings,) = task.settings.models
-    chosen = device.configure(task.settings, catalog.uses_tensorflow(settings))
-    write({"machine": machine(chosen.name).model_dump()})
-    before = _resident_bytes()
-    began = time.perf_counter()
-    model = catalog.load(settings)
-    buckets = model.buckets
-    write(
-        {
-            "task": model.task.name,
-            "weights": model.weights,
-            "size": [buckets[0].height, buckets[0].width],
-            "load_s": time.perf_counter() - began,
-            "loaded_bytes": max(0, _resident_bytes() - before),
-        }
-    )
-    image = np.random.default_rng(seed=0).integers(0, 256, (1, *buckets[0][1:], 3), dtype=np.uint8)
-    eager: Outputs | None = None
-    for arm in task.arms:
+class Probe:
+    """Checks the model of a task. XLA writes down in `folder` what it compiles."""
+
+    def __init__(self, task: Task, folder: Path, write: Write) -> None:
+        (self._settings,) = task.settings.models
+        self._task = task
+        self._folder = folder
+        self._write = write
+        self._eager: Outputs | None = None
+
+    def check(self) -> None:
+        """Tries one mode after the other. Raises XlaserveError where the model can't be built."""
+        chosen = device.configure(self._task.settings, catalog.uses_tensorflow(self._settings))
+        self._write({"machine": machine(chosen.name).model_dump()})
+        began = time.perf_counter()
+        model = catalog.load(self._settings)
+        self._write(
+            {
+                "task": model.task.name,
+                "weights": model.weights,
+                "size": model.buckets[0][1:],
+                "lowered": model.lowerings,
+                "load_s": time.perf_counter() - began,
+            }
+        )
+        for mode in self._task.modes:
+            self._check_arm(model, mode, str(mode))
+        if not self._task.lowerings or Mode.XLA not in self._task.modes:
+            return
+        for lowering in Lowering:
+            if lowering in re.findall(r"\w+", model.lowerings):
+                without = (*self._settings.disable_lowerings, lowering)
+                other = catalog.load(self._settings.model_copy(update={"disable_lowerings": without}))
+                self._check_arm(other, Mode.XLA, f"{Mode.XLA} {WITHOUT} {lowering}")
+
+    def _check_arm(self, model: Model, mode: Mode, arm: str) -> None:
+        image = np.random.default_rng(seed=0).integers(0, 256, (1, *model.buckets[0][1:], 3), dtype=np.uint8)
         slowest_s = 0.0
-        for bucket in buckets if arm is not Arm.EAGER else buckets[:1]:
-            write({"trying": f"{arm} {bucket}"})
+        # Eager is what the others are compared with, and nobody serves in it.
+        for bucket in model.buckets[:1] if mode is Mode.EAGER else model.buckets:
+            self._write({"trying": f"{arm} {bucket}"})
             if slowest_s > SLOW_S:
-                reason = f"a smaller batch took {slowest_s:.0f} s"
-                write({"program": Program(arm=arm, batch=bucket.batch, skipped=reason).model_dump(mode="json")})
-                continue
-            images = np.repeat(image, bucket.batch, axis=0)
-            program, outputs = _try(model, arm, bucket, images, eager)
-            if arm is Arm.EAGER:
-                eager = outputs
+                program = Program(arm=arm, batch=bucket.batch, skipped=f"a smaller batch took {slowest_s:.0f} s")
+            else:
+                program = self._try(model, mode, arm, bucket, np.repeat(image, bucket.batch, axis=0))
             slowest_s = max(slowest_s, (program.run_ms or 0.0) / 1000)
-            write({"program": program.model_dump(mode="json")})
+            self._write({"program": program.model_dump(mode="json")})
+
+    def _try(self, model: Model, mode: Mode, arm: str, bucket: Bucket, images: Images) -> Program:
+        before, dumped = _resident_bytes(), dump.compiled(self._folder)
+        _forget_peak()
+        try:
+            compilation = model.program.compile(mode, bucket)
+            seconds, outputs = _run(compilation.executable, images)
+        except Exception as error:
+            return Program(arm=arm, batch=bucket.batch, refusal=explain(error))
+        peak_bytes = max(0, _peak_bytes() - before)
+        apart: tuple[float | None, float | None] = (None, None)
+        if mode is Mode.EAGER:
+            self._eager = outputs
+        elif self._eager is not None:
+            apart = difference(model, self._eager, outputs)
+        if apart[0] == np.inf:
+            refusal = Refusal(message="gives NaN or infinity where eager does not")
+            return Program(arm=arm, batch=bucket.batch, refusal=refusal)
+        memory = [_memory(file) for file in dump.compiled(self._folder) - dumped] if mode is Mode.XLA else []
+        return Program(
+            arm=arm,
+            batch=bucket.batch,
+            trace_s=compilation.trace_s,
+            compile_s=compilation.compile_s,
+            run_ms=seconds * 1000,
+            difference=apart[0],
+            disagreement=apart[1],
+            parameter_bytes=max((found.parameters + found.constants for found in memory), default=None),
+            temporary_bytes=max((found.temporaries for found in memory), default=None),
+            peak_bytes=peak_bytes,
+        )
 
 
 def machine(name: str) -> Machine:
@@ -132,35 +179,8 @@ def difference(model: Model, eager: Outputs, outputs: Outputs) -> tuple[float | 
     return max(floats, default=None), max(integers, default=None)
 
 
-def _try(
-    model: Model, arm: Arm, bucket: Bucket, images: Images, eager: Outputs | None
-) -> tuple[Program, Outputs | None]:
-    before = _resident_bytes()
-    _forget_peak()
-    try:
-        compilation = model.program.compile(_mode(arm), bucket)
-        seconds, outputs = _run(compilation.executable, images)
-    except Exception as error:
-        return Program(arm=arm, batch=bucket.batch, refusal=explain(error)), None
-    apart = (None, None) if eager is None or arm is Arm.EAGER else difference(model, eager, outputs)
-    if apart[0] == np.inf:
-        refusal = Refusal(message="gives NaN or infinity where eager does not")
-        return Program(arm=arm, batch=bucket.batch, refusal=refusal), None
-    program = Program(
-        arm=arm,
-        batch=bucket.batch,
-        trace_s=compilation.trace_s,
-        compile_s=compilation.compile_s,
-        run_ms=seconds * 1000,
-        difference=apart[0],
-        disagreement=apart[1],
-        peak_bytes=max(0, _peak_bytes() - before),
-    )
-    return program, outputs
-
-
-def _mode(arm: Arm) -> Mode:
-    return Mode.XLA if arm is Arm.XLA_AS_IS else Mode(arm.value)
+def _memory(file: Path) -> buffers.Memory:
+    return buffers.parse(dump.read(file).buffer_assignment)
 
 
 def _run(executable: Executable, images: Images) -> tuple[float, Outputs]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from enum import StrEnum
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from xlaserve.config import Settings
+from xlaserve.config import Mode, Settings
 from xlaserve.config.frozen import Frozen
 from xlaserve.errors import ConfigError
 
@@ -18,21 +18,16 @@ DIFFERENCE_LIMIT = 1e-3
 """A mode whose float32 outputs are further from eager's than this computes something else; rounding stays far below."""
 
 
-class Arm(StrEnum):
-    """A way to run a model that is checked: a mode, with or without the lowerings."""
-
-    EAGER = "eager"
-    GRAPH = "graph"
-    XLA = "xla"
-    XLA_AS_IS = "xla as is"
-    """XLA with every lowering switched off."""
+WITHOUT: Final = "without"
 
 
 class Task(Frozen):
     """What to check: the one model of `settings`, with the batches of its buckets."""
 
     settings: Settings
-    arms: tuple[Arm, ...]
+    modes: tuple[Mode, ...]
+    lowerings: bool
+    """Whether XLA is tried without each of the model's lowerings too."""
 
 
 class Refusal(Frozen):
@@ -51,7 +46,8 @@ class Refusal(Frozen):
 class Program(Frozen):
     """One program of one model."""
 
-    arm: Arm
+    arm: str
+    """Its mode, perhaps without a lowering: `xla`, `xla without depthwise`."""
     batch: int
     refusal: Refusal | None = None
     skipped: str | None = None
@@ -64,6 +60,10 @@ class Program(Frozen):
     """Largest difference from eager of any float32 output, over the largest magnitude of that output in eager."""
     disagreement: float | None = None
     """Share of the integers of the outputs (classes, pixels of a class map) that are not eager's."""
+    parameter_bytes: int | None = None
+    """Of the weights, as XLA holds them."""
+    temporary_bytes: int | None = None
+    """What XLA needs besides for one run."""
     peak_bytes: int | None = None
     """What the process's resident size rose by, at most, while the program was made and run."""
 
@@ -92,8 +92,10 @@ class Checked(Frozen):
     name: str
     """What it was asked for by: a configured name, or a source."""
     source: str
-    arms: tuple[Arm, ...]
+    modes: tuple[Mode, ...]
     batches: tuple[int, ...]
+    lowerings: bool = False
+    """Whether XLA was tried without the lowerings too."""
     at: str
     """When its check ended, UTC, ISO 8601."""
     seconds: float
@@ -104,8 +106,8 @@ class Checked(Frozen):
     size: tuple[int, int] | None = None
     """Height and width of its input."""
     load_s: float | None = None
-    loaded_bytes: int | None = None
-    """What the process's resident size rose by when the model was built, its weights above all."""
+    lowered: str = ""
+    """The lowerings that XLA runs it with, and in how many layers each: `depthwise 17`."""
     programs: tuple[Program, ...] = ()
     failure: str | None = None
     """Why the check ended early: the model can't be built, the process died, or its time was up."""
@@ -115,14 +117,14 @@ class Checked(Frozen):
         """Whether anything is wrong with the model in any mode."""
         return self.failure is not None or any(program.is_wrong for program in self.programs)
 
-    def find(self, arm: Arm, batch: int) -> Program | None:
+    def find(self, arm: str, batch: int) -> Program | None:
         """Returns one of its programs, where that was tried."""
         return next((found for found in self.programs if (found.arm, found.batch) == (arm, batch)), None)
 
-    def answers(self, name: str, arms: Sequence[Arm], batches: Sequence[int]) -> bool:
-        """Whether nothing would be learnt of the model `name` by checking it again with `arms` and `batches`."""
-        asked = set(arms) <= set(self.arms) and set(batches) <= set(self.batches)
-        return self.name == name and asked and not self.has_failed
+    def answers(self, modes: Iterable[Mode], batches: Iterable[int], lowerings: bool) -> bool:
+        """Whether nothing would be learnt by checking it again with these."""
+        is_covered = set(modes) <= set(self.modes) and set(batches) <= set(self.batches) and lowerings <= self.lowerings
+        return is_covered and not self.has_failed
 
 
 _records = TypeAdapter(tuple[Checked, ...])

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import IO, Any, Final, NamedTuple
 
-from xlaserve.check.record import Arm, Checked, Task
-from xlaserve.config import ModelSettings, Settings
+from xlaserve.check.record import Checked, Task
+from xlaserve.config import Mode, ModelSettings, Settings
 
 PROBE: Final = (sys.executable, "-m", "xlaserve.check.probe")
 
@@ -33,8 +33,9 @@ def check(
     asked: Asked,
     *,
     server: Settings,
-    arms: Sequence[Arm],
+    modes: Sequence[Mode],
     batches: Sequence[int],
+    lowerings: bool,
     timeout_s: float,
     on_step: Callable[[str], object] = lambda step: None,
     command: Sequence[str] = PROBE,
@@ -43,7 +44,9 @@ def check(
 
     `on_step` is told of what is tried next. `command` is the process that reads the task.
     """
-    task = Task(settings=server.model_copy(update={"models": (asked.settings,)}), arms=tuple(arms))
+    task = Task(
+        settings=server.model_copy(update={"models": (asked.settings,)}), modes=tuple(modes), lowerings=lowerings
+    )
     found: dict[str, Any] = {"programs": []}
     began = time.perf_counter()
     with tempfile.TemporaryFile() as stderr, _started(command, stderr) as process:
@@ -67,8 +70,9 @@ def check(
         {
             "name": asked.name,
             "source": asked.settings.source,
-            "arms": tuple(arms),
+            "modes": tuple(modes),
             "batches": tuple(batches),
+            "lowerings": lowerings,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": seconds,
             **found,
@@ -107,10 +111,19 @@ def _death(status: int, stderr: IO[bytes]) -> str:
 
 @contextmanager
 def _started(command: Sequence[str], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    # A group of its own: a Ctrl-C ends it here, in order, and a kill takes whatever it has started with it.
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-    ) as process:
+    with (
+        # Its temporary files go with it, however it ends.
+        tempfile.TemporaryDirectory(prefix="xlaserve-check-", ignore_cleanup_errors=True) as folder,
+        # A group of its own: a Ctrl-C ends it here, in order, and a kill takes whatever it has started with it.
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**os.environ, "TMPDIR": folder},
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             yield process
         finally:

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from rich.table import Table
 
-from xlaserve.check.record import DIFFERENCE_LIMIT, Arm, Checked, Program
+from xlaserve.check.record import DIFFERENCE_LIMIT, Checked, Program
+from xlaserve.config import Mode
 
 MIB: Final = 1024 * 1024
 NOTHING: Final = "-"
@@ -26,7 +27,7 @@ def grid(checked: Sequence[Checked]) -> Grid:
     header = (
         *("model", "input", "in order", "load s", "trace s", "compile s"),
         *(f"{arm} {batch} ms" for arm, batch in columns),
-        *("difference", "loaded MiB", "peak MiB"),
+        *("difference", "lowered", "weights MiB", "temporaries MiB", "peak MiB"),
     )
     return Grid(header, [_row(model, columns) for model in checked])
 
@@ -36,7 +37,7 @@ def rich_table(checked: Sequence[Checked]) -> Table:
     header, rows = grid(checked)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, title in enumerate(header):
-        table.add_column(title, justify="right" if index > 2 else "left", overflow="fold")
+        table.add_column(title, justify="right" if index > 2 else "left", overflow="fold", no_wrap=not index)
     for model, row in zip(checked, rows, strict=True):
         table.add_row(*row, style="red" if model.has_failed else None)
     return table
@@ -86,19 +87,20 @@ _LEGEND: Final = (
     "Python walks the model once for all of them. *difference* is the largest of any mode's float32 outputs from",
     f"eager's, over the largest magnitude of that output; above {DIFFERENCE_LIMIT:g} the model is not in order. Of a",
     "detector only scores are compared, since of two almost equal boxes either may come first; of integers (classes,",
-    "class maps) the share that differs is given. *loaded MiB* is what the process grew by when the model was built,",
-    "*peak MiB* the most that it grew by while one of its programs was made and run. Weights are random where nothing",
-    "else is said: speed and memory do not depend on them.",
+    "class maps) the share that differs is given. *lowered* says which layers XLA runs in another form, and how many.",
+    "*weights* and *temporaries* are what XLA assigns to the weights and to one run of the largest batch, *peak* what",
+    "the process grew by, at most, while one program was made and run. Weights are random where nothing else is said:",
+    "speed and memory do not depend on them.",
 )
 
 
-def _columns(checked: Iterable[Checked]) -> list[tuple[Arm, int]]:
+def _columns(checked: Iterable[Checked]) -> list[tuple[str, int]]:
     found = {(program.arm, program.batch) for model in checked for program in model.programs}
-    order = list(Arm)
-    return sorted(found, key=lambda column: (order.index(column[0]), column[1]))
+    modes = list(Mode)
+    return sorted(found, key=lambda column: (modes.index(Mode(column[0].partition(" ")[0])), *column))
 
 
-def _row(model: Checked, columns: Iterable[tuple[Arm, int]]) -> tuple[str, ...]:
+def _row(model: Checked, columns: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     programs = model.programs
     differences = [program.difference for program in programs if program.difference is not None]
     disagreements = [program.disagreement for program in programs if program.disagreement is not None]
@@ -113,8 +115,15 @@ def _row(model: Checked, columns: Iterable[tuple[Arm, int]]) -> tuple[str, ...]:
         _number(_sum(program.compile_s for program in programs), ".1f"),
         *(_milliseconds(model.find(arm, batch)) for arm, batch in columns),
         ", ".join(apart) or NOTHING,
-        _number(model.loaded_bytes, ".0f", MIB),
-        _number(max((program.peak_bytes or 0 for program in programs), default=None), ".0f", MIB),
+        model.lowered or NOTHING,
+        *(
+            _number(_largest(sizes), ".0f", MIB)
+            for sizes in (
+                (program.parameter_bytes for program in programs),
+                (program.temporary_bytes for program in programs),
+                (program.peak_bytes for program in programs),
+            )
+        ),
     )
 
 
@@ -138,6 +147,10 @@ def _milliseconds(program: Program | None) -> str:
 
 def _number(value: float | None, form: str, unit: float = 1.0) -> str:
     return NOTHING if value is None else format(value / unit, form)
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

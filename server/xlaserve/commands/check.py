@@ -15,14 +15,17 @@ from typing import Final
 from rich.console import Console
 
 from xlaserve.check import record, runner, sources, tables
-from xlaserve.check.record import Arm, Checked
+from xlaserve.check.record import Checked
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Settings
 from xlaserve.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+MODES: Final = (Mode.EAGER, Mode.GRAPH, Mode.XLA)
 TIMEOUT_S: Final = 300.0
+WIDE: Final = 320
+"""Columns of text where no terminal says how many it has: nothing is to be folded."""
 
 
 def run(invocation: Invocation) -> int:
@@ -37,15 +40,16 @@ def run(invocation: Invocation) -> int:
     _write(own, tuple(known.values()))  # what can't be written is said before the work, and not after
     for number, model in enumerate(asked, start=1):
         progress = f"{number} of {len(asked)}: {model.name}"
-        if model.name in known and known[model.name].answers(model.name, own.modes, own.batches):
+        if model.name in known and known[model.name].answers(own.modes, own.batches, own.lowerings):
             log.info("%s: checked before", progress)
             continue
         log.info("%s", progress)
         checked = known[model.name] = runner.check(
             model,
             server=server,
-            arms=own.modes,
+            modes=own.modes,
             batches=own.batches,
+            lowerings=own.lowerings,
             timeout_s=own.timeout,
             on_step=partial(log.debug, "%s: %s", progress),
         )
@@ -53,7 +57,7 @@ def run(invocation: Invocation) -> int:
             log.error("%s", line)
         _write(own, tuple(known.values()))
     found = [known[model.name] for model in asked]
-    Console(width=None if sys.stdout.isatty() else 200).print(tables.rich_table(found))
+    Console(width=None if sys.stdout.isatty() else WIDE).print(tables.rich_table(found))
     for line in tables.failures(found):
         sys.stdout.write(f"{line}\n")
     return FAILED if any(model.has_failed for model in found) else 0
@@ -69,9 +73,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a configured name, or a source such as keras.applications:ResNet50; all that are configured by default",
     )
     parser.add_argument("--all", action="store_true", default=False, help="check every model of the catalog")
-    arms = (Arm.EAGER, Arm.GRAPH, Arm.XLA)
-    parser.add_argument("--modes", type=_arms, default=arms, metavar="LIST", help="eager,graph,xla by default")
+    parser.add_argument("--modes", type=_modes, default=MODES, metavar="LIST", help="eager,graph,xla by default")
     parser.add_argument("--batches", type=_batches, default=(1, 8), metavar="LIST", help="batch sizes; 1,8 by default")
+    parser.add_argument(
+        "--lowerings",
+        action="store_true",
+        default=False,
+        help="try XLA without each lowering of the model as well (see disable_lowerings)",
+    )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the records, after each model")
     parser.add_argument("--markdown", type=Path, default=None, metavar="FILE", help="write a page such as docs/zoo.md")
     parser.add_argument(
@@ -98,7 +107,7 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
             known = ", ".join(configured)
             raise ConfigError(f"MODEL: expected a source, or one of the configured models {known}, got {name!r}")
         model = configured.get(name) or _from_source(name)
-        asked.append(runner.Asked(name, _with(model, own.batches)))
+        asked.append(runner.Asked(name, _with(model, own.modes, own.batches)))
     return asked
 
 
@@ -109,11 +118,12 @@ def _from_source(source: str) -> ModelSettings:
     return ModelSettings(name=name, source=source, weights=weights)
 
 
-def _with(model: ModelSettings, batches: Sequence[int]) -> ModelSettings:
-    """Returns `model` with the buckets to check, at its first resolution, in all modes that are checked."""
-    buckets = tuple(BucketSettings(batch, *model.buckets[0][1:]) for batch in batches)
-    modes = (Mode.XLA, Mode.GRAPH, Mode.EAGER)
-    return model.model_copy(update={"modes": modes, "default_mode": None, "buckets": buckets})
+def _with(model: ModelSettings, modes: tuple[Mode, ...], batches: Sequence[int]) -> ModelSettings:
+    """Returns `model` with what is to be checked: `batches` at its first resolution."""
+    sizes = [bucket[1:] for bucket in model.buckets] or [*model.resolutions, (None, None)]
+    buckets = tuple(BucketSettings(batch, *sizes[0]) for batch in batches)
+    changes = {"modes": modes, "default_mode": None, "buckets": buckets, "resolutions": ()}
+    return model.model_copy(update=changes)
 
 
 def _write(own: argparse.Namespace, found: Sequence[Checked]) -> None:
@@ -123,13 +133,12 @@ def _write(own: argparse.Namespace, found: Sequence[Checked]) -> None:
         record.write_text(own.markdown, tables.markdown(found, f"xlaserve {shlex.join(sys.argv[1:])}"))
 
 
-def _arms(text: str) -> tuple[Arm, ...]:
-    try:
-        arms = {Arm(word.strip()) for word in text.split(",")}
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(Arm)}, {error}") from None
+def _modes(text: str) -> tuple[Mode, ...]:
+    wanted = {word.strip() for word in text.split(",")}
+    if unknown := wanted - set(MODES):
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(MODES)}, got {', '.join(sorted(unknown))!r}")
     # Eager first, because the others are compared with it.
-    return tuple(arm for arm in Arm if arm in arms)
+    return tuple(mode for mode in MODES if mode in wanted)
 
 
 def _batches(text: str) -> tuple[int, ...]:

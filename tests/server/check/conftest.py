@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from xlaserve.check.record import Arm, Checked, Machine, Program
+from xlaserve.check.record import Checked, Machine, Program
+from xlaserve.config import Mode
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def checked() -> Callable[..., Checked]:
     def make(name: str = "m", programs: Sequence[Program] = (), **fields: Any) -> Checked:
         usual: dict[str, Any] = {
             "source": "builtin:noop",
-            "arms": tuple(Arm)[:3],
+            "modes": (Mode.EAGER, Mode.GRAPH, Mode.XLA),
             "batches": (1, 8),
             "at": "2026-11-21T12:00:00+00:00",
             "seconds": 3.0,

@@ -13,7 +13,7 @@ import pytest
 from xlaserve.check import record
 from xlaserve.commands.check import COMMAND
 from xlaserve.commands.command import Invocation
-from xlaserve.config import ModelSettings, Settings
+from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.errors import ConfigError
 from xlaserve.model.keras_runtime import keras
 
@@ -37,22 +37,22 @@ def test_a_model_that_xla_refuses_is_explained_and_the_others_are_checked_all_th
     assert check(file, "builtin:digits", "--batches", "1,2", "--json", records, "--markdown", page) == 1
     refused, fine = record.read(records)
     for batch in (1, 2):
-        program = refused.find(record.Arm.XLA, batch)
+        program = refused.find(Mode.XLA, batch)
         assert program is not None
         assert program.refusal is not None
         assert program.refusal.operation == "ResizeBicubic"
         assert "shrink" in (program.refusal.node or "")
         assert "keras/src/layers/preprocessing/image_preprocessing/resizing.py" in (program.refusal.line or "")
-        graph = refused.find(record.Arm.GRAPH, batch)
+        graph = refused.find(Mode.GRAPH, batch)
         assert graph is not None
         assert graph.refusal is None
     assert not fine.has_failed
     assert fine.size == (32, 32)
-    assert fine.loaded_bytes
     for program in fine.programs:
         assert program.run_ms is not None
         assert program.run_ms > 0
-        assert program.arm is record.Arm.EAGER or (program.difference or 0.0) < 1e-5
+        assert program.arm == Mode.EAGER or (program.difference or 0.0) < 1e-5
+        assert (program.parameter_bytes is None) is (program.arm != Mode.XLA)
     assert "XLA has no kernel for ResizeBicubic" in capsys.readouterr().out
     assert "| builtin:digits | 32x32 | yes |" in page.read_text()
 
@@ -117,9 +117,9 @@ def test_a_source_that_can_not_be_built_is_a_failure_with_its_reason(tmp_path: P
 
 
 def test_the_process_of_a_check_ends_with_the_command_that_started_it() -> None:
-    probe = subprocess.Popen([sys.executable, "-m", "xlaserve.check.probe"], stdin=subprocess.PIPE)
-    task = '{"settings": {"models": [{"name": "m", "source": "builtin:digits"}]}, "arms": ["xla"]}\n'
-    assert probe.stdin is not None
-    probe.stdin.write(task.encode())
-    probe.stdin.close()
-    assert probe.wait(TIMEOUT_S) == 1
+    task = record.Task(settings=Settings(), modes=(Mode.XLA,), lowerings=False)
+    with subprocess.Popen([sys.executable, "-m", "xlaserve.check.probe"], stdin=subprocess.PIPE) as probe:
+        assert probe.stdin is not None
+        probe.stdin.write(task.model_dump_json().encode() + b"\n")
+        probe.stdin.close()
+        assert probe.wait(TIMEOUT_S) == 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from xlaserve.check import probe
 from xlaserve.check.probe import difference
-from xlaserve.check.record import Arm, Task
+from xlaserve.check.record import Task
 from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.engine.program import Compilation, Images, Outputs
 from xlaserve.model import catalog
@@ -15,12 +16,19 @@ from xlaserve.model.noop import NoopProgram
 from xlaserve.model.task import Detection, Segmentation
 
 NOOP = ModelSettings(name="m", source="builtin:noop", buckets=(1, 4))  # type: ignore[arg-type]
-LABELS = {"n": 3, "boxes": 4}
 
 
 def model(task: Any = None) -> catalog.Model:
     loaded = catalog.load(NOOP)
     return loaded if task is None else catalog.Model(**{**vars(loaded), "task": task})
+
+
+def probed(folder: Path, *modes: Mode) -> list[dict[str, Any]]:
+    """What a process that checks `NOOP` writes."""
+    said: list[dict[str, Any]] = []
+    task = Task(settings=Settings(models=(NOOP,)), modes=modes, lowerings=True)
+    probe.Probe(task, folder, said.append).check()
+    return said
 
 
 def floats(*values: float) -> Outputs:
@@ -56,9 +64,8 @@ def test_of_detections_the_scores_count_and_of_integers_the_share_that_differs()
     assert difference(model(Segmentation(8)), (pixels,), (pixels[:, ::-1],)) == (None, 1.0)
 
 
-def test_a_model_is_tried_in_every_arm_eager_with_one_batch() -> None:
-    said: list[dict[str, Any]] = []
-    probe.check(Task(settings=Settings(models=(NOOP,)), arms=(Arm.EAGER, Arm.GRAPH, Arm.XLA)), said.append)
+def test_a_model_is_tried_in_every_arm_eager_with_one_batch(tmp_path: Path) -> None:
+    said = probed(tmp_path, Mode.EAGER, Mode.GRAPH, Mode.XLA)
     programs = [line["program"] for line in said if "program" in line]
     assert [(program["arm"], program["batch"]) for program in programs] == [
         *(("eager", 1), ("graph", 1), ("graph", 4), ("xla", 1)),
@@ -67,11 +74,13 @@ def test_a_model_is_tried_in_every_arm_eager_with_one_batch() -> None:
     assert [program["difference"] for program in programs] == [None, 0.0, 0.0, 0.0, 0.0]
     assert all(program["run_ms"] >= 0 for program in programs)
     facts = {key: value for line in said for key, value in line.items()}
-    assert (facts["task"], facts["size"]) == ("classification", [224, 224])
+    assert (facts["task"], facts["size"]) == ("classification", (224, 224))
     assert facts["machine"]["packages"]["numpy"] == np.__version__
 
 
-def test_a_mode_that_fails_or_is_slow_leaves_the_others_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mode_that_fails_or_is_slow_leaves_the_others_to_be_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     whole = NoopProgram.compile
 
     def compile(self: NoopProgram, mode: Mode, bucket: Any) -> Compilation:
@@ -84,8 +93,7 @@ def test_a_mode_that_fails_or_is_slow_leaves_the_others_to_be_tried(monkeypatch:
 
     monkeypatch.setattr(NoopProgram, "compile", compile)
     monkeypatch.setattr(probe, "_run", run)
-    said: list[dict[str, Any]] = []
-    probe.check(Task(settings=Settings(models=(NOOP,)), arms=(Arm.GRAPH, Arm.XLA)), said.append)
+    said = probed(tmp_path, Mode.GRAPH, Mode.XLA)
     one, four, fast, slow = (line["program"] for line in said if "program" in line)
     assert one["refusal"]["message"] == four["refusal"]["message"] == "ValueError: no such kernel"
     assert fast["run_ms"] == 21_000
@@ -93,7 +101,9 @@ def test_a_mode_that_fails_or_is_slow_leaves_the_others_to_be_tried(monkeypatch:
     assert slow["refusal"] is None
 
 
-def test_a_program_that_gives_nan_where_eager_does_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_gives_nan_where_eager_does_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     whole = NoopProgram.compile
 
     def compile(self: NoopProgram, mode: Mode, bucket: Any) -> Compilation:
@@ -103,8 +113,7 @@ def test_a_program_that_gives_nan_where_eager_does_not_is_refused(monkeypatch: p
         return Compilation(lambda images: (compilation.executable(images)[0] * np.float32("nan"),), 0.0, 0.0)
 
     monkeypatch.setattr(NoopProgram, "compile", compile)
-    said: list[dict[str, Any]] = []
-    probe.check(Task(settings=Settings(models=(NOOP,)), arms=(Arm.EAGER, Arm.XLA)), said.append)
+    said = probed(tmp_path, Mode.EAGER, Mode.XLA)
     eager, *others = (line["program"] for line in said if "program" in line)
     assert eager["refusal"] is None
     assert {other["refusal"]["message"] for other in others} == {"gives NaN or infinity where eager does not"}

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from xlaserve.check import record
-from xlaserve.check.record import Arm, Checked, Program, Refusal
+from xlaserve.check.record import Checked, Program, Refusal
+from xlaserve.config import Mode
 from xlaserve.errors import ConfigError
 
 Make = Callable[..., Checked]
-FINE = Program(arm=Arm.XLA, batch=1, run_ms=1.5, difference=1e-6)
-REFUSED = Program(arm=Arm.XLA, batch=8, refusal=Refusal(message="no"))
-FAR = Program(arm=Arm.GRAPH, batch=1, run_ms=1.0, difference=0.5)
+FINE = Program(arm=Mode.XLA, batch=1, run_ms=1.5, difference=1e-6)
+REFUSED = Program(arm=Mode.XLA, batch=8, refusal=Refusal(message="no"))
+FAR = Program(arm=Mode.GRAPH, batch=1, run_ms=1.0, difference=0.5)
 
 
 def test_what_is_written_is_what_is_read(checked: Make, tmp_path: Path) -> None:
@@ -32,12 +33,13 @@ def test_a_program_that_fails_or_is_far_from_eager_fails_its_model(
 
 def test_a_model_is_checked_again_only_if_that_can_tell_more(checked: Make) -> None:
     whole = checked("m", [FINE])
-    assert whole.answers("m", (Arm.XLA,), (8,))
-    assert not whole.answers("other", (Arm.XLA,), (8,))
-    assert not whole.answers("m", (Arm.XLA_AS_IS,), (8,))
-    assert not whole.answers("m", (Arm.XLA,), (16,))
-    assert not checked("m", [REFUSED]).answers("m", (Arm.XLA,), (8,))
-    assert not checked("m", failure="not done").answers("m", (Arm.XLA,), (8,))
+    assert whole.answers((Mode.XLA,), (8,), lowerings=False)
+    assert not whole.answers((Mode.XLA,), (8,), lowerings=True)
+    assert checked("m", [FINE], lowerings=True).answers((Mode.XLA,), (8,), lowerings=False)
+    assert not checked("m", [FINE], modes=(Mode.XLA,)).answers((Mode.GRAPH,), (8,), lowerings=False)
+    assert not whole.answers((Mode.XLA,), (16,), lowerings=False)
+    assert not checked("m", [REFUSED]).answers((Mode.XLA,), (8,), lowerings=False)
+    assert not checked("m", failure="not done").answers((Mode.XLA,), (8,), lowerings=False)
 
 
 @pytest.mark.parametrize("text", ["", "[{}]", "{", '[{"name": 1}]'])

@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from xlaserve.check import runner
-from xlaserve.check.record import Arm, Checked
-from xlaserve.config import ModelSettings, Settings
+from xlaserve.check.record import Checked
+from xlaserve.config import Mode, ModelSettings, Settings
 
 MODEL = runner.Asked("m", ModelSettings(name="m", source="builtin:noop"))
 HELLO = """
 import json, os, signal, sys, time
 task = json.loads(sys.stdin.readline())
-assert task["settings"]["models"][0]["name"] == "m" and task["arms"] == ["xla"], task
+assert task["settings"]["models"][0]["name"] == "m" and task["modes"] == ["xla"], task
 def say(**line): print(json.dumps(line), flush=True)
 say(trying="xla 1x224x224")
 say(program={"arm": "xla", "batch": 1, "run_ms": 2.0})
@@ -29,7 +29,8 @@ def check(behaviour: str, timeout_s: float = 30.0) -> Checked:
     return runner.check(
         MODEL,
         server=Settings(),
-        arms=(Arm.XLA,),
+        modes=(Mode.XLA,),
+        lowerings=False,
         batches=(1, 8),
         timeout_s=timeout_s,
         command=(sys.executable, "-c", HELLO + behaviour),
@@ -79,7 +80,13 @@ time.sleep(100)
 
 def test_a_process_that_reads_nothing_is_a_failure_and_no_error() -> None:
     found = runner.check(
-        MODEL, server=Settings(), arms=(Arm.XLA,), batches=(1,), timeout_s=30.0, command=(sys.executable, "-c", "1/0")
+        MODEL,
+        server=Settings(),
+        modes=(Mode.XLA,),
+        lowerings=False,
+        batches=(1,),
+        timeout_s=30.0,
+        command=(sys.executable, "-c", "1/0"),
     )
     assert found.failure is not None
     assert "ZeroDivisionError" in found.failure
