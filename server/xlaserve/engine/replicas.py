@@ -15,7 +15,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Program
+from xlaserve.engine.program import AnySize, Compilation, Executable, Images, Outputs, Program
 
 
 class Replicas:
@@ -66,6 +66,15 @@ class ReplicatedProgram:
             trace_s=sum(compilation.trace_s for compilation in compilations),
             compile_s=sum(compilation.compile_s for compilation in compilations),
         )
+
+    def any_size(self) -> Executable:
+        """Makes what runs any number of images of any size, on any of the devices; of programs that are `AnySize`."""
+        executables = []
+        for index, program in enumerate(self._programs):
+            assert isinstance(program, AnySize)
+            with self._replicas.on(index):
+                executables.append(program.any_size())
+        return _Executable(executables, self._replicas)
 
 
 class _Executable:

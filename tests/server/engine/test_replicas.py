@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.program import AnySize, Compilation, Executable, Images, Outputs
 from xlaserve.engine.replicas import Replicas, ReplicatedProgram
 
 TWO = ("/CPU:0", "/CPU:0")
@@ -74,6 +74,9 @@ class Numbered:
         self.compiled.append((mode, bucket))
         return Compilation(executable, trace_s=1.0, compile_s=2.0)
 
+    def any_size(self) -> Executable:
+        return self.compile(Mode.GRAPH, Bucket(1, 1, 1)).executable
+
 
 def test_every_device_has_its_own_program_compiled_and_the_seconds_are_those_of_all() -> None:
     programs, replicas, bucket = [Numbered(0), Numbered(1)], Replicas(TWO), Bucket(2, 4, 4)
@@ -84,6 +87,16 @@ def test_every_device_has_its_own_program_compiled_and_the_seconds_are_those_of_
     assert compilation.executable(images)[0].tolist() == [0, 0]
     with replicas.take():
         assert compilation.executable(images)[0].tolist() == [1, 1]
+
+
+def test_sizes_without_buckets_run_on_every_device_too() -> None:
+    replicas = Replicas(TWO)
+    program = ReplicatedProgram([Numbered(0), Numbered(1)], replicas)
+    assert isinstance(program, AnySize)
+    executable, images = program.any_size(), np.zeros((3, 5, 7, 3), np.uint8)
+    assert executable(images)[0].tolist() == [0, 0, 0]
+    with replicas.take():
+        assert executable(images)[0].tolist() == [1, 1, 1]
 
 
 SERVER_ON_TWO_DEVICES = """
