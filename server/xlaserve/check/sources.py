@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-APPLICATIONS: Final = "keras.applications:"
+from xlaserve.model import catalog
 
 
 def all_sources() -> tuple[str, ...]:
-    """Returns every source of the catalog."""
-    from xlaserve.model import keras_models  # noqa: PLC0415 - TensorFlow takes seconds to import
-
-    return ("builtin:digits", *(f"{APPLICATIONS}{name}" for name in keras_models.applications()))
+    """Returns every source of the catalog that computes something."""
+    return tuple(name for name in catalog.names() if name != catalog.NOOP)
 
 
 def takes_weights(source: str) -> bool:
     """Says whether a source has no weights of its own, and would fetch some."""
-    return source.startswith(APPLICATIONS)
+    return source.startswith((catalog.APPLICATIONS, catalog.KERAS_CV))

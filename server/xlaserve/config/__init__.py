@@ -11,12 +11,14 @@ from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, dump, load
 from xlaserve.config.model import (
     BUILTIN_MODELS,
     AutoBuckets,
+    BoxFormat,
     Bucket,
     BucketSettings,
     Fit,
     Lowering,
     Mode,
     ModelSettings,
+    OutputRole,
 )
 from xlaserve.config.server import MIB, PerformanceHint, Settings
 
@@ -26,12 +28,14 @@ __all__ = [
     "ENV_PREFIX",
     "MIB",
     "AutoBuckets",
+    "BoxFormat",
     "Bucket",
     "BucketSettings",
     "Fit",
     "Lowering",
     "Mode",
     "ModelSettings",
+    "OutputRole",
     "PerformanceHint",
     "Settings",
     "dump",

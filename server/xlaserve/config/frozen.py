@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+KeyT = TypeVar("KeyT", bound=str)
+
+
+def _pairs(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, Mapping) else value
+
+
+Pairs = Annotated[tuple[tuple[KeyT, str], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
+"""A mapping to text as it is written, and pairs as it is kept: settings can be hashed."""
 
 
 class Frozen(BaseModel):

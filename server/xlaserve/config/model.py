@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from xlaserve.config.frozen import Frozen
+from xlaserve.config.frozen import Frozen, Pairs
 
 AUTO: Final = "auto"
 
@@ -46,6 +46,13 @@ class Lowering(StrEnum):
 
     DEPTHWISE = "depthwise"
     """Depthwise and separable convolutions as sums of shifted products."""
+
+
+BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
+"""How a box is written, as KerasCV names it."""
+
+OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding"]
+"""What an output is to its task; the names that the protocol shows."""
 
 
 class Bucket(NamedTuple):
@@ -99,17 +106,25 @@ class ModelSettings(Frozen):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     """What requests call it."""
     source: str
-    """Where it comes from: `keras.applications:<Name>`, the path of a `.keras` file or of a SavedModel folder,
+    """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`, the path
+    of a `.keras` file or of a SavedModel folder, `kagglehub:<handle>` (either of these, fetched from Kaggle and kept),
     `builtin:digits`, or `builtin:noop`."""
+    task: Literal["auto", "classification", "detection", "segmentation", "embedding"] = "auto"
+    """What its outputs mean; `auto` tells by the source, or by the names and shapes of its outputs. `embedding` makes
+    Keras Applications and KerasCV's backbones give their pooled features."""
     version: str = Field("1", pattern=r"^[0-9]{1,9}$", coerce_numbers_to_str=True)
     """What requests may call its version; a number."""
     weights: str | None = None
     """For `keras.applications`: `imagenet` (the default: Keras's own download and cache), `random`, or the path of a
-    weights file. Other sources hold their own weights."""
+    weights file. For `keras_cv`, whose published weights lie on a hub: `random` or the path of a file that
+    `save_weights` wrote. Other sources hold their own weights."""
+    classes: int | None = Field(None, ge=1)
+    """How many classes `keras.applications` and `keras_cv` are built for; those of the published weights by default.
+    For outputs that name classes by their numbers: how many there are, if no labels say it."""
     preprocess: Literal["auto", "none", "tf", "torch", "caffe", "unit"] = "auto"
     """What is done to RGB pixels from 0 to 255 inside the compiled program: `tf` scales to -1..1, `unit` to 0..1,
     `torch` to 0..1 and then by ImageNet's mean and deviation, `caffe` reorders to BGR and subtracts ImageNet's mean,
-    `none` passes 0..255. `auto` is what Keras defines for the family, and `none` for other sources."""
+    `none` passes 0..255. `auto` is what Keras or KerasCV define for the family, and `none` for other sources."""
     input_size: tuple[int, int] | None = None
     """Height and width, for a model that takes several; the model's own by default."""
     fit: Fit | None = None
@@ -118,6 +133,26 @@ class ModelSettings(Frozen):
     default `letterbox` for detection and segmentation, whose answers are of shapes and places, else `resize`."""
     labels: Path | None = None
     """A text file with the name of one class a line."""
+    max_detections: int = Field(100, ge=1, le=1000)
+    """For detection: the most objects of an image."""
+    score_threshold: float = Field(0.2, ge=0, lt=1)
+    """For detection: what is an object has a score above this."""
+    iou_threshold: float = Field(0.5, gt=0, le=1)
+    """For detection: of two boxes whose intersection over union is above this, the one with the lower score goes."""
+    bounding_box_format: BoxFormat = "xyxy"
+    """For detectors from `.keras` files and SavedModels: what their boxes are. `rel_` is relative to the image's size,
+    the others are in pixels."""
+    output_names: Pairs[OutputRole] = ()
+    """For `.keras` files and SavedModels with several outputs: the model's own name for `scores`, `class_map`,
+    `embedding`, or a detector's `boxes`, `scores`, `classes` and `count`."""
+    signature: str | None = None
+    """For SavedModels: the signature to run; `serving_default` or the only one by default."""
+    custom_objects: Pairs[str] = ()
+    """For `.keras` files: where the classes and functions that Keras doesn't know are, as
+    `{Name: package.module:Name}`. Importing a module runs it."""
+    safe_mode: bool = True
+    """For `.keras` files: whether to refuse those that hold Python code. `false` runs it: only for files that you
+    trust."""
     modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1)
     """The modes that it offers; each is compiled and warmed for every bucket. `auto` has `xla` and `graph` compiled
     besides and runs each bucket in the fastest."""

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -44,6 +44,7 @@ _IRRELEVANT: Final = frozenset(
     }
 )
 """Settings that change nothing in what is computed. A setting that is not named here makes another model."""
+_APART: Final = frozenset({"program", "task"})
 _TASKS: Final = {kind.__name__: kind for kind in get_args(Task)}
 
 
@@ -68,19 +69,17 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
     if (record := folder.read(NETWORK)) is not None:
         header = record.header
         kind: TypeAdapter[Task] = TypeAdapter(_TASKS[header["task"]])
-        size = (header["size"][0], header["size"][1])
-        return Network(
-            program, size, kind.validate_python(header["fields"]), header["weights"], lowerings=header["lowerings"]
-        )
+        kept: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in header["network"].items()
+        }
+        return Network(program=program, task=kind.validate_python(header["fields"]), **kept)
     built = program.built
     folder.write(
         NETWORK,
         {
-            "size": built.size,
+            "network": {one.name: getattr(built, one.name) for one in fields(built) if one.name not in _APART},
             "task": type(built.task).__name__,
             "fields": asdict(built.task),
-            "weights": built.weights,
-            "lowerings": built.lowerings,
         },
         {},
     )

@@ -18,9 +18,26 @@ from xlaserve.model.network import Network, Size
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 
 APPLICATIONS: Final = "keras.applications:"
+KERAS_CV: Final = "keras_cv:"
+KAGGLE: Final = "kagglehub:"
 BUILT_IN: Final = "builtin:"
 DIGITS: Final = "builtin:digits"
 NOOP: Final = "builtin:noop"
+KERAS_FILE: Final = ".keras"
+SAVED_MODEL: Final = "SavedModel"
+
+TAKEN_BY: Final = {
+    "weights": (APPLICATIONS, KERAS_CV),
+    "classes": (APPLICATIONS, KERAS_CV, KERAS_FILE, SAVED_MODEL),
+    "task": (APPLICATIONS, KERAS_CV, KERAS_FILE, SAVED_MODEL),
+    "preprocess": (APPLICATIONS, KERAS_CV, KERAS_FILE, SAVED_MODEL),
+    "bounding_box_format": (KERAS_FILE, SAVED_MODEL),
+    "output_names": (KERAS_FILE, SAVED_MODEL),
+    "signature": (SAVED_MODEL,),
+    "custom_objects": (KERAS_FILE,),
+    "safe_mode": (KERAS_FILE,),
+}
+"""The settings that only some kinds of source take; for the others a value is an error."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +79,7 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
     """Builds the model and its weights; blocks. Raises ModelFailed with the reason and the way out."""
     try:
         network = cached(settings, partial(_network, settings))
-        buckets = _buckets(settings, network.size)
+        buckets = _buckets(settings, network)
         _check_unmatched(settings, network)
         task = _labelled(network.task, settings)
     except ModelFailed:
@@ -74,31 +91,73 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
     return Model(settings, network.program, buckets, task, network.weights, network.lowerings, network.size)
 
 
+def names() -> tuple[str, ...]:
+    """Returns every source that has a name: all that `keras.applications:`, `keras_cv:` and `builtin:` offer.
+
+    Imports Keras.
+    """
+    from xlaserve.model import applications, keras_cv_table  # noqa: PLC0415
+
+    return (
+        *(APPLICATIONS + name for name in applications.names()),
+        *(KERAS_CV + name for name in keras_cv_table.names()),
+        DIGITS,
+        NOOP,
+    )
+
+
 def _network(settings: ModelSettings) -> Network:
     source = settings.source
-    if not source.startswith(APPLICATIONS):
-        _refuse(settings, "weights")
     if source.startswith(BUILT_IN):
-        _refuse(settings, "preprocess")
+        _check_fields(settings, BUILT_IN)
     if source == NOOP:
         return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), Classification(noop.CLASSES), "built in")
-
-    # TensorFlow takes seconds to import, and builtin:noop does without it.
-    from xlaserve.model import keras_models, saved_model  # noqa: PLC0415
-
     if source == DIGITS:
+        from xlaserve.model import keras_models  # noqa: PLC0415 - TensorFlow takes seconds, and noop does without it
+
         return keras_models.builtin_digits(settings)
     if source.startswith(APPLICATIONS):
-        return keras_models.application(source.removeprefix(APPLICATIONS), settings)
-    path = Path(source)
-    if path.suffix == ".keras" and path.is_file():
-        return keras_models.keras_file(path, settings)
+        _check_fields(settings, APPLICATIONS)
+        from xlaserve.model import applications  # noqa: PLC0415
+
+        return applications.application(source.removeprefix(APPLICATIONS), settings)
+    if source.startswith(KERAS_CV):
+        _check_fields(settings, KERAS_CV)
+        from xlaserve.model import keras_cv_models  # noqa: PLC0415
+
+        return keras_cv_models.keras_cv_model(source.removeprefix(KERAS_CV), settings)
+    if source.startswith(KAGGLE):
+        from xlaserve.model import kaggle  # noqa: PLC0415
+
+        folder = kaggle.fetch(source.removeprefix(KAGGLE))
+        files = sorted(folder.glob("*.keras"))
+        return _from_path(files[0] if len(files) == 1 else folder, settings)
+    return _from_path(Path(source), settings)
+
+
+def _from_path(path: Path, settings: ModelSettings) -> Network:
+    from xlaserve.model import keras_file, saved_model  # noqa: PLC0415
+
+    if path.suffix == KERAS_FILE and path.is_file():
+        _check_fields(settings, KERAS_FILE)
+        return keras_file.keras_file(path, settings)
     if saved_model.is_saved_model(path):
+        _check_fields(settings, SAVED_MODEL)
         return saved_model.saved_model(path, settings)
     raise ModelFailed(
-        f"source: expected keras.applications:<Name>, {DIGITS}, {NOOP}, a .keras file or a SavedModel folder, "
-        f"got {_name(source)}{'' if path.exists() else ', which does not exist'}"
+        f"source: expected {APPLICATIONS}<Name>, {KERAS_CV}<Name>, {KAGGLE}<handle>, {DIGITS}, {NOOP}, a .keras file "
+        f"or a SavedModel folder, got {_name(settings.source)}{'' if path.exists() else ', which does not exist'}"
     )
+
+
+def _check_fields(settings: ModelSettings, kind: str) -> None:
+    """Raises ModelFailed where a field was set that this kind of source does not take."""
+    for field, kinds in TAKEN_BY.items():
+        value = getattr(settings, field)
+        if kind not in kinds and value != type(settings).model_fields[field].default:
+            raise ModelFailed(
+                f"{field}: {_name(settings.source)} takes none, expected no {field}, got {_name(str(value))}"
+            )
 
 
 def _labelled(task: Task, settings: ModelSettings) -> Task:
@@ -110,24 +169,23 @@ def _labelled(task: Task, settings: ModelSettings) -> Task:
     return task.labelled(labels.from_file(settings.labels, task.classes))
 
 
-def _refuse(settings: ModelSettings, field: str) -> None:
-    """Raises ModelFailed where `field` was set for a source that brings its own."""
-    value = getattr(settings, field)
-    if value != type(settings).model_fields[field].default:
-        raise ModelFailed(f"{field}: {_name(settings.source)} has its own, expected no {field}, got {_name(value)}")
-
-
-def _buckets(settings: ModelSettings, size: Size) -> tuple[Bucket, ...]:
+def _buckets(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
+    size = _own_size(network)
     field = "resolutions" if settings.resolutions else "input_size"
     own = settings.resolutions or (settings.input_size or size,)
     for resolution in own:
-        _check_size(field, resolution, size)
+        _check_size(field, resolution, network)
     buckets = set()
     for bucket in settings.buckets or map(BucketSettings, settings.auto_buckets.candidates):
+        if network.batch not in (None, bucket.batch):
+            only = network.batch
+            raise ModelFailed(
+                f"buckets: the model was made for batches of {only} only, expected [{only}], got {bucket.batch}"
+            )
         for height, width in own if bucket.height is None else ((bucket.height, bucket.width),):
             if height is None or width is None:
                 raise ModelFailed("input_size: the model takes several sizes; set it, or resolutions, or sized buckets")
-            _check_size("buckets", (height, width), size)
+            _check_size("buckets", (height, width), network)
             buckets.add(Bucket(bucket.batch, height, width))
     return tuple(sorted(buckets))
 
@@ -143,9 +201,16 @@ def _check_unmatched(settings: ModelSettings, network: Network) -> None:
         raise ModelFailed("unmatched: expected reject, as this kind of model is fixed to its buckets, got background")
 
 
-def _check_size(field: str, got: Size, size: Size) -> None:
-    if any(wanted is not None and wanted != side for side, wanted in zip(got, size, strict=True)):
-        raise ModelFailed(f"{field}: expected the model's only size, {_by(size)}, got {_by(got)}")
+def _own_size(network: Network) -> Size:
+    height, width = network.size
+    return (height or network.default_size[0], width or network.default_size[1])
+
+
+def _check_size(field: str, got: Size, network: Network) -> None:
+    if any(wanted is not None and wanted != side for side, wanted in zip(got, network.size, strict=True)):
+        raise ModelFailed(f"{field}: expected the model's only size, {_by(network.size)}, got {_by(got)}")
+    if any(side is not None and side % network.multiple for side in got):
+        raise ModelFailed(f"{field}: expected multiples of {network.multiple}, got {_by(got)}")
 
 
 def _by(size: Size) -> str:
@@ -155,7 +220,7 @@ def _by(size: Size) -> str:
 def _explain(settings: ModelSettings, error: Exception) -> str:
     """Returns one line that a client may read: no trace, and of paths only the last part."""
     source = _name(settings.source)
-    if isinstance(error, ModuleNotFoundError) and error.name in {"tensorflow", "keras"}:
+    if isinstance(error, ModuleNotFoundError) and error.name in {"tensorflow", "keras", "keras_cv", "kagglehub"}:
         return f"source: {source} needs {error.name}; install xlaserve[cpu] or xlaserve[gpu]"
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     for path in filter(None, (settings.source, settings.weights)):

@@ -15,14 +15,14 @@ FETCH_TIMEOUT_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
-def from_file(file: Path, classes: int) -> tuple[str, ...]:
-    """Reads one name a line, UTF-8. Raises ModelFailed where there is not one for each of `classes`."""
+def from_file(file: Path, classes: int | None = None) -> tuple[str, ...]:
+    """Reads one name a line, UTF-8. Raises ModelFailed where there is not one for each of `classes`, if given."""
     try:
         names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ModelFailed(f"labels: {file.name} can't be read: {reason}") from error
-    if len(names) != classes:
+    if classes is not None and len(names) != classes:
         raise ModelFailed(f"labels: expected {classes} lines, one for each class, got {len(names)} in {file.name}")
     return names
 

@@ -23,3 +23,9 @@ class Network:
     """As in `Model.weights`."""
     lowerings: str = ""
     """As in `Model.lowerings`."""
+    batch: int | None = None
+    """The only batch size that it takes, where it was made for one."""
+    default_size: Size = (None, None)
+    """For a model that takes several, what it was designed for, where that is known."""
+    multiple: int = 1
+    """Height and width have to be multiples of this."""

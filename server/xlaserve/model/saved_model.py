@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import tensorflow as tf
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model.classifier import TensorShape, classifier
+from xlaserve.model import heads
+from xlaserve.model.assemble import assemble, check_pixels
+from xlaserve.model.heads import TensorShape
 from xlaserve.model.network import Network
 
-SIGNATURE: Final = "serving_default"
+DEFAULT_SIGNATURE: Final = "serving_default"
+ONLY_OUTPUT: Final = "output"
+"""What the output of a callable is called that gives one tensor without a name."""
 
 
 def is_saved_model(folder: Path) -> bool:
@@ -21,32 +26,75 @@ def is_saved_model(folder: Path) -> bool:
 
 
 def saved_model(folder: Path, settings: ModelSettings) -> Network:
-    """Loads the signature `serving_default` of a SavedModel.
+    """Loads a signature of a SavedModel or, where it has none, the function that it is itself.
 
-    It is run as it was exported, which in the mode eager means as a graph.
+    It is run as it was exported, which in the mode eager means as a graph. Raises ModelFailed.
     """
     loaded = tf.saved_model.load(str(folder))
-    if SIGNATURE not in loaded.signatures:
-        names = ", ".join(sorted(loaded.signatures)) or "none"
-        raise ModelFailed(f"source: expected a signature {SIGNATURE}, got {names}")
-    signature = loaded.signatures[SIGNATURE]
-    inputs, outputs = signature.structured_input_signature[1], signature.structured_outputs
-    if len(inputs) != 1 or len(outputs) != 1:
-        got = f"{', '.join(sorted(inputs)) or 'none'} and {', '.join(sorted(outputs)) or 'none'}"
-        raise ModelFailed(f"source: expected a signature of one input and one output, got {got}")
-    ((pixels_name, pixels),) = inputs.items()
-    ((scores_name, scores),) = outputs.items()
-
-    def call(images: tf.Tensor) -> tf.Tensor:
-        # `loaded` owns the variables that the signature refers to weakly.
-        return loaded.signatures[SIGNATURE](**{pixels_name: images})[scores_name]
-
-    return classifier(
+    if loaded.signatures or settings.signature is not None:
+        call, pixels, outputs = _signature(loaded, settings.signature)
+    else:
+        call, pixels, outputs = _callable(loaded)
+    check_pixels(_tensor_shape(pixels))
+    return assemble(
         call,
+        heads.choose({name: _tensor_shape(spec) for name, spec in outputs.items()}, settings),
         pixels=_tensor_shape(pixels),
-        scores=_tensor_shape(scores),
         preprocessing="none" if settings.preprocess == "auto" else settings.preprocess,
         weights=folder.name,
+    )
+
+
+Found = tuple[Callable[[tf.Tensor], heads.Raw], tf.TensorSpec, Mapping[str, tf.TensorSpec]]
+"""What to call, what it takes, and what it gives."""
+
+
+def _signature(loaded: Any, wanted: str | None) -> Found:
+    names = sorted(loaded.signatures)
+    name = wanted or (names[0] if len(names) == 1 else DEFAULT_SIGNATURE)
+    if name not in names:
+        known = ", ".join(names) or "none"
+        raise ModelFailed(
+            f"signature: expected one of {known}, got {wanted or f'nothing named and no {DEFAULT_SIGNATURE}'}"
+        )
+    inputs = loaded.signatures[name].structured_input_signature[1]
+    if len(inputs) != 1:
+        known = ", ".join(sorted(inputs)) or "none"
+        raise ModelFailed(f"source: expected a signature of one input, the image, but {name} takes {known}")
+    ((pixels_name, pixels),) = inputs.items()
+
+    def call(images: tf.Tensor) -> heads.Raw:
+        # `loaded` owns the variables that the signature refers to weakly.
+        answer: heads.Raw = loaded.signatures[name](**{pixels_name: images})
+        return answer
+
+    return call, pixels, loaded.signatures[name].structured_outputs
+
+
+def _callable(loaded: Any) -> Found:
+    """Finds, of the functions that a module without signatures was traced to, one for inference on one image input."""
+    for function in getattr(vars(loaded).get("__call__"), "concrete_functions", ()):
+        flat = tf.nest.flatten(function.structured_input_signature)
+        tensors = [value for value in flat if isinstance(value, tf.TensorSpec)]
+        # What isn't a tensor was fixed when it was traced; True can only be `training`.
+        if len(tensors) != 1 or any(value is True for value in flat):
+            continue
+
+        def call(images: tf.Tensor, function: Any = function) -> heads.Raw:
+            assert loaded is not None  # it owns the variables that the function refers to weakly
+            return _named(function.structured_outputs, function(images))
+
+        return call, tensors[0], _named(function.structured_outputs, function.structured_outputs)
+    raise ModelFailed("source: expected a signature, or a function of one image input, got a SavedModel of neither")
+
+
+def _named(structure: Any, values: Any) -> dict[str, Any]:
+    """Returns outputs by name, where they have any."""
+    if isinstance(structure, Mapping):
+        return dict(values)
+    flat = tf.nest.flatten(values)
+    return (
+        {ONLY_OUTPUT: flat[0]} if len(flat) == 1 else {f"{ONLY_OUTPUT}_{index}": one for index, one in enumerate(flat)}
     )
 
 

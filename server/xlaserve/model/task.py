@@ -43,7 +43,7 @@ class DetectedObject:
     """One object in an image."""
 
     box: tuple[float, float, float, float]
-    """Left, top, right, bottom, in pixels of the model's input; it may reach beyond the image."""
+    """Left, top, right, bottom, in pixels of the model's input, and within it."""
     index: int
     label: str
     score: float
@@ -61,8 +61,11 @@ class _Classes:
             raise ValueError(f"labels: expected {self.classes}, one for each class, got {len(self.labels)}")
 
     def label(self, index: int) -> str:
-        """Returns the name of a class, or its index as text where there are no labels."""
-        return str(index) if self.labels is None else self.labels[index]
+        """Returns the name of a class, or its index as text where it has no label."""
+        # A model from elsewhere may number its classes beyond what it was said to have.
+        if self.labels is None or not 0 <= index < self.classes:
+            return str(index)
+        return self.labels[index]
 
     def labelled(self, labels: tuple[str, ...]) -> Self:
         """Returns the same task with names for its classes."""
@@ -97,9 +100,9 @@ class Classification(_Classes):
 class Detection(_Classes):
     """The objects of each image after non-maximum suppression, the highest score first.
 
-    `boxes` FP32 `[n, max_detections, 4]`, left, top, right and bottom in pixels of the model's input; `scores` FP32 and
-    `classes` INT32 `[n, max_detections]`; `count` INT32 `[n]`, how many of them are objects. The rest is padding: boxes
-    and scores of 0, class -1.
+    `boxes` FP32 `[n, max_detections, 4]`, left, top, right and bottom in pixels of the input and within it; `scores`
+    FP32 and `classes` INT32 `[n, max_detections]`; `count` INT32 `[n]`, how many of them are objects. The rest is
+    padding: boxes and scores of 0, class -1.
     """
 
     max_detections: int = field(kw_only=True)

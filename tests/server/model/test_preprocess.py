@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from xlaserve.model import keras_models, preprocess
+from xlaserve.model import applications, preprocess
 from xlaserve.model.keras_runtime import keras
 
 FAMILIES = sorted(
@@ -26,7 +26,7 @@ def test_each_family_is_prepared_as_keras_defines_it(family: str) -> None:
 
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_each_application_is_of_a_family_that_is_known(name: str) -> None:
-    assert keras_models.family_preprocess(keras_models.find_application(name)) in set(preprocess.FAMILIES.values())
+    assert applications.family_preprocess(applications.find_application(name)) in set(preprocess.FAMILIES.values())
 
 
 def test_unit_scales_to_one() -> None:

@@ -1,0 +1,88 @@
+"""Bounding boxes inside the compiled program: their formats, and non-maximum suppression."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import tensorflow as tf
+
+from xlaserve.config import BoxFormat
+
+CANDIDATES: Final = 1000
+"""Boxes with the highest scores that suppression looks at, as in the RetinaNet paper (Lin et al. 2017, section 4.1)."""
+PADDING_CLASS: Final = -1
+
+
+def to_xyxy(boxes: tf.Tensor, how: BoxFormat, images: tf.Tensor) -> tf.Tensor:
+    """Returns `boxes` `[n, k, 4]` as left, top, right, bottom in pixels of `images` `[n, height, width, 3]`.
+
+    They are cut to the images; what is not a number becomes 0.
+    """
+    a, b, c, d = tf.unstack(tf.cast(boxes, tf.float32), axis=-1)
+    match how.removeprefix("rel_"):
+        case "xyxy":
+            sides = a, b, c, d
+        case "yxyx":
+            sides = b, a, d, c
+        case "xywh":
+            sides = a, b, a + c, b + d
+        case "center_xywh":
+            sides = a - c / 2, b - d / 2, a + c / 2, b + d / 2
+    stacked = tf.stack(sides, axis=-1)
+    height, width = images.shape[1], images.shape[2]
+    limits = tf.constant([width, height, width, height], tf.float32)
+    if how.startswith("rel_"):
+        stacked *= limits
+    return tf.where(tf.math.is_nan(stacked), 0.0, tf.clip_by_value(stacked, 0.0, limits))
+
+
+def suppress(
+    boxes: tf.Tensor,
+    scores: tf.Tensor,
+    *,
+    max_detections: int,
+    score_threshold: float,
+    iou_threshold: float,
+    across_classes: bool = False,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the outputs of `task.Detection`: boxes, scores, classes and count.
+
+    `boxes` `[n, k, 4]` are as `to_xyxy` gives them; `scores` `[n, k, classes]` are probabilities, and a box has the
+    class of its highest one. A box goes where it is empty, where its score is not above `score_threshold`, or where it
+    overlaps one of a higher score by more than `iou_threshold`: one of the same class, or any with `across_classes`.
+    """
+    classes = tf.argmax(scores, axis=-1, output_type=tf.int32)
+    is_empty = tf.reduce_any(boxes[..., 2:] <= boxes[..., :2], axis=-1)
+    scores = tf.where(is_empty, 0.0, tf.reduce_max(scores, axis=-1))
+    scores, order = tf.math.top_k(scores, min(CANDIDATES, boxes.shape[1]))
+    boxes = tf.gather(boxes, order, batch_dims=1)
+    classes = tf.gather(classes, order, batch_dims=1)
+    apart = boxes
+    if not across_classes:
+        # Each class in a place of its own, so that boxes of two never overlap.
+        apart += tf.cast(classes, tf.float32)[..., tf.newaxis] * (tf.reduce_max(boxes, axis=(1, 2), keepdims=True) + 1)
+    chosen, count = tf.image.non_max_suppression_padded(
+        apart,
+        scores,
+        max_output_size=max_detections,
+        iou_threshold=iou_threshold,
+        score_threshold=score_threshold,
+        pad_to_max_output_size=True,
+        sorted_input=True,
+        canonicalized_coordinates=True,
+    )
+    boxes, scores, classes = (tf.gather(values, chosen, batch_dims=1) for values in (boxes, scores, classes))
+    return padded(boxes, scores, classes, count)
+
+
+def padded(
+    boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, count: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the same with boxes and scores of 0 and PADDING_CLASS behind the first `count` of each image."""
+    is_object = tf.sequence_mask(count, boxes.shape[1])
+    return (
+        tf.where(is_object[..., tf.newaxis], boxes, 0.0),
+        tf.where(is_object, scores, 0.0),
+        tf.where(is_object, classes, PADDING_CLASS),
+        count,
+    )

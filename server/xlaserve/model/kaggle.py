@@ -1,0 +1,35 @@
+"""Models from Kaggle, by handle. Fetched only where the configuration names one; kagglehub keeps what it fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from xlaserve.errors import ModelFailed
+
+
+def fetch(handle: str) -> Path:
+    """Returns the folder of a model, `owner/model/framework/variation` with a version behind it or not.
+
+    Raises ModelFailed with the reason and the way out.
+    """
+    kagglehub = importlib.import_module("kagglehub")
+    try:
+        with _quiet():
+            return Path(kagglehub.model_download(handle))
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelFailed(
+            f"source: kagglehub:{handle} could not be fetched: {reason[:300]}; fetch it where there is a network "
+            "and set KAGGLEHUB_CACHE, or name the folder itself"
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps kagglehub's progress bars from the terminal: they are for people who wait at it."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield

@@ -1,0 +1,71 @@
+"""KerasCV's detectors as networks, wherever they come from: decoding and suppression become part of the program."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import tensorflow as tf
+
+from xlaserve.config import ModelSettings
+from xlaserve.model import heads, keras_models, lowering
+from xlaserve.model.assemble import Call, assemble
+from xlaserve.model.heads import TensorShape
+from xlaserve.model.keras_runtime import keras
+from xlaserve.model.network import Network
+from xlaserve.model.preprocess import Preprocess
+from xlaserve.model.task import Detection
+
+MULTIPLE: Final = 32
+"""It joins feature maps of several resolutions, the lowest of which is a 32nd of the input's."""
+
+
+class Undecided(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
+    """Stands where a detector has its non-maximum suppression, and suppresses nothing."""
+
+    def __init__(self, bounding_box_format: str, from_logits: bool) -> None:
+        super().__init__()
+        self.bounding_box_format = bounding_box_format
+        self.from_logits = from_logits
+
+    def call(self, boxes: Any, scores: Any, **_: Any) -> dict[str, Any]:
+        """Returns all boxes and their probabilities."""
+        return {"boxes": boxes, "scores": keras.ops.sigmoid(scores) if self.from_logits else scores}
+
+
+def is_detector(model: Any) -> bool:
+    """Says whether `model` is a detector of KerasCV."""
+    return hasattr(model, "decode_predictions") and hasattr(model, "prediction_decoder")
+
+
+def detector(
+    model: Any, settings: ModelSettings, *, preprocessing: Preprocess, weights: str, side: int | None = None
+) -> Network:
+    """Returns the network of a detector of KerasCV; `side` is that of the images that it was designed for.
+
+    Its suppression has the settings' thresholds, and goes across classes as KerasCV's does.
+    """
+    model.prediction_decoder = Undecided(model.bounding_box_format, model.prediction_decoder.from_logits)
+    settings = settings.model_copy(update={"bounding_box_format": model.bounding_box_format})
+
+    lowered = lowering.for_settings(model, settings)
+
+    def inference(run: Any) -> Call:
+        def call(pixels: tf.Tensor) -> heads.Raw:
+            decoded: heads.Raw = model.decode_predictions(keras_models.call(run, pixels), pixels)
+            return decoded
+
+        return call
+
+    (pixels,) = model.inputs
+    task = Detection(model.num_classes, max_detections=settings.max_detections)
+    return assemble(
+        inference(model),
+        heads.candidates(task, settings, across_classes=True),
+        lowered_call=inference(lowered.model) if lowered else None,
+        lowerings=lowering.describe(lowered.counts) if lowered else "",
+        pixels=TensorShape(pixels.shape, pixels.dtype),
+        preprocessing=preprocessing,
+        weights=weights,
+        default_size=(side, side),
+        multiple=MULTIPLE,
+    )

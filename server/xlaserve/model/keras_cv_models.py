@@ -1,0 +1,99 @@
+"""Networks from KerasCV, built from its generic classes: nothing here touches the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras_cv
+
+from xlaserve.config import ModelSettings
+from xlaserve.errors import ModelFailed
+from xlaserve.model import keras_cv_detector, keras_models, preprocess, random_weights
+from xlaserve.model.applications import advise, check_file
+from xlaserve.model.keras_cv_table import BACKBONES, HEADS, IMAGENET_CLASSES, Backbone, Head, names
+from xlaserve.model.network import Network
+
+
+def keras_cv_model(name: str, settings: ModelSettings) -> Network:
+    """Builds `<Backbone>` as a classifier or an embedding, or `<Head>-<Backbone>`, with weights as the settings say.
+
+    Raises ModelFailed.
+    """
+    head, backbone_name = find(name)
+    backbone = BACKBONES[backbone_name]
+    tasks = ("classification", "embedding") if head is None else (head.task,)
+    if settings.task not in ("auto", *tasks):
+        raise ModelFailed(f"task: expected {' or '.join(tasks)} for keras_cv:{name}, got {settings.task}")
+    if settings.weights is None:
+        raise ModelFailed(
+            "weights: expected random or the path of a file that save_weights wrote, as KerasCV's own lie on a hub; "
+            "got nothing"
+        )
+    if settings.weights != "random":
+        check_file(settings.weights, expected="random or a file's path")
+    side = backbone.side if head is None else head.side
+    multiple = backbone.multiple if head is None else keras_cv_detector.MULTIPLE
+    size = settings.input_size or (side, side)
+    if any(length % multiple for length in size):
+        raise ModelFailed(f"input_size: expected multiples of {multiple}, got {size[0]}x{size[1]}")
+    with random_weights.seeded():
+        # With a preprocessing of the settings the network does without its own.
+        body = getattr(keras_cv.models, backbone.constructor)(
+            include_rescaling=settings.preprocess == "auto",
+            input_shape=(*size, 3) if backbone.fixed_size else (None, None, 3),
+            **backbone.arguments,
+        )
+        model = _classifier(body, settings) if head is None else _with_head(body, head, backbone_name, settings)
+    how = "none" if settings.preprocess == "auto" else settings.preprocess
+    stated = "random"
+    if settings.weights == "random":
+        random_weights.settle(
+            model, size, lambda pixels: keras_models.call(model, preprocess.apply(pixels, how), training=True)
+        )
+    else:
+        stated = Path(settings.weights).name
+        model.load_weights(settings.weights)
+    if keras_cv_detector.is_detector(model):
+        return keras_cv_detector.detector(model, settings, preprocessing=how, weights=stated, side=side)
+    if settings.task == "embedding":
+        model = keras_models.features(model)
+    return keras_models.network(
+        model,
+        settings,
+        preprocessing=how,
+        weights=stated,
+        default_size=size,
+        multiple=multiple,
+    )
+
+
+def find(name: str) -> tuple[Head | None, str]:
+    """Returns the head and the name of the backbone. Raises ModelFailed with the names that come close."""
+    head_name, dash, backbone_name = name.rpartition("-")
+    if backbone_name not in BACKBONES or (dash and head_name not in HEADS):
+        raise ModelFailed(f"source: KerasCV has no {name}; {advise(name, names())}")
+    if not dash:
+        return None, backbone_name
+    head = HEADS[head_name]
+    if not _fits(head, BACKBONES[backbone_name]):
+        expected = ", ".join(f"{head_name}-{known}" for known in head.backbones)
+        raise ModelFailed(f"source: {head_name} can't be built on {backbone_name}; expected one of {expected}")
+    return head, backbone_name
+
+
+def _fits(head: Head, backbone: Backbone) -> bool:
+    # MiT numbers its feature maps from P1, and only SegFormer takes what it has.
+    return (head.constructor == "SegFormer") == (backbone.constructor == "MiTBackbone")
+
+
+def _classifier(body: Any, settings: ModelSettings) -> Any:
+    return keras_cv.models.ImageClassifier(backbone=body, num_classes=settings.classes or IMAGENET_CLASSES)
+
+
+def _with_head(body: Any, head: Head, backbone_name: str, settings: ModelSettings) -> Any:
+    arguments = dict(head.arguments.get(backbone_name, {}))
+    if head.task == "detection":
+        arguments["bounding_box_format"] = "xyxy"
+    constructor = getattr(keras_cv.models, head.constructor)
+    return constructor(backbone=body, num_classes=settings.classes or head.classes, **arguments)

@@ -1,0 +1,59 @@
+"""Networks from `.keras` files."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+from xlaserve.config import ModelSettings
+from xlaserve.errors import ModelFailed
+from xlaserve.model import keras_cv_detector, keras_models
+from xlaserve.model.keras_runtime import keras
+from xlaserve.model.network import Network
+
+KERAS_CV: Final = '"registered_name": "keras_cv'
+"""How the configuration of a model says that it needs KerasCV."""
+
+
+def keras_file(file: Path, settings: ModelSettings) -> Network:
+    """Reads a `.keras` file; in Keras's safe mode, which the settings may turn off, nothing in it is run as code.
+
+    Raises ModelFailed, or what Keras raises.
+    """
+    if _needs_keras_cv(file):
+        importlib.import_module("keras_cv")  # registers its classes with Keras
+    model = keras.saving.load_model(
+        file,
+        custom_objects={name: _import(name, path) for name, path in settings.custom_objects},
+        compile=False,
+        safe_mode=settings.safe_mode,
+    )
+    how = "none" if settings.preprocess == "auto" else settings.preprocess
+    if keras_cv_detector.is_detector(model):
+        return keras_cv_detector.detector(model, settings, preprocessing=how, weights=file.name)
+    return keras_models.network(model, settings, preprocessing=how, weights=file.name)
+
+
+def _needs_keras_cv(file: Path) -> bool:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return KERAS_CV in json.dumps(json.loads(archive.read("config.json")))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return False  # what is wrong with it, Keras says
+
+
+def _import(name: str, path: str) -> Any:
+    """Returns what `package.module:attribute` names."""
+    module_name, colon, attribute = path.partition(":")
+    if not (module_name and colon and attribute):
+        raise ModelFailed(f"custom_objects.{name}: expected package.module:attribute, got {path}")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ModelFailed(f"custom_objects.{name}: {path} can't be imported: {error}") from error
+    return found

@@ -1,0 +1,53 @@
+"""Initial weights: the same every time, and not all answers alike."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+from xlaserve.model.keras_runtime import keras
+from xlaserve.model.network import Size
+
+RANDOM_SEED: Final = 1
+
+_seeding = threading.Lock()
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Makes initial weights the same every time; Keras draws the seeds of its initializers from Python's generator."""
+    with _seeding:
+        state = random.getstate()
+        random.seed(RANDOM_SEED)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+def settle(model: Any, size: Size, call: Callable[[tf.Tensor], object]) -> None:
+    """Gives batch normalization the statistics of two random images, a coarse and a fine one.
+
+    As Keras builds it, it normalizes nothing, and the signal dies out on its way through a deep network: every image
+    would get the same answer. `call` runs the model on pixels from 0 to 255 as in training.
+    """
+    normalizations = [layer for layer in _layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    if not normalizations:
+        return
+    for layer in normalizations:
+        layer.momentum = 0.0
+    noise = np.random.default_rng(RANDOM_SEED)
+    images = [tf.image.resize(noise.uniform(0, 255, (1, side, side, 3)), size) for side in (8, 128)]
+    call(tf.concat(images, axis=0))
+
+
+def _layers(model: Any) -> list[Any]:
+    """Returns the layers of a model, and those within them."""
+    layers: list[Any] = model._flatten_layers()
+    return layers
