@@ -52,7 +52,7 @@ def test_what_waited_is_reported_with_a_set_for_it(server: Any, connect: Callabl
     assert report["gain_over_powers_of_two"] == pytest.approx(1 - proposed["image_s"] / powers["image_s"])
 
     table = xlaserve_buckets("noop", "--server", server.grpc, "--max-buckets", "1").stdout
-    assert "noop at 224x224: 120 images, of which 100% at 3 or less waiting" in table
+    assert "noop at 224x224: 120 images; waiting with them: at most 3 for 100%" in table
     assert "powers of two" in table
     (line,) = [line for line in table.splitlines() if line.startswith("buckets: ")]
     assert len(json.loads(line.removeprefix("buckets: "))) == 1

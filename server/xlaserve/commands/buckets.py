@@ -122,8 +122,8 @@ def _ask(server: str, name: str) -> pb.Model:
 def _heading(model: pb.Model, one: Report) -> str:
     height, width = one.resolution
     images = one.demand.total()
-    at_most = ", ".join(f"{share:.0%} at {n} or less" for n, share in _quantiles(one.demand))
-    return f"\n[bold]{model.name}[/bold] at {height}x{width}: {images} images, of which {at_most} waiting"
+    at_most = ", ".join(f"at most {n} for {share:.0%}" for n, share in _quantiles(one.demand))
+    return f"\n[bold]{model.name}[/bold] at {height}x{width}: {images} images; waiting with them: {at_most}"
 
 
 def _quantiles(images: Counter[int]) -> Iterable[tuple[int, float]]:
