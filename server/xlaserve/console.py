@@ -80,7 +80,7 @@ def ledger_table(entries: Iterable[Entry]) -> Table:
     table.add_column("mode")
     for title in ("bucket", "trace s", "compile s", "run ms", "all lanes ms", "images/s", "ready at"):
         table.add_column(title, justify="right")
-    table.add_column("from")
+    table.add_column("how")
     for entry in entries:
         table.add_row(
             entry.model,
@@ -92,7 +92,7 @@ def ledger_table(entries: Iterable[Entry]) -> Table:
             f"{entry.cost.loaded_s * 1000:.2f}",
             f"{entry.bucket.batch / entry.cost.alone_s:.0f}",
             f"{entry.at.astimezone():%m-%d %H:%M:%S}",
-            "cache" if entry.from_cache else "",
+            ", ".join(["from cache"] * entry.from_cache + ["in background"] * entry.in_background),
         )
     return table
 

@@ -79,4 +79,4 @@ def test_what_cannot_be_is_refused_in_one_line(
 def test_a_server_that_is_not_there_is_named() -> None:
     done = xlaserve_buckets("noop", "--server", "127.0.0.1:1")
     assert done.returncode == 1
-    assert done.stderr.startswith("xlaserve: --server: no answer from 127.0.0.1:1: ")
+    assert done.stderr.startswith("xlaserve: server 127.0.0.1:1: UNAVAILABLE: ")

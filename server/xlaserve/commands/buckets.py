@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 from rich.console import Console
 from rich.table import Table
 
+from xlaserve.commands import remote
 from xlaserve.commands.command import Command, Invocation
-from xlaserve.config import Mode, Settings
+from xlaserve.config import Mode
 from xlaserve.engine import demand
 from xlaserve.engine.bucket_report import Choice, Report, report
 from xlaserve.errors import ConfigError, ModelNotFound, ModelNotReady
@@ -29,7 +29,7 @@ MOST_BUCKETS: Final = 6
 def run(invocation: Invocation) -> int:
     """Prints the sets of buckets of each resolution that was asked for, and what to configure."""
     own = invocation.own
-    server = own.server or _server_of(invocation.settings)
+    server = own.server or remote.address(invocation.settings)
     model = _ask(server, own.model)
     reports = reports_of(model, own.mode, own.max_batch, own.max_buckets)
     if not reports:
@@ -84,7 +84,7 @@ def reports_of(model: pb.Model, mode: str, most_batch: int | None, most_buckets:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
     parser.add_argument("model", metavar="MODEL", help="the model's name")
-    parser.add_argument("--server", metavar="HOST:PORT", default=None, help="default: where the configuration listens")
+    remote.add_server(parser, "the server to ask; by default the one that the settings describe")
     parser.add_argument("--mode", default="", help="the mode to choose for; the model's default by default")
     parser.add_argument("--max-batch", type=_positive, metavar="N", default=None, help="no larger bucket")
     parser.add_argument("--max-buckets", type=_positive, metavar="N", default=MOST_BUCKETS, help="6 by default")
@@ -100,18 +100,9 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _server_of(settings: Settings) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"[{host}]:{settings.grpc_port}" if ":" in host else f"{host}:{settings.grpc_port}"
-
-
 def _ask(server: str, name: str) -> pb.Model:
-    with grpc.insecure_channel(server) as channel:
-        try:
-            models = pb_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest(), timeout=TIMEOUT_S).models
-        except grpc.RpcError as error:
-            code = error.code() if isinstance(error, grpc.Call) else error
-            raise ConfigError(f"--server: no answer from {server}: {code}") from None
+    with remote.channel(server) as channel:
+        models = pb_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest(), timeout=TIMEOUT_S).models
     for model in models:
         if model.name == name and model.state == pb.Model.STATE_READY:
             return model

@@ -59,6 +59,7 @@ def _entry(model: pb.Model, program: pb.Program) -> Entry:
         cost=Cost(program.run_s, program.run_loaded_s),
         at=program.ready_at.ToDatetime(UTC),
         from_cache=program.from_cache,
+        in_background=program.in_background,
     )
 
 

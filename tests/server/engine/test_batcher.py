@@ -162,8 +162,14 @@ class Model:
         finally:
             self.batcher.leave(len(pixels), pixels.nbytes)
 
-    def ask(self, numbers: Iterable[int], mode: Mode = Mode.XLA, deadline: float = NO_DEADLINE) -> asyncio.Task[Result]:
-        return asyncio.create_task(self.answer(numbers, mode, deadline))
+    def ask(
+        self,
+        numbers: Iterable[int],
+        mode: Mode = Mode.XLA,
+        deadline: float = NO_DEADLINE,
+        size: tuple[int, int] = (2, 2),
+    ) -> asyncio.Task[Result]:
+        return asyncio.create_task(self.answer(numbers, mode, deadline, size))
 
     @property
     def started(self) -> list[Started]:
@@ -710,7 +716,7 @@ SQUARE, WIDE, TALL = (2, 2), (2, 4), (4, 2)
 async def test_images_of_different_resolutions_never_share_a_batch(virtual_time: object, make: Make) -> None:
     model = make(sizes=(SQUARE, WIDE))
     sizes = [(SQUARE, WIDE)[number % 2] for number in range(30)]
-    asks = [asyncio.create_task(model.answer([number], size=size)) for number, size in enumerate(sizes)]
+    asks = [model.ask([number], size=size) for number, size in enumerate(sizes)]
     assert [numbers_of(result) for result in await asyncio.gather(*asks)] == [[number] for number in range(30)]
     assert all(len({number % 2 for number in batch.numbers}) == 1 for batch in model.started)
 
@@ -821,7 +827,9 @@ class Chaos:
         self.worker = FakeWorker(asyncio.get_running_loop(), self.lanes.count, COST_S)
         if self.fails:
             self.worker.error_of = lambda batch: OSError("no luck") if self.chance.random() < 0.2 else None
+        self.sizes = [SQUARE, WIDE, TALL][: self.chance.randint(1, 3)]
         options = {"lanes": self.lanes, "worker": self.worker, "modes": self.modes, "max_queue_delay_s": self.delay_s}
+        options["sizes"] = self.sizes
         self.models = [make(**options, **self.limits) for _ in range(self.chance.randint(1, 3))]
         self.expected: dict[asyncio.Task[Result], list[int]] = {}
 
@@ -836,7 +844,8 @@ class Chaos:
             await asyncio.sleep(self.chance.choice([0.0, 0.0, self.seconds(2.0)]))
             images = list(itertools.islice(numbers, self.chance.choice([1, 1, 2, 3, 8, self.chance.randint(1, 30)])))
             deadline = loop.time() + self.seconds(20.0) if self.expires else NO_DEADLINE
-            ask = self.chance.choice(self.models).ask(images, self.chance.choice(self.modes), deadline)
+            size = self.chance.choice(self.sizes)
+            ask = self.chance.choice(self.models).ask(images, self.chance.choice(self.modes), deadline, size)
             self.expected[ask] = images
             if self.cancels and self.chance.random() < 0.3:
                 loop.call_later(self.seconds(10.0), ask.cancel)
