@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 stubs: setup ## Generate the Python stubs from proto/
 	$(BIN)/python scripts/generate_stubs.py
 
-demo: setup ## Serve, classify real images, compare XLA with graph mode
+demo: setup ## Serve, ask about real images, compare XLA with graph mode
 	$(BIN)/python scripts/demo.py
 
 test: setup ## Run the test suite

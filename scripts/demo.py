@@ -1,4 +1,4 @@
-"""Serves the built-in configuration, classifies real images, compares XLA with graph mode, and stops."""
+"""Serves the built-in models, asks them about real images, compares XLA with graph mode, and stops."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from typing import Final
 
 from xlaserve_client import VisionClient
 
-SAMPLES: Final = Path(__file__).resolve().parent / "samples" / "digits"
+ROOT: Final = Path(__file__).resolve().parent.parent
+CONFIG: Final = ROOT / "deploy" / "demo.yaml"
+SAMPLES: Final = ROOT / "scripts" / "samples"
 START_TIMEOUT_S: Final = 300
+MIN_SCORE: Final = 0.5
+MIN_SHARE: Final = 0.005
+"""Of an image's pixels; what is less counts as noise."""
 LOAD: Final = ("--mode", "xla,graph", "--model", "digits", "--duration", "3", "--concurrency", "16")
 
 
 def main() -> None:
     """Runs the demo; exits 1 when the server can't be started, an answer is wrong, or the load test fails."""
     with served() as target:
-        correct = classify(target)
+        with VisionClient(target) as client:
+            correct = all([classify(client), detect(client), segment(client)])
         print(f"\nload test: loadtest {' '.join(LOAD)}\n", flush=True)
         # The console scripts stand beside the interpreter.
         loadtest = Path(sys.executable).with_name("loadtest")
@@ -35,9 +41,10 @@ def served() -> Iterator[str]:
     """Starts `xlaserve serve` on free ports, waits until it is ready, gives its gRPC address, and stops it."""
     with tempfile.TemporaryDirectory() as folder:
         ready_file = Path(folder, "ready.json")
-        command = [sys.executable, "-m", "xlaserve", "serve", "--grpc-port", "0", "--http-port", "0"]
-        print("starting: xlaserve serve", flush=True)
-        server = subprocess.Popen([*command, "--ready-file", str(ready_file)])
+        command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(CONFIG)]
+        flags = ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(ready_file)]
+        print(f"starting: xlaserve serve --config {CONFIG.relative_to(ROOT)}", flush=True)
+        server = subprocess.Popen([*command, *flags])
         try:
             yield wait_until_ready(server, ready_file)
         finally:
@@ -60,12 +67,11 @@ def wait_until_ready(server: subprocess.Popen[bytes], ready_file: Path) -> str:
     sys.exit(f"the server was not ready within {START_TIMEOUT_S} s")
 
 
-def classify(target: str) -> bool:
+def classify(client: VisionClient) -> bool:
     """Classifies the samples, held-out scans named for their digit, and says whether every answer is right."""
-    images = sorted(SAMPLES.glob("*.png"))
+    images = sorted((SAMPLES / "digits").glob("*.png"))
     print(f"\nclassifying {len(images)} scans that training never saw\n")
-    with VisionClient(target) as client:
-        answers = client.classify(images, model="digits", top_k=1)
+    answers = client.classify(images, model="digits", top_k=1)
     right = 0
     for image, answer in zip(images, answers.classifications, strict=True):
         best = answer.categories[0]
@@ -74,6 +80,41 @@ def classify(target: str) -> bool:
         print(f"  {image.name:<12} {best.label}  {best.score:6.1%}  {'right' if is_right else 'WRONG'}")
     took = f"; the server took {answers.timings.total_s * 1000:.1f} ms for all of them" if answers.timings else ""
     print(f"\n{right} of {len(images)} right{took}")
+    return right == len(images)
+
+
+def detect(client: VisionClient) -> bool:
+    """Detects the shapes in the samples, which are named for them, and says whether every answer is right."""
+    images = sorted((SAMPLES / "shapes").glob("*.jpg"))
+    print(f"\ndetecting shapes in {len(images)} images that training never saw\n")
+    answers = client.detect(images, model="shapes-detector", min_score=MIN_SCORE)
+    right = 0
+    for image, answer in zip(images, answers.results, strict=True):
+        found = sorted(item.label for item in answer.detections)
+        is_right = "_".join(found) == image.stem
+        right += is_right
+        print(f"  {image.name}, {answer.width} x {answer.height}: {'right' if is_right else 'WRONG'}")
+        for item in answer.detections:
+            x, y = round((item.box.x_min + item.box.x_max) / 2), round((item.box.y_min + item.box.y_max) / 2)
+            print(f"    {item.label:<9} {item.score:6.1%}  around ({x}, {y})")
+    return right == len(images)
+
+
+def segment(client: VisionClient) -> bool:
+    """Segments the same samples, and says whether every map holds the shapes that its image is named for."""
+    images = sorted((SAMPLES / "shapes").glob("*.jpg"))
+    print("\nsegmenting them\n")
+    right = 0
+    for image, answer in zip(images, client.segment(images, model="shapes-segmenter").maps, strict=True):
+        shares = {
+            answer.label(index): pixels / answer.classes.size
+            for index, pixels in answer.counts().items()
+            if pixels >= answer.classes.size * MIN_SHARE
+        }
+        is_right = shares.keys() - {"background"} == set(image.stem.split("_"))
+        right += is_right
+        listed = ", ".join(f"{label} {share:.1%}" for label, share in shares.items())
+        print(f"  {image.name}: {listed}  {'right' if is_right else 'WRONG'}")
     return right == len(images)
 
 

@@ -60,6 +60,7 @@ def _models(client: VisionClient, options: argparse.Namespace) -> int:
         ("MODEL", lambda model: model.name),
         ("VERSION", lambda model: model.version),
         ("STATE", _state),
+        ("TASK", lambda model: model.task),
         ("MODES", lambda model: ",".join(f"{mode}*" * (mode == model.default_mode) or mode for mode in model.modes)),
         ("BUCKETS", _buckets),
         ("COMPILE", lambda model: f"{model.compile_s:.1f} s"),

@@ -20,8 +20,8 @@ _FAST: Final = 1
 class Runs(NamedTuple):
     """A map row by row as runs of pixels of one class, none of them longer than its row."""
 
-    classes: NDArray[np.uint32]
-    lengths: NDArray[np.uint32]
+    classes: NDArray[np.int32]
+    lengths: NDArray[np.int32]
 
     def to_bytes(self) -> bytes:
         """Returns class and length of each run, little-endian, 4 bytes each."""
@@ -29,8 +29,9 @@ class Runs(NamedTuple):
 
     def counts(self) -> dict[int, int]:
         """Returns the number of pixels of each class that is there, by its index."""
-        pixels = np.bincount(self.classes, weights=self.lengths)
-        return {int(index): int(pixels[index]) for index in np.flatnonzero(pixels)}
+        indices, places = np.unique(self.classes, return_inverse=True)
+        pixels = np.bincount(places, weights=self.lengths).astype(np.int64)
+        return dict(zip(indices.tolist(), pixels.tolist(), strict=True))
 
 
 def runs(classes: ClassMap) -> Runs:
@@ -41,7 +42,7 @@ def runs(classes: ClassMap) -> Runs:
     np.not_equal(classes[:, 1:], classes[:, :-1], out=begins[:, 1:])
     starts = np.flatnonzero(begins)
     lengths = np.diff(starts, append=classes.shape[0] * width)
-    return Runs(classes.reshape(-1)[starts].astype(np.uint32), lengths.astype(np.uint32))
+    return Runs(classes.reshape(-1)[starts].astype(np.int32), lengths.astype(np.int32))
 
 
 def to_png(classes: ClassMap, number_of_classes: int) -> bytes:

@@ -108,7 +108,7 @@ class ModelSettings(Frozen):
     source: str
     """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`, the path
     of a `.keras` file or of a SavedModel folder, `kagglehub:<handle>` (either of these, fetched from Kaggle and kept),
-    `builtin:digits`, or `builtin:noop`."""
+    `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
     task: Literal["auto", "classification", "detection", "segmentation", "embedding"] = "auto"
     """What its outputs mean; `auto` tells by the source, or by the names and shapes of its outputs. `embedding` makes
     Keras Applications and KerasCV's backbones give their pooled features."""

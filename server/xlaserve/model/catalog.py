@@ -22,6 +22,8 @@ KERAS_CV: Final = "keras_cv:"
 KAGGLE: Final = "kagglehub:"
 BUILT_IN: Final = "builtin:"
 DIGITS: Final = "builtin:digits"
+SHAPES_DETECTOR: Final = "builtin:shapes-detector"
+SHAPES_SEGMENTER: Final = "builtin:shapes-segmenter"
 NOOP: Final = "builtin:noop"
 KERAS_FILE: Final = ".keras"
 SAVED_MODEL: Final = "SavedModel"
@@ -102,6 +104,8 @@ def names() -> tuple[str, ...]:
         *(APPLICATIONS + name for name in applications.names()),
         *(KERAS_CV + name for name in keras_cv_table.names()),
         DIGITS,
+        SHAPES_DETECTOR,
+        SHAPES_SEGMENTER,
         NOOP,
     )
 
@@ -112,10 +116,10 @@ def _network(settings: ModelSettings) -> Network:
         _check_fields(settings, BUILT_IN)
     if source == NOOP:
         return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), Classification(noop.CLASSES), "built in")
-    if source == DIGITS:
-        from xlaserve.model import keras_models  # noqa: PLC0415 - TensorFlow takes seconds, and noop does without it
+    if source in (DIGITS, SHAPES_DETECTOR, SHAPES_SEGMENTER):
+        from xlaserve.model import built_in  # noqa: PLC0415 - TensorFlow takes seconds, and noop does without it
 
-        return keras_models.builtin_digits(settings)
+        return built_in.network(source.removeprefix(BUILT_IN), settings)
     if source.startswith(APPLICATIONS):
         _check_fields(settings, APPLICATIONS)
         from xlaserve.model import applications  # noqa: PLC0415
@@ -145,7 +149,8 @@ def _from_path(path: Path, settings: ModelSettings) -> Network:
         _check_fields(settings, SAVED_MODEL)
         return saved_model.saved_model(path, settings)
     raise ModelFailed(
-        f"source: expected {APPLICATIONS}<Name>, {KERAS_CV}<Name>, {KAGGLE}<handle>, {DIGITS}, {NOOP}, a .keras file "
+        f"source: expected {APPLICATIONS}<Name>, {KERAS_CV}<Name>, {KAGGLE}<handle>, {DIGITS}, {SHAPES_DETECTOR}, "
+        f"{SHAPES_SEGMENTER}, {NOOP}, a .keras file "
         f"or a SavedModel folder, got {_name(settings.source)}{'' if path.exists() else ', which does not exist'}"
     )
 

@@ -1,22 +1,20 @@
-"""Networks from Keras models, wherever they come from; and those of `builtin:digits`."""
+"""Networks from Keras models, wherever they come from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import digits, heads, lowering
+from xlaserve.model import heads, lowering
 from xlaserve.model.assemble import Call, assemble, check_pixels
 from xlaserve.model.heads import TensorShape
 from xlaserve.model.keras_runtime import keras
 from xlaserve.model.network import Network, Size
 from xlaserve.model.preprocess import Preprocess
-from xlaserve.model.task import Classification
 
 
 def network(
@@ -77,12 +75,6 @@ def features(classifier: Any) -> Any:
     averages = [layer for layer in classifier.layers if isinstance(layer, keras.layers.GlobalAveragePooling2D)]
     last = averages[-1] if averages else classifier.layers[-2]
     return keras.Model(classifier.input, keras.layers.Flatten(name="embedding")(last.output))
-
-
-def builtin_digits(settings: ModelSettings) -> Network:
-    """Reads `builtin:digits`."""
-    built = network(digits.load(), settings, preprocessing="none", weights="built in")
-    return replace(built, task=Classification(len(digits.LABELS), digits.LABELS))
 
 
 def _input(model: Any) -> TensorShape:

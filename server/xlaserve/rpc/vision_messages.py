@@ -73,7 +73,7 @@ def detections(request: pb.DetectRequest, answer: Answer) -> pb.DetectResponse:
         boxes = frame.to_original(np.array([found.box for found in objects], np.float32).reshape(-1, 4))
         result = response.results.add(height=frame.height, width=frame.width)
         for found, (x_min, y_min, x_max, y_max) in zip(objects, boxes.tolist(), strict=True):
-            if x_min >= x_max or y_min >= y_max:  # in the border, where there is no image
+            if not (x_min < x_max and y_min < y_max):  # in the border, where there is no image
                 continue
             if len(result.detections) == (request.max_detections or math.inf):
                 break

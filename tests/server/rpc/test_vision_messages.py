@@ -179,6 +179,17 @@ def test_run_lengths_are_pairs_that_end_with_their_row() -> None:
     assert pairs == [[0, 2], [1, 1], [1, 3], [1, 1], [0, 1], [1, 1]]
 
 
+def test_a_class_beyond_those_there_should_be_is_counted_as_it_is() -> None:
+    """A model from elsewhere may mark what it ignores."""
+    classes = np.array([[-1, 0], [-1, 70_000]], np.int32)
+    class_map = render({"pixel_counts": True}, classes, whole(2, 2), number=1000)
+    assert [(c.index, c.label, c.pixels) for c in class_map.counts] == [
+        (-1, "-1", 2),
+        (0, "0", 1),
+        (70_000, "70000", 1),
+    ]
+
+
 def test_pixels_are_counted_by_class_at_the_originals_size() -> None:
     class_map = render({"pixel_counts": True}, HALVES, WIDE)
     assert [(c.index, c.label, c.pixels) for c in class_map.counts] == [(0, "cat", 2500), (1, "dog", 2500)]
