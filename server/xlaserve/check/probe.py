@@ -37,7 +37,7 @@ from xlaserve.telemetry.logs import quiet_tensorflow
 MOST_RUNS: Final = 5
 TIMING_BUDGET_S: Final = 1.0
 """A program is run until it has run MOST_RUNS times or this long."""
-SLOW_S: Final = 20.0
+SLOW_S: Final = 5.0
 """A mode that takes longer for a batch is not tried with a larger one."""
 UNCOMPARED: Final = frozenset({"boxes"})
 """Of two objects with almost equal scores either may come first, and their boxes with them."""

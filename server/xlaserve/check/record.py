@@ -149,6 +149,12 @@ def write(file: Path, checked: Iterable[Checked]) -> None:
     write_text(file, json.dumps(_records.dump_python(tuple(checked), mode="json"), indent=1) + "\n")
 
 
+def check_writable(file: Path) -> None:
+    """Raises ConfigError where `write_text` could not put anything there."""
+    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK) or file.is_dir():
+        raise ConfigError(f"expected a file in a folder that can be written, got {file}")
+
+
 def write_text(file: Path, text: str) -> None:
     """Puts `text` in the place of `file` at once. Raises ConfigError."""
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")

@@ -14,15 +14,18 @@ from typing import Final
 
 from rich.console import Console
 
-from xlaserve.check import record, runner, sources, tables
+from xlaserve.check import record, runner, tables
 from xlaserve.check.record import Checked
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Settings
 from xlaserve.errors import ConfigError
+from xlaserve.model import catalog
 
 log = logging.getLogger(__name__)
 
-MODES: Final = (Mode.EAGER, Mode.GRAPH, Mode.XLA)
+MODES: Final = (Mode.EAGER, Mode.GRAPH, Mode.AUTOCLUSTER, Mode.XLA)
+"""Eager first, because the others are compared with it."""
+USUAL_MODES: Final = (Mode.EAGER, Mode.GRAPH, Mode.XLA)
 TIMEOUT_S: Final = 300.0
 WIDE: Final = 320
 """Columns of text where no terminal says how many it has: nothing is to be folded."""
@@ -35,9 +38,9 @@ def run(invocation: Invocation) -> int:
     # One lane with all threads: each program runs alone, and as fast as it can.
     alone = {"performance_hint": PerformanceHint.LATENCY, "lanes": None, "threads_per_lane": None}
     server = settings.model_copy(update=alone)
-    before = record.read(own.json) if own.resume and own.json.exists() else ()
-    known = {model.name: model for model in before}
-    _write(own, tuple(known.values()))  # what can't be written is said before the work, and not after
+    known = {model.name: model for model in _before(own)}
+    for file in filter(None, (own.json, own.markdown)):
+        record.check_writable(file)  # said before the work, and not after
     for number, model in enumerate(asked, start=1):
         progress = f"{number} of {len(asked)}: {model.name}"
         if model.name in known and known[model.name].answers(own.modes, own.batches, own.lowerings):
@@ -55,7 +58,11 @@ def run(invocation: Invocation) -> int:
         )
         for line in tables.failures([checked]):
             log.error("%s", line)
-        _write(own, tuple(known.values()))
+        if own.json:
+            record.write(own.json, known.values())
+    if own.markdown:
+        command = f"xlaserve {shlex.join(sys.argv[1:])}"
+        record.write_text(own.markdown, tables.markdown(tuple(known.values()), command))
     found = [known[model.name] for model in asked]
     Console(width=None if sys.stdout.isatty() else WIDE).print(tables.rich_table(found))
     for line in tables.failures(found):
@@ -73,7 +80,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a configured name, or a source such as keras.applications:ResNet50; all that are configured by default",
     )
     parser.add_argument("--all", action="store_true", default=False, help="check every model of the catalog")
-    parser.add_argument("--modes", type=_modes, default=MODES, metavar="LIST", help="eager,graph,xla by default")
+    modes_help = f"some of {','.join(MODES)}; without autocluster by default"
+    parser.add_argument("--modes", type=_modes, default=USUAL_MODES, metavar="LIST", help=modes_help)
     parser.add_argument("--batches", type=_batches, default=(1, 8), metavar="LIST", help="batch sizes; 1,8 by default")
     parser.add_argument(
         "--lowerings",
@@ -100,7 +108,7 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
     if own.all and own.names:
         raise ConfigError(f"--all: expected no MODEL beside it, got {', '.join(own.names)}")
     configured = {model.name: model for model in settings.models}
-    names = sources.all_sources() if own.all else own.names or tuple(configured)
+    names = _whole_catalog() if own.all else own.names or tuple(configured)
     asked = []
     for name in dict.fromkeys(names):
         if name not in configured and ":" not in name and not Path(name).exists():
@@ -113,9 +121,13 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
 
 def _from_source(source: str) -> ModelSettings:
     """Returns settings for a source alone; the network stays untouched."""
-    weights = "random" if sources.takes_weights(source) else None
+    weights = "random" if source.startswith((catalog.APPLICATIONS, catalog.KERAS_CV)) else None
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).name).strip("-._")[:128] or "model"
     return ModelSettings(name=name, source=source, weights=weights)
+
+
+def _whole_catalog() -> tuple[str, ...]:
+    return tuple(name for name in catalog.names() if name != catalog.NOOP)
 
 
 def _with(model: ModelSettings, modes: tuple[Mode, ...], batches: Sequence[int]) -> ModelSettings:
@@ -126,18 +138,19 @@ def _with(model: ModelSettings, modes: tuple[Mode, ...], batches: Sequence[int])
     return model.model_copy(update=changes)
 
 
-def _write(own: argparse.Namespace, found: Sequence[Checked]) -> None:
-    if own.json:
-        record.write(own.json, found)
-    if own.markdown:
-        record.write_text(own.markdown, tables.markdown(found, f"xlaserve {shlex.join(sys.argv[1:])}"))
+def _before(own: argparse.Namespace) -> tuple[Checked, ...]:
+    """Returns the records to go on from. Raises ConfigError."""
+    if own.json is None or not own.json.exists():
+        return ()
+    if not own.resume:
+        raise ConfigError(f"--json: expected a new file or --resume to go on with it, got {own.json}, which exists")
+    return record.read(own.json)
 
 
 def _modes(text: str) -> tuple[Mode, ...]:
     wanted = {word.strip() for word in text.split(",")}
     if unknown := wanted - set(MODES):
         raise argparse.ArgumentTypeError(f"expected some of {', '.join(MODES)}, got {', '.join(sorted(unknown))!r}")
-    # Eager first, because the others are compared with it.
     return tuple(mode for mode in MODES if mode in wanted)
 
 

@@ -89,7 +89,9 @@ def _input(model: Any) -> TensorShape:
 
 
 def _outputs(model: Any) -> dict[str, TensorShape]:
-    if getattr(model, "inputs", None):
+    if isinstance(model, keras.Sequential) and model.inputs:
+        (symbols,) = model.outputs  # it has no `output` before it was called
+    elif getattr(model, "inputs", None):
         symbols = model.output
     else:
         symbols = call(model, keras.Input(batch_shape=_input(model).shape))

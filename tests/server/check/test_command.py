@@ -68,6 +68,14 @@ def test_a_run_that_is_resumed_checks_only_what_is_missing(tmp_path: Path) -> No
     assert json.loads(records.read_text())[0]["name"] == "builtin:noop"
 
 
+def test_records_are_not_overwritten_by_accident(tmp_path: Path) -> None:
+    records = tmp_path / "check.json"
+    records.write_text("[]")
+    with pytest.raises(ConfigError, match=r"--json: expected a new file or --resume to go on with it, got .*check"):
+        check("builtin:noop", "--json", records)
+    assert records.read_text() == "[]"
+
+
 def test_records_of_other_models_stay_in_the_file_of_a_resumed_run(tmp_path: Path) -> None:
     records, page = tmp_path / "check.json", tmp_path / "zoo.md"
     check("builtin:noop", "--batches", "1", "--modes", "xla", "--json", records)
@@ -84,7 +92,8 @@ def test_records_of_other_models_stay_in_the_file_of_a_resumed_run(tmp_path: Pat
         (("no-such",), "MODEL: expected a source, or one of the configured models digits, got 'no-such'"),
         (("--all", "digits"), "--all: expected no MODEL beside it, got digits"),
         (("--resume",), "--resume: expected --json FILE with it"),
-        (("--json", "/nonexistent/x.json"), "/nonexistent/x.json can't be written"),
+        (("--json", "/nonexistent/x.json"), "expected a file in a folder that can be written, got /nonexistent/x.json"),
+        (("--markdown", "/tmp"), "expected a file in a folder that can be written, got /tmp"),
     ],
 )
 def test_what_can_not_be_meant_is_said(arguments: tuple[str, ...], says: str) -> None:
@@ -98,7 +107,7 @@ def test_what_can_not_be_meant_is_said(arguments: tuple[str, ...], says: str) ->
     [
         (("--batches", "0,1"), "expected batch sizes from 1 on"),
         (("--batches", "many"), "expected batch sizes from 1 on"),
-        (("--modes", "fast"), "expected some of eager, graph, xla"),
+        (("--modes", "fast"), "expected some of eager, graph, autocluster, xla"),
         (("--timeout", "-1"), "got '-1'"),
         (("--timeout", "nan"), "got 'nan'"),
     ],
@@ -113,7 +122,7 @@ def test_a_source_that_can_not_be_built_is_a_failure_with_its_reason(tmp_path: P
     settings = Settings(models=(ModelSettings(name="a", source="builtin:noop", weights="other"),))
     assert check("a", "--json", tmp_path / "x.json", settings=settings) == 1
     (failed,) = record.read(tmp_path / "x.json")
-    assert failed.failure == "weights: builtin:noop has its own, expected no weights, got other"
+    assert failed.failure == "weights: builtin:noop takes none, expected no weights, got other"
 
 
 def test_the_process_of_a_check_ends_with_the_command_that_started_it() -> None:

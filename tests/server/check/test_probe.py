@@ -96,8 +96,8 @@ def test_a_mode_that_fails_or_is_slow_leaves_the_others_to_be_tried(
     said = probed(tmp_path, Mode.GRAPH, Mode.XLA)
     one, four, fast, slow = (line["program"] for line in said if "program" in line)
     assert one["refusal"]["message"] == four["refusal"]["message"] == "ValueError: no such kernel"
-    assert fast["run_ms"] == 21_000
-    assert slow["skipped"] == "a smaller batch took 21 s"
+    assert fast["run_ms"] == 6_000
+    assert slow["skipped"] == "a smaller batch took 6 s"
     assert slow["refusal"] is None
 
 
