@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,8 @@ from xlaserve.model.network import Network
 
 KERAS_CV: Final = '"registered_name": "keras_cv'
 """How the configuration of a model says that it needs KerasCV."""
+UNKNOWN: Final = re.compile(r"Could not locate (?:class|function) '([^']+)'")
+"""How Keras says that it lacks a custom object."""
 
 
 def keras_file(file: Path, settings: ModelSettings) -> Network:
@@ -25,12 +28,18 @@ def keras_file(file: Path, settings: ModelSettings) -> Network:
     """
     if _needs_keras_cv(file):
         importlib.import_module("keras_cv")  # registers its classes with Keras
-    model = keras.saving.load_model(
-        file,
-        custom_objects={name: _import(name, path) for name, path in settings.custom_objects},
-        compile=False,
-        safe_mode=settings.safe_mode,
-    )
+    custom_objects = {name: _import(name, path) for name, path in settings.custom_objects}
+    try:
+        model = keras.saving.load_model(
+            file, custom_objects=custom_objects, compile=False, safe_mode=settings.safe_mode
+        )
+    except TypeError as error:
+        if (unknown := UNKNOWN.search(str(error))) is None:
+            raise
+        name = unknown.group(1)
+        raise ModelFailed(
+            f"custom_objects: expected package.module:{name} for {name}, which Keras doesn't know, got nothing"
+        ) from error
     how = "none" if settings.preprocess == "auto" else settings.preprocess
     if keras_cv_detector.is_detector(model):
         return keras_cv_detector.detector(model, settings, preprocessing=how, weights=file.name)

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.engine.program import Outputs
+from xlaserve.errors import ModelFailed
+from xlaserve.model import catalog
+from xlaserve.model.keras_runtime import keras
+from xlaserve.model.task import Classification, Detection, Embedding, Segmentation
+
+SIDE = 8
+PIXELS = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), np.uint8)
+CUSTOM = """
+from xlaserve.model.keras_runtime import keras
+
+class Brighten(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs + 1
+
+class Means(keras.Model):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.brighten = Brighten()
+
+    def call(self, inputs):
+        return {"means": keras.ops.mean(self.brighten(inputs), axis=(1, 2))}
+"""
+
+SaveKeras = Callable[..., str]
+
+
+@pytest.fixture
+def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of classes that Keras doesn't know."""
+    (tmp_path / "their_layers.py").write_text(CUSTOM)
+    monkeypatch.syspath_prepend(tmp_path)
+    import their_layers  # type: ignore[import-not-found]
+
+    yield their_layers
+    del sys.modules["their_layers"]
+
+
+def settings(source: str, **fields: Any) -> ModelSettings:
+    return ModelSettings(name="it", source=source, **({"buckets": (BucketSettings(2),)} | fields))
+
+
+def run(model: catalog.Model, mode: Mode = Mode.GRAPH) -> Outputs:
+    return model.program.compile(mode, Bucket(2, SIDE, SIDE)).executable(PIXELS)
+
+
+def reason(model: ModelSettings) -> str:
+    with pytest.raises(ModelFailed) as failure:
+        catalog.load(model)
+    assert "\n" not in str(failure.value)
+    return str(failure.value)
+
+
+def test_custom_objects_are_those_that_the_settings_name(keras_file: SaveKeras, custom: Any) -> None:
+    pixels = keras.Input((SIDE, SIDE, 3))
+    layers = custom.Brighten()(pixels)
+    source = keras_file(keras.Model(pixels, keras.layers.GlobalAveragePooling2D()(layers)))
+    named = {"Brighten": "their_layers:Brighten"}
+    (scores,) = run(catalog.load(settings(source, custom_objects=named)))
+    np.testing.assert_allclose(scores, PIXELS.mean(axis=(1, 2)) + 1, rtol=1e-5)
+    assert reason(settings(source)) == (
+        "custom_objects: expected package.module:Brighten for Brighten, which Keras doesn't know, got nothing"
+    )
+    for path, expected in (
+        ("their_layers", "expected package.module:attribute, got their_layers"),
+        ("their_layers:Darken", "their_layers:Darken can't be imported: "),
+        ("none.such:Brighten", "none.such:Brighten can't be imported: No module named 'none'"),
+    ):
+        failure = reason(settings(source, custom_objects={"Brighten": path}))
+        assert failure.startswith(f"custom_objects.Brighten: {expected}")
+
+
+def test_a_model_with_a_call_of_its_own_runs(keras_file: SaveKeras, custom: Any) -> None:
+    model = custom.Means()
+    model(np.zeros((1, SIDE, SIDE, 3), np.float32))
+    source = keras_file(model)
+    loaded = catalog.load(settings(source, custom_objects={"Means": "their_layers:Means"}, task="embedding"))
+    assert loaded.task == Embedding(3)
+    np.testing.assert_allclose(run(loaded)[0], PIXELS.mean(axis=(1, 2)) + 1, rtol=1e-5)
+
+
+def test_a_file_that_holds_code_runs_only_where_safe_mode_is_off(keras_file: SaveKeras) -> None:
+    pixels = keras.Input((SIDE, SIDE, 3))
+    model = keras.Model(pixels, keras.layers.Lambda(lambda x: x[:, 0, 0] * 2)(pixels))
+    source = keras_file(model)
+    assert reason(settings(source)).startswith("source: flowers.keras can't be loaded: ")
+    (scores,) = run(catalog.load(settings(source, safe_mode=False)))
+    np.testing.assert_allclose(scores, PIXELS[:, 0, 0] * 2.0)
+
+
+def test_score_maps_make_a_class_map_of_the_images_size(keras_file: SaveKeras) -> None:
+    pixels = keras.Input((SIDE, SIDE, 3))
+    model = keras.Model(pixels, keras.layers.AveragePooling2D(2)(pixels))
+    loaded = catalog.load(settings(keras_file(model)))
+    assert loaded.task == Segmentation(3)
+    (class_map,) = run(loaded, Mode.XLA)
+    assert (class_map.shape, class_map.dtype) == (PIXELS.shape[:3], np.uint8)
+    whole = keras.Model(pixels, keras.layers.Activation("linear")(pixels))
+    (class_map,) = run(catalog.load(settings(keras_file(whole))))
+    np.testing.assert_array_equal(class_map, PIXELS.argmax(axis=-1))
+
+
+def test_boxes_and_scores_make_detections(keras_file: SaveKeras) -> None:
+    pixels = keras.Input((SIDE, SIDE, 3))
+    rows = keras.layers.Reshape((SIDE * SIDE, 3))(pixels)
+    fixed = keras.layers.Dense(4, kernel_initializer="zeros", bias_initializer=keras.initializers.Constant(1.0))
+    model = keras.Model(pixels, {"where": keras.ops.cumsum(fixed(rows), axis=-1), "what": rows / 255.0})
+    named = {"boxes": "where", "scores": "what"}
+    source = settings(keras_file(model), output_names=named, bounding_box_format="xywh", max_detections=3)
+    loaded = catalog.load(source)
+    assert loaded.task == Detection(3, max_detections=3)
+    for found in loaded.task.objects(run(loaded, Mode.XLA)):
+        assert found[0].box == (1, 2, 4, 6)
+        assert len({one.index for one in found}) == len(found)
+
+
+def test_a_detector_of_kerascv_is_one_from_a_file_too(keras_file: SaveKeras) -> None:
+    import keras_cv
+
+    from xlaserve.model.keras_cv_table import BACKBONES
+
+    body = keras_cv.models.YOLOV8Backbone(
+        include_rescaling=True, input_shape=(64, 64, 3), **BACKBONES["YOLOV8XS"].arguments
+    )
+    model = keras_cv.models.YOLOV8Detector(backbone=body, num_classes=2, bounding_box_format="rel_xywh", fpn_depth=1)
+    loaded = catalog.load(settings(keras_file(model)))
+    assert loaded.task == Detection(2, max_detections=100)
+    assert loaded.buckets == (Bucket(2, 64, 64),)
+
+
+def test_labels_name_the_classes_of_any_task(tmp_path: Path, keras_file: SaveKeras) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("red\ngreen\nblue\n")
+    pixels = keras.Input((SIDE, SIDE, 3))
+    source = keras_file(keras.Model(pixels, keras.layers.GlobalAveragePooling2D()(pixels)))
+    assert catalog.load(settings(source, labels=names)).task == Classification(3, ("red", "green", "blue"))
+    assert reason(settings(source, labels=names, task="embedding")).startswith("labels: an embedding has no classes")
