@@ -14,6 +14,7 @@ from rich.table import Table
 
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import Command, Invocation
+from xlaserve.config import Mode
 from xlaserve.inspection import dump, graph, page
 from xlaserve.inspection.words import amount, seconds
 
@@ -34,9 +35,10 @@ def run(invocation: Invocation) -> int:
     peak = (own.peak_gflops and own.peak_gflops * 1e9, own.bandwidth_gbs and own.bandwidth_gbs * 1e9)
     with dump.dumped() as folder:
         loaded = subject.load(invocation.settings, own.model, own.bucket)
+        compilation = loaded.compile(Mode.XLA)
         from xlaserve.inspection.explain import explain  # noqa: PLC0415 - TensorFlow had to be set up first
 
-        explained = explain(loaded.model, loaded.bucket, loaded.device, folder, peak)
+        explained = explain(loaded.model, loaded.bucket, loaded.device, compilation, folder=folder, peak=peak)
     if own.out is not None:
         _write(own.out, explained)
     if own.stage is not None:

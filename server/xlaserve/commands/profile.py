@@ -35,7 +35,7 @@ def run(invocation: Invocation) -> int:
         raise ConfigError("model: expected a model to run, or --server")
     arguments.make_folder(own.out)
     loaded = subject.load(invocation.settings, own.model, own.bucket, own.mode)
-    program = loaded.model.program.compile(own.mode, loaded.bucket)
+    program = loaded.compile(own.mode)
     measure(program.executable, loaded.bucket, lanes=1)  # until it runs as it will
 
     from xlaserve.inspection import trace  # noqa: PLC0415 - TensorFlow had to be set up first

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.engine.device import Device, configure
-from xlaserve.errors import ConfigError
+from xlaserve.engine.program import Compilation
+from xlaserve.errors import ConfigError, ModelFailed, XlaserveError
 from xlaserve.model import catalog
 from xlaserve.model.catalog import Model
 
@@ -22,6 +24,18 @@ class Subject:
     model: Model
     bucket: Bucket
     device: Device
+
+    def compile(self, mode: Mode) -> Compilation:
+        """Compiles it for `mode` and the bucket. Raises ModelFailed with the operation that XLA refuses."""
+        try:
+            return self.model.program.compile(mode, self.bucket)
+        except XlaserveError:
+            raise
+        except Exception as error:
+            refusal = explain(error)
+            origin = f"; it was made by {refusal.line}" if refusal.line else ""
+            name = self.model.settings.name
+            raise ModelFailed(f"model {name} does not compile for {mode}: {refusal.message}{origin}") from error
 
 
 def load(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mode = Mode.XLA) -> Subject:

@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.config import Bucket, Mode
+from xlaserve.config import Bucket
 from xlaserve.engine.compiler import measure as measure_run
 from xlaserve.engine.device import Device
 from xlaserve.engine.executable import stablehlo
-from xlaserve.engine.program import Executable
+from xlaserve.engine.program import Compilation, Executable
 from xlaserve.errors import ModelFailed
 from xlaserve.inspection import buffers, dump, explanation, graph, hlo, roofline, trace
 from xlaserve.inspection.dump import Programs
@@ -37,20 +37,24 @@ class Explained:
 
 
 def explain(
-    model: Model, bucket: Bucket, device: Device, folder: Path, peak: tuple[float | None, float | None]
+    model: Model,
+    bucket: Bucket,
+    device: Device,
+    compilation: Compilation,
+    *,
+    folder: Path,
+    peak: tuple[float | None, float | None],
 ) -> Explained:
-    """Explains the XLA program of `model` for `bucket`.
+    """Explains the XLA program of `model` for `bucket`, compiled as `compilation`.
 
     `folder` is that of `dump.dumped`; `peak` are FLOP/s and bytes/s, measured where None. Blocks. Raises ModelFailed
-    where XLA compiles nothing.
+    where XLA compiled nothing.
     """
-    known = dump.compiled(folder)
-    compilation = model.program.compile(Mode.XLA, bucket)
-    added = dump.compiled(folder) - known
-    if not added:
+    compiled = dump.compiled(folder)
+    if not compiled:
         raise ModelFailed("XLA compiled nothing: the model has no XLA program to look into")
     # The largest: a model may have small programs of its own beside it.
-    programs = dump.read(max(added, key=lambda file: file.stat().st_size))
+    programs = dump.read(max(compiled, key=lambda file: file.stat().st_size))
     before, after = hlo.parse(programs.hlo), hlo.parse(programs.optimized_hlo)
     measured_s = measure_run(compilation.executable, bucket, lanes=1).alone_s
     traced = _trace(compilation.executable, bucket)
