@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from xlaserve.check import record, runner, tables
 from xlaserve.check.record import Checked
+from xlaserve.commands import subject
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Settings
 from xlaserve.errors import ConfigError
@@ -107,23 +107,11 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
         raise ConfigError("--resume: expected --json FILE with it, got none")
     if own.all and own.names:
         raise ConfigError(f"--all: expected no MODEL beside it, got {', '.join(own.names)}")
-    configured = {model.name: model for model in settings.models}
-    names = _whole_catalog() if own.all else own.names or tuple(configured)
-    asked = []
-    for name in dict.fromkeys(names):
-        if name not in configured and ":" not in name and not Path(name).exists():
-            known = ", ".join(configured)
-            raise ConfigError(f"MODEL: expected a source, or one of the configured models {known}, got {name!r}")
-        model = configured.get(name) or _from_source(name)
-        asked.append(runner.Asked(name, _with(model, own.modes, own.batches)))
-    return asked
-
-
-def _from_source(source: str) -> ModelSettings:
-    """Returns settings for a source alone; the network stays untouched."""
-    weights = "random" if source.startswith((catalog.APPLICATIONS, catalog.KERAS_CV)) else None
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).name).strip("-._")[:128] or "model"
-    return ModelSettings(name=name, source=source, weights=weights)
+    names = _whole_catalog() if own.all else own.names or tuple(model.name for model in settings.models)
+    return [
+        runner.Asked(name, _with(subject.model_settings(settings, name), own.modes, own.batches))
+        for name in dict.fromkeys(names)
+    ]
 
 
 def _whole_catalog() -> tuple[str, ...]:

@@ -51,23 +51,33 @@ def load(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mod
     return Subject(loaded, loaded.buckets[0], device)
 
 
-def _settings(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mode) -> ModelSettings:
+def model_settings(settings: Settings, name: str) -> ModelSettings:
+    """Returns the settings of the configured model `name`, or of the source `name` with random weights.
+
+    Raises ConfigError.
+    """
     configured = {model.name: model for model in settings.models}
     if name in configured:
-        changes: dict[str, object] = {"buckets": (bucket,)} if bucket else {}
-        return configured[name].model_copy(update={**changes, "modes": (mode,), "default_mode": None})
+        return configured[name]
     if not re.search(r"[:/.]", name):
         raise ConfigError(
             f"model: expected a configured model ({', '.join(configured) or 'none'}) or a source such as "
             f"keras.applications:MobileNetV2, got {name}"
         )
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", name.rstrip("/").rpartition("/")[2].rpartition(":")[2])
     is_library = LIBRARIES.match(name) is not None
-    size = bucket[1:] if is_library and bucket and bucket.height else None
     return ModelSettings(
-        name=re.sub(r"[^A-Za-z0-9._-]", "-", name.rstrip("/").rpartition("/")[2].rpartition(":")[2])[:128],
-        source=name,
-        weights="random" if is_library else None,
-        input_size=size,
-        modes=(mode,),
-        buckets=(bucket or BucketSettings(1),),
+        name=safe.lstrip("-._")[:128] or "model", source=name, weights="random" if is_library else None
     )
+
+
+def _settings(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mode) -> ModelSettings:
+    model = model_settings(settings, name)
+    changes: dict[str, object] = {"modes": (mode,), "default_mode": None}
+    if bucket:
+        changes["buckets"] = (bucket,)
+    if all(name != configured.name for configured in settings.models):
+        changes["buckets"] = (bucket or BucketSettings(1),)
+        if LIBRARIES.match(name) and bucket and bucket.height:
+            changes["input_size"] = bucket[1:]
+    return model.model_copy(update=changes)
