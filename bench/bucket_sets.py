@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.figures import Figure, ratio
 from xlaserve.config import Settings
-from xlaserve.engine.bucket_choice import Candidate, Limits, choose, expected_cost_s, powers_of_two
+from xlaserve.engine.bucket_choice import OVERHEAD_S, Candidate, Limits, choose, expected_cost_s, powers_of_two
 from xlaserve.engine.buckets import Sequences
 from xlaserve.engine.compiler import Warmed, warm_up
 from xlaserve.engine.demand import Demand, even
@@ -80,7 +80,7 @@ def main() -> None:
         stop=threading.Event(),
     )
     programs = {bucket.batch: program for (_, bucket), program in warmed.items()}
-    cost_s = {batch: program.cost.loaded_s for batch, program in programs.items()}
+    cost_s = {batch: program.cost.loaded_s + OVERHEAD_S for batch, program in programs.items()}
     powers = {batch: cost_s[batch] for batch in powers_of_two(limits.max_batch)}
     demands: dict[str, Demand] = {}
     sets: dict[tuple[str, str], dict[int, float]] = {}

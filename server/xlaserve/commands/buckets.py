@@ -17,6 +17,7 @@ from xlaserve.commands import remote
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.engine import demand
+from xlaserve.engine.bucket_choice import OVERHEAD_S
 from xlaserve.engine.bucket_report import Choice, Report, report
 from xlaserve.errors import ConfigError, ModelNotFound, ModelNotReady
 from xlaserve_proto import vision_pb2 as pb
@@ -64,8 +65,8 @@ def reports_of(model: pb.Model, mode: str, most_batch: int | None, most_buckets:
         measured_s: dict[int, float] = {}
         for program in model.programs:
             if (program.bucket.height, program.bucket.width) == size and mode in (program.mode, Mode.AUTO):
-                known_s = measured_s.get(program.bucket.batch, program.run_loaded_s)
-                measured_s[program.bucket.batch] = min(known_s, program.run_loaded_s)
+                batch, cost_s = program.bucket.batch, program.run_loaded_s + OVERHEAD_S
+                measured_s[batch] = min(measured_s.get(batch, cost_s), cost_s)
         present = [bucket.batch for bucket in model.buckets if (bucket.height, bucket.width) == size]
         if seen.images and present:
             reports.append(

@@ -14,7 +14,15 @@ from functools import partial
 
 from xlaserve.config import MIB, AutoBuckets, Bucket, Mode
 from xlaserve.engine import memory
-from xlaserve.engine.bucket_choice import Candidate, Limits, choose, expected_cost_s, in_order_of_use, powers_of_two
+from xlaserve.engine.bucket_choice import (
+    OVERHEAD_S,
+    Candidate,
+    Limits,
+    choose,
+    expected_cost_s,
+    in_order_of_use,
+    powers_of_two,
+)
 from xlaserve.engine.compiler import Warmed, fastest
 from xlaserve.engine.demand import Demand, Resolution, even
 from xlaserve.errors import ModelFailed
@@ -62,7 +70,7 @@ def warm_up_auto(
             bucket = Bucket(batch, *resolution)
             warmed, taken = _measured(partial(warm, measured_modes, (bucket,)), settings)
             measured |= warmed
-            cost_s = warmed[fastest(warmed)[bucket], bucket].cost.loaded_s
+            cost_s = warmed[fastest(warmed)[bucket], bucket].cost.loaded_s + OVERHEAD_S
             candidates.append(Candidate(batch, cost_s, *taken))
         demand = demands.get(resolution) or even(2 * settings.max_batch)
         chosen = _choose(model, resolution, candidates, demand, settings)

@@ -2,8 +2,8 @@
 
 What is minimised is the expected time that a lane spends on an image. A lane that becomes free while n images wait
 runs them as the planner plans it: by the cheapest *sequence* of buckets, of which only the last is padded
-(`buckets.Sequences`). With S for the set of buckets, c[b] for the seconds that bucket b takes with every lane busy, and
-demand[n] for the images taken at a demand of n (`demand.Demand`):
+(`buckets.Sequences`). With S for the set of buckets, c[b] for the seconds that bucket b takes with every lane busy,
+OVERHEAD_S included, and demand[n] for the images taken at a demand of n (`demand.Demand`):
 
     least[S, n] = min over b in S of c[b] + least[S, n - b],    least[S, n <= 0] = 0
     cost(S)     = sum over n of demand[n] * least[S, n] / n,    divided by the images
@@ -35,6 +35,11 @@ from xlaserve.engine.demand import Demand
 
 MARGIN: Final = 0.01
 """A larger set must gain this part of the expected cost: noise must not decide, and every program takes memory."""
+
+OVERHEAD_S: Final = 1e-4
+"""Processor time that a batch takes besides its run, to be formed, handed over and given back: 50 to 120 us where it
+was measured (an AMD EPYC core). To be added to measured costs: without it, batches of one would look as good as larger
+ones for a network that runs no faster in a batch."""
 
 _Least = NDArray[np.float64]
 """`least[S, n]` of one S, for every n from 0."""

