@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -33,6 +34,15 @@ WIDE: Final = 320
 
 def run(invocation: Invocation) -> int:
     """Checks the models and prints the table; fails where anything is wrong with one."""
+    # The end that SIGTERM makes would leave the process of the check and its files behind.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return _run(invocation)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(invocation: Invocation) -> int:
     own, settings = invocation.own, invocation.settings
     asked = _asked(own, settings)
     # One lane with all threads: each program runs alone, and as fast as it can.
