@@ -132,7 +132,9 @@ def _with(model: ModelSettings, modes: tuple[Mode, ...], batches: Sequence[int])
     """Returns `model` with what is to be checked: `batches` at its first resolution."""
     sizes = [bucket[1:] for bucket in model.buckets] or [*model.resolutions, (None, None)]
     buckets = tuple(BucketSettings(batch, *sizes[0]) for batch in batches)
-    changes = {"modes": modes, "default_mode": None, "buckets": buckets, "resolutions": ()}
+    changes: dict[str, object] = {"modes": modes, "default_mode": None, "buckets": buckets, "resolutions": ()}
+    if model.weights == "random":
+        changes["score_threshold"] = 0.0  # else a detector finds nothing, and all modes agree on that
     return model.model_copy(update=changes)
 
 

@@ -6,11 +6,13 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from xlaserve.check import record
+from xlaserve.check import record, runner
+from xlaserve.check.record import Checked
 from xlaserve.commands.check import COMMAND
 from xlaserve.commands.command import Invocation
 from xlaserve.config import Mode, ModelSettings, Settings
@@ -135,3 +137,20 @@ def test_the_process_of_a_check_ends_with_the_command_that_started_it() -> None:
         probe.stdin.write(task.model_dump_json().encode() + b"\n")
         probe.stdin.close()
         assert probe.wait(TIMEOUT_S) == 1
+
+
+def test_sources_are_checked_with_random_weights_and_detectors_made_to_find_something(
+    monkeypatch: pytest.MonkeyPatch, checked: Callable[..., Checked]
+) -> None:
+    asked: list[ModelSettings] = []
+
+    def take(model: runner.Asked, **options: object) -> Checked:
+        asked.append(model.settings)
+        return checked(model.name)
+
+    monkeypatch.setattr(runner, "check", take)
+    assert check("keras_cv:RetinaNet-ResNet18", "some/model.keras", "--batches", "1,3") == 0
+    detector, own = asked
+    assert (detector.weights, detector.score_threshold) == ("random", 0.0)
+    assert (own.weights, own.score_threshold) == (None, ModelSettings.model_fields["score_threshold"].default)
+    assert [bucket.batch for bucket in detector.buckets] == [1, 3]

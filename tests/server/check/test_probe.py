@@ -38,7 +38,11 @@ def floats(*values: float) -> Outputs:
 def test_the_difference_is_the_largest_of_any_row_over_the_largest_that_eager_gives() -> None:
     outputs = (np.array([[1.0, -4.0], [1.0, -4.5]], np.float32),)
     assert difference(model(), floats(1.0, -4.0), outputs) == (0.125, None)
-    assert difference(model(), floats(0.0, 0.0), floats(0.0, 0.0)) == (0.0, None)
+
+
+def test_what_is_the_same_everywhere_tells_nothing_unless_a_mode_says_otherwise() -> None:
+    assert difference(model(), floats(0.0, 0.0), floats(0.0, 0.0)) == (None, None)
+    assert difference(model(), floats(0.0, 0.0), floats(0.0, 0.5)) == (0.5, None)
 
 
 def test_nan_is_as_far_as_can_be_unless_eager_gives_it_too() -> None:
