@@ -136,7 +136,7 @@ def _table(one: Report) -> Table:
         table.add_column(title, justify="right")
     for name, choice in _choices(one):
         batches = ", ".join(f"{batch}{'*' * (batch in choice.estimated)}" for batch in choice.batches)
-        gain = "" if choice is one.proposed else f"{one.gain_over(choice):.1%}"
+        gain = "" if choice is one.proposed else f"{round(one.gain_over(choice), 3) + 0.0:.1%}"  # never -0.0
         table.add_row(name, batches, f"{choice.image_s * 1000:.3f}", f"{choice.padding:.1%}", gain)
     return table
 

@@ -33,7 +33,7 @@ from xlaserve.engine.compiler import LEAST_RUNS, Warmed, fastest
 from xlaserve.engine.demand import Resolution
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.ledger import Entry, Ledger
-from xlaserve.engine.program import Compilation, Executable, Program
+from xlaserve.engine.program import Compilation, Executable, Images, Program
 from xlaserve.engine.worker import Batch, Run, Worker
 from xlaserve.errors import InvalidArgument, ShuttingDown
 
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 NICE: Final = 10
 """A thread with this gets a tenth of what a busy one gets. Not less: while it traces it holds the interpreter's lock,
 and the event loop waits for it."""
+
+GREY: Final = 127
 
 
 def yield_to_traffic() -> None:
@@ -150,7 +152,7 @@ class Background:
     async def _begin(self, size: Resolution) -> bool:
         """Makes the resolution ready in graph mode and has its buckets compiled; False where it can't be run."""
         try:
-            image_s = await self._time(self._any_size, Bucket(1, *size))
+            image_s = await self._time(self._any_size, Bucket(1, *size), np.full((1, *size, 3), GREY, np.uint8))
         except Exception as error:
             log.warning("model %s: images of %d x %d can't be run", self._model, *size, exc_info=error)
             return False
@@ -187,10 +189,10 @@ class Background:
 
     async def _make(self, mode: Mode, bucket: Bucket) -> Warmed:
         loop = asyncio.get_running_loop()
-        compilation = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
+        compilation, noise = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
         cost = compilation.cost
         if cost is None:
-            seconds = await self._time(compilation.executable, bucket)
+            seconds = await self._time(compilation.executable, bucket, noise)
             cost = Cost(seconds, seconds)  # of lanes that are as busy as they are
         warmed = Warmed(compilation.executable, cost)
         self._ledger.record(
@@ -209,13 +211,14 @@ class Background:
         )
         return warmed
 
-    def _compile_one(self, mode: Mode, bucket: Bucket) -> Compilation:
+    def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Images]:
+        """Returns the executable, and images to time it with, which take too long to make for the event loop."""
+        noise = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
         with self._expecting():
-            return self._program.compile(mode, bucket)
+            return self._program.compile(mode, bucket), noise
 
-    async def _time(self, executable: Executable, bucket: Bucket) -> float:
+    async def _time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
         """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
-        images = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
         batch = Batch(executable, bucket, [images])
         loop = asyncio.get_running_loop()
         seconds = []

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.engine import demand
+from xlaserve.engine.buckets import Cost
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry
 from xlaserve.engine.program import Compilation, Images, Outputs
@@ -156,7 +160,8 @@ class House:
         if settings.name in self.load_errors:
             raise self.load_errors[settings.name]
         self.programs.append(Program(self, len(self.programs) + 1))
-        sizes = [(b.batch, b.height or 2, b.width or 2) for b in settings.buckets]
+        configured = settings.buckets or map(BucketSettings, settings.auto_buckets.candidates)
+        sizes = [(b.batch, b.height or 2, b.width or 2) for b in configured]
         buckets = tuple(sorted({Bucket(*size) for size in sizes}))
         return Model(settings, self.programs[-1], buckets, Classification(1), "built in")
 
@@ -536,3 +541,34 @@ async def test_buckets_that_come_out_alike_are_counted_once(house: House) -> Non
     await house.repository.load_all()
     (version,) = house.repository.index()
     assert version.programs_total == len(version.ledger) == 4
+
+
+async def test_auto_buckets_are_chosen_for_the_recorded_demand_and_only_they_serve(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cost(executable: object, bucket: Bucket, lanes: int) -> Cost:
+        return Cost(1.0 + bucket.batch, 1.0 + bucket.batch)
+
+    monkeypatch.setattr("xlaserve.engine.compiler.measure", cost)
+    demand.write(tmp_path / "demand.json", {(2, 2): Counter({3: 100})})
+    choice = AutoBuckets(max_batch=4, demand=tmp_path / "demand.json")
+    house.configured = [model("a", buckets="auto", auto_buckets=choice)]
+    await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert version.model is not None
+    assert version.model.buckets == (Bucket(3, 2, 2),)
+    assert sorted(house.compiled) == [(Mode.GRAPH, Bucket(3, 2, 2))] + [
+        (Mode.XLA, Bucket(batch, 2, 2)) for batch in (1, 2, 3, 4)
+    ]
+    assert version.programs_total == len(version.ledger) == 5
+    assert await house.ask(images=5) == [1] * 5
+
+
+async def test_a_demand_that_cannot_be_read_fails_the_model_before_anything_is_compiled(
+    house: House, tmp_path: Path
+) -> None:
+    choice = AutoBuckets(demand=tmp_path / "none.json")
+    house.configured = [model("a", buckets="auto", auto_buckets=choice)]
+    with pytest.raises(ModelFailed, match=r"auto_buckets\.demand: none\.json: No such file or directory"):
+        await house.repository.load_all()
+    assert not house.compiled
