@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs demo test check format bench bench-gpu clean
+.PHONY: help setup stubs demo test check format bench bench-gpu bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ bench: setup ## Measure serving efficiency, overhead and memory
 
 bench-gpu: setup ## Measure every mode on a GPU and write docs/gpu.md
 	$(BIN)/python -m bench.gpu
+
+bench-xla: setup ## Compare XLA with graph mode on this CPU, model by model
+	$(BIN)/python -m bench.xla
 
 clean: ## Remove what setup and the tools made
 	rm -rf $(VENV) .venv-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -145,12 +145,7 @@ def main() -> None:
         if options.only in (None, name):
             for figure in bench():
                 figures.append(figure)
-                verdict = "" if not figure.target else "met" if figure.is_met else "MISSED"
-                print(
-                    f"{figure.name:<58} {figure.median:6.3f}  ({figure.least:.3f} to {figure.most:.3f})"
-                    f"  {figure.target} {verdict}",
-                    flush=True,
-                )
+                print(figure.line(), flush=True)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     machine = {"processor": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version()}
     result = {"machine": machine, "figures": [figure._asdict() for figure in figures]}

@@ -17,6 +17,11 @@ class Figure(NamedTuple):
     target: str
     is_met: bool
 
+    def line(self) -> str:
+        """Returns it as text."""
+        verdict = "" if not self.target else "met" if self.is_met else "MISSED"
+        return f"{self.name:<58} {self.median:6.3f}  ({self.least:.3f} to {self.most:.3f})  {self.target} {verdict}"
+
 
 def ratio(name: str, pairs: Sequence[tuple[float, float]], least: float | None) -> Figure:
     """Returns the figure for pairs of (ours, theirs)."""

@@ -86,9 +86,9 @@ def _started(command: Sequence[str], ready: Path) -> Iterator[Server]:
 class InProcess:
     """A process that calls the compiled functions itself, warm."""
 
-    def __init__(self, config: Mapping[str, object]) -> None:
+    def __init__(self, config: Mapping[str, object], module: str = "bench.in_process") -> None:
         self._process = subprocess.Popen(
-            (sys.executable, "-m", "bench.in_process", json.dumps(config)),
+            (sys.executable, "-m", module, json.dumps(config)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -110,4 +110,6 @@ class InProcess:
 
     def _read(self) -> str:
         assert self._process.stdout
-        return self._process.stdout.readline()
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"{self._process.args!r} ended")
+        return line

@@ -46,6 +46,14 @@ class Lowering(StrEnum):
 
     DEPTHWISE = "depthwise"
     """Depthwise and separable convolutions as sums of shifted products."""
+    STEM = "stem"
+    """Convolutions of a few channels, such as a network's first, as sums of shifted outer products."""
+    WINOGRAD = "winograd"
+    """3 x 3 convolutions by Winograd's minimal filtering."""
+    NORMALIZATION = "normalization"
+    """Batch normalization with its scale and offset computed ahead."""
+    POOLING = "pooling"
+    """Maximum and average pooling over small windows as shifted images."""
 
 
 BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
@@ -158,7 +166,7 @@ class ModelSettings(Frozen):
     besides and runs each bucket in the fastest."""
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some layers of Keras models in another form, which is faster and gives the same result up to
-    rounding: `depthwise`. Those named here are left as they are."""
+    rounding: `depthwise`, `stem`, `winograd`, `normalization` and `pooling`. Those named here are left as they are."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
     buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))

@@ -16,11 +16,15 @@ import tensorflow as tf
 
 from xlaserve.config import Lowering, Mode, ModelSettings
 from xlaserve.model.keras_runtime import keras
-from xlaserve.model.lowering import depthwise
+from xlaserve.model.lowering import depthwise, normalization, pooling, stem, winograd
 from xlaserve.model.lowering.replacement import Replace, Replacement
 
 LOWERINGS: Final[Mapping[Lowering, Replace]] = {
     Lowering.DEPTHWISE: depthwise.replace,
+    Lowering.STEM: stem.replace,
+    Lowering.WINOGRAD: winograd.replace,
+    Lowering.NORMALIZATION: normalization.replace,
+    Lowering.POOLING: pooling.replace,
 }
 """Each gives a layer's replacement, or None where it has nothing to replace; the first that has one is taken."""
 

@@ -7,13 +7,13 @@ the output, vectorized over the channels.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
-from xlaserve.model.lowering.replacement import Replacement, channels_last
+from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
+from xlaserve.model.lowering.windows import Windows
 
 
 def replace(layer: Any) -> Replacement | None:
@@ -26,80 +26,39 @@ def replace(layer: Any) -> Replacement | None:
     return None
 
 
-class Depthwise(Replacement):
+class Depthwise(WindowReplacement):
     """A depthwise convolution."""
 
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Convolves `inputs` in the layer's own data format."""
-        layer = self.original
-        kernel = tf.convert_to_tensor(layer.kernel)
-        *sides, a, b = kernel.shape
-        outputs = shifted_products(
-            channels_last(inputs, layer),
-            tf.reshape(kernel, [*sides, a * b]),
-            layer.strides,
-            layer.dilation_rate,
-            layer.padding,
-        )
-        return self.add_bias_and_activate(outputs)
+    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
+        """Convolves."""
+        return shifted_products(images, tf.convert_to_tensor(self.original.kernel), windows)
 
 
-class Separable(Replacement):
+class Separable(WindowReplacement):
     """A depthwise convolution and a pointwise one after it."""
 
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Convolves `inputs` in the layer's own data format."""
-        layer = self.original
-        kernel = tf.convert_to_tensor(layer.depthwise_kernel)
-        *sides, channels, multiplier = kernel.shape
-        outputs = shifted_products(
-            channels_last(inputs, layer),
-            tf.reshape(kernel, [*sides, channels * multiplier]),
-            layer.strides,
-            layer.dilation_rate,
-            layer.padding,
-        )
-        return self.add_bias_and_activate(
-            tf.nn.conv2d(outputs, tf.convert_to_tensor(layer.pointwise_kernel), 1, "VALID")
-        )
+    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
+        """Convolves."""
+        outputs = shifted_products(images, tf.convert_to_tensor(self.original.depthwise_kernel), windows)
+        return tf.nn.conv2d(outputs, tf.convert_to_tensor(self.original.pointwise_kernel), 1, "VALID")
 
 
-def shifted_products(
-    images: tf.Tensor,
-    kernel: tf.Tensor,
-    strides: tuple[int, int],
-    dilations: tuple[int, int],
-    padding: str,
-) -> tf.Tensor:
-    """Returns the depthwise convolution of `images` `[n, height, width, channels]`, `same` or `valid` as Keras pads.
+def shifted_products(images: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> tf.Tensor:
+    """Returns the depthwise convolution of `images` `[n, height, width, channels]`.
 
-    `kernel` is `[rows, columns, channels * multiplier]`: each channel gives `multiplier` outputs, side by side.
+    `kernel` is `[rows, columns, a, b]`, where `a * b` is the number of outputs: each channel gives as many, side by
+    side.
     """
-    rows, columns, outputs = kernel.shape
-    height, width, channels = images.shape[1:]
-    (above, below, high), (left, right, wide) = (
-        _pad(size, 1 + (positions - 1) * dilation, stride, padding)
-        for size, positions, dilation, stride in zip((height, width), (rows, columns), dilations, strides, strict=True)
-    )
-    padded = tf.pad(images, [[0, 0], [above, below], [left, right], [0, 0]])
-    if outputs != channels:
-        padded = tf.repeat(padded, outputs // channels, axis=-1)
+    rows, columns, a, b = kernel.shape
+    channels = images.shape[-1]
+    kernel = tf.reshape(kernel, [rows, columns, a * b])
+    if a * b != channels:
+        images = tf.repeat(images, a * b // channels, axis=-1)
     total = None
-    for row, column in product(range(rows), range(columns)):
-        top, start = row * dilations[0], column * dilations[1]
-        bottom, end = top + (high - 1) * strides[0] + 1, start + (wide - 1) * strides[1] + 1
-        shifted = padded[:, top : bottom : strides[0], start : end : strides[1]] * kernel[row, column]
-        total = shifted if total is None else total + shifted
+    for row, column, shifted in windows.shifted(images):
+        product = shifted * kernel[row, column]
+        total = product if total is None else total + product
     return total
-
-
-def _pad(size: int, extent: int, stride: int, padding: str) -> tuple[int, int, int]:
-    """Returns the pixels to add before and after, and the size of the output, along a side."""
-    if padding == "valid":
-        return 0, 0, (size - extent) // stride + 1
-    output = -(-size // stride)
-    total = max(0, (output - 1) * stride + extent - size)
-    return total // 2, total - total // 2, output
 
 
 def _is_depthwise(layer: Any) -> bool:

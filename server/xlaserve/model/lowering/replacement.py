@@ -8,13 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.lowering.windows import Windows
 
 Replace = Callable[[Any], "Replacement | None"]
 """From a Keras layer to what computes the same, or None where it has to stay."""
 
 
 class Replacement(keras.layers.Layer):  # type: ignore[misc]
-    """Computes what `original` computes, in another way, from the same variables."""
+    """Computes what `original` computes in another way. Shares its variables; may hold what is derived from them."""
 
     def __init__(self, original: Any) -> None:
         super().__init__(name=original.name, dtype=original.dtype_policy)
@@ -25,16 +26,28 @@ class Replacement(keras.layers.Layer):  # type: ignore[misc]
         """Returns the shape of the original's output."""
         return self.original.compute_output_shape(input_shape)
 
-    def add_bias_and_activate(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Ends a convolution in channels-last order as its layer wants it."""
+
+class WindowReplacement(Replacement):
+    """Computes a convolution or pooling in channels-last order."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Computes `inputs` in the layer's own data format."""
         layer = self.original
-        if layer.use_bias:
+        is_channels_first = layer.data_format == "channels_first"
+        images = tf.transpose(inputs, [0, 2, 3, 1]) if is_channels_first else inputs
+        height, width = images.shape[1:3]
+        if height is None or width is None:
+            return layer(inputs)
+        shape = getattr(layer, "kernel_size", None) or layer.pool_size
+        dilations = getattr(layer, "dilation_rate", (1, 1))
+        outputs = self.compute(images, Windows((height, width), shape, layer.strides, dilations, layer.padding))
+        if getattr(layer, "use_bias", False):
             outputs += tf.convert_to_tensor(layer.bias)
-        if layer.data_format == "channels_first":
+        if is_channels_first:
             outputs = tf.transpose(outputs, [0, 3, 1, 2])
-        return outputs if layer.activation is None else layer.activation(outputs)
+        activation = getattr(layer, "activation", None)
+        return outputs if activation is None else activation(outputs)
 
-
-def channels_last(inputs: tf.Tensor, layer: Any) -> tf.Tensor:
-    """Returns the images that `layer` takes as `[n, height, width, channels]`."""
-    return tf.transpose(inputs, [0, 2, 3, 1]) if layer.data_format == "channels_first" else inputs
+    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
+        """Returns what comes of `images`, all of it channels last, before bias and activation."""
+        raise NotImplementedError

@@ -58,7 +58,7 @@ def difference(got: Any, expected: Any) -> float:
     return float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-30))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(convolutions())
 def test_any_convolution_of_single_channels_gives_the_same(
     example: tuple[Callable[[], Any], NDArray[np.float32]],

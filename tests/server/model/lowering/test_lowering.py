@@ -137,6 +137,7 @@ def test_a_model_without_such_layers_is_none() -> None:
         ("Xception", {"include_top": False, "pooling": "max"}),
         ("NASNetMobile", {}),
         ("ConvNeXtTiny", {}),
+        ("ResNet50", {}),
     ],
 )
 def test_whole_models_give_the_same(name: str, options: dict[str, Any]) -> None:

@@ -1,0 +1,65 @@
+"""OpenVINO in float32, for comparison: the first model of a configuration, run as each line of stdin says.
+
+Speaks as `bench.in_process` does. One lane is its hint for latency, several its hint for throughput.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import tensorflow as tf
+
+from xlaserve.config import Bucket, Lowering, Settings
+from xlaserve.engine.executable import TensorFlowProgram
+from xlaserve.model import catalog
+from xlaserve.telemetry.logs import quiet_tensorflow
+
+
+def main() -> None:
+    """Compiles the model for each bucket, says its lanes, then runs the fastest bucket."""
+    settings = Settings.model_validate(json.loads(sys.argv[1]))
+    quiet_tensorflow()
+    tf.config.set_visible_devices([], "GPU")
+    lanes = settings.lanes or 1
+    model = catalog.load(settings.models[0].model_copy(update={"disable_lowerings": tuple(Lowering)}))
+    queues = {bucket: _compile(model.program, bucket, lanes) for bucket in model.buckets}
+    best = max(queues, key=lambda bucket: _images_per_s(queues[bucket], bucket, 0.5))
+    print(lanes, flush=True)
+    for line in sys.stdin:
+        print(_images_per_s(queues[best], best, float(line.split()[1])), flush=True)
+
+
+def _compile(program: Any, bucket: Bucket, lanes: int) -> Any:
+    assert isinstance(program, TensorFlowProgram)
+    module = tf.Module()
+    module.forward = tf.function(program.trace(bucket), input_signature=[tf.TensorSpec((*bucket, 3), tf.uint8)])
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder, signatures=module.forward)
+        converted = ov.convert_model(folder, input=[(*bucket, 3)])
+    hint = "LATENCY" if lanes == 1 else "THROUGHPUT"
+    compiled = ov.Core().compile_model(
+        converted, "CPU", {"PERFORMANCE_HINT": hint, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": lanes}
+    )
+    return ov.AsyncInferQueue(compiled, lanes)
+
+
+def _images_per_s(queue: Any, bucket: Bucket, seconds: float) -> float:
+    images = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+    queue.start_async({0: images})
+    queue.wait_all()
+    began, batches = time.perf_counter(), 0
+    while time.perf_counter() < began + seconds:
+        queue.start_async({0: images})  # waits for a free request
+        batches += 1
+    queue.wait_all()
+    return batches * bucket.batch / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""XLA against the other ways to run a model on this CPU: `python -m bench.xla [--quick] [--models A,B]`.
+
+Each arm is a process of its own, for XLA's pool of threads slows graph mode, and runs at the lanes and the batch that
+suit it best. Exits 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bench.figures import Figure, ratio
+from bench.processes import InProcess
+from xlaserve.config import Lowering
+from xlaserve.engine.device import cpu_name, usable_cores
+
+TARGETS: Final[Mapping[str, float]] = {
+    "MobileNet": 1.0,
+    "MobileNetV2": 1.25,
+    "MobileNetV3Small": 1.0,
+    "MobileNetV3Large": 1.0,
+    "EfficientNetB0": 1.0,
+    "EfficientNetV2B0": 1.0,
+    "Xception": 1.0,
+    "NASNetMobile": 1.0,
+    "ConvNeXtTiny": 1.0,
+    "ResNet50": 1.0,
+}
+"""Applications, and the least share of graph mode's images/s that XLA is to reach."""
+OPENVINO_TARGETS: Final[Mapping[str, float]] = {"MobileNetV2": 0.7, "ResNet50": 0.8}
+BATCHES: Final = (1, 2, 4, 8, 16)
+
+
+class Arm(NamedTuple):
+    """A way to run a model."""
+
+    module: str
+    mode: str
+    model: dict[str, Any]
+
+
+ARMS: Final = {
+    "xla": Arm("bench.in_process", "xla", {}),
+    "xla as it is": Arm("bench.in_process", "xla", {"disable_lowerings": tuple(Lowering)}),
+    "graph": Arm("bench.in_process", "graph", {}),
+    "openvino": Arm("bench.openvino_process", "openvino", {}),
+}
+
+
+class Plan(NamedTuple):
+    """How much is measured."""
+
+    batches: tuple[int, ...]
+    blocks: int
+    block_s: float
+
+
+def compare(name: str, arms: Mapping[str, Arm], plan: Plan) -> Iterator[Figure]:
+    """Yields the ratios of XLA's images/s on one model to those of each other arm, over interleaved blocks."""
+    with ExitStack() as stack:
+        running = {arm: _best(stack, name, arms[arm], plan) for arm in arms}
+        rates: dict[str, list[float]] = {arm: [] for arm in arms}
+        for block in range(plan.blocks):
+            for arm in list(arms)[:: 1 if block % 2 == 0 else -1]:
+                rates[arm].append(running[arm].images_per_s(arms[arm].mode, plan.block_s))
+    for arm, measured in rates.items():
+        lanes = running[arm].lanes
+        print(f"  {name} {arm}, {lanes} lanes: {min(measured):.1f} to {max(measured):.1f} images/s", flush=True)
+    targets = {"graph": TARGETS.get(name), "openvino": OPENVINO_TARGETS.get(name)}
+    for other in (arm for arm in arms if arm != "xla"):
+        pairs = list(zip(rates["xla"], rates[other], strict=True))
+        yield ratio(f"{name}: xla / {other}", pairs, targets.get(other))
+
+
+def _best(stack: ExitStack, name: str, arm: Arm, plan: Plan) -> InProcess:
+    """Starts `arm` with one lane and with a lane for each core, and keeps the faster of the two."""
+    cores = usable_cores()
+    model = {
+        "name": "model",
+        "source": f"keras.applications:{name}",
+        "weights": "random",
+        "modes": ("xla",) if arm.mode == "openvino" else (arm.mode,),
+        "buckets": plan.batches,
+        **arm.model,
+    }
+    best: tuple[float, InProcess, ExitStack] | None = None
+    for lanes in dict.fromkeys((1, cores)):
+        with ExitStack() as trial:
+            config = {"device": "cpu", "models": [model], "lanes": lanes, "threads_per_lane": cores // lanes}
+            process = trial.enter_context(InProcess(config, arm.module))
+            rate = max(process.images_per_s(arm.mode, plan.block_s) for _ in range(2))
+            if best is None or rate > best[0]:
+                if best:
+                    best[2].close()
+                best = (rate, process, trial.pop_all())
+    assert best
+    stack.enter_context(best[2])
+    return best[1]
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(prog="python -m bench.xla", description=__doc__)
+    parser.add_argument("--models", default=",".join(TARGETS), help="applications of Keras, separated by commas")
+    parser.add_argument("--arms", default="xla,graph,openvino", help=f"of {', '.join(ARMS)}; openvino if installed")
+    parser.add_argument("--json", type=Path, default=Path("build/bench-xla.json"))
+    parser.add_argument("--quick", action="store_true", help="shorter: minutes for all models, and wider ranges")
+    options = parser.parse_args()
+    plan = Plan((1, 4), 3, 1.0) if options.quick else Plan(BATCHES, 7, 5.0)
+    names = ("xla", *(name for name in options.arms.split(",") if name != "xla"))
+    has_openvino = importlib.util.find_spec("openvino") is not None
+    arms = {name: ARMS[name] for name in names if name != "openvino" or has_openvino}
+    print(f"{cpu_name()}, {os.cpu_count()} cores, {plan.blocks} blocks of {plan.block_s:g} s", flush=True)
+    if "openvino" in names and not has_openvino:
+        print("openvino is not installed, and is left out", flush=True)
+    figures = []
+    for model in options.models.split(","):
+        for figure in compare(model, arms, plan):
+            figures.append(figure)
+            print(figure.line(), flush=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    result = {"processor": cpu_name(), "cores": os.cpu_count(), "figures": [figure._asdict() for figure in figures]}
+    options.json.write_text(json.dumps(result, indent=2) + "\n")
+    sys.exit(0 if all(figure.is_met for figure in figures) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Batch normalization with its scale and offset computed ahead.
+
+At inference it multiplies and adds, and what it multiplies by comes of its statistics. XLA would compute that anew in
+the loop over the pixels, with a square root for each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from xlaserve.model.keras_runtime import keras
+from xlaserve.model.lowering.replacement import Replacement
+
+
+def replace(layer: Any) -> Replacement | None:
+    """Replaces batch normalization."""
+    return Normalization(layer) if type(layer) is keras.layers.BatchNormalization else None
+
+
+class Normalization(Replacement):
+    """Batch normalization as it is at inference, with the statistics it had when it was replaced."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__(original)
+        deviation = np.sqrt(_values(original.moving_variance) + original.epsilon)
+        scale = (_values(original.gamma) if original.scale else 1.0) / deviation
+        offset = (_values(original.beta) if original.center else 0.0) - _values(original.moving_mean) * scale
+        self.scale = scale.astype(np.float32)
+        self.offset = offset.astype(np.float32)
+
+    def call(self, inputs: tf.Tensor, mask: Any = None) -> tf.Tensor:
+        """Normalizes `inputs` in float32, as Keras does, whatever their precision. `mask` matters in training alone."""
+        axis = self.original.axis
+        shape = [-1 if side == axis % len(inputs.shape) else 1 for side in range(len(inputs.shape))]
+        scale, offset = np.reshape(self.scale, shape), np.reshape(self.offset, shape)
+        return tf.cast(tf.cast(inputs, tf.float32) * scale + offset, self.compute_dtype)
+
+
+def _values(variable: Any) -> np.ndarray:
+    return np.asarray(tf.convert_to_tensor(variable), np.float64)

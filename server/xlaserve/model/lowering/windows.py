@@ -1,0 +1,50 @@
+"""A window's positions over padded images, as slices of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import tensorflow as tf
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where windows of `shape` lie on images of `size`, padded `same` or `valid` as Keras pads; all rows first."""
+
+    size: Pair
+    shape: Pair
+    strides: Pair = (1, 1)
+    dilations: Pair = (1, 1)
+    padding: str = "valid"
+
+    @property
+    def output(self) -> Pair:
+        """Height and width of what is computed from the windows."""
+        return self._along(0)[2], self._along(1)[2]
+
+    def shifted(self, images: tf.Tensor, fill: float = 0.0) -> Iterator[tuple[int, int, tf.Tensor]]:
+        """Yields for each position in the window its row, column, and what lies there of `images` in all windows.
+
+        `images` are `[n, height, width, channels]`, and are padded with `fill`.
+        """
+        (above, below, high), (left, right, wide) = self._along(0), self._along(1)
+        padded = tf.pad(images, [[0, 0], [above, below], [left, right], [0, 0]], constant_values=fill)
+        for row, column in product(range(self.shape[0]), range(self.shape[1])):
+            top, start = row * self.dilations[0], column * self.dilations[1]
+            rows = slice(top, top + (high - 1) * self.strides[0] + 1, self.strides[0])
+            columns = slice(start, start + (wide - 1) * self.strides[1] + 1, self.strides[1])
+            yield row, column, padded[:, rows, columns]
+
+    def _along(self, side: int) -> tuple[int, int, int]:
+        """Returns the pixels to add before and after, and the size of the output, along a side."""
+        size, stride = self.size[side], self.strides[side]
+        extent = 1 + (self.shape[side] - 1) * self.dilations[side]
+        if self.padding == "valid":
+            return 0, 0, (size - extent) // stride + 1
+        output = -(-size // stride)
+        total = max(0, (output - 1) * stride + extent - size)
+        return total // 2, total - total // 2, output

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from xlaserve.config import Lowering
+from xlaserve.model import lowering
+from xlaserve.model.keras_runtime import keras
+
+MOST = 1e-5
+"""The largest difference that is allowed, as a share of the largest output."""
+PADDINGS = st.sampled_from(["same", "valid"])
+FORMATS = st.sampled_from(["channels_last", "channels_first"])
+ACTIVATIONS = st.sampled_from([None, "relu", "silu"])
+
+
+def noise(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def check(name: Lowering, layer: Any, images: NDArray[np.float32]) -> None:
+    """Compares a layer with its replacement, on images given channels last."""
+    if getattr(layer, "data_format", None) == "channels_first":
+        images = np.moveaxis(images, -1, 1)
+    layer.build(images.shape)  # pooling of channels first does not run on a CPU
+    replacement = lowering.LOWERINGS[name](layer)
+    assert replacement is not None
+    try:
+        expected = layer(images)
+    except tf.errors.OpError:
+        expected = tf.function(layer, jit_compile=True, autograph=False)(images)
+    got = replacement(images)
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max() <= MOST * np.abs(expected).max()
+
+
+@settings(max_examples=15)
+@given(
+    kernel=st.tuples(st.integers(1, 3), st.integers(2, 3)),
+    strides=st.integers(1, 3),
+    extra=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    channels=st.integers(1, 3),
+    padding=PADDINGS,
+    data_format=FORMATS,
+    activation=ACTIVATIONS,
+)
+def test_stems(kernel: tuple[int, int], strides: int, extra: tuple[int, int], channels: int, **options: Any) -> None:
+    layer = keras.layers.Conv2D(8, kernel, strides=strides, bias_initializer="random_normal", **options)
+    check(Lowering.STEM, layer, noise(2, kernel[0] + extra[0], kernel[1] + extra[1], channels))
+
+
+@settings(max_examples=8)
+@given(
+    size=st.tuples(st.integers(14, 19), st.integers(14, 19)),
+    channels=st.integers(32, 40),
+    filters=st.integers(32, 40),
+    padding=PADDINGS,
+    data_format=FORMATS,
+    activation=ACTIVATIONS,
+    use_bias=st.booleans(),
+)
+def test_winograd(size: tuple[int, int], channels: int, filters: int, **options: Any) -> None:
+    layer = keras.layers.Conv2D(filters, 3, bias_initializer="random_normal", **options)
+    check(Lowering.WINOGRAD, layer, noise(2, *size, channels))
+
+
+@settings(max_examples=20)
+@given(
+    kind=st.sampled_from([keras.layers.MaxPooling2D, keras.layers.AveragePooling2D]),
+    window=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    extra=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    padding=PADDINGS,
+)
+def test_pooling(kind: Any, window: tuple[int, int], extra: tuple[int, int], **options: Any) -> None:
+    check(Lowering.POOLING, kind(window, **options), noise(2, window[0] + extra[0], window[1] + extra[1], 3) - 2)
+
+
+@settings(max_examples=10)
+@given(
+    scale=st.booleans(), center=st.booleans(), axis=st.sampled_from([-1, 1, 3]), epsilon=st.sampled_from([1e-3, 1e-5])
+)
+def test_normalization(**options: Any) -> None:
+    layer = keras.layers.BatchNormalization(
+        **options,
+        moving_mean_initializer="random_normal",
+        moving_variance_initializer=keras.initializers.RandomUniform(0.1, 3),
+        beta_initializer="random_normal",
+        gamma_initializer="random_normal",
+    )
+    check(Lowering.NORMALIZATION, layer, noise(2, 4, 5, 6))
+
+
+@pytest.mark.parametrize("name", [Lowering.WINOGRAD, Lowering.STEM, Lowering.POOLING, Lowering.NORMALIZATION])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.Conv2D(32, 1),
+        keras.layers.Conv2D(32, 3, strides=2),
+        keras.layers.Conv2D(32, 3, dilation_rate=2),
+        keras.layers.Conv2D(32, 3, groups=2),
+        keras.layers.Conv2D(32, 3, dtype="mixed_bfloat16"),
+        keras.layers.Conv2D(16, 3),
+        keras.layers.MaxPooling2D(6),
+        keras.layers.LayerNormalization(),
+    ],
+    ids=lambda layer: getattr(layer, "name", str(layer)),
+)
+def test_other_layers_stay(name: Lowering, layer: Any) -> None:
+    if not layer.built:
+        layer.build((None, 20, 20, 32))
+    assert lowering.LOWERINGS[name](layer) is None
