@@ -250,7 +250,7 @@ def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(star
 
         unexpected = vision_grpc.VisionStub(channel).ListModels(vision_pb.ListModelsRequest()).unexpected_compilations
         assert [each.result for each in unexpected] == ["f32[3,10]", "f32[1,9,7,3]"]
-        assert list(unexpected[1].constants) == ["size (needed by resize/ResizeBilinear)"]
+        assert list(unexpected[1].constants) == ["size = 9 7 (needed by resize/ResizeBilinear)"]
         assert abs(unexpected[0].ended_at.ToMicroseconds() / 1e6 - time.time()) < PATIENCE_S
 
         # What is loaded later is expected.
@@ -264,4 +264,4 @@ def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(star
     assert by_shape["arguments"][0] == f"u8[3,{SIDE},{SIDE},3]"
     assert by_constant["message"].startswith("XLA compiled while serving, for ")
     assert by_constant["result"] == "f32[1,9,7,3]"
-    assert by_constant["constants"] == ["size (needed by resize/ResizeBilinear)"]
+    assert by_constant["constants"] == ["size = 9 7 (needed by resize/ResizeBilinear)"]

@@ -18,8 +18,9 @@ def run(invocation: Invocation) -> int:
         from xlaserve.app import App  # noqa: PLC0415
 
         with ExitStack() as stack:
-            has_xla = any(map(catalog.uses_tensorflow, settings.models))
-            tap = stack.enter_context(StderrTap()) if has_xla and settings.watch_compilations else None
+            tap: StderrTap | None = None
+            if settings.watch_compilations and any(map(catalog.uses_tensorflow, settings.models)):
+                tap = stack.enter_context(StderrTap(has_cache=settings.compile_cache is not None))
             progress = stack.enter_context(console.WarmUp(settings))
             app = App(
                 settings,

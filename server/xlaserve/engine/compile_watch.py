@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 class CompileWatch:
     """Counts what XLA compiled: `on_compiled` is told of each, and whether it was expected.
 
+    What was found in XLA's cache was not compiled, and counts only where a request waited for it all the same.
+
     A compilation is expected while somebody is in `expecting`: a model is loaded, warmed, or given another bucket.
     A thread that runs batches never may compile, whatever else goes on; `is_serving` knows them by their number.
     """
@@ -62,10 +64,13 @@ class CompileWatch:
         if compilation is None:
             return
         is_expected = self._is_expected(compilation)
+        if is_expected and compilation.from_cache:
+            return
         if not is_expected:
             self.unexpected.append(compilation)
             log.error(
-                "XLA compiled while serving, for %.0f ms: %s",
+                "XLA %s while serving, for %.0f ms: %s",
+                "loaded from its cache" if compilation.from_cache else "compiled",
                 compilation.seconds * 1000,
                 compilation,
                 extra={

@@ -16,12 +16,14 @@ from typing import Final, Self, TextIO
 from xlaserve.engine.xla_log import VMODULE
 
 FILES: Final = (
-    *("device_compiler.h", "xla_compiler.cc", "const_analysis.cc", "dump_graph.cc"),
+    *("device_compiler.h", "device_executable_persistor.h", "xla_compiler.cc", "const_analysis.cc", "dump_graph.cc"),
     *("text_format.cc", "cpu_aot_loader.cc"),
 )
 """What VMODULE makes speak, and what complains that it has nowhere to write the graphs of which xla_compiler speaks;
 and those that say as errors, each time when an executable is read from the compile cache, that it is no text and that
 the processor lacks "features" which are preferences of the code generator."""
+NO_CACHE: Final = "--tf_xla_persistent_cache_directory=/nonexistent --tf_xla_persistent_cache_read_only=true"
+"""A cache in which XLA looks for what it is about to compile, telling the values of constants, and finds nothing."""
 LAST_LINES_S: Final = 2.0
 """How long the filter may take at the end to pass on what was written."""
 _STDERR: Final = 2
@@ -34,10 +36,12 @@ class StderrTap:
     """While it is entered, what this process's libraries write to stderr goes through a filter, a process of its own.
 
     Must be entered before TensorFlow is imported. Python's own sys.stderr and log lines are written straight to where
-    stderr was: they are neither delayed nor lost, whatever becomes of the filter.
+    stderr was: they are neither delayed nor lost, whatever becomes of the filter. `has_cache` says whether XLA will be
+    given a persistent cache.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_cache: bool = False) -> None:
+        self._has_cache = has_cache
         self._environment = {name: os.environ.get(name) for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE")}
         self._is_closing = False
         self._python_stderr: TextIO | None = None
@@ -49,6 +53,9 @@ class StderrTap:
         theirs = self._environment["TF_CPP_VMODULE"]
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"  # at any other, there are no lines of VMODULE
         os.environ["TF_CPP_VMODULE"] = f"{theirs},{VMODULE}" if theirs else VMODULE
+        xla_flags = os.environ.get("TF_XLA_FLAGS", "")
+        if not self._has_cache and "persistent_cache" not in xla_flags:
+            os.environ["TF_XLA_FLAGS"] = f"{xla_flags} {NO_CACHE}".strip()
         self._stderr = _duplicate_stderr()
         lines, lines_in = os.pipe()
         self._events, events_in = os.pipe()

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-VMODULE: Final = "device_compiler=1,xla_compiler=2,const_analysis=3"
+VMODULE: Final = "device_compiler=1,device_executable_persistor=1,xla_compiler=2,const_analysis=3"
 """Source files and the level of detail from which on they say what `Reader` understands."""
 
 _LINE: Final = re.compile(r"^I\d{4} 00:00:(?P<at>[\d.]+) +(?P<thread>\d+) (?P<file>[\w.]+):\d+\] +(?P<text>.*)$")
@@ -20,6 +20,10 @@ _NEEDS_CONSTANT: Final = re.compile(r"marking consts for must-be-const inputs of
 _BEGINS: Final = re.compile(r"XlaCompiler::CompileFunction ([^\s\[]+)\[")
 _ARGUMENT: Final = re.compile(r"XLA arg \d+ shape: (.+?) name: .*TF arg (\d+)\b")
 _RESULT: Final = re.compile(r"XLA output shape: (.+)")
+_LOOKS_IN_CACHE: Final = "Try loading serialized cache entry:"
+_FOUND_IN_CACHE: Final = "Loading cached entry for:"
+_VALUE: Final = re.compile(r"Tensor<type: \w+ shape: \[[\d,]*\] values: ([^>]*)>")
+_LONGEST_VALUE: Final = 100
 _ENDS: Final = re.compile(r"Compilation of XLA executable time: .*?\((\d+) us\)")
 _LAYOUT: Final = re.compile(r"(?<=\])\{[^}]*\}")
 
@@ -34,8 +38,10 @@ class XlaCompilation:
     """Shapes, as `f32[1,4]`, in their order."""
     result: str
     constants: tuple[str, ...]
-    """Arguments whose value is part of the program, each with the operation that needs it: another value is another
+    """Arguments whose value is part of the program, as `size = 9 7 (needed by resize)`: another value is another
     program."""
+    from_cache: bool
+    """Whether XLA found it in its persistent cache."""
     seconds: float
     at_s: float
     """When it ended, since the epoch."""
@@ -55,6 +61,8 @@ class _Begun:
     function: str = ""
     arguments: list[tuple[int, str]] = field(default_factory=list)
     result: str = ""
+    values: list[str] = field(default_factory=list)
+    from_cache: bool = False
 
 
 class Reader:
@@ -76,6 +84,11 @@ class Reader:
                 self._read_analysis(thread, text)
             case "xla_compiler.cc":
                 self._read_compiler(thread, text)
+            case "device_executable_persistor.h" if text.startswith(_LOOKS_IN_CACHE):
+                # With the signature, which holds the values of constants.
+                self._begun[thread].values = [value[:_LONGEST_VALUE] for value in _VALUE.findall(text)]
+            case "device_executable_persistor.h" if text.startswith(_FOUND_IN_CACHE):
+                self._begun[thread].from_cache = True
             case "device_compiler.h" if ends := _ENDS.search(text):
                 return self._end(thread, at_s=float(found["at"]), seconds=int(ends[1]) / 1e6)
         return None
@@ -100,10 +113,22 @@ class Reader:
         given = {number for number, _ in begun.arguments}
         # Constants are no arguments of the program. Which function one belongs to is not said: those of a number that
         # this one takes as data are others'.
-        constants = tuple(
-            f"{name} (needed by {operation})" if operation else name
-            for (number, name), operation in self._constants.items()
+        names = [
+            (name, f" (needed by {operation})" if operation else "")
+            for (number, name), operation in sorted(self._constants.items())
             if number not in given and begun.function
+        ]
+        if len(names) == len(begun.values):
+            constants = [f"{name} = {value}{why}" for (name, why), value in zip(names, begun.values, strict=True)]
+        else:
+            constants = [*begun.values, *(f"{name}{why}" for name, why in names)]
+        return XlaCompilation(
+            function=begun.function,
+            arguments=tuple(shape for _, shape in begun.arguments),
+            result=begun.result,
+            constants=tuple(constants),
+            from_cache=begun.from_cache,
+            seconds=seconds,
+            at_s=at_s,
+            thread=thread,
         )
-        arguments = tuple(shape for _, shape in begun.arguments)
-        return XlaCompilation(begun.function, arguments, begun.result, constants, seconds, at_s, thread)

@@ -26,14 +26,16 @@ class Watched:
         self.told: list[tuple[XlaCompilation, bool]] = []
         self.watch = CompileWatch(lambda *told: self.told.append(told), lambda thread: thread == LANE, self.clock)
 
-    def compile(self, *, at_s: float, seconds: float = 1.0, thread: int = OTHER) -> bool:
+    def compile(self, *, at_s: float, seconds: float = 1.0, thread: int = OTHER, from_cache: bool = False) -> bool:
         """Has XLA compile, and returns whether that was expected."""
         prefix = f"I0000 00:00:{at_s:.6f} {thread}"
         self.watch.read(f"{prefix} xla_compiler.cc:1] XlaCompiler::CompileFunction forward_1[]")
         self.watch.read(f"{prefix} xla_compiler.cc:1] XLA arg 0 shape: u8[3,4] name:  TF arg 0 node name: ")
+        if from_cache:
+            self.watch.read(f"{prefix} device_executable_persistor.h:1] Loading cached entry for: forward_1[]")
         time = f"Compilation of XLA executable time: x ({seconds * 1e6:.0f} us)"
         self.watch.read(f"{prefix} device_compiler.h:1] {time}")
-        return self.told[-1][1]
+        return bool(self.told) and self.told[-1][1]
 
 
 @pytest.fixture
@@ -95,6 +97,17 @@ def test_the_expected_is_no_error(watched: Watched, caplog: pytest.LogCaptureFix
         watched.compile(at_s=1001.0)
     assert not caplog.records
     assert not watched.watch.unexpected
+
+
+def test_what_comes_from_the_cache_counts_only_where_a_request_waited_for_it(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    with watched.watch.expecting():
+        watched.compile(at_s=1001.0, from_cache=True)
+    assert watched.told == []
+    watched.compile(at_s=2001.0, from_cache=True)
+    assert [is_expected for _, is_expected in watched.told] == [False]
+    assert "XLA loaded from its cache while serving" in caplog.text
 
 
 def test_what_is_remembered_is_bounded(watched: Watched) -> None:

@@ -18,10 +18,15 @@ I0000 00:00:1795276051.527539    7857 xla_compiler.cc:1702] XLA output shape: (f
 I0000 00:00:1795276051.596105    7857 device_compiler.h:538] Compilation of XLA executable time: 69.6 ms (69628 us) \
 (cumulative: 155 ms, max: 69.6 ms, #called: 3)
 """
-LOADED = """\
-I0000 00:00:1795276051.596105    7857 device_compiler.h:208] Compiled cluster using XLA!  This line is logged at most
-I0000 00:00:1795276051.596105    7857 device_executable_persistor.h:386] Loading cached entry for: cluster
+LOOKED_UP = """\
+I0000 00:00:1795276051.546105    7857 device_executable_persistor.h:360] Try loading serialized cache entry:\
+__inference_forward_29[_XlaMustCompile=true],float [1,4,4,3]; Tensor<type: int32 shape: [2] values: 9 7> time: 18 us
 """
+FOUND = """\
+I0000 00:00:1795276051.556105    7857 device_executable_persistor.h:371] Loading cached entry for: forward_29[],float
+"""
+BEGINNING, END = COMPILED.rsplit("I0000", 1)
+END = f"I0000{END}"
 
 
 def read(text: str) -> list[XlaCompilation]:
@@ -36,6 +41,7 @@ def test_a_compilation_is_the_function_with_its_shapes_its_constants_and_its_tim
         arguments=("f32[1,4,4,3]",),
         result="(f32[1,8,8,3], f32[2])",
         constants=("s (needed by resize/Bilinear)",),
+        from_cache=False,
         seconds=0.069628,
         at_s=1795276051.596105,
         thread=7857,
@@ -64,18 +70,30 @@ def test_threads_may_compile_at_the_same_time() -> None:
     }
 
 
-def test_what_comes_from_a_cache_is_no_compilation() -> None:
-    assert read(LOADED) == []
+def test_a_constant_has_its_value_where_xla_looked_into_a_cache() -> None:
+    (compilation,) = read(ANALYSED + BEGINNING + LOOKED_UP + END)
+    assert compilation.constants == ("s = 9 7 (needed by resize/Bilinear)",)
+    assert not compilation.from_cache
+
+
+def test_values_that_belong_to_no_known_name_are_said_as_well() -> None:
+    (compilation,) = read(BEGINNING + LOOKED_UP + END)
+    assert compilation.constants == ("9 7",)
+
+
+def test_what_comes_from_a_cache_says_so() -> None:
+    (compilation,) = read(ANALYSED + BEGINNING + LOOKED_UP + FOUND + END)
+    assert compilation.from_cache
 
 
 def test_an_end_without_its_beginning_is_still_a_compilation() -> None:
-    (compilation,) = read(ANALYSED + COMPILED.splitlines()[-1])
+    (compilation,) = read(ANALYSED + END)
     assert (compilation.function, compilation.arguments, compilation.constants) == ("", (), ())
     assert str(compilation) == "a program of () -> unknown"
 
 
 def test_of_many_arguments_the_first_are_shown() -> None:
-    compilation = XlaCompilation("f", tuple(f"f32[{n}]" for n in range(262)), "f32[2]", (), 1.0, 2.0, 3)
+    compilation = XlaCompilation("f", tuple(f"f32[{n}]" for n in range(262)), "f32[2]", (), False, 1.0, 2.0, 3)
     assert str(compilation) == "f of (f32[0], f32[1], f32[2], f32[3] and 258 more) -> f32[2]"
 
 
