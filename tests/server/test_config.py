@@ -188,7 +188,9 @@ def test_what_is_dumped_loads_to_the_same_settings(settings: Settings) -> None:
 
 
 def test_a_dump_is_a_configuration_file(write: Write) -> None:
-    settings = Settings(lanes=3, models=(*BUILTIN_MODELS, ModelSettings(name="noop", source="builtin:noop")))
+    noop = ModelSettings(name="noop", source="builtin:noop")
+    # A relative path would be taken from the file's folder.
+    settings = Settings(lanes=3, profile_dir=Path("/profiles"), models=(*BUILTIN_MODELS, noop))
     assert load(write(dump(settings)), environ=NOTHING) == settings
 
 
@@ -227,7 +229,7 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
     [
         ("version: v2", ["models.0.version: ", "pattern", "got 'v2'"]),
         ("name: 'a b'", ["models.0.name: ", "pattern", "got 'a b'"]),
-        ("modes: [fast]", ["models.0.modes.0: ", "'eager', 'graph', 'xla' or 'auto'", "got 'fast'"]),
+        ("modes: [fast]", ["models.0.modes.0: ", "'eager', 'graph', 'xla', 'autocluster' or 'auto'", "got 'fast'"]),
         ("modes: []", ["models.0.modes: ", "at least 1 item", "got []"]),
         ("modes: [xla], default_mode: graph", ["models.0: default_mode graph is not one of modes xla"]),
         ("buckets: 8", ["models.0.buckets: ", "got 8"]),
