@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
-from xlaserve.model.network import Size
 
 RANDOM_SEED: Final = 1
 
@@ -31,11 +30,12 @@ def seeded() -> Iterator[None]:
             random.setstate(state)
 
 
-def settle(model: Any, size: Size, call: Callable[[tf.Tensor], object]) -> None:
-    """Gives batch normalization the statistics of two random images, a coarse and a fine one.
+def settle(model: Any, size: tuple[int, int], call: Callable[[tf.Tensor], object]) -> None:
+    """Gives batch normalization the statistics of four random images, from a coarse one to a noise of pixels.
 
     As Keras builds it, it normalizes nothing, and the signal dies out on its way through a deep network: every image
-    would get the same answer. `call` runs the model on pixels from 0 to 255 as in training.
+    would get the same answer. With the statistics of smooth images only, noise would grow from layer to layer, and
+    rounding with it. `call` runs the model on pixels from 0 to 255 as in training.
     """
     normalizations = [layer for layer in _layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
     if not normalizations:
@@ -43,7 +43,8 @@ def settle(model: Any, size: Size, call: Callable[[tf.Tensor], object]) -> None:
     for layer in normalizations:
         layer.momentum = 0.0
     noise = np.random.default_rng(RANDOM_SEED)
-    images = [tf.image.resize(noise.uniform(0, 255, (1, side, side, 3)), size) for side in (8, 128)]
+    grids = ((8, 8), (32, 32), (128, 128), size)
+    images = [tf.image.resize(noise.uniform(0, 255, (1, *grid, 3)), size) for grid in grids]
     call(tf.concat(images, axis=0))
 
 
