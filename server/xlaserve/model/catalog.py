@@ -225,8 +225,10 @@ def _by(size: Size) -> str:
 def _explain(settings: ModelSettings, error: Exception) -> str:
     """Returns one line that a client may read: no trace, and of paths only the last part."""
     source = _name(settings.source)
-    if isinstance(error, ModuleNotFoundError) and error.name in {"tensorflow", "keras", "keras_cv", "kagglehub"}:
-        return f"source: {source} needs {error.name}; install xlaserve[cpu] or xlaserve[gpu]"
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package in {"tensorflow", "keras", "keras_cv", "kagglehub"}:
+            return f"source: {source} needs {package}; install xlaserve[cpu] or xlaserve[gpu]"
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     for path in filter(None, (settings.source, settings.weights)):
         reason = reason.replace(path, _name(path))
