@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs demo test check format bench bench-gpu bench-xla clean
+.PHONY: help setup stubs demo test check format bench bench-gpu bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ format: setup ## Format the code
 
 bench: setup ## Measure serving efficiency, overhead and memory
 	$(BIN)/python -m bench
+
+bench-start: setup ## Measure what the compile cache saves a second start
+	$(BIN)/python -m bench.start
 
 bench-gpu: setup ## Measure every mode on a GPU and write docs/gpu.md
 	$(BIN)/python -m bench.gpu

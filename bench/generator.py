@@ -40,6 +40,14 @@ def pixels_request(model: str, side: int, mode: str = "", images: int = 1) -> by
     return request.SerializeToString()
 
 
+def answer(address: str, payload: bytes) -> bytes:
+    """Sends one request and returns what was computed for it, as it is on the wire."""
+    with grpc.insecure_channel(address) as channel:
+        call: Callable[..., bytes] = channel.unary_unary(METHOD)
+        response = pb.ModelInferResponse.FromString(call(payload, timeout=DEADLINE_S))
+    return b"".join(response.raw_output_contents)
+
+
 def closed_loop(address: str, payload: bytes, concurrency: int, *, seconds: float = 0, requests: int = 0) -> Load:
     """Keeps `concurrency` requests in flight for `seconds`, or until `requests` are answered. Any error raises."""
     load: Load = uvloop.run(_closed_loop(address, payload, concurrency, seconds, requests))

@@ -16,6 +16,7 @@ from typing import Self
 import psutil
 
 START_TIMEOUT_S = 900
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class Server:
 
 
 @contextmanager
-def xlaserve(config: Mapping[str, object]) -> Iterator[Server]:
-    """Runs `xlaserve serve` with `config`, ready."""
+def xlaserve(config: Mapping[str, object], poll_s: float = POLL_S) -> Iterator[Server]:
+    """Runs `xlaserve serve` with `config`, ready; looks every `poll_s` whether it is."""
     with tempfile.TemporaryDirectory() as folder:
         file, ready = Path(folder, "config.json"), Path(folder, "ready.json")
         file.write_text(json.dumps({**config, "grpc_port": 0, "http_port": 0, "log_level": "warning"}))
         command = (sys.executable, "-m", "xlaserve", "serve", "--config", str(file), "--ready-file", str(ready))
-        with _started(command, ready) as server:
+        with _started(command, ready, poll_s) as server:
             yield server
 
 
@@ -65,14 +66,14 @@ def null() -> Iterator[Server]:
 
 
 @contextmanager
-def _started(command: Sequence[str], ready: Path) -> Iterator[Server]:
+def _started(command: Sequence[str], ready: Path, poll_s: float = POLL_S) -> Iterator[Server]:
     process = subprocess.Popen(command)
     try:
         until = time.monotonic() + START_TIMEOUT_S
         while not ready.exists():
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"{' '.join(command)}: not ready, exit status {process.returncode}")
-            time.sleep(0.05)
+            time.sleep(poll_s)
         yield Server(json.loads(ready.read_text())["grpc"], psutil.Process(process.pid))
     finally:
         process.terminate()

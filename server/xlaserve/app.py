@@ -165,6 +165,8 @@ class App:
             loading.cancel()
             return False
         await loading
+        if self._cache is not None:
+            self._cache.stop_filling()
         self._on_loaded()
         self._health.refresh()
         ready = [name for name, serves in self.repository.serving().items() if serves]

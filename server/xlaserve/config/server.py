@@ -66,6 +66,9 @@ class Settings(Frozen):
     fills it. What is in it runs as machine code: only those who may change the server should be able to write there."""
     compile_cache_read_only: bool = False
     """Write nothing into `compile_cache`; what is not there is compiled as ever."""
+    compile_threads: int | None = Field(None, ge=1, le=64)
+    """Programs of a model that compile at the same time; half as many as there are cores by default, since one
+    compilation keeps more than one core busy."""
     exit_on_model_failure: bool = True
     """Exit when a model fails to load at start-up. Otherwise the server serves the others and shows it as failed."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -34,6 +35,7 @@ class TensorFlowProgram:
         self._forward = forward
         self._lowered = lowered or forward
         self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
+        self._tracing = threading.Lock()
         self._graphs: dict[tuple[int, int], Executable] = {}
         self._clustered: dict[tuple[int, int], list[FrozenGraph]] = {}
 
@@ -80,10 +82,11 @@ class TensorFlowProgram:
         # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
         # the graph of that, and fixes its shape.
         key = (forward, bucket.height, bucket.width)
-        if key not in self._any_batch:
-            shape = (None, bucket.height, bucket.width, CHANNELS)
-            self._any_batch[key] = _concrete(forward, shape, jit_compile=False)
-        return self._any_batch[key]
+        with self._tracing:  # once, whoever comes first
+            if key not in self._any_batch:
+                shape = (None, bucket.height, bucket.width, CHANNELS)
+                self._any_batch[key] = _concrete(forward, shape, jit_compile=False)
+            return self._any_batch[key]
 
     def _graph(self, bucket: Bucket) -> Executable:
         size = (bucket.height, bucket.width)

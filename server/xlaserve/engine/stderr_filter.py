@@ -24,28 +24,50 @@ def main(severity: int, files: set[bytes]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     rest = b""
+    events = bytearray()
+    os.set_blocking(STDOUT, False)
     while True:
-        if rest and not select.select([STDIN], [], [], PARTIAL_LINE_S)[0] and not LOGGED.match(rest):
+        timeout_s = PARTIAL_LINE_S if rest and not LOGGED.match(rest) else None
+        readable, writable, _ = select.select([STDIN], [STDOUT] if events else [], [], timeout_s)
+        if writable:
+            hand_over(events)
+        if readable:
+            chunk = os.read(STDIN, CHUNK_BYTES)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                pass_on(line + b"\n", severity, files, events)
+            if not chunk:
+                os.set_blocking(STDOUT, True)
+                hand_over(events)
+                write(STDERR, rest)
+                return
+        elif not writable:
             write(STDERR, rest)
             rest = b""
-        chunk = os.read(STDIN, CHUNK_BYTES)
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            pass_on(line + b"\n", severity, files)
-        if not chunk:
-            write(STDERR, rest)
-            return
 
 
-def pass_on(line: bytes, severity: int, files: set[bytes]) -> None:
+def pass_on(line: bytes, severity: int, files: set[bytes], events: bytearray) -> None:
     """Sends a line where it belongs."""
     logged = LOGGED.match(line)
     if logged is None:
         write(STDERR, line)
     elif logged[2] in files:
-        write(STDOUT, line)
+        events += line
     elif b"IWEF".index(logged[1]) >= severity:
         write(STDERR, line)
+
+
+def hand_over(events: bytearray) -> None:
+    """Gives the process what it takes of its events now.
+
+    It may be the one that writes them, in a call that holds Python's lock: if this waited for it, both would for ever.
+    """
+    try:
+        del events[: os.write(STDOUT, events)]
+    except BlockingIOError:
+        return
+    except OSError:  # nobody listens any more
+        events.clear()
 
 
 def write(descriptor: int, text: bytes) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_type_hints
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +30,7 @@ from xlaserve.engine.cache.records import Folder, Record
 from xlaserve.engine.device import Device
 from xlaserve.engine.executable import CHANNELS, FixedShape, Function, TensorFlowProgram
 from xlaserve.engine.program import Compilation, Executable
+from xlaserve.model import catalog
 from xlaserve.model.network import Network
 from xlaserve.model.task import Task
 
@@ -37,53 +38,62 @@ log = logging.getLogger(__name__)
 
 NETWORK: Final = "network"
 MODULE: Final = "module"
-_IRRELEVANT: Final = frozenset(
-    {
-        *("name", "version", "labels", "fit", "modes", "default_mode", "buckets", "auto_buckets"),
-        *("resolutions", "unmatched", "max_background_resolutions", "max_queue_delay_ms", "max_queue_images"),
-    }
-)
+_IRRELEVANT: Final = {
+    *("name", "version", "labels", "fit", "modes", "default_mode", "buckets", "auto_buckets", "unmatched"),
+    *("max_background_resolutions", "max_queue_delay_ms", "max_queue_images"),
+}
 """Settings that change nothing in what is computed. A setting that is not named here makes another model."""
-_APART: Final = frozenset({"program", "task"})
 _TASKS: Final = {kind.__name__: kind for kind in get_args(Task)}
 
 
-def identity(settings: ModelSettings) -> dict[str, Any]:
-    """Returns what makes a model another one: settings, and the contents of files that they name. Raises OSError."""
-    facts = settings.model_dump(mode="json", exclude=set(_IRRELEVANT))
-    for path in filter(None, (settings.source, settings.weights)):
-        if Path(path).is_file():
-            facts[path] = digest([Path(path)])
-        elif Path(path).is_dir():
-            facts[path] = digest(file for file in Path(path).rglob("*") if file.is_file())
+def identity(settings: ModelSettings) -> dict[str, Any] | None:
+    """Returns what makes a model another one: settings, and the contents of files that they name.
+
+    None where that can't be told: the code of custom objects, and what a handle of Kaggle stands for, may change.
+    Raises OSError where a file can't be read.
+    """
+    if settings.custom_objects or settings.source.startswith(catalog.KAGGLE):
+        return None
+    facts = settings.model_dump(mode="json", exclude=_IRRELEVANT)
+    for path in map(Path, filter(None, (settings.source, settings.weights))):
+        if path.is_file():
+            facts[str(path)] = digest([path])
+        elif path.is_dir():
+            facts[str(path)] = digest(file for file in path.rglob("*") if file.is_file())
     return facts
 
 
 def network(cache: CompileCache, device: Device, settings: ModelSettings, build: Callable[[], Network]) -> Network:
     """Returns the network that `build` builds, which is only called where the cache does not do."""
     try:
-        folder = cache.folder(device, identity(settings))
-    except OSError:  # `build` says what is wrong with a file
+        model = identity(settings)
+    except OSError:  # `build` says what is wrong with the file
+        model = None
+    if model is None:
         return build()
+    folder = cache.folder(device, model)
     program = CachedProgram(cache, folder, device, build)
     if (record := folder.read(NETWORK)) is not None:
-        header = record.header
-        kind: TypeAdapter[Task] = TypeAdapter(_TASKS[header["task"]])
-        kept: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in header["network"].items()
-        }
-        return Network(program=program, task=kind.validate_python(header["fields"]), **kept)
-    built = program.built
-    folder.write(
-        NETWORK,
-        {
-            "network": {one.name: getattr(built, one.name) for one in fields(built) if one.name not in _APART},
-            "task": type(built.task).__name__,
-            "fields": asdict(built.task),
-        },
-        {},
-    )
-    return replace(built, program=program)
+        return Network(program=program, **_described(record.header))
+    folder.write(NETWORK, _description(program.built), {})
+    return replace(program.built, program=program)
+
+
+def _description(network: Network) -> dict[str, Any]:
+    """Returns all that is known of a network but its program, of JSON's types."""
+    facts = {each.name: getattr(network, each.name) for each in fields(network) if each.name != "program"}
+    return {**facts, "task": {"kind": type(network.task).__name__, **asdict(network.task)}}
+
+
+def _described(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `_description` was made of."""
+    types = get_type_hints(Network)
+    values = {
+        name: TypeAdapter(types[name]).validate_python(description[name]) for name in description.keys() - {"task"}
+    }
+    facts = dict(description["task"])
+    kind: TypeAdapter[Task] = TypeAdapter(_TASKS[facts.pop("kind")])
+    return {**values, "task": kind.validate_python(facts)}
 
 
 class CachedProgram:
@@ -92,6 +102,7 @@ class CachedProgram:
     platform = TensorFlowProgram.platform
 
     def __init__(self, cache: CompileCache, folder: Folder, device: Device, build: Callable[[], Network]) -> None:
+        self._cache = cache
         self._executables = cache.executables
         self._folder = folder
         self._device = device
@@ -133,6 +144,9 @@ class CachedProgram:
             except Exception as error:
                 log.debug("compile cache: %s", name, exc_info=error)
                 self._folder.discard(name, f"{type(error).__name__} when it was loaded")
+        if not self._cache.is_filling:
+            log.info("compile cache: %s is not kept", name)
+            return self._program.compile(Mode.XLA, bucket)
         began = time.perf_counter()
         try:
             traced = stablehlo.export(self._program.trace(bucket), (*bucket, CHANNELS))
@@ -212,4 +226,5 @@ class CachedProgram:
             return self._weights[name]
 
     def _keep_cost(self, name: str, cost: Cost) -> None:
-        self._folder.write(name, cost._asdict(), {})
+        if self._cache.is_filling:
+            self._folder.write(name, cost._asdict(), {})

@@ -21,7 +21,8 @@ from xlaserve.engine import demand
 from xlaserve.engine.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.background import Background, yield_to_traffic
 from xlaserve.engine.batcher import Batcher
-from xlaserve.engine.compiler import fastest, warm_up
+from xlaserve.engine.compiler import compile_threads, fastest, warm_up
+from xlaserve.engine.device import usable_cores
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry
 from xlaserve.engine.program import AnySize, Executable
@@ -292,6 +293,7 @@ class Repository:
                 lanes=self._lanes.count,
                 ledger=version.ledger,
                 stop=self._stop,
+                threads=self._settings.compile_threads or compile_threads(usable_cores()),
             )
 
         if not settings.has_auto_buckets:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from itertools import cycle
 
@@ -10,7 +11,16 @@ import pytest
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets import Cost
-from xlaserve.engine.compiler import LEAST_RUNS, MOST_RUNS, TIMING_BUDGET_S, Warmed, fastest, measure, warm_up
+from xlaserve.engine.compiler import (
+    LEAST_RUNS,
+    MOST_RUNS,
+    TIMING_BUDGET_S,
+    Warmed,
+    compile_threads,
+    fastest,
+    measure,
+    warm_up,
+)
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 from xlaserve.errors import ShuttingDown
@@ -46,7 +56,9 @@ class FakeProgram:
         return Compilation(executable, trace_s=0.25, compile_s=bucket.batch)
 
 
-def warm(program: FakeProgram, ledger: Ledger, stop: threading.Event | None = None, lanes: int = 1) -> object:
+def warm(
+    program: FakeProgram, ledger: Ledger, stop: threading.Event | None = None, lanes: int = 1, threads: int = 1
+) -> Mapping[tuple[Mode, Bucket], Warmed]:
     return warm_up(
         model="digits",
         version="3",
@@ -56,6 +68,7 @@ def warm(program: FakeProgram, ledger: Ledger, stop: threading.Event | None = No
         lanes=lanes,
         ledger=ledger,
         stop=stop or threading.Event(),
+        threads=threads,
     )
 
 
@@ -102,6 +115,67 @@ def test_warm_up_stops_when_it_is_told_to() -> None:
     with pytest.raises(ShuttingDown):
         warm(program, ledger, stop)
     assert len(program.compiled) == len(ledger) == 2
+
+
+def test_the_smallest_bucket_is_compiled_first() -> None:
+    program = FakeProgram()
+    buckets = (Bucket(8, 2, 2), Bucket(1, 9, 9), Bucket(2, 2, 2))
+    warm_up(
+        model="digits",
+        version="3",
+        program=program,
+        modes=(Mode.XLA,),
+        buckets=buckets,
+        lanes=1,
+        ledger=Ledger(),
+        stop=threading.Event(),
+    )
+    assert [bucket for _, bucket in program.compiled] == sorted(buckets, key=math.prod)
+
+
+def test_programs_of_xla_compile_at_the_same_time_and_are_timed_when_all_are_there() -> None:
+    program, ledger = FakeProgram(), Ledger()
+    together = threading.Barrier(len(BUCKETS), timeout=WAIT_S)
+    program.on_compile = lambda: together.wait() if len(ledger) == 0 else None
+    warmed = warm(program, ledger, threads=len(BUCKETS))
+    assert list(warmed) == [(entry.mode, entry.bucket) for entry in ledger]
+    assert set(program.compiled[: len(BUCKETS)]) == {(Mode.XLA, bucket) for bucket in BUCKETS}
+    assert program.compiled[len(BUCKETS) :] == [(Mode.GRAPH, bucket) for bucket in BUCKETS]
+
+
+def test_what_does_not_compile_among_others_fails_the_warm_up() -> None:
+    with pytest.raises(ValueError, match="no kernel"):
+        warm(FakeProgram(error_at=(Mode.XLA, BUCKETS[0])), Ledger(), threads=2)
+
+
+def test_a_known_cost_is_not_measured_and_a_new_one_is_kept() -> None:
+    known, kept = Cost(1.0, 2.0), []
+    ran = []
+
+    class Cached:
+        platform = "numpy"
+
+        def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+            cost = known if bucket == BUCKETS[0] else None
+            return Compilation(
+                lambda images: ran.append(bucket) or (),
+                trace_s=0.0,
+                compile_s=0.0,
+                from_cache=cost is not None,
+                cost=cost,
+                keep_cost=kept.append,
+            )
+
+    ledger = Ledger()
+    warmed = warm(Cached(), ledger)
+    assert warmed[Mode.XLA, BUCKETS[0]].cost == known
+    assert set(ran) == set(BUCKETS[1:])
+    assert kept == [entry.cost for entry in ledger if entry.bucket != BUCKETS[0]]
+    assert [entry.from_cache for entry in ledger] == [bucket == BUCKETS[0] for bucket in BUCKETS] * 2
+
+
+def test_small_machines_compile_one_program_after_the_other() -> None:
+    assert [compile_threads(cores) for cores in (1, 2, 3, 4, 16, 64)] == [1, 1, 1, 2, 8, 8]
 
 
 def test_a_cost_is_the_median_of_several_runs() -> None:

@@ -147,10 +147,21 @@ def test_a_reader_of_stderr_that_goes_away_has_nobody_wait(tmp_path: Path) -> No
     assert b"heard" in process.communicate(b"go", timeout=TIMEOUT_S)[0]
 
 
+def test_a_library_that_holds_pythons_lock_may_write_as_much_as_it_likes() -> None:
+    body = (
+        "import ctypes; lines = (EVENT + '\\n').encode() * 20_000\n"
+        "while lines: lines = lines[ctypes.PyDLL(None).write(2, lines, len(lines)):]\n"
+        "wait(lambda: len(heard) == 20_000); print('heard')"
+    )
+    done = subprocess.run(script(body), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.stdout.splitlines()[0] == "heard"
+
+
 def test_signals_that_stop_the_server_do_not_stop_the_filter() -> None:
     reading, writing = os.pipe()
     out, out_in = os.pipe()
-    process = subprocess.Popen([sys.executable, stderr_filter.__file__, "2"], stdin=reading, stderr=out_in)
+    command = [sys.executable, stderr_filter.__file__, "2"]
+    process = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL, stderr=out_in)
     os.close(reading)
     os.write(writing, b"ready\n")
     assert os.read(out, 100) == b"ready\n"

@@ -39,6 +39,8 @@ class CompileCache:
                 f"compile_cache: expected a folder that can be written, got {self._root}: {error.strerror};"
                 " compile_cache_read_only uses what is there"
             ) from None
+        self.is_filling = not self._read_only
+        """Whether what is not there is to be kept once it is made."""
         self.executables = Executables()
         self.executables.set_environment()
         if not self._read_only:
@@ -53,6 +55,11 @@ class CompileCache:
                 environment_folder.mkdir(parents=True, exist_ok=True)
                 (environment_folder / ABOUT).write_text(json.dumps(facts, indent=2) + "\n")
         return Folder(environment_folder / key(model), read_only=self._read_only)
+
+    def stop_filling(self) -> None:
+        """Keeps nothing more, for when traffic begins: TensorFlow holds Python's lock while it exports a program, for a
+        second or more with a large network, and what runs beside traffic can't be timed for those to come."""
+        self.is_filling = False
 
     def close(self) -> None:
         """Removes what only this process used."""

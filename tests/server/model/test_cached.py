@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from xlaserve.config import Bucket, Mode, ModelSettings, Settings
+from xlaserve.engine.buckets import Cost
+from xlaserve.engine.cache.cache import CompileCache
+from xlaserve.engine.cache.records import SUFFIX
+from xlaserve.engine.device import Device
+from xlaserve.engine.executable import TensorFlowProgram
+from xlaserve.errors import ConfigError
+from xlaserve.model import cached
+from xlaserve.model.network import Network
+from xlaserve.model.task import Classification, Detection, Task
+
+DEVICE = Device("cpu", "a processor", 2, 1)
+BUCKET = Bucket(2, 4, 5)
+SETTINGS = ModelSettings(name="model", source="keras.applications:ResNet50")
+COST = Cost(0.5, 0.75)
+
+
+class Source:
+    """Builds a network whose scores are a product with `weight`, and counts."""
+
+    def __init__(self, weight: float = 1.0, task: Task | None = None) -> None:
+        self.built = 0
+        self._weight = tf.Variable(tf.fill((3, 7), weight))
+        self._task = task or Classification(7, tuple("abcdefg"))
+
+    def __call__(self) -> Network:
+        self.built += 1
+
+        def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)) @ self._weight,)
+
+        return Network(TensorFlowProgram(forward), (None, 5), self._task, "random", default_size=(4, 5), multiple=2)
+
+
+@pytest.fixture
+def open_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CompileCache]:
+    # TensorFlow has been imported by other tests: XLA's own executables are not kept here, all else is.
+    monkeypatch.setenv("TF_XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+
+    def open_cache(read_only: bool = False) -> CompileCache:
+        return CompileCache(Settings(compile_cache=tmp_path / "cache", compile_cache_read_only=read_only))
+
+    return open_cache
+
+
+def scores(network: Network, mode: Mode = Mode.XLA) -> np.ndarray:
+    pixels = np.random.default_rng(0).integers(0, 256, (*BUCKET, 3), np.uint8)
+    (output,) = network.program.compile(mode, BUCKET).executable(pixels)
+    return output
+
+
+def file_of(folder: Path, name: str) -> Path:
+    (file,) = (folder / "cache").rglob(f"{name}*{SUFFIX}")
+    return file
+
+
+def test_what_was_built_once_is_not_built_again(open_cache: Callable[..., CompileCache]) -> None:
+    first = cached.network(open_cache(), DEVICE, SETTINGS, source := Source(2.0))
+    expected = scores(first)
+    other = Source(3.0)
+    second = cached.network(open_cache(), DEVICE, SETTINGS, other)
+    np.testing.assert_array_equal(scores(second), expected)
+    assert (source.built, other.built) == (1, 0)
+    facts = [(n.size, n.task, n.weights, n.default_size, n.multiple, n.lowerings) for n in (first, second)]
+    assert facts[0] == facts[1]
+
+
+@pytest.mark.parametrize("task", [Classification(7), Detection(3, ("a", "b", "c"), max_detections=9)])
+def test_the_task_comes_back(open_cache: Callable[..., CompileCache], task: Task) -> None:
+    for _ in range(2):
+        assert cached.network(open_cache(), DEVICE, SETTINGS, Source(task=task)).task == task
+
+
+@pytest.mark.parametrize("mode", [Mode.GRAPH, Mode.EAGER])
+def test_other_modes_build_the_model_when_they_need_it(open_cache: Callable[..., CompileCache], mode: Mode) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    source = Source(2.0)
+    network = cached.network(open_cache(), DEVICE, SETTINGS, source)
+    assert source.built == 0
+    np.testing.assert_allclose(scores(network, mode), expected, rtol=1e-6)
+    assert source.built == 1
+
+
+def test_costs_are_kept_for_each_number_of_lanes(open_cache: Callable[..., CompileCache]) -> None:
+    compilation = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program.compile(Mode.XLA, BUCKET)
+    assert compilation.cost is None
+    compilation.keep_cost(COST)
+    again = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program
+    assert again.compile(Mode.XLA, BUCKET).cost == COST
+    assert again.compile(Mode.GRAPH, BUCKET).cost is None
+    other = cached.network(open_cache(), Device("cpu", "a processor", 1, 2), SETTINGS, Source()).program
+    assert other.compile(Mode.XLA, BUCKET).cost is None
+
+
+@pytest.mark.parametrize("name", ["network", "weights-", "xla-"])
+def test_any_file_may_be_lost_or_damaged(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    for damage in (lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-1])):
+        damage(file_of(tmp_path, name))
+        np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))), expected)
+        source = Source(3.0)
+        np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, source)), expected)
+        assert source.built == 0
+    assert "is damaged" in caplog.text
+
+
+def test_a_module_that_does_not_load_is_made_anew(
+    open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    load = cached.stablehlo.load
+    failures = iter([tf.errors.InvalidArgumentError(None, None, "no such version")])
+
+    def fail_once(*arguments: Any) -> Any:
+        for error in failures:
+            raise error
+        return load(*arguments)
+
+    monkeypatch.setattr(cached.stablehlo, "load", fail_once)
+    np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))), expected)
+    assert "InvalidArgumentError when it was loaded" in caplog.text
+
+
+def test_what_can_not_be_exported_compiles_as_ever(
+    open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise ValueError("a table is no variable")
+
+    monkeypatch.setattr(cached.stablehlo, "export", refuse)
+    network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
+    assert scores(network).shape == (2, 7)
+    assert "can't be kept" in caplog.text
+
+
+def test_what_makes_another_model_has_another_identity(tmp_path: Path) -> None:
+    file, folder = tmp_path / "weights.h5", tmp_path / "saved"
+    file.write_text("1")
+    folder.mkdir()
+    (folder / "saved_model.pb").write_text("1")
+    settings = ModelSettings(name="a", source=str(folder), weights=str(file))
+    before = cached.identity(settings)
+    assert cached.identity(settings.model_copy(update={"name": "b", "max_queue_images": 3})) == before
+    assert cached.identity(settings.model_copy(update={"preprocess": "unit"})) != before
+    for path in (file, folder / "saved_model.pb"):
+        path.write_text("2")
+        assert cached.identity(settings) != before
+        path.write_text("1")
+    assert cached.identity(settings) == before
+
+
+@pytest.mark.parametrize(
+    "settings", [{"source": "kagglehub:a/b/keras/c"}, {"source": "m.keras", "custom_objects": {"A": "a:A"}}]
+)
+def test_what_may_change_unnoticed_is_not_kept(
+    settings: dict[str, Any], open_cache: Callable[..., CompileCache], tmp_path: Path
+) -> None:
+    source = Source()
+    network = cached.network(open_cache(), DEVICE, ModelSettings(name="m", **settings), source)
+    assert network.program.compile(Mode.XLA, BUCKET).cost is None
+    assert source.built == 1
+    assert list((tmp_path / "cache").rglob(f"*{SUFFIX}")) == []
+
+
+def test_a_read_only_cache_has_to_be_there(open_cache: Callable[..., CompileCache], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="compile_cache: expected a folder that can be read"):
+        open_cache(read_only=True)
+    open_cache()
+    open_cache(read_only=True)
+    shutil.rmtree(tmp_path / "cache")
+
+
+def test_weights_of_a_model_are_kept_once_for_all_buckets(
+    open_cache: Callable[..., CompileCache], tmp_path: Path
+) -> None:
+    program = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program
+    for batch in (1, 2, 4):
+        program.compile(Mode.XLA, Bucket(batch, 4, 5))
+    assert file_of(tmp_path, "weights-").exists()
+    assert len(list((tmp_path / "cache").rglob(f"xla-*{SUFFIX}"))) == 3
