@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -47,6 +48,7 @@ FLUSH_S: Final = 1.0
 SECOND_SIGNAL_S: Final = 0.5
 """A signal that comes sooner after the first is the same one: supervisors send it to a process and to its group."""
 CRASHED: Final = 1
+PROFILES: Final = Path("xlaserve-profiles")
 
 
 class App:
@@ -101,7 +103,11 @@ class App:
         self._health = Health(self._is_ready, self.repository.serving)
         open_inference = OpenInference(self._inference, self.repository, self.device, settings.model_control)
         vision = Vision(self._inference, self.repository, settings.max_message_bytes, self._watch.unexpected)
-        admin = Admin(Profiler(settings.profile_dir if self._has_tensorflow else None)) if settings.admin else None
+        admin = (
+            Admin(Profiler((settings.profile_dir or PROFILES) if self._has_tensorflow else None))
+            if settings.admin
+            else None
+        )
         self._grpc = GrpcServer(settings, open_inference, vision, self._health, admin)
         self._http = HttpEndpoint(
             settings.host, settings.http_port, self._metrics.registry, is_live=lambda: True, is_ready=self._is_ready

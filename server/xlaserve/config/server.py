@@ -46,8 +46,9 @@ class Settings(Frozen):
     admin: bool = False
     """Serve xlaserve.v1.Admin, which records profiles. Only where nobody but operators reaches the port: it is not
     authenticated, and a recording slows requests down and fills `profile_dir`."""
-    profile_dir: Path = Path("xlaserve-profiles")
-    """Where profiles are recorded, a folder for each. Nothing is ever removed from it."""
+    profile_dir: Path | None = None
+    """Where profiles are recorded, a folder for each; `xlaserve-profiles` where the server was started by default.
+    Nothing is ever removed from it."""
 
     # What runs the models.
     device: str = "auto"
