@@ -814,6 +814,8 @@ class Model(_message.Message):
     AUTO_MODES_FIELD_NUMBER: _builtins.int
     DEMANDS_FIELD_NUMBER: _builtins.int
     FIT_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -832,6 +834,8 @@ class Model(_message.Message):
     """Trace and compile seconds of all programs."""
     fit: _builtins.str
     """How encoded images come to have the model's size: "resize", "letterbox", "pad" or "reject"."""
+    precision: _builtins.str
+    """What it computes in: "float32", "bfloat16" or "float16"."""
     @_builtins.property
     def modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -847,6 +851,10 @@ class Model(_message.Message):
     @_builtins.property
     def demands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Demand]:
         """What waited when batches were formed, since the model was loaded; one for each resolution that was asked for."""
+
+    @_builtins.property
+    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]:
+        """How far its answers are from those in float32, by mode; measured at warm-up where it computes in anything else."""
 
     def __init__(
         self,
@@ -867,14 +875,51 @@ class Model(_message.Message):
         auto_modes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         demands: _abc.Iterable[Global___Demand] | None = ...,
         fit: _builtins.str = ...,
+        precision: _builtins.str = ...,
+        differences: _abc.Iterable[Global___Difference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "fit", b"fit", "modes", b"modes", "name", b"name", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Difference(_message.Message):
+    """How far answers are from those that float32 gives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    LARGEST_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    largest: _builtins.float
+    """Of all numbers of an output, as a share of the largest."""
+    agreement: _builtins.float
+    """The share of images with the same top class, or of pixels with the same class."""
+    images: _builtins.int
+    """How many images were compared: noise and coloured patches."""
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        largest: _builtins.float = ...,
+        agreement: _builtins.float | None = ...,
+        images: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement", "images", b"images", "largest", b"largest", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__agreement: _TypeAlias = _typing.Literal["agreement"]  # noqa: Y015
+    _WhichOneofArgType__agreement: _TypeAlias = _typing.Literal["_agreement", b"_agreement"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__agreement) -> _WhichOneofReturnType__agreement | None: ...
+
+Global___Difference: _TypeAlias = Difference  # noqa: Y015
 
 @_typing.final
 class Demand(_message.Message):

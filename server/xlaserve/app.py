@@ -97,6 +97,7 @@ class App:
             on_change=lambda version: self._health.refresh(),
             on_record=on_record,
             on_crash=self._crash,
+            has_tf32=self.device.tf32,
         )
         self._pipeline = Pipeline(settings)
         self._inference = Inference(self.repository, self._pipeline, self._metrics)
@@ -259,13 +260,26 @@ class App:
         for name in self.repository.serving():
             for bucket, mode in self.repository.find(name).auto.items():
                 auto.add_metric((name, str(bucket), mode), 1.0)
+        labels = ("model", "mode", "precision")
+        differences = gauge(
+            "xlaserve_precision_difference",
+            "Largest difference of an output from float32, as a share of the largest number; measured at warm-up.",
+            labels,
+        )
+        agreements = gauge("xlaserve_precision_agreement", "Share of answers that are those of float32.", labels)
+        for name in self.repository.serving():
+            version = self.repository.find(name)
+            for mode, difference in version.differences.items():
+                differences.add_metric((name, mode, version.settings.precision), difference.largest)
+                if difference.agreement is not None:
+                    agreements.add_metric((name, mode, version.settings.precision), difference.agreement)
         under_way = gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", ())
         under_way.add_metric((), self._inference.under_way)
         lanes = gauge("xlaserve_lanes", "Batches that the device runs at the same time.", ())
         lanes.add_metric((), self.device.lanes)
         ready = gauge("xlaserve_ready", "1 when every model is ready.", ())
         ready.add_metric((), float(self._is_ready()))
-        return (waiting, admitted, size, states, auto, under_way, lanes, ready)
+        return (waiting, admitted, size, states, auto, differences, agreements, under_way, lanes, ready)
 
 
 def _replicated(devices: Sequence[str]) -> Callable[[ModelSettings], catalog.Model] | None:

@@ -16,7 +16,7 @@ from xlaserve_proto import vision_pb2
 
 METHODS = {"ModelInfer", "ModelStreamInfer", "Classify"}
 STATES = {"loading", "compiling", "ready", "draining", "unloaded", "failed"}
-LABELS = {"model", "method", "mode", "status", "bucket", "state", "version", "phase", "le"}
+LABELS = {"model", "method", "mode", "status", "bucket", "state", "version", "phase", "precision", "le"}
 
 
 def get(address: str, path: str) -> tuple[int, str]:

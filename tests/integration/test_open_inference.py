@@ -322,6 +322,7 @@ def test_a_model_describes_itself(oip):
         "weights": "built in",
         "task": "classification",
         "fit": "resize",
+        "precision": "float32",
         "modes": "xla,graph,eager",
         "default_mode": "xla",
         "buckets": "1x32x32,2x32x32,4x32x32,8x32x32",

@@ -19,6 +19,7 @@ from xlaserve.config.model import (
     Mode,
     ModelSettings,
     OutputRole,
+    Precision,
 )
 from xlaserve.config.server import MIB, PerformanceHint, Settings
 
@@ -37,6 +38,7 @@ __all__ = [
     "ModelSettings",
     "OutputRole",
     "PerformanceHint",
+    "Precision",
     "Settings",
     "dump",
     "load",

@@ -41,6 +41,16 @@ class Fit(StrEnum):
     """Not at all: another size is refused."""
 
 
+class Precision(StrEnum):
+    """What a model computes in; its outputs are float32 always."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    """Half the bits, with float32's range: faster where the device multiplies it (AVX512-BF16, AMX, newer GPUs)."""
+    FLOAT16 = "float16"
+    """Half the bits, with more digits and a small range: for GPUs. Large activations overflow."""
+
+
 class Lowering(StrEnum):
     """Another way to compute some layers, for XLA on a CPU; docs/lowering.md says what each brings."""
 
@@ -164,6 +174,9 @@ class ModelSettings(Frozen):
     modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1)
     """The modes that it offers; each is compiled and warmed for every bucket. `auto` has `xla` and `graph` compiled
     besides and runs each bucket in the fastest."""
+    precision: Precision = Precision.FLOAT32
+    """What a Keras model computes in: `float32`, `bfloat16` or `float16`. Weights, preprocessing and outputs stay
+    float32. Warm-up measures how far its answers then are from those in float32."""
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some layers of Keras models in another form, which is faster and gives the same result up to
     rounding: `depthwise`, `stem`, `winograd`, `normalization` and `pooling`. Those named here are left as they are."""

@@ -62,6 +62,9 @@ class Settings(Frozen):
     """Batches that run at the same time, on each of several GPUs; overrides the hint."""
     threads_per_lane: int | None = Field(None, ge=1, le=256)
     """TensorFlow's threads for one lane on a CPU; overrides the hint."""
+    tf32: bool = True
+    """On a GPU, multiply float32 in TensorFloat-32, which keeps 10 bits of the 23 of each factor, wherever it can:
+    several times as fast. Warm-up measures the difference. No effect on a CPU."""
     compile_cache: Path | None = None
     """A folder for what was traced, compiled and timed, so that a later start need not do it again; `xlaserve warm`
     fills it. What is in it runs as machine code: only those who may change the server should be able to write there."""

@@ -35,6 +35,8 @@ class Device:
     """TensorFlow's threads for one lane's operations on the CPU."""
     gpus: tuple[int, ...] = ()
     """The GPUs in use, as TensorFlow numbers those of the machine."""
+    tf32: bool = False
+    """Whether float32 is multiplied in TensorFloat-32."""
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -56,7 +58,7 @@ def choose(settings: Settings, cores: int, gpus: Sequence[str]) -> Device:
     if chosen := _chosen_gpus(settings.device, len(gpus)):
         lanes = (settings.lanes or (1 if is_latency else GPU_LANES)) * len(chosen)
         threads = settings.threads_per_lane or max(1, cores // lanes)
-        return Device("gpu", gpus[chosen[0]], lanes, threads, chosen)
+        return Device("gpu", gpus[chosen[0]], lanes, threads, chosen, settings.tf32)
     lanes = settings.lanes or (1 if is_latency else cores)
     return Device("cpu", cpu_name(), lanes, settings.threads_per_lane or max(1, cores // lanes))
 
@@ -102,6 +104,8 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
         else:
             limit = tf.config.LogicalDeviceConfiguration(memory_limit=settings.gpu_memory_mib)
             tf.config.set_logical_device_configuration(gpu, [limit])
+    if visible:
+        tf.config.experimental.enable_tensor_float_32_execution(device.tf32)
     tf.config.threading.set_intra_op_parallelism_threads(_pool_threads(settings, device))
     tf.config.threading.set_inter_op_parallelism_threads(device.lanes)
     return device

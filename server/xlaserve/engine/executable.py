@@ -69,6 +69,15 @@ class TensorFlowProgram:
             executable, trace_s=traced - began, compile_s=max(0.0, compiled - traced - first_runs * later_run_s)
         )
 
+    def reference(self, images: Images) -> Outputs:
+        """Runs `images` operation by operation, without TensorFloat-32, which is switched off for all meanwhile."""
+        was_on = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        try:
+            return Function(self._forward)(images)
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(was_on)
+
     def trace(self, bucket: Bucket) -> Forward:
         """Returns the function that XLA is given, for images of the size of `bucket`, any number of them."""
         return self._trace(self._lowered, bucket)

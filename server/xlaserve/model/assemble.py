@@ -51,8 +51,9 @@ def assemble(
 
         return run
 
+    program = TensorFlowProgram(forward(call), forward(lowered_call) if lowered_call else None)
     return Network(
-        TensorFlowProgram(forward(call), forward(lowered_call) if lowered_call else None),
+        program,
         (height, width),
         head.task,
         weights,
@@ -60,6 +61,7 @@ def assemble(
         batch=batch,
         default_size=default_size,
         multiple=multiple,
+        reference=program.reference,
     )
 
 

@@ -29,7 +29,7 @@ from xlaserve.engine.cache.environment import digest
 from xlaserve.engine.cache.records import Folder, Record
 from xlaserve.engine.device import Device
 from xlaserve.engine.executable import CHANNELS, FixedShape, Function, TensorFlowProgram
-from xlaserve.engine.program import Compilation, Executable
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 from xlaserve.model import catalog
 from xlaserve.model.network import Network
 from xlaserve.model.task import Task
@@ -43,6 +43,8 @@ _IRRELEVANT: Final = {
     *("max_background_resolutions", "max_queue_delay_ms", "max_queue_images"),
 }
 """Settings that change nothing in what is computed. A setting that is not named here makes another model."""
+_APART: Final = {"program", "reference"}
+"""What of a network is no description of it."""
 _TASKS: Final = {kind.__name__: kind for kind in get_args(Task)}
 
 
@@ -73,15 +75,16 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
         return build()
     folder = cache.folder(device, model)
     program = CachedProgram(cache, folder, device, build)
+    reference = partial(_reference, folder, program)
     if (record := folder.read(NETWORK)) is not None:
-        return Network(program=program, **_described(record.header))
+        return Network(program=program, reference=reference, **_described(record.header))
     folder.write(NETWORK, _description(program.built), {})
-    return replace(program.built, program=program)
+    return replace(program.built, program=program, reference=reference)
 
 
 def _description(network: Network) -> dict[str, Any]:
     """Returns all that is known of a network but its program, of JSON's types."""
-    facts = {each.name: getattr(network, each.name) for each in fields(network) if each.name != "program"}
+    facts = {each.name: getattr(network, each.name) for each in fields(network) if each.name not in _APART}
     return {**facts, "task": {"kind": type(network.task).__name__, **asdict(network.task)}}
 
 
@@ -94,6 +97,23 @@ def _described(description: Mapping[str, Any]) -> dict[str, Any]:
     facts = dict(description["task"])
     kind: TypeAdapter[Task] = TypeAdapter(_TASKS[facts.pop("kind")])
     return {**values, "task": kind.validate_python(facts)}
+
+
+def _reference(folder: Folder, program: CachedProgram, images: Images) -> Outputs:
+    """Returns what `Network.reference` answers to `images`, without building the network where it was asked before."""
+    name = f"reference-{hashlib.sha256(images.data).hexdigest()[:16]}"
+    if (record := folder.read(name)) is not None:
+        return tuple(
+            np.frombuffer(record.blobs[str(index)], dtype).reshape(shape)
+            for index, (dtype, shape) in enumerate(record.header["outputs"])
+        )
+    assert program.built.reference is not None  # every source of TensorFlow's has one
+    outputs = program.built.reference(images)
+    blobs = {
+        str(index): np.ascontiguousarray(output).reshape(-1).view(np.uint8).data for index, output in enumerate(outputs)
+    }
+    folder.write(name, {"outputs": [(output.dtype.str, output.shape) for output in outputs]}, blobs)
+    return outputs
 
 
 class CachedProgram:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
-from xlaserve.engine.program import AnySize, Program
+from xlaserve.engine.program import AnySize, Images, Outputs, Program
 from xlaserve.errors import ModelFailed
 from xlaserve.model import labels, noop
 from xlaserve.model.network import Network, Size
@@ -38,6 +38,7 @@ TAKEN_BY: Final = {
     "signature": (SAVED_MODEL,),
     "custom_objects": (KERAS_FILE,),
     "safe_mode": (KERAS_FILE,),
+    "precision": (APPLICATIONS, KERAS_CV, KERAS_FILE, BUILT_IN),
 }
 """The settings that only some kinds of source take; for the others a value is an error."""
 
@@ -60,6 +61,8 @@ class Model:
     """Which lowerings XLA runs it with, and in how many layers each: `depthwise 17`. Empty where there are none."""
     size: Size = (None, None)
     """What the network takes, whatever is configured."""
+    reference: Callable[[Images], Outputs] | None = None
+    """Computes the same in float32, slowly; not while the model serves. None where it is not known."""
 
     @property
     def fit(self) -> Fit:
@@ -90,7 +93,16 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
         raise ModelFailed(_explain(settings, error)) from error
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.name)
-    return Model(settings, network.program, buckets, task, network.weights, network.lowerings, network.size)
+    return Model(
+        settings,
+        network.program,
+        buckets,
+        task,
+        network.weights,
+        lowerings=network.lowerings,
+        size=network.size,
+        reference=network.reference,
+    )
 
 
 def names() -> tuple[str, ...]:
@@ -113,7 +125,7 @@ def names() -> tuple[str, ...]:
 def _network(settings: ModelSettings) -> Network:
     source = settings.source
     if source.startswith(BUILT_IN):
-        _check_fields(settings, BUILT_IN)
+        _check_fields(settings, NOOP if source == NOOP else BUILT_IN)
     if source == NOOP:
         return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), Classification(noop.CLASSES), "built in")
     if source in (DIGITS, SHAPES_DETECTOR, SHAPES_SEGMENTER):

@@ -7,7 +7,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.config import ModelSettings
-from xlaserve.model import heads, keras_models, lowering
+from xlaserve.model import heads, keras_models, lowering, precision
 from xlaserve.model.assemble import Call, assemble
 from xlaserve.model.heads import TensorShape
 from xlaserve.model.keras_runtime import keras
@@ -46,19 +46,19 @@ def detector(
     """
     model.prediction_decoder = Undecided(model.bounding_box_format, model.prediction_decoder.from_logits)
     settings = settings.model_copy(update={"bounding_box_format": model.bounding_box_format})
-
+    precision.narrow(model, settings.precision)
     lowered = lowering.for_settings(model, settings)
 
     def inference(run: Any) -> Call:
         def call(pixels: tf.Tensor) -> heads.Raw:
-            decoded: heads.Raw = model.decode_predictions(keras_models.call(run, pixels), pixels)
+            decoded: heads.Raw = model.decode_predictions(precision.widen(keras_models.call(run, pixels)), pixels)
             return decoded
 
         return call
 
     (pixels,) = model.inputs
     task = Detection(model.num_classes, max_detections=settings.max_detections)
-    return assemble(
+    built = assemble(
         inference(model),
         heads.candidates(task, settings, across_classes=True),
         lowered_call=inference(lowered.model) if lowered else None,
@@ -69,3 +69,4 @@ def detector(
         default_size=(side, side),
         multiple=MULTIPLE,
     )
+    return precision.with_reference(built, model, settings.precision)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import heads, lowering
+from xlaserve.model import heads, lowering, precision
 from xlaserve.model.assemble import Call, assemble, check_pixels
 from xlaserve.model.heads import TensorShape
 from xlaserve.model.keras_runtime import keras
@@ -33,12 +33,13 @@ def network(
     pixels = _input(model)
     check_pixels(pixels)
     head = heads.choose(_outputs(model), settings)
+    precision.narrow(model, settings.precision)
     lowered = lowering.for_settings(model, settings)
 
     def inference(run: Any) -> Call:
-        return lambda values: named_outputs(model, call(run, values))
+        return lambda values: precision.widen(named_outputs(model, call(run, values)))
 
-    return assemble(
+    built = assemble(
         inference(model),
         head,
         lowered_call=inference(lowered.model) if lowered else None,
@@ -49,6 +50,7 @@ def network(
         default_size=default_size,
         multiple=multiple,
     )
+    return precision.with_reference(built, model, settings.precision)
 
 
 def call(model: Any, pixels: tf.Tensor, *, training: bool = False) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from xlaserve.engine.program import Program
+from xlaserve.engine.program import Images, Outputs, Program
 from xlaserve.model.task import Task
 
 Size = tuple[int | None, int | None]
@@ -29,3 +30,5 @@ class Network:
     """For a model that takes several, what it was designed for, where that is known."""
     multiple: int = 1
     """Height and width have to be multiples of this."""
+    reference: Callable[[Images], Outputs] | None = None
+    """As in `Model.reference`."""

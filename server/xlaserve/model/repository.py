@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from xlaserve.config import Bucket, Mode, ModelSettings, Settings
-from xlaserve.engine import demand
+from xlaserve.config import Bucket, Mode, ModelSettings, Precision, Settings
+from xlaserve.engine import demand, difference
 from xlaserve.engine.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.background import Background, yield_to_traffic
 from xlaserve.engine.batcher import Batcher
@@ -60,6 +61,7 @@ class Repository:
         on_change: Callable[[Version], None] = lambda version: None,
         on_record: Callable[[Entry], None] = lambda entry: None,
         on_crash: Callable[[], None] = lambda: None,
+        has_tf32: bool = False,
     ) -> None:
         self._settings = settings
         self._load_model = load_model
@@ -70,6 +72,7 @@ class Repository:
         self._on_change = on_change
         self._on_record = on_record
         self._on_crash = on_crash
+        self._has_tf32 = has_tf32
         self._read_models = read_models
         self._versions: dict[str, list[Version]] = {}
         self._served: dict[str, Served] = {}
@@ -219,6 +222,14 @@ class Repository:
         self._change(version, State.COMPILING)
         programs = await self._compile(self._warm_up, version, model)
         self._check_stop()
+        if model.reference is not None and (settings.precision is not Precision.FLOAT32 or self._has_tf32):
+            measure = partial(difference.measure, programs, model.reference, model.task)
+            version.differences = await self._compile(measure)
+            is_large = any(found.is_large for found in version.differences.values())
+            log.log(
+                logging.WARNING if is_large else logging.INFO,
+                *("model %s: precision %s", settings.name, version.precision_text),
+            )
         if settings.has_auto_buckets:
             model = version.model = replace(model, buckets=tuple(sorted({bucket for _, bucket in programs})))
         if Mode.AUTO in settings.modes:

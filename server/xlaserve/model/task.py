@@ -83,6 +83,14 @@ class Classification(_Classes):
         """The outputs, in the order in which the program gives them."""
         return (TensorSpec("scores", "FP32", (-1, self.classes)),)
 
+    def comparable(self, outputs: Outputs) -> Outputs:
+        """Returns what can be compared number by number."""
+        return outputs
+
+    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
+        """Returns the share of images whose likeliest class is the same."""
+        return float(np.mean(wanted[0].argmax(axis=1) == got[0].argmax(axis=1)))
+
     def top(self, outputs: Outputs, k: int) -> list[list[Category]]:
         """Returns for each image its `k` likeliest classes, the likeliest first.
 
@@ -119,6 +127,14 @@ class Detection(_Classes):
             TensorSpec("count", "INT32", (-1,)),
         )
 
+    def comparable(self, outputs: Outputs) -> Outputs:
+        """Returns the scores: which box stands in which place changes with the least of them."""
+        return (outputs[1],)
+
+    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
+        """Returns None: of objects that are found or not, none is the same."""
+        return None
+
     def objects(
         self, outputs: Outputs, *, min_score: float = 0.0, limit: int | None = None
     ) -> list[list[DetectedObject]]:
@@ -148,6 +164,14 @@ class Segmentation(_Classes):
         """The outputs, in the order in which the program gives them."""
         return (TensorSpec("class_map", "UINT8" if self.classes <= UINT8_CLASSES else "INT32", (-1, -1, -1)),)
 
+    def comparable(self, outputs: Outputs) -> Outputs:
+        """Returns what can be compared number by number."""
+        return outputs
+
+    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
+        """Returns the share of pixels whose class is the same."""
+        return float(np.mean(wanted[0] == got[0]))
+
     def class_maps(self, outputs: Outputs) -> NDArray[Value]:
         """Returns the class maps `[n, height, width]`, uint8 or int32."""
         (class_maps,) = outputs
@@ -166,6 +190,14 @@ class Embedding:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs, in the order in which the program gives them."""
         return (TensorSpec("embedding", "FP32", (-1, self.dimensions)),)
+
+    def comparable(self, outputs: Outputs) -> Outputs:
+        """Returns what can be compared number by number."""
+        return outputs
+
+    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
+        """Returns None: vectors are near each other or not."""
+        return None
 
     def vectors(self, outputs: Outputs) -> NDArray[Value]:
         """Returns the vectors `[n, dimensions]`, float32."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.background import Background
 from xlaserve.engine.batcher import Batcher
+from xlaserve.engine.difference import Difference
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, best_input, place
@@ -41,11 +42,19 @@ class Version:
         self.background: Background | None = None
         self.auto: dict[Bucket, Mode] = {}
         """The mode that `auto` runs each bucket in."""
+        self.differences: dict[Mode, Difference] = {}
+        """How far each mode's answers are from those in float32, where it computes in something else."""
 
     @property
     def auto_text(self) -> str:
         """`auto` in words: `1x224x224 in graph, 8x224x224 in xla`."""
         return ", ".join(f"{bucket} in {mode}" for bucket, mode in sorted(self.auto.items()))
+
+    @property
+    def precision_text(self) -> str:
+        """`bfloat16 (xla: largest difference 0.012, agreement 1.000 of 16 images)`."""
+        measured = "; ".join(f"{mode}: {difference}" for mode, difference in self.differences.items())
+        return f"{self.settings.precision} ({measured})" if measured else str(self.settings.precision)
 
     @property
     def name(self) -> str:
@@ -74,6 +83,7 @@ class Served:
     def __init__(self, version: Version, model: Model, batcher: Batcher) -> None:
         self.settings = version.settings
         self.auto_text = version.auto_text
+        self.precision_text = version.precision_text
         self.telemetry = version.telemetry
         self.model = model
         self.batcher = batcher

@@ -36,6 +36,11 @@ def model(version: Version) -> pb.Model:
         weights=loaded.weights if loaded else "",
         task=loaded.task.name if loaded else "",
         fit=loaded.fit if loaded else "",
+        precision=settings.precision,
+        differences=[
+            pb.Difference(mode=mode, largest=found.largest, agreement=found.agreement, images=found.images)
+            for mode, found in version.differences.items()
+        ],
         modes=settings.modes,
         default_mode=settings.effective_default_mode,
         buckets=map(_bucket, loaded.buckets) if loaded else (),

@@ -33,6 +33,7 @@ class TensorFlow:
             experimental=SimpleNamespace(
                 get_device_details=lambda gpu: {"device_name": gpu},
                 set_memory_growth=lambda gpu, grows: tell(f"growth of {gpu}", grows),
+                enable_tensor_float_32_execution=lambda is_on: tell("tf32", is_on),
             ),
             threading=SimpleNamespace(
                 set_intra_op_parallelism_threads=lambda threads: tell("intra", threads),
@@ -150,6 +151,19 @@ def test_clusters_are_formed_on_a_cpu_by_the_graphs_that_say_so_and_by_no_others
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2")
     with pytest.raises(ConfigError, match="TF_XLA_FLAGS: expected no --tf_xla_auto_jit"):
         configure(Settings(), uses_tensorflow=True)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_tensor_float_32_is_switched_on_or_off_on_a_gpu(tensorflow: Callable[..., TensorFlow], is_on: bool) -> None:
+    module = tensorflow(GPU)
+    device = configure(Settings(tf32=is_on), uses_tensorflow=True)
+    assert module.told["tf32"] is device.tf32 is is_on
+
+
+def test_a_cpu_has_no_tensor_float_32(tensorflow: Callable[..., TensorFlow]) -> None:
+    module = tensorflow()
+    assert not configure(Settings(tf32=True), uses_tensorflow=True).tf32
+    assert "tf32" not in module.told
 
 
 def test_lanes_share_one_pool_of_threads(tensorflow: Callable[..., TensorFlow]) -> None:

@@ -26,7 +26,12 @@ def served(*buckets: Bucket) -> Served:
         weights="cats.keras",
     )
     sizes = frozenset((bucket.height, bucket.width) for bucket in buckets)
-    return cast(Any, SimpleNamespace(settings=settings, model=model, sizes=sizes, auto_text="", background=None))
+    return cast(
+        Any,
+        SimpleNamespace(
+            settings=settings, model=model, sizes=sizes, auto_text="", precision_text="float32", background=None
+        ),
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def environment(device: Device) -> dict[str, str]:
         "tensorflow": tensorflow_version(),
         **{name: _version(name) for name in _PACKAGES},
         "xlaserve": digest(file for part in _CODE for file in (package / part).rglob("*.py")),
-        "device": f"{device.kind} {device.name}",
+        "device": f"{device.kind} {device.name}{' TF32' if device.tf32 else ''}",
         "machine": platform.machine(),
         # XLA compiles for the features of this very processor, and divides work by the number of its cores.
         "processor": f"{cpu_name()} {_short(_cpu_flags())}",

@@ -44,7 +44,7 @@ class Lowered:
 def for_settings(model: Any, settings: ModelSettings) -> Lowered | None:
     """Returns the Keras `model` lowered as `settings` want it, or None where XLA is to run it as it is."""
     runs_on_cpu = not tf.config.get_visible_devices("GPU")
-    if Mode.XLA not in settings.compiled_modes or not runs_on_cpu:
+    if not {Mode.XLA, Mode.AUTOCLUSTER} & set(settings.compiled_modes) or not runs_on_cpu:
         return None
     lowered = lower(model, [name for name in Lowering if name not in settings.disable_lowerings])
     if lowered is not None:
