@@ -11,11 +11,14 @@ from xlaserve.commands.command import FAILED, Command, Invocation, run_loop
 def run(invocation: Invocation) -> int:
     """Prints the ledger; fails where a model failed."""
 
+    # Nothing is served meanwhile, and what compiles beside the traffic is not kept.
+    settings = invocation.settings.model_copy(update={"ready_when": "all"})
+
     async def warm() -> int:
         from xlaserve.app import App  # noqa: PLC0415
 
-        with console.WarmUp(invocation.settings) as progress:
-            app = App(invocation.settings, on_record=progress.record)
+        with console.WarmUp(settings) as progress:
+            app = App(settings, on_record=progress.record)
             try:
                 await app.repository.load_all()
             finally:

@@ -70,6 +70,9 @@ class Settings(Frozen):
     fills it. What is in it runs as machine code: only those who may change the server should be able to write there."""
     compile_cache_read_only: bool = False
     """Write nothing into `compile_cache`; what is not there is compiled as ever."""
+    ready_when: Literal["all", "first_bucket"] = "all"
+    """What a model is ready with: all its buckets, or the smallest of each resolution, in every mode. The others then
+    compile beside the traffic, and serve from when they are there. With `buckets: auto` it is always all."""
     compile_threads: int | None = Field(None, ge=1, le=64)
     """Programs of a model that compile at the same time; half as many as there are cores by default, since one
     compilation keeps more than one core busy."""

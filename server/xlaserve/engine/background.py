@@ -14,44 +14,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-import statistics
-import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 import numpy as np
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batcher import Batcher
+from xlaserve.engine.beside_traffic import BesideTraffic
 from xlaserve.engine.buckets import Cost
-from xlaserve.engine.compiler import LEAST_RUNS, Warmed, fastest
+from xlaserve.engine.compiler import Warmed, fastest
 from xlaserve.engine.demand import Resolution
-from xlaserve.engine.lanes import Lanes, Share
-from xlaserve.engine.ledger import Entry, Ledger
-from xlaserve.engine.program import Compilation, Executable, Images, Program
-from xlaserve.engine.worker import Batch, Run, Worker
+from xlaserve.engine.lanes import Lanes
+from xlaserve.engine.ledger import Ledger
+from xlaserve.engine.program import Executable, Program
+from xlaserve.engine.worker import Worker
 from xlaserve.errors import InvalidArgument, ShuttingDown
 
 log = logging.getLogger(__name__)
 
-NICE: Final = 10
-"""A thread with this gets a tenth of what a busy one gets. Not less: while it traces it holds the interpreter's lock,
-and the event loop waits for it."""
-
 GREY: Final = 127
-
-
-def yield_to_traffic() -> None:
-    """Has the calling thread, and those that it starts, run where others leave time."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # Linux takes a thread for a process here
-    except OSError as error:
-        log.warning("compiling in the background can't be made to yield to the traffic: %s", error.strerror)
 
 
 class Background:
@@ -82,8 +66,6 @@ class Background:
         expecting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._model = model
-        self._version = version
-        self._program = program
         self._any_size = any_size
         self._sides = sides
         self._offers_auto = Mode.AUTO in modes
@@ -93,12 +75,16 @@ class Background:
         self._most_pixels = max(map(math.prod, buckets))
         self._most_resolutions = most_resolutions
         self._batcher = batcher
-        self._lanes = lanes
-        self._worker = worker
-        self._ledger = ledger
-        self._compiling = compiling
-        self._expecting = expecting
-        self._share = Share(lambda: False)
+        self._beside = BesideTraffic(
+            model=model,
+            version=version,
+            program=program,
+            lanes=lanes,
+            worker=worker,
+            ledger=ledger,
+            compiling=compiling,
+            expecting=expecting,
+        )
         self._opened: dict[Resolution, asyncio.Task[bool]] = {}
         self._compilations: set[asyncio.Task[None]] = set()
 
@@ -152,7 +138,7 @@ class Background:
     async def _begin(self, size: Resolution) -> bool:
         """Makes the resolution ready in graph mode and has its buckets compiled; False where it can't be run."""
         try:
-            image_s = await self._time(self._any_size, Bucket(1, *size), np.full((1, *size, 3), GREY, np.uint8))
+            image_s = await self._beside.time(self._any_size, Bucket(1, *size), np.full((1, *size, 3), GREY, np.uint8))
         except Exception as error:
             log.warning("model %s: images of %d x %d can't be run", self._model, *size, exc_info=error)
             return False
@@ -175,7 +161,7 @@ class Background:
             for mode in self._compiled_modes:
                 programs: dict[tuple[Mode, Bucket], Warmed] = {}
                 for bucket in graph:
-                    programs[mode, bucket] = await self._make(mode, bucket)
+                    programs[mode, bucket] = await self._beside.make(mode, bucket)
                 self._batcher.add(programs)
                 compiled |= programs
         except Exception:
@@ -186,59 +172,3 @@ class Background:
                 {(Mode.AUTO, bucket): compiled[mode, bucket] for bucket, mode in fastest(compiled).items()}
             )
         log.info("model %s: %d x %d switched from graph mode to its own buckets", self._model, *size)
-
-    async def _make(self, mode: Mode, bucket: Bucket) -> Warmed:
-        loop = asyncio.get_running_loop()
-        compilation, noise = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
-        cost = compilation.cost
-        if cost is None:
-            seconds = await self._time(compilation.executable, bucket, noise)
-            cost = Cost(seconds, seconds)  # of lanes that are as busy as they are
-        warmed = Warmed(compilation.executable, cost)
-        self._ledger.record(
-            Entry(
-                self._model,
-                self._version,
-                mode,
-                bucket,
-                compilation.trace_s,
-                compilation.compile_s,
-                cost,
-                datetime.now(UTC),
-                compilation.from_cache,
-                in_background=True,
-            )
-        )
-        return warmed
-
-    def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Images]:
-        """Returns the executable, and images to time it with, which take too long to make for the event loop."""
-        noise = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
-        with self._expecting():
-            return self._program.compile(mode, bucket), noise
-
-    async def _time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
-        """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
-        batch = Batch(executable, bucket, [images])
-        loop = asyncio.get_running_loop()
-        seconds = []
-        for _ in range(LEAST_RUNS):
-            await self._lanes.acquire(self._share)
-            ran: asyncio.Future[Run | BaseException] = loop.create_future()
-            try:
-                self._worker.submit(batch, partial(loop.call_soon_threadsafe, partial(_settle, ran, self._lanes)))
-            except RuntimeError:  # the worker was stopped
-                self._lanes.release()
-                raise
-            run = await ran
-            if isinstance(run, BaseException):
-                raise run
-            self._lanes.charge(self._share, run.execute_s)
-            seconds.append(run.execute_s)
-        return statistics.median(seconds)
-
-
-def _settle(ran: asyncio.Future[Run | BaseException], lanes: Lanes, run: Run | BaseException) -> None:
-    lanes.release()  # here, so that a lane comes back even where nobody waits any more
-    if not ran.done():
-        ran.set_result(run)

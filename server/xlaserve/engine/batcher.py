@@ -100,10 +100,15 @@ class Batcher:
         self._task.add_done_callback(self._crashed)
 
     def add(self, programs: Mapping[tuple[Mode, Bucket], Warmed]) -> None:
-        """Serves `programs` as well, all buckets of modes and resolutions that had none."""
+        """Serves `programs` as well: more buckets, modes and resolutions. What waits is planned for anew."""
         self._programs.update(programs)
-        for shape, costs in _costs_by_shape(programs).items():
-            self._queues[shape] = Queue(shape, Planner(costs, self._lanes.count))
+        costs = _costs_by_shape(self._programs)
+        for shape in _costs_by_shape(programs):
+            planner = Planner(costs[shape], self._lanes.count)
+            if shape in self._queues:
+                self._queues[shape].planner = planner
+            else:
+                self._queues[shape] = Queue(shape, planner)
 
     def has_queue(self, mode: Mode, height: int, width: int) -> bool:
         """Returns whether there are buckets for images of this mode and resolution."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import threading
 import time
 from collections import defaultdict
@@ -20,8 +21,9 @@ import numpy as np
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision, Settings
 from xlaserve.engine import demand, difference
 from xlaserve.engine.auto_buckets import Programs, warm_up_auto
-from xlaserve.engine.background import Background, yield_to_traffic
+from xlaserve.engine.background import Background
 from xlaserve.engine.batcher import Batcher
+from xlaserve.engine.beside_traffic import BesideTraffic, yield_to_traffic
 from xlaserve.engine.compiler import compile_threads, fastest, warm_up
 from xlaserve.engine.device import usable_cores
 from xlaserve.engine.lanes import Lanes
@@ -220,7 +222,8 @@ class Repository:
         began = time.perf_counter()
         model = version.model = await self._compile(self._load_model, settings)
         self._change(version, State.COMPILING)
-        programs = await self._compile(self._warm_up, version, model)
+        first = self._first_buckets(model)
+        programs = await self._compile(self._warm_up, version, model, first)
         self._check_stop()
         if model.reference is not None and (settings.precision is not Precision.FLOAT32 or self._has_tf32):
             measure = partial(difference.measure, programs, model.reference, model.task)
@@ -273,7 +276,10 @@ class Repository:
         log.info(
             "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
         )
-        return Served(version, model, version.batcher)
+        served = Served(version, model, version.batcher)
+        if left := [] if settings.has_auto_buckets else [bucket for bucket in model.buckets if bucket not in first]:
+            version.growth = asyncio.create_task(self._grow(version, served, left, programs))
+        return served
 
     async def _compile(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Does what may compile something on the compiling thread."""
@@ -291,7 +297,50 @@ class Repository:
         any_size(np.zeros((*model.buckets[-1], 3), np.uint8))
         return any_size
 
-    def _warm_up(self, version: Version, model: Model) -> Programs:
+    def _first_buckets(self, model: Model) -> tuple[Bucket, ...]:
+        """Returns the buckets without which the model is not ready."""
+        if self._settings.ready_when == "all" or model.settings.has_auto_buckets:
+            return model.buckets
+        smallest = {(bucket.height, bucket.width): bucket for bucket in sorted(model.buckets, reverse=True)}
+        return tuple(sorted(smallest.values()))
+
+    async def _grow(self, version: Version, served: Served, buckets: Iterable[Bucket], programs: Programs) -> None:
+        """Makes what is left of `buckets` beside the traffic, the smallest first, and has each serve once it is there.
+
+        `programs` are those that serve, each resolution's smallest bucket among them.
+        """
+        settings, model, batcher = version.settings, served.model, served.batcher
+        beside = BesideTraffic(
+            model=settings.name,
+            version=settings.version,
+            program=model.program,
+            lanes=self._lanes,
+            worker=self._worker,
+            ledger=version.ledger,
+            compiling=self._compiling_in_background,
+            expecting=self._expecting,
+        )
+        known = {(mode, bucket[1:]): (bucket, warmed) for (mode, bucket), warmed in programs.items()}
+        for bucket in sorted(buckets, key=math.prod):
+            try:
+                made = {
+                    (mode, bucket): await beside.make(mode, bucket, known[mode, bucket[1:]])
+                    for mode in settings.compiled_modes
+                }
+            except Exception:
+                log.exception(
+                    "model %s: %s did not compile; the other buckets serve in its place", version.name, bucket
+                )
+                continue
+            if Mode.AUTO in settings.modes:
+                ((_, mode),) = chosen = tuple(fastest(made).items())
+                version.auto |= dict(chosen)
+                served.auto_text = version.auto_text
+                made[Mode.AUTO, bucket] = made[mode, bucket]
+            batcher.add(made)
+        log.info("model %s: all %d programs are there", version.name, len(version.ledger))
+
+    def _warm_up(self, version: Version, model: Model, buckets: Iterable[Bucket]) -> Programs:
         settings = version.settings
 
         def warm(modes: Iterable[Mode], buckets: Iterable[Bucket]) -> Programs:
@@ -308,14 +357,14 @@ class Repository:
             )
 
         if not settings.has_auto_buckets:
-            return warm(settings.compiled_modes, model.buckets)
+            return warm(settings.compiled_modes, buckets)
         demand_file = settings.auto_buckets.demand
         return warm_up_auto(
             warm,
             model=settings.name,
             modes=settings.compiled_modes,
             default_mode=settings.effective_default_mode,
-            buckets=model.buckets,
+            buckets=buckets,
             settings=settings.auto_buckets,
             demands=demand.read(demand_file) if demand_file else {},
         )
@@ -329,12 +378,15 @@ class Repository:
             self._change(version, State.DRAINING)
             if version.background is not None:
                 version.background.stop_compiling()
+            if version.growth is not None:
+                version.growth.cancel()
+                await asyncio.wait([version.growth])
             await version.batcher.drain(timeout_s)
             if version.background is not None:
                 await version.background.close()
         if version.state is not State.FAILED:
             self._change(version, State.UNLOADED)
-        version.model = version.batcher = version.background = None
+        version.model = version.batcher = version.background = version.growth = None
 
     def _change(self, version: Version, state: State) -> None:
         version.state = state

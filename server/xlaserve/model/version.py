@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -40,6 +41,8 @@ class Version:
         self.model: Model | None = None
         self.batcher: Batcher | None = None
         self.background: Background | None = None
+        self.growth: asyncio.Task[None] | None = None
+        """Makes the buckets that the model did not wait for."""
         self.auto: dict[Bucket, Mode] = {}
         """The mode that `auto` runs each bucket in."""
         self.differences: dict[Mode, Difference] = {}

@@ -902,3 +902,15 @@ async def test_every_job_settles_once_whatever_happens(
     chaos.check_outcomes()
     await asyncio.sleep(100)  # whatever is still on the device ends
     chaos.check_what_is_left()
+
+
+async def test_a_bucket_that_is_added_takes_what_waits_already(virtual_time: object, make: Make) -> None:
+    cost_s = {1: 1.0}
+    model = make(cost_s=cost_s)
+    waiting = [model.ask([number]) for number in range(5)]
+    await asyncio.sleep(0.5)
+    cost_s[4] = 1.5
+    model.batcher.add({(Mode.XLA, Bucket(4, 2, 2)): Warmed(model.executables[Mode.XLA], Cost(1.5, 1.5))})
+    assert [numbers_of(await job) for job in waiting] == [[number] for number in range(5)]
+    # The second was gathered while the first ran.
+    assert [started.bucket for started in model.started] == [1, 1, 4]

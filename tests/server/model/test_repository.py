@@ -64,6 +64,22 @@ class Gate:
             assert self._open.wait(PATIENCE_S)
 
 
+class GateAt(Gate):
+    """Does something on the thread that comes as the `number`th, by default closes before it."""
+
+    def __init__(self, number: int, then: Callable[[], object] | None = None) -> None:
+        super().__init__()
+        self._number = number
+        self._then = then or self.close
+        self._came = 0
+
+    def __call__(self) -> None:
+        self._came += 1
+        if self._came == self._number:
+            self._then()
+        super().__call__()
+
+
 class Program:
     """Answers each image with `answer`."""
 
@@ -572,3 +588,48 @@ async def test_a_demand_that_cannot_be_read_fails_the_model_before_anything_is_c
     with pytest.raises(ModelFailed, match=r"auto_buckets\.demand: none\.json: No such file or directory"):
         await house.repository.load_all()
     assert not house.compiled
+
+
+async def test_with_ready_when_first_bucket_no_request_waits_for_the_others(make_house: Callable[..., House]) -> None:
+    house = make_house(ready_when="first_bucket")
+    house.configured = [model("a", buckets=(4, 1, 2))]
+    gate = house.compiling = GateAt(3)  # two modes of the first bucket come before
+    await house.repository.load_all()
+    assert house.repository.is_ready
+    await gate.reached()
+    assert await house.ask(images=4) == [1] * 4
+    assert [(entry.bucket.batch, entry.in_background) for entry in house.entries] == [(1, False)] * 2
+    gate.open()
+    await house.repository.index()[0].growth
+    assert [(entry.bucket.batch, entry.in_background) for entry in house.entries[2:]] == [(2, True)] * 2 + [
+        (4, True)
+    ] * 2
+    assert await house.ask(images=4) == [1] * 4
+
+
+async def test_a_bucket_that_does_not_compile_beside_the_traffic_leaves_the_others(
+    make_house: Callable[..., House],
+) -> None:
+    house = make_house(ready_when="first_bucket")
+    house.configured = [model("a", buckets=(1, 2, 4), modes=(Mode.XLA,))]
+
+    def fail() -> None:
+        house.compile_error = ValueError("no kernel")
+
+    house.compiling = GateAt(2, fail)
+    await house.repository.load_all()
+    await house.repository.index()[0].growth
+    assert [entry.bucket.batch for entry in house.entries] == [1]
+    assert await house.ask(images=3) == [1] * 3
+
+
+async def test_a_model_that_grows_can_be_unloaded(make_house: Callable[..., House]) -> None:
+    house = make_house(ready_when="first_bucket")
+    house.configured = [model("a", buckets=(1, 2), modes=(Mode.XLA,))]
+    gate = house.compiling = GateAt(2)
+    await house.repository.load_all()
+    await gate.reached()
+    await house.repository.unload("a")
+    gate.open()
+    assert house.states() == [State.UNLOADED]
+    assert len(house.entries) == 1

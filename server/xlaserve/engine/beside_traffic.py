@@ -1,0 +1,136 @@
+"""Makes programs while others serve: on one thread that yields to everything else, timed in its turn on the lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import statistics
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.buckets import Cost
+from xlaserve.engine.compiler import LEAST_RUNS, Warmed
+from xlaserve.engine.lanes import Lanes, Share
+from xlaserve.engine.ledger import Entry, Ledger
+from xlaserve.engine.program import Compilation, Executable, Images, Program
+from xlaserve.engine.worker import Batch, Run, Worker
+
+log = logging.getLogger(__name__)
+
+NICE: Final = 10
+"""A thread with this gets a tenth of what a busy one gets. Not less: while it traces it holds the interpreter's lock,
+and the event loop waits for it."""
+
+
+def yield_to_traffic() -> None:
+    """Has the calling thread, and those that it starts, run where others leave time."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # Linux takes a thread for a process here
+    except OSError as error:
+        log.warning("compiling in the background can't be made to yield to the traffic: %s", error.strerror)
+
+
+class BesideTraffic:
+    """Makes the programs of one model. All methods run on the event loop.
+
+    `compiling` has a single thread, on which all that may compile something is done in an `expecting()`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        version: str,
+        program: Program,
+        lanes: Lanes,
+        worker: Worker,
+        ledger: Ledger,
+        compiling: Executor,
+        expecting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._model = model
+        self._version = version
+        self._program = program
+        self._lanes = lanes
+        self._worker = worker
+        self._ledger = ledger
+        self._compiling = compiling
+        self._expecting = expecting
+        self._share = Share(lambda: False)
+
+    async def make(self, mode: Mode, bucket: Bucket, known: tuple[Bucket, Warmed] | None = None) -> Warmed:
+        """Compiles, runs, times and records a program. Raises what it raises.
+
+        What runs beside traffic takes longer than it does. Beside a `known` program, whose cost was measured at rest,
+        both are timed now, and the new one costs as many times the known one's as it takes now.
+        """
+        loop = asyncio.get_running_loop()
+        compilation, noise = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
+        cost = compilation.cost
+        if cost is None:
+            seconds = await self.time(compilation.executable, bucket, noise)
+            cost = Cost(seconds, seconds)  # of lanes that are as busy as they are
+            if known is not None:
+                known_bucket, warmed = known
+                images = await loop.run_in_executor(self._compiling, _noise, known_bucket)
+                ratio = seconds / await self.time(warmed.executable, known_bucket, images)
+                cost = Cost(warmed.cost.alone_s * ratio, warmed.cost.loaded_s * ratio)
+        self._ledger.record(
+            Entry(
+                self._model,
+                self._version,
+                mode,
+                bucket,
+                compilation.trace_s,
+                compilation.compile_s,
+                cost,
+                datetime.now(UTC),
+                compilation.from_cache,
+                in_background=True,
+            )
+        )
+        return Warmed(compilation.executable, cost)
+
+    def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Images]:
+        """Returns the executable, and images to time it with, which take too long to make for the event loop."""
+        with self._expecting():
+            return self._program.compile(mode, bucket), _noise(bucket)
+
+    async def time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
+        """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
+        batch = Batch(executable, bucket, [images])
+        loop = asyncio.get_running_loop()
+        seconds = []
+        for _ in range(LEAST_RUNS):
+            await self._lanes.acquire(self._share)
+            ran: asyncio.Future[Run | BaseException] = loop.create_future()
+            try:
+                self._worker.submit(batch, partial(loop.call_soon_threadsafe, partial(_settle, ran, self._lanes)))
+            except RuntimeError:  # the worker was stopped
+                self._lanes.release()
+                raise
+            run = await ran
+            if isinstance(run, BaseException):
+                raise run
+            self._lanes.charge(self._share, run.execute_s)
+            seconds.append(run.execute_s)
+        return statistics.median(seconds)
+
+
+def _noise(bucket: Bucket) -> Images:
+    return np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+
+
+def _settle(ran: asyncio.Future[Run | BaseException], lanes: Lanes, run: Run | BaseException) -> None:
+    lanes.release()  # here, so that a lane comes back even where nobody waits any more
+    if not ran.done():
+        ran.set_result(run)
