@@ -1,6 +1,6 @@
 """What a GPU brings: `python -m bench.gpu [--quick]`, which is `make bench-gpu`.
 
-Every mode at every batch: in process, as warm-up measures it, and served over gRPC.
+Every mode at every batch in float32, TF32 and bfloat16: in process, as warm-up measures it, and served over gRPC.
 Writes the tables into docs/gpu.md; only from a GPU, and only from a whole run.
 """
 
@@ -61,7 +61,11 @@ class Row(NamedTuple):
     """Images/s by mode: the median of the blocks, the least and the most."""
 
 
-VARIANTS: Final = (Variant("float32 with TF32", {}, {}),)
+VARIANTS: Final = (
+    Variant("float32", {"tf32": False}, {}),
+    Variant("TF32", {"tf32": True}, {}),
+    Variant("bfloat16", {"tf32": True}, {"precision": "bfloat16"}),
+)
 WHOLE: Final = Plan({"ResNet50": 224, "EfficientNetV2S": 384}, tuple(2**n for n in range(9)), 32, 8, 5, 10.0)
 QUICK: Final = Plan({"MobileNet": 32}, (1, 8), 4, 4, 2, 1.0)
 

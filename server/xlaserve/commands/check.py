@@ -18,7 +18,7 @@ from xlaserve.check import record, runner, tables
 from xlaserve.check.record import Checked
 from xlaserve.commands import subject
 from xlaserve.commands.command import FAILED, Command, Invocation
-from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Settings
+from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Precision, Settings
 from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
 
@@ -45,8 +45,9 @@ def run(invocation: Invocation) -> int:
 def _run(invocation: Invocation) -> int:
     own, settings = invocation.own, invocation.settings
     asked = _asked(own, settings)
-    # One lane with all threads: each program runs alone, and as fast as it can.
-    alone = {"performance_hint": PerformanceHint.LATENCY, "lanes": None, "threads_per_lane": None}
+    # One lane with all threads: each program runs alone, and as fast as it can. And all bits of float32: what is looked
+    # for are differences between the modes.
+    alone = {"performance_hint": PerformanceHint.LATENCY, "lanes": None, "threads_per_lane": None, "tf32": False}
     server = settings.model_copy(update=alone)
     known = {model.name: model for model in _before(own)}
     for file in filter(None, (own.json, own.markdown)):
@@ -133,6 +134,7 @@ def _with(model: ModelSettings, modes: tuple[Mode, ...], batches: Sequence[int])
     sizes = [bucket[1:] for bucket in model.buckets] or [*model.resolutions, (None, None)]
     buckets = tuple(BucketSettings(batch, *sizes[0]) for batch in batches)
     changes: dict[str, object] = {"modes": modes, "default_mode": None, "buckets": buckets, "resolutions": ()}
+    changes["precision"] = Precision.FLOAT32
     if model.weights == "random":
         changes["score_threshold"] = 0.0  # else a detector finds nothing, and all modes agree on that
     return model.model_copy(update=changes)
