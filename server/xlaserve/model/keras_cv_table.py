@@ -1,10 +1,10 @@
 """The architectures of KerasCV, as the arguments of its generic classes.
 
 KerasCV's own named constructors and presets ask a hub for these numbers, even without weights. They come from the
-papers that KerasCV's classes name. All but a few were compared with the numbers of
-parameters that KerasCV states for its presets. Of EfficientNetV1 and EfficientNetLite it states those of an older class
-that expanded its first stack too; these,
-DenseNet and MobileNetV3 have the numbers of Keras Applications and of the papers.
+papers that KerasCV's classes name, and give as many parameters as KerasCV states for its presets, with exceptions: for
+EfficientNetV1 and Lite it states those of an older class, which expanded the first stack too, for MiT those with a head
+of ten classes, for DenseNet none. DenseNet, EfficientNetV1 and MobileNetV3 have as many as in Keras Applications.
+
 All of these backbones scale pixels from 0..255 to 0..1 themselves (`include_rescaling`).
 """
 

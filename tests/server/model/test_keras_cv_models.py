@@ -174,7 +174,6 @@ def test_architectures_have_as_many_parameters_as_kerascv_states() -> None:
         ("ResNet18V2", "resnet18_v2"),
         ("CSPDarkNetTiny", "csp_darknet_tiny"),
         ("EfficientNetV2B0", "efficientnetv2_b0"),
-        ("MiTB0", "mit_b0"),
         ("YOLOV8XS", "yolo_v8_xs_backbone"),
     ):
         backbone = keras_cv_table.BACKBONES[name]
