@@ -9,7 +9,7 @@ import json
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import openvino as ov
@@ -37,8 +37,9 @@ def main() -> None:
 
 def _compile(program: Any, bucket: Bucket, lanes: int) -> Any:
     assert isinstance(program, TensorFlowProgram)
-    module = tf.Module()
-    module.forward = tf.function(program.trace(bucket), input_signature=[tf.TensorSpec((*bucket, 3), tf.uint8)])
+    module, traced = tf.Module(), cast(Any, program.trace(bucket))
+    module.weights = traced.variables  # else they would not be saved
+    module.forward = tf.function(traced, input_signature=[tf.TensorSpec((*bucket, 3), tf.uint8)])
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder, signatures=module.forward)
         converted = ov.convert_model(folder, input=[(*bucket, 3)])

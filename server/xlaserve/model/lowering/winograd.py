@@ -7,6 +7,7 @@ rounding errors are about those of the direct sum; those of larger tiles are not
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import product
 from typing import Any, Final
 
@@ -38,14 +39,15 @@ def replace(layer: Any) -> Replacement | None:
 
 
 class Winograd(WindowReplacement):
-    """A 3 x 3 convolution, with the kernel that it had when it was replaced."""
+    """A 3 x 3 convolution, with the kernel that it had when it was first traced."""
 
-    def __init__(self, original: Any) -> None:
-        super().__init__(original)
-        kernel = np.asarray(tf.convert_to_tensor(original.kernel), np.float64)
-        transformed = np.einsum("ik,jl,klcf->ijcf", KERNEL, KERNEL, kernel).astype(np.float32)
-        # Tensors and not arrays: those would be part of each bucket's program.
-        self.kernels = {(i, j): tf.constant(transformed[i, j]) for i, j in product(range(4), range(4))}
+    @cached_property
+    def kernels(self) -> dict[tuple[int, int], tf.Tensor]:
+        """The transformed kernel, of which each position of a tile has a `[channels, filters]`."""
+        with tf.init_scope():  # tensors of no graph: arrays would be part of each bucket's program
+            kernel = np.asarray(tf.convert_to_tensor(self.original.kernel), np.float64)
+            transformed = np.einsum("ik,jl,klcf->ijcf", KERNEL, KERNEL, kernel).astype(np.float32)
+            return {(i, j): tf.constant(transformed[i, j]) for i, j in product(range(4), range(4))}
 
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
         """Convolves."""
