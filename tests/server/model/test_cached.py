@@ -46,6 +46,7 @@ class Source:
 @pytest.fixture
 def open_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CompileCache]:
     # TensorFlow has been imported by other tests: XLA's own executables are not kept here, all else is.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TF_XLA_FLAGS", "")
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
