@@ -114,7 +114,7 @@ def test_help_is_printed(command):
     assert done.stdout.startswith(f"usage: {' '.join(('xlaserve', *command))}")
     if command:
         flags = {f"--{name.replace('_', '-')}" for name in config.Settings.model_fields}
-        assert flags <= set(re.findall(r"--[a-z-]+", done.stdout))
+        assert flags <= set(re.findall(r"--[a-z0-9-]+", done.stdout))
 
 
 def test_the_version_is_printed():

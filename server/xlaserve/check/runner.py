@@ -82,9 +82,12 @@ def check(
 
 def _send(process: subprocess.Popen[bytes], task: Task) -> None:
     assert process.stdin
-    with suppress(BrokenPipeError):  # it died at once, and its status says so
+    try:
         process.stdin.write(task.model_dump_json().encode() + b"\n")
         process.stdin.flush()
+    except BrokenPipeError:  # it died at once, and its status says so
+        with suppress(BrokenPipeError):  # what it did not read goes with it, before anybody else tries to send it
+            process.stdin.close()
 
 
 def _read(process: subprocess.Popen[bytes], found: dict[str, Any]) -> Iterator[str]:

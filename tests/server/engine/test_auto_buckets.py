@@ -163,13 +163,14 @@ def test_the_choice_is_logged_with_what_it_gains(caplog: pytest.LogCaptureFixtur
 
 def test_memory_is_measured_while_something_runs_and_after_it() -> None:
     def make() -> bytearray:
-        passing = bytearray(b"\1" * (64 * MIB))
+        passing = bytearray(b"\1" * (160 * MIB))
         return passing[: len(passing) // 4]
 
+    # Beyond 32 MiB glibc takes memory from the system, and never from what the heap has free.
     kept, taken = memory.measure(make)
-    assert len(kept) == 16 * MIB
-    assert 12 * MIB < taken.held_bytes < 40 * MIB
-    assert 32 * MIB < taken.run_bytes < 140 * MIB
+    assert len(kept) == 40 * MIB
+    assert 24 * MIB < taken.held_bytes < 80 * MIB
+    assert 80 * MIB < taken.run_bytes < 350 * MIB
 
 
 def test_demand_is_read_back_as_it_was_written(tmp_path: Path) -> None:
