@@ -146,7 +146,7 @@ def test_reflection_lists_and_describes_the_services(channel):
     inference = pool.FindServiceByName("inference.GRPCInferenceService")
     assert {method.name for method in inference.methods} >= {"ModelInfer", "ModelStreamInfer", "RepositoryIndex"}
     request = pool.FindMessageTypeByName("xlaserve.v1.ClassifyRequest")
-    assert list(request.fields_by_name) == ["model", "images", "top_k", "mode", "version"]
+    assert list(request.fields_by_name) == ["model", "images", "top_k", "mode", "version", "pixels"]
 
 
 def test_channelz_is_absent_unless_asked_for(channel):

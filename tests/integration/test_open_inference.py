@@ -319,6 +319,7 @@ def test_a_model_describes_itself(oip):
     }
     assert metadata.properties == {
         "source": "builtin:digits",
+        "lowerings": "stem 1",
         "weights": "built in",
         "task": "classification",
         "fit": "resize",

@@ -112,7 +112,7 @@ class TensorFlowProgram:
         """Returns a graph that has not yet clustered as many shapes as it may."""
         taken = self._clustered.setdefault((bucket.height, bucket.width), [])
         used = len(taken) % MOST_CLUSTERED
-        taken.append(taken[-1] if used else FrozenGraph(self.trace(bucket), has_clusters=True))
+        taken.append(taken[-1] if used else FrozenGraph(self._trace(self._forward, bucket), has_clusters=True))
         return taken[-1]
 
 

@@ -45,8 +45,8 @@ def assemble(
     def forward(call: Call) -> Forward:
         def run(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
             values = images if takes_bytes else tf.cast(preprocess.apply(images, preprocessing), pixels.dtype)
-            # What was exported for one batch size refuses a tensor of an unknown one.
-            values = tf.ensure_shape(values, (batch, *values.shape[1:]))
+            if batch is not None:  # what was exported for one batch size refuses a tensor of an unknown one
+                values = tf.ensure_shape(values, (batch, *values.shape[1:]))
             return head.finish(call(values), images)
 
         return run
