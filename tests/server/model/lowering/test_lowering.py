@@ -171,7 +171,8 @@ def test_a_loaded_model_says_what_was_lowered_and_runs_it_in_xla_alone() -> None
     xla, graph = (
         model.program.compile(mode, Bucket(1, 32, 32)).executable(pixels)[0] for mode in (Mode.XLA, Mode.GRAPH)
     )
-    np.testing.assert_allclose(xla, graph, atol=1e-5)
+    # Two backends with their own order of operations: what a lowering itself may differ by is tested above.
+    np.testing.assert_allclose(xla, graph, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", Lowering)
