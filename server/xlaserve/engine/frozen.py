@@ -14,6 +14,7 @@ import ctypes
 from typing import Any, Final
 
 import numpy as np
+import psutil
 import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import convert_to_constants
@@ -22,6 +23,8 @@ from xlaserve.engine.program import Images, Outputs
 
 MOST_BYTES: Final = 2**31 - 2**26
 """Of weights: a graph is a protocol buffer, which ends at 2 GiB."""
+PEAK_COPIES: Final = 14
+"""Of the weights, that freezing and folding them takes for a moment: measured, ResNet50 and ConvNeXtXLarge."""
 CLUSTER_RUNS: Final = 2
 """TensorFlow compiles a cluster when it is first run, and for each further shape at the second run of that
 (`kDefaultCompilationThreshold` in compiler/jit/device_compilation_profiler.cc)."""
@@ -60,6 +63,9 @@ def _freeze(function: Any) -> Any:
     size_bytes = sum(variable.dtype.size * variable.shape.num_elements() for variable in function.variables)
     if size_bytes > MOST_BYTES:
         raise UnfreezableError(f"it has {size_bytes / 2**30:.1f} GiB of weights, and a graph holds less than 2")
+    needed, free = PEAK_COPIES * size_bytes, psutil.virtual_memory().available
+    if needed > free:
+        raise UnfreezableError(f"freezing takes {needed / 2**30:.1f} GiB for a moment, and {free / 2**30:.1f} are free")
     try:
         # What convert_variables_to_constants_v2 does, without making two more functions of the result: that takes ten
         # times as long, and it drops functions of the same name, which other graphs may still call.

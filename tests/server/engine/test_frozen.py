@@ -110,6 +110,14 @@ def test_weights_beyond_what_a_graph_holds_can_not_be_frozen(
         FrozenGraph(concrete(normalized))
 
 
+def test_weights_that_freezing_has_no_memory_for_are_not_frozen(
+    normalized: Normalized, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frozen, "PEAK_COPIES", 2**50)
+    with pytest.raises(UnfreezableError, match="GiB for a moment, and .* are free"):
+        FrozenGraph(concrete(normalized))
+
+
 def test_graph_mode_runs_what_can_not_be_frozen_all_the_same_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         executable = TensorFlowProgram(looked_up()).compile(Mode.GRAPH, BUCKET).executable
