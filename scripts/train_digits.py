@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from xlaserve.model import digits
-from xlaserve.model.digits_data import DigitImage, digit_images
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.sources import digits
+from xlaserve.model.sources.digits_data import DigitImage, digit_images
 
 ROOT = Path(__file__).resolve().parent.parent
-WEIGHTS_FILE = ROOT / "server" / "xlaserve" / "model" / "data" / digits.WEIGHTS
+WEIGHTS_FILE = ROOT / "server" / "xlaserve" / "model" / "sources" / "data" / digits.WEIGHTS
 SAMPLES_FOLDER = ROOT / "scripts" / "samples" / "digits"
 SAMPLE_SIDE = 64
 BATCH = 64

@@ -17,15 +17,15 @@ from PIL import Image
 
 from xlaserve.config import Fit
 from xlaserve.frame import place
-from xlaserve.model import shapes
 from xlaserve.model.keras_runtime import keras
-from xlaserve.model.shapes_data import HELD_OUT_SEED, LABELS, MOST_SHAPES, TRAIN_SEED, scene
+from xlaserve.model.sources import shapes
+from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, MOST_SHAPES, TRAIN_SEED, scene
 
 SAMPLES: Final = {9: (240, 360), 3: (360, 200), 7: (300, 310)}
 """Height and width by the number of a held-out scene; both models read these correctly, as they do most."""
 ROOT: Final = Path(__file__).resolve().parent.parent
 SAMPLES_FOLDER: Final = ROOT / "scripts" / "samples" / "shapes"
-DATA: Final = ROOT / "server" / "xlaserve" / "model" / "data"
+DATA: Final = ROOT / "server" / "xlaserve" / "model" / "sources" / "data"
 BATCH: Final = 32
 NEAR: Final = 1.5
 """A cell answers for a shape when its centre is at most so many strides from the middle of the shape's box."""

@@ -39,7 +39,7 @@ BROKEN = {"name": "broken", "source": "/nonexistent/secret/broken.keras"}
 BRAKED_NOOP = """
 import os, time
 from xlaserve.engine.program import Compilation
-from xlaserve.model.noop import NoopProgram
+from xlaserve.model.sources.noop import NoopProgram
 
 compile = NoopProgram.compile
 

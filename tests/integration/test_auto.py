@@ -7,7 +7,7 @@ from urllib.request import urlopen
 
 import grpc
 
-from xlaserve.model.digits_data import digit_images
+from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 from xlaserve_proto import vision_pb2 as pb

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from xlaserve.model.digits_data import digit_images
+from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 

@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 from PIL import Image
 
-from xlaserve.model.digits_data import digit_images
+from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 from xlaserve_proto import vision_pb2 as vision_pb

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from xlaserve.engine.cache.records import SUFFIX, Folder
-from xlaserve.model.digits_data import digit_images
+from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_client import VisionClient
 
 BUCKETS = [1, 2, 4]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.model.digits_data import DigitImage, digit_images
+from xlaserve.model.sources.digits_data import DigitImage, digit_images
 from xlaserve_proto import vision_pb2 as pb
 
 ACCURACY = 0.99

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from xlaserve.model.digits_data import digit_images
+from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 from xlaserve_proto import vision_pb2 as pb

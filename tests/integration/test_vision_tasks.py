@@ -15,7 +15,7 @@ from tests.scoring import Confusion, Found, Truth, mean_average_precision
 
 from xlaserve.config import Fit
 from xlaserve.frame import place
-from xlaserve.model.shapes_data import HELD_OUT_SEED, LABELS, Scene, scene
+from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, Scene, scene
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as vision_grpc
 

@@ -24,7 +24,7 @@ BROKEN = "[{name: broken, source: 'builtin:noop', weights: other}]"
 COMMAND = (sys.executable, "-m", "xlaserve")
 ENDLESS_COMPILATION = """
 import threading
-from xlaserve.model.noop import NoopProgram
+from xlaserve.model.sources.noop import NoopProgram
 
 NoopProgram.compile = lambda *arguments: threading.Event().wait()
 """

@@ -13,8 +13,9 @@ from typing import Final
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.engine.program import AnySize, Images, Outputs, Program
 from xlaserve.errors import ModelFailed
-from xlaserve.model import labels, noop
+from xlaserve.model import labels
 from xlaserve.model.network import Network, Size
+from xlaserve.model.sources import noop
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 
 APPLICATIONS: Final = "keras.applications:"
@@ -110,7 +111,7 @@ def names() -> tuple[str, ...]:
 
     Imports Keras.
     """
-    from xlaserve.model import applications, keras_cv_table  # noqa: PLC0415
+    from xlaserve.model.sources import applications, keras_cv_table  # noqa: PLC0415
 
     return (
         *(APPLICATIONS + name for name in applications.names()),
@@ -129,21 +130,21 @@ def _network(settings: ModelSettings) -> Network:
     if source == NOOP:
         return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), Classification(noop.CLASSES), "built in")
     if source in (DIGITS, SHAPES_DETECTOR, SHAPES_SEGMENTER):
-        from xlaserve.model import built_in  # noqa: PLC0415 - TensorFlow takes seconds, and noop does without it
+        from xlaserve.model.sources import built_in  # noqa: PLC0415 - TensorFlow takes seconds, and noop does without it
 
         return built_in.network(source.removeprefix(BUILT_IN), settings)
     if source.startswith(APPLICATIONS):
         _check_fields(settings, APPLICATIONS)
-        from xlaserve.model import applications  # noqa: PLC0415
+        from xlaserve.model.sources import applications  # noqa: PLC0415
 
         return applications.application(source.removeprefix(APPLICATIONS), settings)
     if source.startswith(KERAS_CV):
         _check_fields(settings, KERAS_CV)
-        from xlaserve.model import keras_cv_models  # noqa: PLC0415
+        from xlaserve.model.sources import keras_cv_models  # noqa: PLC0415
 
         return keras_cv_models.keras_cv_model(source.removeprefix(KERAS_CV), settings)
     if source.startswith(KAGGLE):
-        from xlaserve.model import kaggle  # noqa: PLC0415
+        from xlaserve.model.sources import kaggle  # noqa: PLC0415
 
         folder = kaggle.fetch(source.removeprefix(KAGGLE))
         files = sorted(folder.glob("*.keras"))
@@ -152,7 +153,7 @@ def _network(settings: ModelSettings) -> Network:
 
 
 def _from_path(path: Path, settings: ModelSettings) -> Network:
-    from xlaserve.model import keras_file, saved_model  # noqa: PLC0415
+    from xlaserve.model.sources import keras_file, saved_model  # noqa: PLC0415
 
     if path.suffix == KERAS_FILE and path.is_file():
         _check_fields(settings, KERAS_FILE)

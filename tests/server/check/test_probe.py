@@ -12,7 +12,7 @@ from xlaserve.check.record import Task
 from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.engine.program import Compilation, Images, Outputs
 from xlaserve.model import catalog
-from xlaserve.model.noop import NoopProgram
+from xlaserve.model.sources.noop import NoopProgram
 from xlaserve.model.task import Detection, Segmentation
 
 NOOP = ModelSettings(name="m", source="builtin:noop", buckets=(1, 4))  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ def test_weights_that_freezing_has_no_memory_for_are_not_frozen(
     normalized: Normalized, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frozen, "PEAK_COPIES", 2**50)
-    with pytest.raises(UnfreezableError, match="GiB for a moment, and .* are free"):
+    with pytest.raises(UnfreezableError, match=r"GiB for a moment, and .* are free"):
         FrozenGraph(concrete(normalized))
 
 

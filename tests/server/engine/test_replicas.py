@@ -112,7 +112,7 @@ from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.engine import replicas
 from xlaserve.engine.device import Device
 from xlaserve.engine.frozen import FrozenGraph
-from xlaserve.model import digits
+from xlaserve.model.sources import digits
 
 DEVICES = ("/CPU:0", "/CPU:1")
 Device.replicas = DEVICES

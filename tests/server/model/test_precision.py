@@ -13,8 +13,8 @@ from PIL import Image
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Precision
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog, precision
-from xlaserve.model.digits_data import digit_images
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.sources.digits_data import digit_images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), np.uint8)
 HALVES = pytest.mark.parametrize("half", [Precision.BFLOAT16, Precision.FLOAT16])

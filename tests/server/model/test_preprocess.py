@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from xlaserve.model import applications, preprocess
+from xlaserve.model import preprocess
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.sources import applications
 
 FAMILIES = sorted(
     name for name, value in vars(keras.applications).items() if inspect.ismodule(value) and name != "imagenet_utils"

@@ -12,7 +12,8 @@ import tensorflow as tf
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.program import Outputs
 from xlaserve.errors import ModelFailed
-from xlaserve.model import catalog, keras_cv_table
+from xlaserve.model import catalog
+from xlaserve.model.sources import keras_cv_table
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 
 SIDE = 64
@@ -43,7 +44,7 @@ def run(model: catalog.Model, mode: Mode = Mode.GRAPH) -> Outputs:
 
 def built(monkeypatch: pytest.MonkeyPatch, builder: str) -> list[Any]:
     """Returns a list that the Keras models come into, which `builder` makes from then on."""
-    from xlaserve.model import keras_cv_models
+    from xlaserve.model.sources import keras_cv_models
 
     models = []
     build = getattr(keras_cv_models, builder)

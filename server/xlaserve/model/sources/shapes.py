@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from xlaserve.model.keras_runtime import keras
-from xlaserve.model.shapes_data import LABELS
+from xlaserve.model.sources.shapes_data import LABELS
 
 SIDE: Final = 128
 STRIDE: Final = 8
@@ -100,6 +100,6 @@ def segmenter() -> Any:
 
 
 def _trained(model: Any, weights: str) -> Any:
-    with (resources.files("xlaserve.model") / "data" / weights).open("rb") as file, np.load(file) as arrays:
+    with (resources.files("xlaserve.model.sources") / "data" / weights).open("rb") as file, np.load(file) as arrays:
         model.set_weights([arrays[variable.path] for variable in model.weights])
     return model

@@ -128,7 +128,7 @@ def test_boxes_and_scores_make_detections(keras_file: SaveKeras) -> None:
 def test_a_detector_of_kerascv_is_one_from_a_file_too(keras_file: SaveKeras) -> None:
     import keras_cv
 
-    from xlaserve.model.keras_cv_table import BACKBONES
+    from xlaserve.model.sources.keras_cv_table import BACKBONES
 
     body = keras_cv.models.YOLOV8Backbone(
         include_rescaling=True, input_shape=(64, 64, 3), **BACKBONES["YOLOV8XS"].arguments

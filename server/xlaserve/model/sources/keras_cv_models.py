@@ -9,10 +9,11 @@ import keras_cv
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import keras_cv_detector, keras_models, preprocess, random_weights
-from xlaserve.model.applications import advise, check_file
-from xlaserve.model.keras_cv_table import BACKBONES, HEADS, IMAGENET_CLASSES, Backbone, Head, names
+from xlaserve.model import preprocess
 from xlaserve.model.network import Network
+from xlaserve.model.sources import keras_cv_detector, keras_models, random_weights
+from xlaserve.model.sources.applications import advise, check_file
+from xlaserve.model.sources.keras_cv_table import BACKBONES, HEADS, IMAGENET_CLASSES, Backbone, Head, names
 
 
 def keras_cv_model(name: str, settings: ModelSettings) -> Network:

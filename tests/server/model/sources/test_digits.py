@@ -11,10 +11,10 @@ from PIL import Image
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.program import Images
 from xlaserve.model import catalog
-from xlaserve.model.digits_data import digit_images
+from xlaserve.model.sources.digits_data import digit_images
 from xlaserve.model.task import Classification
 
-SAMPLES = Path(__file__).parents[3] / "scripts" / "samples" / "digits"
+SAMPLES = Path(__file__).parents[4] / "scripts" / "samples" / "digits"
 BATCH = 64
 MODES = tuple(Mode)
 

@@ -117,7 +117,8 @@ def test_without_a_network_imagenet_weights_fail_with_the_ways_out_and_names_are
     program = """
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import applications, catalog, labels
+from xlaserve.model import catalog, labels
+from xlaserve.model.sources import applications
 applications.STALL_TIMEOUT_S = 0.5
 try:
     catalog.load(ModelSettings(name="it", source="keras.applications:MobileNet"))

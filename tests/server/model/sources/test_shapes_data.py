@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xlaserve.model.shapes_data import HELD_OUT_SEED, LABELS, MOST_SHAPES, TRAIN_SEED, Scene, scene
+from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, MOST_SHAPES, TRAIN_SEED, Scene, scene
 
 SIZES = ((90, 140), (140, 90), (117, 117))
 

@@ -31,6 +31,6 @@ def build() -> Any:
 def load() -> Any:
     """Returns the trained Keras model."""
     model = build()
-    with (resources.files("xlaserve.model") / "data" / WEIGHTS).open("rb") as file, np.load(file) as weights:
+    with (resources.files("xlaserve.model.sources") / "data" / WEIGHTS).open("rb") as file, np.load(file) as weights:
         model.set_weights([weights[variable.path] for variable in model.weights])
     return model

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import keras_cv_detector, keras_models
 from xlaserve.model.keras_runtime import keras
 from xlaserve.model.network import Network
+from xlaserve.model.sources import keras_cv_detector, keras_models
 
 KERAS_CV: Final = '"registered_name": "keras_cv'
 """How the configuration of a model says that it needs KerasCV."""
