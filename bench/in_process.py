@@ -8,10 +8,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
 from xlaserve.config import Bucket, Mode, Settings
-from xlaserve.engine.compiler import Warmed, warm_up
+from xlaserve.engine.compiler import Warmed, noise, warm_up
 from xlaserve.engine.device import configure
 from xlaserve.engine.ledger import Ledger
 from xlaserve.model import catalog
@@ -47,7 +45,7 @@ def images_per_s(warmed: dict[tuple[Mode, Bucket], Warmed], mode: Mode, lanes: i
         (bucket for offered, bucket in warmed if offered is mode),
         key=lambda bucket: bucket.batch / warmed[mode, bucket].cost.loaded_s,
     )
-    images = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+    images = noise(bucket)
     executable = warmed[mode, bucket].executable
     until = time.perf_counter() + seconds
 

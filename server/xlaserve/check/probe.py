@@ -27,6 +27,7 @@ from xlaserve.check.record import WITHOUT, Machine, Program, Refusal, Task
 from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Lowering, Mode
 from xlaserve.engine import device
+from xlaserve.engine.compiler import noise
 from xlaserve.engine.program import Executable, Images, Outputs
 from xlaserve.errors import XlaserveError
 from xlaserve.inspection import buffers, dump
@@ -103,7 +104,7 @@ class Probe:
                 self._check_arm(other, Mode.XLA, f"{Mode.XLA} {WITHOUT} {lowering}")
 
     def _check_arm(self, model: Model, mode: Mode, arm: str) -> None:
-        image = np.random.default_rng(seed=0).integers(0, 256, (1, *model.buckets[0][1:], 3), dtype=np.uint8)
+        image = noise(model.buckets[0]._replace(batch=1))
         slowest_s = 0.0
         # Eager is what the others are compared with, and nobody serves in it.
         for bucket in model.buckets[:1] if mode is Mode.EAGER else model.buckets:

@@ -11,12 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from xlaserve.commands import arguments, remote, subject
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Mode
-from xlaserve.engine.compiler import measure
+from xlaserve.engine.compiler import measure, noise
 from xlaserve.errors import ConfigError
 from xlaserve.inspection.words import amount, seconds
 from xlaserve_proto import admin_pb2, admin_pb2_grpc
@@ -40,7 +38,7 @@ def run(invocation: Invocation) -> int:
 
     from xlaserve.inspection import trace  # noqa: PLC0415 - TensorFlow had to be set up first
 
-    pixels = np.random.default_rng(seed=0).integers(0, 256, (*loaded.bucket, 3), dtype=np.uint8)
+    pixels = noise(loaded.bucket)
     with trace.recorded(own.out):
         batches = _run_batches(lambda: program.executable(pixels), loaded.device.lanes, own.seconds)
     images = batches * loaded.bucket.batch

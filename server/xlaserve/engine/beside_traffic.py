@@ -14,11 +14,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-import numpy as np
-
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets import Cost
-from xlaserve.engine.compiler import LEAST_RUNS, Warmed
+from xlaserve.engine.compiler import LEAST_RUNS, Warmed, noise
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.engine.program import Compilation, Executable, Images, Program
@@ -74,15 +72,15 @@ class BesideTraffic:
         both are timed now, and the new one costs as many times the known one's as it takes now.
         """
         loop = asyncio.get_running_loop()
-        compilation, noise = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
+        compilation, images = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
         cost = compilation.cost
         if cost is None:
-            seconds = await self.time(compilation.executable, bucket, noise)
+            seconds = await self.time(compilation.executable, bucket, images)
             cost = Cost(seconds, seconds)  # of lanes that are as busy as they are
             if known is not None:
                 known_bucket, warmed = known
-                images = await loop.run_in_executor(self._compiling, _noise, known_bucket)
-                ratio = seconds / await self.time(warmed.executable, known_bucket, images)
+                known_images = await loop.run_in_executor(self._compiling, noise, known_bucket)
+                ratio = seconds / await self.time(warmed.executable, known_bucket, known_images)
                 cost = Cost(warmed.cost.alone_s * ratio, warmed.cost.loaded_s * ratio)
         self._ledger.record(
             Entry(
@@ -103,7 +101,7 @@ class BesideTraffic:
     def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Images]:
         """Returns the executable, and images to time it with, which take too long to make for the event loop."""
         with self._expecting():
-            return self._program.compile(mode, bucket), _noise(bucket)
+            return self._program.compile(mode, bucket), noise(bucket)
 
     async def time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
         """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
@@ -124,10 +122,6 @@ class BesideTraffic:
             self._lanes.charge(self._share, run.execute_s)
             seconds.append(run.execute_s)
         return statistics.median(seconds)
-
-
-def _noise(bucket: Bucket) -> Images:
-    return np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
 
 
 def _settle(ran: asyncio.Future[Run | BaseException], lanes: Lanes, run: Run | BaseException) -> None:

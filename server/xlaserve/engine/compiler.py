@@ -112,8 +112,7 @@ def fastest(warmed: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Bucket, Mode]:
 
 def measure(executable: Executable, bucket: Bucket, lanes: int, clock: Callable[[], float] = time.perf_counter) -> Cost:
     """Returns the median seconds of several runs: alone, and with all `lanes` running the same."""
-    # Noise, not zeros: no arithmetic may be cheaper than on real images.
-    images = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+    images = noise(bucket)
     alone_s = statistics.median(_time_runs(executable, images, clock))
     if lanes == 1:
         return Cost(alone_s, alone_s)
@@ -121,6 +120,14 @@ def measure(executable: Executable, bucket: Bucket, lanes: int, clock: Callable[
         runs = [pool.submit(_time_runs, executable, images, clock) for _ in range(lanes)]
         loaded_s = statistics.median(second for run in runs for second in run.result())
     return Cost(alone_s, loaded_s)
+
+
+def noise(bucket: Bucket) -> Images:
+    """Returns images to time a bucket with, the same ones every time.
+
+    Noise, not zeros: no arithmetic may be cheaper than on real images.
+    """
+    return np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
 
 
 def _time_runs(executable: Executable, images: Images, clock: Callable[[], float]) -> list[float]:

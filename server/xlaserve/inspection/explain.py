@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import tensorflow as tf
 
 from xlaserve.config import Bucket
 from xlaserve.engine.compiler import measure as measure_run
+from xlaserve.engine.compiler import noise
 from xlaserve.engine.device import Device
 from xlaserve.engine.executable import stablehlo
 from xlaserve.engine.program import Compilation, Executable
@@ -80,7 +80,7 @@ def explain(
 
 def _trace(executable: Executable, bucket: Bucket) -> dict[str, float]:
     """Returns the mean seconds of each instruction over a few runs."""
-    images = np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+    images = noise(bucket)
     with tempfile.TemporaryDirectory(prefix="xlaserve-trace-") as folder:
         with trace.recorded(Path(folder)):
             for _ in range(TRACED_RUNS):
