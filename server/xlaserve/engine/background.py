@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -27,10 +25,7 @@ from xlaserve.engine.beside_traffic import BesideTraffic
 from xlaserve.engine.buckets import Cost
 from xlaserve.engine.compiler import Warmed, fastest
 from xlaserve.engine.demand import Resolution
-from xlaserve.engine.lanes import Lanes
-from xlaserve.engine.ledger import Ledger
-from xlaserve.engine.program import Executable, Program
-from xlaserve.engine.worker import Worker
+from xlaserve.engine.program import Executable
 from xlaserve.errors import InvalidArgument, ShuttingDown
 
 log = logging.getLogger(__name__)
@@ -42,16 +37,13 @@ class Background:
     """Serves one model's resolutions without buckets. All methods run on the event loop.
 
     `any_size` is the program in graph mode, for images of any size that has the network's own `sides` where those are
-    not None; `modes` are those offered, `buckets` those compiled at warm-up. `compiling` has a single thread, on which
-    all that may compile something is done in an `expecting()`.
+    not None; `modes` are those offered, `buckets` those compiled at warm-up; `beside` makes the model's programs.
     """
 
     def __init__(
         self,
         *,
         model: str,
-        version: str,
-        program: Program,
         any_size: Executable,
         sides: tuple[int | None, int | None],
         modes: Collection[Mode],
@@ -59,11 +51,7 @@ class Background:
         buckets: Collection[Bucket],
         most_resolutions: int,
         batcher: Batcher,
-        lanes: Lanes,
-        worker: Worker,
-        ledger: Ledger,
-        compiling: Executor,
-        expecting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        beside: BesideTraffic,
     ) -> None:
         self._model = model
         self._any_size = any_size
@@ -75,16 +63,7 @@ class Background:
         self._most_pixels = max(map(math.prod, buckets))
         self._most_resolutions = most_resolutions
         self._batcher = batcher
-        self._beside = BesideTraffic(
-            model=model,
-            version=version,
-            program=program,
-            lanes=lanes,
-            worker=worker,
-            ledger=ledger,
-            compiling=compiling,
-            expecting=expecting,
-        )
+        self._beside = beside
         self._opened: dict[Resolution, asyncio.Task[bool]] = {}
         self._compilations: set[asyncio.Task[None]] = set()
 

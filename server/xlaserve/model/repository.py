@@ -258,8 +258,6 @@ class Repository:
         if any_size is not None:
             version.background = Background(
                 model=settings.name,
-                version=settings.version,
-                program=model.program,
                 any_size=any_size,
                 sides=model.size,
                 modes=settings.modes,
@@ -267,11 +265,7 @@ class Repository:
                 buckets=model.buckets,
                 most_resolutions=settings.max_background_resolutions,
                 batcher=version.batcher,
-                lanes=self._lanes,
-                worker=self._worker,
-                ledger=version.ledger,
-                compiling=self._compiling_in_background,
-                expecting=self._expecting,
+                beside=self._beside(version, model),
             )
         log.info(
             "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
@@ -304,15 +298,10 @@ class Repository:
         smallest = {(bucket.height, bucket.width): bucket for bucket in sorted(model.buckets, reverse=True)}
         return tuple(sorted(smallest.values()))
 
-    async def _grow(self, version: Version, served: Served, buckets: Iterable[Bucket], programs: Programs) -> None:
-        """Makes what is left of `buckets` beside the traffic, the smallest first, and has each serve once it is there.
-
-        `programs` are those that serve, each resolution's smallest bucket among them.
-        """
-        settings, model, batcher = version.settings, served.model, served.batcher
-        beside = BesideTraffic(
-            model=settings.name,
-            version=settings.version,
+    def _beside(self, version: Version, model: Model) -> BesideTraffic:
+        return BesideTraffic(
+            model=version.name,
+            version=version.settings.version,
             program=model.program,
             lanes=self._lanes,
             worker=self._worker,
@@ -320,6 +309,14 @@ class Repository:
             compiling=self._compiling_in_background,
             expecting=self._expecting,
         )
+
+    async def _grow(self, version: Version, served: Served, buckets: Iterable[Bucket], programs: Programs) -> None:
+        """Makes what is left of `buckets` beside the traffic, the smallest first, and has each serve once it is there.
+
+        `programs` are those that serve, each resolution's smallest bucket among them.
+        """
+        settings, model, batcher = version.settings, served.model, served.batcher
+        beside = self._beside(version, model)
         known = {(mode, bucket[1:]): (bucket, warmed) for (mode, bucket), warmed in programs.items()}
         for bucket in sorted(buckets, key=math.prod):
             try:

@@ -15,6 +15,7 @@ import pytest_asyncio
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.background import Background
 from xlaserve.engine.batcher import Batcher
+from xlaserve.engine.beside_traffic import BesideTraffic
 from xlaserve.engine.buckets import Cost
 from xlaserve.engine.compiler import LEAST_RUNS, Warmed
 from xlaserve.engine.lanes import Lanes
@@ -85,19 +86,22 @@ class House:
         compiled_modes += [Mode.XLA, Mode.GRAPH] if Mode.AUTO in modes else []
         self.background = Background(
             model="model",
-            version="1",
-            program=self,
             any_size=self._executable(Mode.GRAPH),
             **{"sides": (None, None), "most_resolutions": 2, **options},
             modes=modes,
             compiled_modes=compiled_modes,
             buckets=[Bucket(1, *SQUARE), Bucket(2, *SQUARE), Bucket(4, *SQUARE)],
             batcher=self.batcher,
-            lanes=lanes,
-            worker=self,  # type: ignore[arg-type]
-            ledger=self.ledger,
-            compiling=self.compiler,
-            expecting=lambda: self,
+            beside=BesideTraffic(
+                model="model",
+                version="1",
+                program=self,
+                lanes=lanes,
+                worker=self,  # type: ignore[arg-type]
+                ledger=self.ledger,
+                compiling=self.compiler,
+                expecting=lambda: self,
+            ),
         )
 
     def __enter__(self) -> None:
