@@ -10,23 +10,22 @@ import json
 import os
 import platform
 import re
-import resource
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import psutil
 
 from xlaserve.check.record import WITHOUT, Machine, Program, Refusal, Task
 from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Lowering, Mode
-from xlaserve.engine import device
+from xlaserve.engine import device, memory
 from xlaserve.engine.compiler import noise
 from xlaserve.engine.program import Executable, Images, Outputs
 from xlaserve.errors import XlaserveError
@@ -117,14 +116,15 @@ class Probe:
             self._write({"program": program.model_dump(mode="json")})
 
     def _try(self, model: Model, mode: Mode, arm: str, bucket: Bucket, images: Images) -> Program:
-        before, dumped = _resident_bytes(), dump.compiled(self._folder)
-        _forget_peak()
+        before, dumped = memory.resident_bytes(), dump.compiled(self._folder)
+        with suppress(OSError):  # the peak is then that of the whole process
+            memory.forget_peak()
         try:
             compilation = model.program.compile(mode, bucket)
             seconds, outputs = _run(compilation.executable, images)
         except Exception as error:
             return Program(arm=arm, batch=bucket.batch, refusal=explain(error))
-        peak_bytes = max(0, _peak_bytes() - before)
+        peak_bytes = max(0, memory.peak_bytes() - before)
         apart: tuple[float | None, float | None] = (None, None)
         if mode is Mode.EAGER:
             self._eager = outputs
@@ -133,7 +133,7 @@ class Probe:
         if apart[0] == np.inf:
             refusal = Refusal(message="gives NaN or infinity where eager does not")
             return Program(arm=arm, batch=bucket.batch, refusal=refusal)
-        memory = [_memory(file) for file in dump.compiled(self._folder) - dumped] if mode is Mode.XLA else []
+        assigned = [_memory(file) for file in dump.compiled(self._folder) - dumped] if mode is Mode.XLA else []
         return Program(
             arm=arm,
             batch=bucket.batch,
@@ -142,8 +142,8 @@ class Probe:
             run_ms=seconds * 1000,
             difference=apart[0],
             disagreement=apart[1],
-            parameter_bytes=max((found.parameters + found.constants for found in memory), default=None),
-            temporary_bytes=max((found.temporaries for found in memory), default=None),
+            parameter_bytes=max((found.parameters + found.constants for found in assigned), default=None),
+            temporary_bytes=max((found.temporaries for found in assigned), default=None),
             peak_bytes=peak_bytes,
         )
 
@@ -193,25 +193,6 @@ def _run(executable: Executable, images: Images) -> tuple[float, Outputs]:
         outputs = executable(images)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds), outputs
-
-
-def _resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
-def _forget_peak() -> None:
-    """Has the kernel measure the largest resident size anew (Linux: proc(5), clear_refs)."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:  # it then stays that of the whole process
-        return
-
-
-def _peak_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _end_with_stdin() -> None:

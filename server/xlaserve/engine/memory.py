@@ -26,14 +26,29 @@ def measure(make: Callable[[], Made], process: Path = _PROCESS) -> tuple[Made, T
 
     The process's other threads count as well: it is a measurement for the time before traffic.
     """
-    (process / "clear_refs").write_text(_RESET_PEAK)
-    before = _resident_bytes(process, "VmRSS")
+    forget_peak(process)
+    before = resident_bytes(process)
     made = make()
-    after, peak = _resident_bytes(process, "VmRSS"), _resident_bytes(process, "VmHWM")
+    after, peak = resident_bytes(process), peak_bytes(process)
     return made, Taken(max(0, after - before), max(0, peak - max(before, after)))
 
 
-def _resident_bytes(process: Path, field: str) -> int:
+def forget_peak(process: Path = _PROCESS) -> None:
+    """Has the kernel measure the largest resident size anew (proc(5), clear_refs). Raises OSError where it can't."""
+    (process / "clear_refs").write_text(_RESET_PEAK)
+
+
+def resident_bytes(process: Path = _PROCESS) -> int:
+    """Returns the process's resident size. Raises OSError off Linux."""
+    return _status_bytes(process, "VmRSS")
+
+
+def peak_bytes(process: Path = _PROCESS) -> int:
+    """Returns its largest resident size since `forget_peak`. Raises OSError off Linux."""
+    return _status_bytes(process, "VmHWM")
+
+
+def _status_bytes(process: Path, field: str) -> int:
     for line in (process / "status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:
