@@ -6,21 +6,19 @@ import json
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from bench.figures import Figure, ratio
+from bench.in_process import warm
 from xlaserve.config import Settings
 from xlaserve.engine.bucket_choice import OVERHEAD_S, Candidate, Limits, choose, expected_cost_s, powers_of_two
 from xlaserve.engine.buckets import Sequences
-from xlaserve.engine.compiler import Warmed, warm_up
+from xlaserve.engine.compiler import Warmed
 from xlaserve.engine.demand import Demand, even
 from xlaserve.engine.device import configure
-from xlaserve.engine.ledger import Ledger
-from xlaserve.model import catalog
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 SEED = 5
@@ -68,17 +66,8 @@ def main() -> None:
     device = configure(settings, uses_tensorflow=True)
     (of_model,) = settings.models
     limits = of_model.auto_buckets
-    model = catalog.load(of_model)
-    warmed = warm_up(
-        model=of_model.name,
-        version=of_model.version,
-        program=model.program,
-        modes=of_model.modes,
-        buckets=model.buckets,
-        lanes=device.lanes,
-        ledger=Ledger(),
-        stop=threading.Event(),
-    )
+    warmed = warm(of_model, device.lanes)
+    (size,) = {bucket[1:] for _, bucket in warmed}
     programs = {bucket.batch: program for (_, bucket), program in warmed.items()}
     cost_s = {batch: program.cost.loaded_s + OVERHEAD_S for batch, program in programs.items()}
     powers = {batch: cost_s[batch] for batch in powers_of_two(limits.max_batch)}
@@ -98,7 +87,7 @@ def main() -> None:
     for line in sys.stdin:
         kind, name, seed, draws = line.split()
         drawn = _draw(demands[kind], int(seed), int(draws))
-        print(run_s(Sequences(sets[kind, name]), programs, drawn, model.buckets[0][1:]), flush=True)
+        print(run_s(Sequences(sets[kind, name]), programs, drawn, size), flush=True)
 
 
 def run_s(sequences: Sequences, programs: dict[int, Warmed], demands: Sequence[int], size: tuple[int, ...]) -> float:

@@ -8,7 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from xlaserve.config import Bucket, Mode, Settings
+from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine.compiler import Warmed, noise, warm_up
 from xlaserve.engine.device import configure
 from xlaserve.engine.ledger import Ledger
@@ -21,22 +21,26 @@ def main() -> None:
     settings = Settings.model_validate(json.loads(sys.argv[1]))
     quiet_tensorflow()
     device = configure(settings, uses_tensorflow=True)
-    model_settings = settings.models[0]
-    model = catalog.load(model_settings)
-    warmed = warm_up(
-        model=model_settings.name,
-        version=model_settings.version,
-        program=model.program,
-        modes=model_settings.modes,
-        buckets=model.buckets,
-        lanes=device.lanes,
-        ledger=Ledger(),
-        stop=threading.Event(),
-    )
+    warmed = warm(settings.models[0], device.lanes)
     print(device.lanes, flush=True)
     for line in sys.stdin:
         mode, seconds = line.split()
         print(images_per_s(warmed, Mode(mode), device.lanes, float(seconds)), flush=True)
+
+
+def warm(settings: ModelSettings, lanes: int) -> dict[tuple[Mode, Bucket], Warmed]:
+    """Loads a model, and compiles and times it as the server does."""
+    model = catalog.load(settings)
+    return warm_up(
+        model=settings.name,
+        version=settings.version,
+        program=model.program,
+        modes=settings.modes,
+        buckets=model.buckets,
+        lanes=lanes,
+        ledger=Ledger(),
+        stop=threading.Event(),
+    )
 
 
 def images_per_s(warmed: dict[tuple[Mode, Bucket], Warmed], mode: Mode, lanes: int, seconds: float) -> float:
