@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 NETWORK: Final = "network"
 MODULE: Final = "module"
 _IRRELEVANT: Final = {
-    *("name", "version", "labels", "fit", "modes", "default_mode", "buckets", "auto_buckets", "unmatched"),
+    *("name", "version", "fit", "modes", "default_mode", "buckets", "auto_buckets", "unmatched"),
     *("max_background_resolutions", "max_queue_delay_ms", "max_queue_images"),
 }
 """Settings that change nothing in what is computed. A setting that is not named here makes another model."""
@@ -57,7 +57,8 @@ def identity(settings: ModelSettings) -> dict[str, Any] | None:
     if settings.custom_objects or settings.source.startswith(catalog.KAGGLE):
         return None
     facts = settings.model_dump(mode="json", exclude=_IRRELEVANT)
-    for path in map(Path, filter(None, (settings.source, settings.weights))):
+    # Of labels too: where the outputs don't show how many classes there are, labels do.
+    for path in map(Path, filter(None, (settings.source, settings.weights, settings.labels))):
         if path.is_file():
             facts[str(path)] = digest([path])
         elif path.is_dir():

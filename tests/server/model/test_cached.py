@@ -150,15 +150,16 @@ def test_what_can_not_be_exported_compiles_as_ever(
 
 
 def test_what_makes_another_model_has_another_identity(tmp_path: Path) -> None:
-    file, folder = tmp_path / "weights.h5", tmp_path / "saved"
+    file, labels, folder = tmp_path / "weights.h5", tmp_path / "labels.txt", tmp_path / "saved"
     file.write_text("1")
+    labels.write_text("1")
     folder.mkdir()
     (folder / "saved_model.pb").write_text("1")
-    settings = ModelSettings(name="a", source=str(folder), weights=str(file))
+    settings = ModelSettings(name="a", source=str(folder), weights=str(file), labels=labels)
     before = cached.identity(settings)
     assert cached.identity(settings.model_copy(update={"name": "b", "max_queue_images": 3})) == before
     assert cached.identity(settings.model_copy(update={"preprocess": "unit"})) != before
-    for path in (file, folder / "saved_model.pb"):
+    for path in (file, labels, folder / "saved_model.pb"):
         path.write_text("2")
         assert cached.identity(settings) != before
         path.write_text("1")
