@@ -6,14 +6,21 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Final
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine.compiler import Warmed, noise, warm_up
 from xlaserve.engine.device import configure
 from xlaserve.engine.ledger import Ledger
+from xlaserve.engine.program import Executable
 from xlaserve.model import catalog
 from xlaserve.telemetry.logs import quiet_tensorflow
+
+TRIALS: Final = 3
+TRIAL_S: Final = 0.3
 
 
 def main() -> None:
@@ -22,10 +29,14 @@ def main() -> None:
     quiet_tensorflow()
     device = configure(settings, uses_tensorflow=True)
     warmed = warm(settings.models[0], device.lanes)
+    programs = {at: one.executable for at, one in warmed.items()}
+    fastest = {
+        mode: best({at[1]: programs[at] for at in programs if at[0] is mode}, device.lanes) for mode, _ in warmed
+    }
     print(device.lanes, flush=True)
     for line in sys.stdin:
         mode, seconds = line.split()
-        print(images_per_s(warmed, Mode(mode), device.lanes, float(seconds)), flush=True)
+        print(images_per_s(*fastest[Mode(mode)], device.lanes, float(seconds)), flush=True)
 
 
 def warm(settings: ModelSettings, lanes: int) -> dict[tuple[Mode, Bucket], Warmed]:
@@ -43,14 +54,18 @@ def warm(settings: ModelSettings, lanes: int) -> dict[tuple[Mode, Bucket], Warme
     )
 
 
-def images_per_s(warmed: dict[tuple[Mode, Bucket], Warmed], mode: Mode, lanes: int, seconds: float) -> float:
-    """Returns images/s with every lane running the bucket that warm-up found best."""
-    bucket = max(
-        (bucket for offered, bucket in warmed if offered is mode),
-        key=lambda bucket: bucket.batch / warmed[mode, bucket].cost.loaded_s,
-    )
+def best(programs: Mapping[Bucket, Executable], lanes: int) -> tuple[Bucket, Executable]:
+    """Returns the bucket with the most images/s, and its program: the best of a few short runs in turns."""
+    rates = dict.fromkeys(programs, 0.0)
+    for _, (bucket, program) in product(range(TRIALS), programs.items()):
+        rates[bucket] = max(rates[bucket], images_per_s(bucket, program, lanes, TRIAL_S))
+    fastest = max(rates, key=lambda bucket: rates[bucket])
+    return fastest, programs[fastest]
+
+
+def images_per_s(bucket: Bucket, executable: Executable, lanes: int, seconds: float) -> float:
+    """Returns images/s with every lane running one bucket."""
     images = noise(bucket)
-    executable = warmed[mode, bucket].executable
     until = time.perf_counter() + seconds
 
     def run() -> int:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from xlaserve.config import Mode, PerformanceHint, Settings
+from xlaserve.config import PerformanceHint, Settings
 from xlaserve.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 CLUSTER_FLAG = "--tf_xla_cpu_global_jit"
+VECTOR_FLAG = "xla_cpu_prefer_vector_width"
 GPU_LANES = 2
 """One batch is copied to the GPU while another computes."""
 
@@ -85,6 +86,7 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
         return choose(settings, usable_cores(), ())
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ["TF_XLA_FLAGS"] = _cluster_flags(os.environ.get("TF_XLA_FLAGS", ""))
+    os.environ["XLA_FLAGS"] = _vector_flags(os.environ.get("XLA_FLAGS", ""))
     with _stderr_to_log():
         try:
             import tensorflow as tf  # noqa: PLC0415 - a server without TensorFlow models never loads it
@@ -106,7 +108,7 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
             tf.config.set_logical_device_configuration(gpu, [limit])
     if visible:
         tf.config.experimental.enable_tensor_float_32_execution(device.tf32)
-    tf.config.threading.set_intra_op_parallelism_threads(_pool_threads(settings, device))
+    tf.config.threading.set_intra_op_parallelism_threads(_pool_threads(device))
     tf.config.threading.set_inter_op_parallelism_threads(device.lanes)
     return device
 
@@ -124,16 +126,18 @@ def _cluster_flags(inherited: str) -> str:
     return inherited if CLUSTER_FLAG in inherited else f"{inherited} {CLUSTER_FLAG}".strip()
 
 
-def _pool_threads(settings: Settings, device: Device) -> int:
+def _vector_flags(inherited: str) -> str:
+    """Returns the XLA_FLAGS with which programs on a CPU use vectors as wide as it has, unless the environment says."""
+    return inherited if VECTOR_FLAG in inherited else f"{inherited} --{VECTOR_FLAG}=512".strip()
+
+
+def _pool_threads(device: Device) -> int:
     """Returns how many threads the pool has that all lanes share.
 
-    XLA's programs run on the pool alone: with one thread in it, two lanes would take turns. Without XLA, TensorFlow
-    runs operations on the lane's own thread where the pool has just one, which beats splitting each of them.
+    With one in it, graph mode and XLA both run a batch on the lane's own thread, from end to end, which beats splitting
+    each operation. Only where more than eight parts of an XLA program could run side by side does it go on in the pool.
     """
-    runs_xla = any({Mode.XLA, Mode.AUTOCLUSTER} & set(model.compiled_modes) for model in settings.models)
-    if device.threads_per_lane == 1 and not runs_xla:
-        return 1
-    return device.threads_per_lane * device.lanes
+    return 1 if device.threads_per_lane == 1 else device.threads_per_lane * device.lanes
 
 
 @contextmanager

@@ -52,6 +52,7 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorFlow]:
         monkeypatch.setattr("xlaserve.engine.device.usable_cores", lambda: 8)
         monkeypatch.setenv("KERAS_BACKEND", "jax")
         monkeypatch.setenv("TF_XLA_FLAGS", "")
+        monkeypatch.setenv("XLA_FLAGS", "")
         return module
 
     return install
@@ -127,18 +128,38 @@ def test_a_device_is_spelt_in_one_of_a_few_ways(wanted: str) -> None:
         Settings(device=wanted)
 
 
-def test_lanes_with_one_thread_each_need_no_pool_without_xla(tensorflow: Callable[..., TensorFlow]) -> None:
+@pytest.mark.parametrize("modes", [(Mode.GRAPH,), (Mode.XLA,)])
+def test_lanes_with_one_thread_each_share_no_work(
+    tensorflow: Callable[..., TensorFlow], modes: tuple[Mode, ...]
+) -> None:
     module = tensorflow()
-    graph_only = ModelSettings(name="m", source="builtin:digits", modes=(Mode.GRAPH,))
-    device = configure(Settings(models=(graph_only,)), uses_tensorflow=True)
+    model = ModelSettings(name="m", source="builtin:digits", modes=modes)
+    device = configure(Settings(models=(model,)), uses_tensorflow=True)
     assert (device.lanes, device.threads_per_lane) == (8, 1)
     assert module.told == {"visible": [], "intra": 1, "inter": 8}
 
 
-def test_xla_has_a_thread_of_the_pool_for_every_lane(tensorflow: Callable[..., TensorFlow]) -> None:
+def test_the_pool_has_as_many_threads_as_all_lanes_may_use(tensorflow: Callable[..., TensorFlow]) -> None:
     module = tensorflow()
-    assert configure(Settings(), uses_tensorflow=True).threads_per_lane == 1
-    assert module.told["intra"] == 8
+    configure(Settings(lanes=2, threads_per_lane=3), uses_tensorflow=True)
+    assert module.told["intra"] == 6
+
+
+@pytest.mark.parametrize(
+    ("inherited", "expected"),
+    [
+        ("", "--xla_cpu_prefer_vector_width=512"),
+        ("--xla_dump_to=here", "--xla_dump_to=here --xla_cpu_prefer_vector_width=512"),
+        ("--xla_cpu_prefer_vector_width=256", "--xla_cpu_prefer_vector_width=256"),
+    ],
+)
+def test_programs_use_the_widest_vectors_unless_told_otherwise(
+    tensorflow: Callable[..., TensorFlow], monkeypatch: pytest.MonkeyPatch, inherited: str, expected: str
+) -> None:
+    tensorflow()
+    monkeypatch.setenv("XLA_FLAGS", inherited)
+    configure(Settings(), uses_tensorflow=True)
+    assert os.environ["XLA_FLAGS"] == expected
 
 
 def test_clusters_are_formed_on_a_cpu_by_the_graphs_that_say_so_and_by_no_others(
@@ -201,6 +222,7 @@ def test_a_server_without_tensorflow_models_never_imports_it(monkeypatch: pytest
 
 def test_a_missing_tensorflow_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     with pytest.raises(ConfigError, match=r"expected tensorflow .*install xlaserve\[cpu\]"):
         configure(Settings(), uses_tensorflow=True)

@@ -8,16 +8,21 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.lowering.materialize import materialized
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.windows import Windows
 
 MOST_POSITIONS: Final = 25
-"""Positions in a window; larger ones, such as global pooling, stay what they are."""
+"""Positions in a window; larger ones stay what they are."""
+MOST_SLICES: Final = 16
+"""Slices of the pixels in one of global pooling's sums: more are slower to compile, and no faster."""
 
 
 def replace(layer: Any) -> Replacement | None:
-    """Replaces maximum and average pooling over small windows."""
+    """Replaces maximum and average pooling over small windows, and average pooling over all pixels."""
     kind = type(layer)
+    if kind is keras.layers.GlobalAveragePooling2D and layer.data_format == "channels_last":
+        return GlobalAverage(layer)
     if kind not in (keras.layers.MaxPooling2D, keras.layers.AveragePooling2D):
         return None
     if layer.pool_size[0] * layer.pool_size[1] > MOST_POSITIONS:
@@ -43,3 +48,21 @@ class Average(WindowReplacement):
             ones = tf.ones((1, *windows.size, 1))
             counts = reduce(tf.add, (shifted for _, _, shifted in windows.shifted(ones))).numpy()
         return total * tf.constant(1 / counts, images.dtype)
+
+
+class GlobalAverage(Replacement):
+    """Average pooling over all pixels, as sums of slices: in XLA's own reductions, no activation is vectorized."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Pools `inputs` of `[n, height, width, channels]`."""
+        _, height, width, channels = inputs.shape
+        if height is None or width is None:
+            return self.original(inputs)
+        totals = tf.reshape(inputs, [-1, height * width, channels])
+        while (left := totals.shape[1]) > 1:
+            parts = next((parts for parts in range(MOST_SLICES, 1, -1) if left % parts == 0), left)
+            size = left // parts
+            totals = materialized(totals)
+            totals = reduce(tf.add, (totals[:, part * size : (part + 1) * size] for part in range(parts)))
+        average = totals / tf.constant(height * width, totals.dtype)
+        return tf.reshape(average, [-1, 1, 1, channels]) if self.original.keepdims else average[:, 0]

@@ -8,6 +8,8 @@ from itertools import product
 
 import tensorflow as tf
 
+from xlaserve.model.lowering.materialize import materialized
+
 Pair = tuple[int, int]
 
 
@@ -32,7 +34,8 @@ class Windows:
         `images` are `[n, height, width, channels]`, and are padded with `fill`.
         """
         (above, below, high), (left, right, wide) = self._along(0), self._along(1)
-        padded = tf.pad(images, [[0, 0], [above, below], [left, right], [0, 0]], constant_values=fill)
+        padding = [[0, 0], [above, below], [left, right], [0, 0]]
+        padded = materialized(tf.pad(images, padding, constant_values=fill))
         for row, column in product(range(self.shape[0]), range(self.shape[1])):
             top, start = row * self.dilations[0], column * self.dilations[1]
             rows = slice(top, top + (high - 1) * self.strides[0] + 1, self.strides[0])

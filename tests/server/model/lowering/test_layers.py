@@ -57,9 +57,9 @@ def test_stems(kernel: tuple[int, int], strides: int, extra: tuple[int, int], ch
 
 @settings(max_examples=8)
 @given(
-    size=st.tuples(st.integers(14, 19), st.integers(14, 19)),
+    size=st.tuples(st.integers(3, 12), st.integers(7, 19)),
     channels=st.integers(32, 40),
-    filters=st.integers(32, 40),
+    filters=st.integers(16, 40),
     padding=PADDINGS,
     data_format=FORMATS,
     activation=ACTIVATIONS,
@@ -80,6 +80,22 @@ def test_winograd(size: tuple[int, int], channels: int, filters: int, **options:
 )
 def test_pooling(kind: Any, window: tuple[int, int], extra: tuple[int, int], **options: Any) -> None:
     check(Lowering.POOLING, kind(window, **options), noise(2, window[0] + extra[0], window[1] + extra[1], 3) - 2)
+
+
+@settings(max_examples=20)
+@given(size=st.tuples(st.integers(1, 20), st.integers(1, 20)), keepdims=st.booleans())
+def test_pooling_of_all_pixels(size: tuple[int, int], keepdims: bool) -> None:
+    check(Lowering.POOLING, keras.layers.GlobalAveragePooling2D(keepdims=keepdims), noise(2, *size, 3) - 2)
+
+
+def test_what_is_read_in_slices_is_computed_once() -> None:
+    layer = keras.layers.DepthwiseConv2D(3, padding="same")
+    images = noise(1, 9, 9, 4)
+    layer.build(images.shape)
+    replacement = lowering.LOWERINGS[Lowering.DEPTHWISE](layer)
+    compiled = tf.function(lambda inputs: replacement(tf.nn.relu(inputs)), jit_compile=True, autograph=False)
+    program = compiled.experimental_get_compiler_ir(images)(stage="optimized_hlo")
+    assert program.count(" maximum(") == 1
 
 
 @settings(max_examples=10)
@@ -106,7 +122,7 @@ def test_normalization(**options: Any) -> None:
         keras.layers.Conv2D(32, 3, dilation_rate=2),
         keras.layers.Conv2D(32, 3, groups=2),
         keras.layers.Conv2D(32, 3, dtype="mixed_bfloat16"),
-        keras.layers.Conv2D(16, 3),
+        keras.layers.Conv2D(15, 3),
         keras.layers.MaxPooling2D(6),
         keras.layers.LayerNormalization(),
     ],

@@ -1,0 +1,19 @@
+"""Values that XLA is to compute once, and to write down."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
+
+
+def materialized(values: tf.Tensor) -> tf.Tensor:
+    """Returns `values`, over which XLA fuses nothing.
+
+    Where several slices of them are read, XLA would compute them anew for some: a slice of padded images that leaves
+    out the padding is the images themselves, and all that these come of. The operation is XLA's own (StableHLO's
+    `optimization_barrier`), which TensorFlow's public names leave out; outside XLA it does not exist.
+    """
+    if tf.executing_eagerly():
+        return values
+    (barred,) = xla_optimization_barrier([values])
+    return barred
