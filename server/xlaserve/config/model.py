@@ -63,7 +63,9 @@ class Lowering(StrEnum):
     NORMALIZATION = "normalization"
     """Batch normalization with its scale and offset computed ahead."""
     POOLING = "pooling"
-    """Maximum and average pooling over small windows as shifted images."""
+    """Maximum and average pooling over small windows as shifted images, over all pixels as sums of slices."""
+    RESIZE = "resize"
+    """Bilinear resizing as means of gathered rows and columns."""
 
 
 BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
@@ -179,7 +181,8 @@ class ModelSettings(Frozen):
     float32. Warm-up measures how far its answers then are from those in float32."""
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some layers of Keras models in another form, which is faster and gives the same result up to
-    rounding: `depthwise`, `stem`, `winograd`, `normalization` and `pooling`. Those named here are left as they are."""
+    rounding: `depthwise`, `stem`, `winograd`, `normalization`, `pooling` and `resize`. Those named here are left as
+    they are."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
     buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))

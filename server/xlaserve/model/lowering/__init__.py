@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from xlaserve.config import Lowering, Mode, ModelSettings
 from xlaserve.model.keras_runtime import keras
-from xlaserve.model.lowering import depthwise, normalization, pooling, stem, winograd
+from xlaserve.model.lowering import depthwise, normalization, pooling, resize, stem, winograd
 from xlaserve.model.lowering.replacement import Replace, Replacement
 
 LOWERINGS: Final[Mapping[Lowering, Replace]] = {
@@ -25,6 +25,7 @@ LOWERINGS: Final[Mapping[Lowering, Replace]] = {
     Lowering.WINOGRAD: winograd.replace,
     Lowering.NORMALIZATION: normalization.replace,
     Lowering.POOLING: pooling.replace,
+    Lowering.RESIZE: resize.replace,
 }
 """Each gives a layer's replacement, or None where it has nothing to replace; the first that has one is taken."""
 

@@ -88,6 +88,33 @@ def test_pooling_of_all_pixels(size: tuple[int, int], keepdims: bool) -> None:
     check(Lowering.POOLING, keras.layers.GlobalAveragePooling2D(keepdims=keepdims), noise(2, *size, 3) - 2)
 
 
+@settings(max_examples=20)
+@given(size=st.tuples(st.integers(1, 9), st.integers(1, 9)), target=st.tuples(st.integers(1, 20), st.integers(1, 20)))
+def test_resizing(size: tuple[int, int], target: tuple[int, int]) -> None:
+    check(Lowering.RESIZE, keras.layers.Resizing(*target), noise(2, *size, 3))
+
+
+@pytest.mark.parametrize("factors", [2, (4, 3)])
+def test_upsampling(factors: Any) -> None:
+    check(Lowering.RESIZE, keras.layers.UpSampling2D(factors, interpolation="bilinear"), noise(2, 5, 7, 3))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.UpSampling2D(2),
+        keras.layers.Resizing(4, 4, interpolation="bicubic"),
+        keras.layers.Resizing(4, 4, antialias=True),
+        keras.layers.Resizing(4, 4, crop_to_aspect_ratio=True),
+        keras.layers.Resizing(4, 4, pad_to_aspect_ratio=True),
+        keras.layers.Resizing(4, 4, data_format="channels_first"),
+        keras.layers.UpSampling2D(2, interpolation="bilinear", dtype="mixed_bfloat16"),
+    ],
+)
+def test_other_resizing_stays(layer: Any) -> None:
+    assert lowering.LOWERINGS[Lowering.RESIZE](layer) is None
+
+
 def test_what_is_read_in_slices_is_computed_once() -> None:
     layer = keras.layers.DepthwiseConv2D(3, padding="same")
     images = noise(1, 9, 9, 4)
