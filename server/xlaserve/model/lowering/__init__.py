@@ -17,7 +17,8 @@ import tensorflow as tf
 from xlaserve.config import Lowering, Mode, ModelSettings
 from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering import depthwise, normalization, pooling, resize, stem, winograd
-from xlaserve.model.lowering.replacement import Replace, Replacement
+from xlaserve.model.lowering.holding import with_replaced
+from xlaserve.model.lowering.replacement import Replace
 
 LOWERINGS: Final[Mapping[Lowering, Replace]] = {
     Lowering.DEPTHWISE: depthwise.replace,
@@ -56,28 +57,42 @@ def for_settings(model: Any, settings: ModelSettings) -> Lowered | None:
 def lower(model: Any, names: Collection[Lowering]) -> Lowered | None:
     """Returns the Keras `model` with the lowerings `names`, or None where they have nothing to replace.
 
-    Goes into models within models. What a layer or model of a class of its own holds stays as it is, which is logged.
+    Goes into models within models and layers within layers, unless a layer does not work with other layers in it.
+    What a model of a class of its own holds stays as it is. Both are logged.
     """
     if (custom := next(filter(_has_own_call, _models(model)), None)) is not None:
         _log.info("%s is a class of its own: %s is not lowered", type(custom).__name__, model.name)
         return None
+    try:
+        return _lower(model, names, goes_into_layers=True)
+    except Exception as error:  # a layer's own code may ask anything of the layers that it holds
+        _log.info("%s: layers within layers are not lowered: %s", model.name, error)
+        return _lower(model, names, goes_into_layers=False)
+
+
+def _lower(model: Any, names: Collection[Lowering], goes_into_layers: bool) -> Lowered | None:
     counts: Counter[Lowering] = Counter()
 
-    def find(layer: Any) -> tuple[Lowering, Replacement] | None:
-        found = ((name, LOWERINGS[name](layer)) for name in LOWERINGS if name in names)
-        return next(((name, replacement) for name, replacement in found if replacement is not None), None)
-
     def clone(layer: Any) -> Any:
-        if found := find(layer):
-            name, replacement = found
-            counts[name] += 1
-            return replacement
-        if held := sum(find(inner) is not None for inner in _held(layer)):
-            kind = type(layer).__name__
-            _log.info("%s is a class of its own: %d layers in its %s are not lowered", kind, held, layer.name)
-        return layer
+        for name in names:
+            if replacement := LOWERINGS[name](layer):
+                counts[name] += 1
+                return replacement
+        return with_replaced(layer, clone_held) if goes_into_layers else layer
 
-    lowered = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    def clone_held(layer: Any) -> Any:
+        if not layer.built or (isinstance(layer, keras.Model) and any(map(_has_own_call, _models(layer)))):
+            return layer
+        if not isinstance(layer, keras.Model):
+            return clone(layer)
+        before = counts.total()
+        cloned = clone_model(layer)
+        return cloned if counts.total() > before else layer
+
+    def clone_model(held: Any) -> Any:
+        return keras.models.clone_model(held, clone_function=clone, recursive=True)
+
+    lowered = clone_model(model)
     return Lowered(lowered, dict(counts)) if counts else None
 
 
@@ -97,12 +112,3 @@ def _has_own_call(model: Any) -> bool:
     """Returns whether a model computes anything but its graph of layers."""
     pixels = keras.Input((1,))
     return type(model).call not in (keras.Sequential.call, type(keras.Model(pixels, pixels)).call)
-
-
-def _held(layer: Any) -> Iterator[Any]:
-    """Yields the layers that are attributes of `layer`, at any depth."""
-    attributes = [value for name, value in vars(layer).items() if not name.startswith("_")]
-    for inner in keras.tree.flatten(attributes):
-        if isinstance(inner, keras.layers.Layer):
-            yield inner
-            yield from _held(inner)

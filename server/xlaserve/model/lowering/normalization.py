@@ -31,8 +31,8 @@ class Normalization(Replacement):
         self.scale = scale.astype(np.float32)
         self.offset = offset.astype(np.float32)
 
-    def call(self, inputs: tf.Tensor, mask: Any = None) -> tf.Tensor:
-        """Normalizes `inputs` in float32, as Keras does, whatever their precision. `mask` matters in training alone."""
+    def call(self, inputs: tf.Tensor, training: bool = False, mask: Any = None) -> tf.Tensor:
+        """Normalizes `inputs` in float32, as Keras does, whatever their precision. The others matter in training."""
         axis = self.original.axis
         shape = [-1 if side == axis % len(inputs.shape) else 1 for side in range(len(inputs.shape))]
         scale, offset = np.reshape(self.scale, shape), np.reshape(self.offset, shape)
