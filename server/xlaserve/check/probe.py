@@ -27,6 +27,7 @@ from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Lowering, Mode
 from xlaserve.engine import device, memory
 from xlaserve.engine.compiler import noise
+from xlaserve.engine.difference import relative
 from xlaserve.engine.program import Executable, Images, Outputs
 from xlaserve.errors import XlaserveError
 from xlaserve.inspection import buffers, dump
@@ -171,11 +172,7 @@ def difference(model: Model, eager: Outputs, outputs: Outputs) -> tuple[float | 
         if spec.name in UNCOMPARED or (np.all(wanted == wanted.flat[0]) and np.all(got == wanted)):
             continue
         if wanted.dtype.kind == "f":
-            largest = float(np.max(np.nan_to_num(np.abs(wanted)), initial=0.0)) or 1.0
-            # Not a number anywhere is as wrong as can be, unless eager says the same.
-            same = np.broadcast_to(wanted, got.shape)
-            apart = np.where(np.isnan(same) & np.isnan(got), 0.0, np.abs(got - same))
-            floats.append(float(np.nan_to_num(np.max(apart, initial=0.0) / largest, nan=np.inf)))
+            floats.append(relative(wanted, got))
         else:
             integers.append(float(np.mean(got != wanted)))
     return max(floats, default=None), max(integers, default=None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.compiler import Warmed
@@ -74,10 +75,20 @@ def compare(wanted: list[Outputs], got: list[Outputs], task: Comparing) -> Diffe
     largest = 0.0
     for ours, theirs in zip(task.comparable(found), task.comparable(expected), strict=True):
         if np.issubdtype(theirs.dtype, np.floating):
-            scale = float(np.abs(theirs).max(initial=0.0)) or 1.0
-            difference = float(np.abs(ours - theirs).max(initial=0.0)) / scale
-            largest = max(largest, difference if np.isfinite(difference) else float("inf"))
+            largest = max(largest, relative(theirs, ours))
     return Difference(largest, task.agreement(expected, found), len(expected[0]))
+
+
+def relative(wanted: NDArray[Any], got: NDArray[Any]) -> float:
+    """Returns the largest difference of `got` from `wanted`, or from its one row, over the largest number of `wanted`.
+
+    Not a number anywhere is as wrong as can be, unless both say so.
+    """
+    largest = float(np.max(np.nan_to_num(np.abs(wanted)), initial=0.0)) or 1.0
+    same = np.broadcast_to(wanted, got.shape)
+    apart = np.where(np.isnan(same) & np.isnan(got), 0.0, np.abs(got - same))
+    difference = float(np.max(apart, initial=0.0)) / largest
+    return difference if np.isfinite(difference) else float("inf")
 
 
 def make_images(bucket: Bucket) -> list[Images]:

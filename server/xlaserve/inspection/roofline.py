@@ -35,10 +35,6 @@ class Machine:
         """The least time that `cost` can take."""
         return max(cost.flops / self.flops_per_s, cost.bytes / self.bytes_per_s)
 
-    def is_memory_bound(self, cost: Cost) -> bool:
-        """Whether memory is what bounds it."""
-        return cost.intensity < self.balance
-
 
 def measure(flops_per_s: float | None = None, bytes_per_s: float | None = None) -> Machine:
     """Measures what is not given: a product of two matrices, and an array copied with one added, both by XLA.

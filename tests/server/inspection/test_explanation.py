@@ -51,4 +51,3 @@ def test_the_roof_is_memory_below_the_balance_and_arithmetic_above(explained: Ex
     assert machine.balance == 10
     flops = explained.rows[2].cost
     assert machine.bound_s(flops) == max(flops.flops / 100, flops.bytes / 10)
-    assert machine.is_memory_bound(flops) == (flops.flops / flops.bytes < 10)
