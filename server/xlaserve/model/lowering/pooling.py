@@ -60,9 +60,11 @@ class GlobalAverage(Replacement):
             return self.original(inputs)
         totals = tf.reshape(inputs, [-1, height * width, channels])
         while (left := totals.shape[1]) > 1:
-            parts = next((parts for parts in range(MOST_SLICES, 1, -1) if left % parts == 0), left)
-            size = left // parts
             totals = materialized(totals)
-            totals = reduce(tf.add, (totals[:, part * size : (part + 1) * size] for part in range(parts)))
+            parts = next((parts for parts in range(MOST_SLICES, 1, -1) if left % parts == 0), None)
+            if parts is None:
+                totals = tf.reduce_sum(totals, axis=1, keepdims=True)
+            else:
+                totals = reduce(tf.add, tf.split(totals, parts, axis=1))
         average = totals / tf.constant(height * width, totals.dtype)
         return tf.reshape(average, [-1, 1, 1, channels]) if self.original.keepdims else average[:, 0]
