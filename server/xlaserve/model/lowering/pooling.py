@@ -58,7 +58,8 @@ class GlobalAverage(Replacement):
         _, height, width, channels = inputs.shape
         if height is None or width is None:
             return self.original(inputs)
-        totals = tf.reshape(inputs, [-1, height * width, channels])
+        # In float32, as Keras does: thousands of pixels are more than half precision can add.
+        totals = tf.reshape(tf.cast(inputs, tf.float32), [-1, height * width, channels])
         while (left := totals.shape[1]) > 1:
             totals = materialized(totals)
             parts = next((parts for parts in range(MOST_SLICES, 1, -1) if left % parts == 0), None)
@@ -66,5 +67,5 @@ class GlobalAverage(Replacement):
                 totals = tf.reduce_sum(totals, axis=1, keepdims=True)
             else:
                 totals = reduce(tf.add, tf.split(totals, parts, axis=1))
-        average = totals / tf.constant(height * width, totals.dtype)
+        average = tf.cast(totals / (height * width), self.compute_dtype)
         return tf.reshape(average, [-1, 1, 1, channels]) if self.original.keepdims else average[:, 0]

@@ -115,6 +115,17 @@ def test_other_resizing_stays(layer: Any) -> None:
     assert lowering.LOWERINGS[Lowering.RESIZE](layer) is None
 
 
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_pooling_of_all_pixels_adds_more_than_half_precision_can(precision: str) -> None:
+    layer = keras.layers.GlobalAveragePooling2D(dtype=precision)
+    images = np.full((1, 64, 64, 2), 100, np.float32) + noise(1, 64, 64, 2)
+    replacement = lowering.LOWERINGS[Lowering.POOLING](layer)
+    assert replacement is not None
+    got, expected = replacement(images), layer(images)
+    assert got.dtype == expected.dtype
+    np.testing.assert_array_equal(tf.cast(got, tf.float32), tf.cast(expected, tf.float32))
+
+
 def test_what_is_read_in_slices_is_computed_once() -> None:
     layer = keras.layers.DepthwiseConv2D(3, padding="same")
     images = noise(1, 9, 9, 4)
