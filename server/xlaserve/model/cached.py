@@ -45,13 +45,11 @@ _IRRELEVANT: Final = {
 """Settings that change nothing in what is computed. A setting that is not named here makes another model."""
 _APART: Final = {"program", "reference"}
 """What of a network is no description of it."""
-_CODE: Final = Path(__file__).parent
-"""What makes a program of a model."""
 _TASKS: Final = {kind.__name__: kind for kind in get_args(Task)}
 
 
 def identity(settings: ModelSettings) -> dict[str, Any] | None:
-    """Returns what makes a model another one: settings, the contents of files that they name, and this code.
+    """Returns what makes a model another one: settings, and the contents of files that they name.
 
     None where that can't be told: the code of custom objects, and what a handle of Kaggle stands for, may change.
     Raises OSError where a file can't be read.
@@ -59,7 +57,6 @@ def identity(settings: ModelSettings) -> dict[str, Any] | None:
     if settings.custom_objects or settings.source.startswith(catalog.KAGGLE):
         return None
     facts = settings.model_dump(mode="json", exclude=_IRRELEVANT)
-    facts["code"] = digest(_CODE.rglob("*.py"))
     # Of labels too: where the outputs don't show how many classes there are, labels do.
     for path in [Path(named) for named in (settings.source, settings.weights, settings.labels) if named]:
         if path.is_file():

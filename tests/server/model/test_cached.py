@@ -166,16 +166,6 @@ def test_what_makes_another_model_has_another_identity(tmp_path: Path) -> None:
     assert cached.identity(settings) == before
 
 
-def test_other_code_makes_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached, "_CODE", tmp_path)
-    (tmp_path / "lowering").mkdir()
-    settings, module = ModelSettings(name="a", source="builtin:digits"), tmp_path / "lowering" / "stem.py"
-    module.write_text("1")
-    before = cached.identity(settings)
-    module.write_text("2")
-    assert cached.identity(settings) != before
-
-
 @pytest.mark.parametrize(
     "settings", [{"source": "kagglehub:a/b/keras/c"}, {"source": "m.keras", "custom_objects": {"A": "a:A"}}]
 )

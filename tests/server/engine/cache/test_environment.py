@@ -26,6 +26,16 @@ def test_another_device_or_flag_is_another_environment(
     assert key(environment(DEVICE)) != key(facts)
 
 
+def test_other_code_of_ours_is_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "model" / "lowering" / "stem.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("1")
+    monkeypatch.setattr("xlaserve.engine.cache.environment.__file__", str(tmp_path / "engine" / "cache" / "here.py"))
+    before = key(environment(DEVICE))
+    module.write_text("2")
+    assert key(environment(DEVICE)) != before
+
+
 def test_where_files_are_written_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XLA_FLAGS", "TF_XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
