@@ -8,9 +8,8 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
-from typing import Final
 
+from bench.trials import TRIAL_S, fastest
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine.compiler import Warmed, noise, warm_up
 from xlaserve.engine.device import configure
@@ -18,9 +17,6 @@ from xlaserve.engine.ledger import Ledger
 from xlaserve.engine.program import Executable
 from xlaserve.model import catalog
 from xlaserve.telemetry.logs import quiet_tensorflow
-
-TRIALS: Final = 3
-TRIAL_S: Final = 0.3
 
 
 def main() -> None:
@@ -30,13 +26,11 @@ def main() -> None:
     device = configure(settings, uses_tensorflow=True)
     warmed = warm(settings.models[0], device.lanes)
     programs = {at: one.executable for at, one in warmed.items()}
-    fastest = {
-        mode: best({at[1]: programs[at] for at in programs if at[0] is mode}, device.lanes) for mode, _ in warmed
-    }
+    bests = {mode: best({at[1]: programs[at] for at in programs if at[0] is mode}, device.lanes) for mode, _ in warmed}
     print(device.lanes, flush=True)
     for line in sys.stdin:
         mode, seconds = line.split()
-        print(images_per_s(*fastest[Mode(mode)], device.lanes, float(seconds)), flush=True)
+        print(images_per_s(*bests[Mode(mode)], device.lanes, float(seconds)), flush=True)
 
 
 def warm(settings: ModelSettings, lanes: int) -> dict[tuple[Mode, Bucket], Warmed]:
@@ -55,12 +49,9 @@ def warm(settings: ModelSettings, lanes: int) -> dict[tuple[Mode, Bucket], Warme
 
 
 def best(programs: Mapping[Bucket, Executable], lanes: int) -> tuple[Bucket, Executable]:
-    """Returns the bucket with the most images/s, and its program: the best of a few short runs in turns."""
-    rates = dict.fromkeys(programs, 0.0)
-    for _, (bucket, program) in product(range(TRIALS), programs.items()):
-        rates[bucket] = max(rates[bucket], images_per_s(bucket, program, lanes, TRIAL_S))
-    fastest = max(rates, key=lambda bucket: rates[bucket])
-    return fastest, programs[fastest]
+    """Returns the bucket with the most images/s, and its program."""
+    bucket = fastest(list(programs), lambda bucket: images_per_s(bucket, programs[bucket], lanes, TRIAL_S))
+    return bucket, programs[bucket]
 
 
 def images_per_s(bucket: Bucket, executable: Executable, lanes: int, seconds: float) -> float:

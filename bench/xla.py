@@ -13,13 +13,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from operator import itemgetter
 from pathlib import Path
-from statistics import median
 from typing import Any, Final, NamedTuple
 
 from bench.figures import Figure, ratio
 from bench.processes import InProcess
+from bench.trials import fastest
 from xlaserve.config import Lowering
 from xlaserve.engine.device import cpu_name, usable_cores
 
@@ -38,8 +37,6 @@ TARGETS: Final[Mapping[str, float]] = {
 """Applications, and the least share of graph mode's images/s that XLA is to reach."""
 OPENVINO_TARGETS: Final[Mapping[str, float]] = {"MobileNetV2": 0.7, "ResNet50": 0.8}
 BATCHES: Final = (1, 2, 4, 8, 16)
-TRIALS: Final = 3
-"""Blocks with each number of lanes, in turns, before the better one is taken."""
 
 
 class Arm(NamedTuple):
@@ -97,8 +94,7 @@ def _best(stack: ExitStack, name: str, arm: Arm, plan: Plan) -> InProcess:
     lanes = dict.fromkeys((1, cores))
     configs = [{"device": "cpu", "models": [model], "lanes": n, "threads_per_lane": cores // n} for n in lanes]
     tried = [stack.enter_context(InProcess(config, arm.module)) for config in configs]
-    rates = [[process.images_per_s(arm.mode, plan.block_s) for process in tried] for _ in range(TRIALS)]
-    return max(zip(map(median, zip(*rates, strict=True)), tried, strict=True), key=itemgetter(0))[1]
+    return fastest(tried, lambda process: process.images_per_s(arm.mode, plan.block_s))
 
 
 def main() -> None:
