@@ -74,8 +74,8 @@ def _lower(model: Any, names: Collection[Lowering], goes_into_layers: bool) -> L
     counts: Counter[Lowering] = Counter()
 
     def clone(layer: Any) -> Any:
-        for name in names:
-            if replacement := LOWERINGS[name](layer):
+        for name, replace in LOWERINGS.items():
+            if name in names and (replacement := replace(layer)) is not None:
                 counts[name] += 1
                 return replacement
         return with_replaced(layer, clone_held) if goes_into_layers else layer

@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
-from xlaserve.model.lowering.materialize import materialized
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.windows import Windows
 
@@ -77,9 +76,9 @@ class Winograd(WindowReplacement):
         before = 1 if windows.padding == "same" else 0
         tiles = -(-width // OUTPUTS)
         after = OUTPUTS * tiles + 2 - before - windows.size[1]
-        padded = materialized(tf.pad(images, [[0, 0], [before, before], [before, after], [0, 0]]))
-        last = OUTPUTS * (tiles - 1) + 1
-        pixels = [padded[:, :, first : first + last : OUTPUTS] for first in range(PIXELS)]
+        images = tf.pad(images, [[0, 0], [before, before], [before, after], [0, 0]])
+        overlapping = Windows((height + 2, OUTPUTS * tiles + 2), (1, PIXELS), (1, OUTPUTS))
+        pixels = [shifted for _, _, shifted in overlapping.shifted(images)]
         products = [
             tf.nn.conv2d(_combine(line, pixels), kernel, 1, "VALID")
             for line, kernel in zip(INPUT, self.kernels, strict=True)
