@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 from xlaserve.config import PerformanceHint, Settings
+from xlaserve.engine import flags
 from xlaserve.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 CLUSTER_FLAG = "--tf_xla_cpu_global_jit"
-VECTOR_FLAG = "xla_cpu_prefer_vector_width"
+VECTOR_FLAG = "--xla_cpu_prefer_vector_width"
 GPU_LANES = 2
 """One batch is copied to the GPU while another computes."""
 
@@ -85,8 +86,7 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     if not uses_tensorflow:
         return choose(settings, usable_cores(), ())
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    os.environ["TF_XLA_FLAGS"] = _cluster_flags(os.environ.get("TF_XLA_FLAGS", ""))
-    os.environ["XLA_FLAGS"] = _vector_flags(os.environ.get("XLA_FLAGS", ""))
+    _set_flags()
     with _stderr_to_log():
         try:
             import tensorflow as tf  # noqa: PLC0415 - a server without TensorFlow models never loads it
@@ -113,22 +113,18 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     return device
 
 
-def _cluster_flags(inherited: str) -> str:
-    """Returns the TF_XLA_FLAGS with which, on a CPU too, those graphs form clusters that say so, and no others.
+def _set_flags() -> None:
+    """Has, on a CPU too, those graphs form clusters that say so and no others, and programs use the widest vectors.
 
-    Raises ConfigError where the environment would have all of them do it.
+    Raises ConfigError where the environment would have all graphs do it.
     """
-    if "tf_xla_auto_jit" in inherited:
+    if "tf_xla_auto_jit" in os.environ.get(flags.TF_XLA, ""):
         raise ConfigError(
             "TF_XLA_FLAGS: expected no --tf_xla_auto_jit, which turns graph mode into autocluster; that is a mode of"
             " a model"
         )
-    return inherited if CLUSTER_FLAG in inherited else f"{inherited} {CLUSTER_FLAG}".strip()
-
-
-def _vector_flags(inherited: str) -> str:
-    """Returns the XLA_FLAGS with which programs on a CPU use vectors as wide as it has, unless the environment says."""
-    return inherited if VECTOR_FLAG in inherited else f"{inherited} --{VECTOR_FLAG}=512".strip()
+    flags.add(flags.TF_XLA, CLUSTER_FLAG, unless=CLUSTER_FLAG)
+    flags.add(flags.XLA, f"{VECTOR_FLAG}=512", unless=VECTOR_FLAG)
 
 
 def _pool_threads(device: Device) -> int:

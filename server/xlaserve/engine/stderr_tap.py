@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TextIO
 
+from xlaserve.engine import flags
 from xlaserve.engine.xla_log import VMODULE
 
 FILES: Final = (
@@ -53,9 +54,8 @@ class StderrTap:
         theirs = self._environment["TF_CPP_VMODULE"]
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"  # at any other, there are no lines of VMODULE
         os.environ["TF_CPP_VMODULE"] = f"{theirs},{VMODULE}" if theirs else VMODULE
-        xla_flags = os.environ.get("TF_XLA_FLAGS", "")
-        if not self._has_cache and "persistent_cache" not in xla_flags:
-            os.environ["TF_XLA_FLAGS"] = f"{xla_flags} {NO_CACHE}".strip()
+        if not self._has_cache:
+            flags.add(flags.TF_XLA, NO_CACHE, unless="persistent_cache")
         self._stderr = _duplicate_stderr()
         lines, lines_in = os.pipe()
         self._events, events_in = os.pipe()

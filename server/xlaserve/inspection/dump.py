@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from typing import Final
+
+from xlaserve.engine import flags
 
 BEFORE: Final = ".before_optimizations.txt"
 AFTER: Final = "_after_optimizations.txt"
@@ -33,8 +34,7 @@ def dumped() -> Iterator[Path]:
     Must begin before TensorFlow is imported, in a process of its own: XLA reads its flags once.
     """
     with tempfile.TemporaryDirectory(prefix="xlaserve-explain-", ignore_cleanup_errors=True) as folder:
-        flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+        flags.add(flags.XLA, f"--xla_dump_to={folder} --xla_dump_hlo_as_text")
         yield Path(folder)
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from xlaserve.config import Settings
+from xlaserve.engine import flags
 from xlaserve.engine.cache.environment import environment, key, tensorflow_version
 from xlaserve.engine.cache.executables import Executables
 from xlaserve.engine.cache.records import Folder, check_writable
@@ -70,5 +71,4 @@ class CompileCache:
         folder = self._root / f"tensorflow-{tensorflow_version()}" / "autotuning"
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)  # XLA fails where it is not there
-            flags = (os.environ.get("XLA_FLAGS", ""), f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")
-            os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
+            flags.add(flags.XLA, f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")

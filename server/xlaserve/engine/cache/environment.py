@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from xlaserve.engine.cache.executables import FLAGS
+from xlaserve.engine import flags
 from xlaserve.engine.device import Device, cpu_name
 
-_VARIABLES: Final = ("NVIDIA_TF32_OVERRIDE", "TF_ENABLE_ONEDNN_OPTS", FLAGS, "XLA_FLAGS")
+_VARIABLES: Final = ("NVIDIA_TF32_OVERRIDE", "TF_ENABLE_ONEDNN_OPTS", flags.TF_XLA, flags.XLA)
 """Environment variables that change what is computed, or how."""
 _OUR_OWN: Final = re.compile(r"--(tf_xla_persistent_cache_|xla_dump_|xla_gpu_per_fusion_autotune_cache_dir=)\S+")
 """Flags that say where files go, and change no program."""

@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-FLAGS: Final = "TF_XLA_FLAGS"
+from xlaserve.engine import flags
+
 LOG_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
 _ERRORS, _FATAL = "2", "3"
 
@@ -29,8 +30,7 @@ class Executables:
 
     def set_environment(self) -> None:
         """Has TensorFlow use the folder. Must come before TensorFlow is imported."""
-        flags = (os.environ.get(FLAGS, ""), f"--tf_xla_persistent_cache_directory={self._folder}")
-        os.environ[FLAGS] = " ".join(filter(None, flags))
+        flags.add(flags.TF_XLA, f"--tf_xla_persistent_cache_directory={self._folder}")
         if os.environ.get(LOG_LEVEL) == _ERRORS:
             # `stderr_tap` says which are of no account; without it they can only be silenced with all others, which
             # come as exceptions besides.
