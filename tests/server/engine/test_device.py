@@ -145,21 +145,24 @@ def test_the_pool_has_as_many_threads_as_all_lanes_may_use(tensorflow: Callable[
     assert module.told["intra"] == 6
 
 
+VECTORS, PRODUCTS = "--xla_cpu_prefer_vector_width=", "--xla_cpu_experimental_ynn_fusion_type="
+
+
 @pytest.mark.parametrize(
     ("inherited", "expected"),
     [
-        ("", "--xla_cpu_prefer_vector_width=512"),
-        ("--xla_dump_to=here", "--xla_dump_to=here --xla_cpu_prefer_vector_width=512"),
-        ("--xla_cpu_prefer_vector_width=256", "--xla_cpu_prefer_vector_width=256"),
+        ("", [f"{VECTORS}512", f"{PRODUCTS}LIBRARY_FUSION_TYPE_DOT"]),
+        ("--xla_dump_to=here", ["--xla_dump_to=here", f"{VECTORS}512", f"{PRODUCTS}LIBRARY_FUSION_TYPE_DOT"]),
+        (f"{VECTORS}256 {PRODUCTS}", [f"{VECTORS}256", PRODUCTS]),
     ],
 )
-def test_programs_use_the_widest_vectors_unless_told_otherwise(
-    tensorflow: Callable[..., TensorFlow], monkeypatch: pytest.MonkeyPatch, inherited: str, expected: str
+def test_programs_use_the_widest_vectors_and_fast_products_unless_told_otherwise(
+    tensorflow: Callable[..., TensorFlow], monkeypatch: pytest.MonkeyPatch, inherited: str, expected: list[str]
 ) -> None:
     tensorflow()
     monkeypatch.setenv("XLA_FLAGS", inherited)
     configure(Settings(), uses_tensorflow=True)
-    assert os.environ["XLA_FLAGS"] == expected
+    assert os.environ["XLA_FLAGS"].split() == expected
 
 
 def test_clusters_are_formed_on_a_cpu_by_the_graphs_that_say_so_and_by_no_others(
