@@ -7,13 +7,17 @@ the output, vectorized over the channels.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.windows import Windows
+
+VECTOR: Final = 16
+"""Channels that a processor's widest vectors hold, of 512 bits."""
 
 
 def replace(layer: Any) -> Replacement | None:
@@ -35,12 +39,29 @@ class Depthwise(WindowReplacement):
 
 
 class Separable(WindowReplacement):
-    """A depthwise convolution and a pointwise one after it."""
+    """A depthwise convolution and a pointwise one after it, with the kernels that they had when first traced.
+
+    Channels between are zeros up to a whole number of vectors: what is left over otherwise is computed one by one.
+    """
+
+    @cached_property
+    def kernels(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """The depthwise kernel `[rows, columns, channels, a]` and the pointwise `[1, 1, channels * a, filters]`."""
+        with tf.init_scope():  # tensors of no graph: arrays would be part of each bucket's program
+            depthwise = tf.convert_to_tensor(self.original.depthwise_kernel)
+            pointwise = tf.convert_to_tensor(self.original.pointwise_kernel)
+            channels, multiplier = depthwise.shape[2:]
+            more = -channels % VECTOR
+            return (
+                tf.pad(depthwise, [[0, 0], [0, 0], [0, more], [0, 0]]),
+                tf.pad(pointwise, [[0, 0], [0, 0], [0, more * multiplier], [0, 0]]),
+            )
 
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
         """Convolves."""
-        outputs = shifted_products(images, tf.convert_to_tensor(self.original.depthwise_kernel), windows)
-        return tf.nn.conv2d(outputs, tf.convert_to_tensor(self.original.pointwise_kernel), 1, "VALID")
+        depthwise, pointwise = self.kernels
+        images = tf.pad(images, [[0, 0], [0, 0], [0, 0], [0, depthwise.shape[2] - images.shape[3]]])
+        return tf.nn.conv2d(shifted_products(images, depthwise, windows), pointwise, 1, "VALID")
 
 
 def shifted_products(images: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> tf.Tensor:
