@@ -58,6 +58,7 @@ class Lowering(StrEnum):
     """Depthwise and separable convolutions as sums of shifted products."""
     STEM = "stem"
     """Convolutions of a few channels, such as a network's first, as sums of shifted outer products."""
+    POINTWISE = "pointwise"
     WINOGRAD = "winograd"
     """3 x 3 convolutions by Winograd's minimal filtering."""
     NORMALIZATION = "normalization"
@@ -181,8 +182,8 @@ class ModelSettings(Frozen):
     float32. Warm-up measures how far its answers then are from those in float32."""
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some layers of Keras models in another form, which is faster and gives the same result up to
-    rounding: `depthwise`, `stem`, `winograd`, `normalization`, `pooling` and `resize`. Those named here are left as
-    they are."""
+    rounding: `depthwise`, `stem`, `pointwise`, `winograd`, `normalization`, `pooling` and `resize`. Those named here
+    are left as they are."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
     buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))

@@ -16,13 +16,14 @@ import tensorflow as tf
 
 from xlaserve.config import Lowering, Mode, ModelSettings
 from xlaserve.model.keras_runtime import keras
-from xlaserve.model.lowering import depthwise, normalization, pooling, resize, stem, winograd
+from xlaserve.model.lowering import depthwise, normalization, pointwise, pooling, resize, stem, winograd
 from xlaserve.model.lowering.holding import with_replaced
 from xlaserve.model.lowering.replacement import Replace
 
 LOWERINGS: Final[Mapping[Lowering, Replace]] = {
     Lowering.DEPTHWISE: depthwise.replace,
     Lowering.STEM: stem.replace,
+    Lowering.POINTWISE: pointwise.replace,
     Lowering.WINOGRAD: winograd.replace,
     Lowering.NORMALIZATION: normalization.replace,
     Lowering.POOLING: pooling.replace,

@@ -18,6 +18,8 @@ from xlaserve.model.lowering.windows import Windows
 
 VECTOR: Final = 16
 """Channels that a processor's widest vectors hold, of 512 bits."""
+MOST_FILLED: Final = 128
+"""Of more channels, what is left over weighs less than the zeros in the matrix product."""
 
 
 def replace(layer: Any) -> Replacement | None:
@@ -41,7 +43,8 @@ class Depthwise(WindowReplacement):
 class Separable(WindowReplacement):
     """A depthwise convolution and a pointwise one after it, with the kernels that they had when first traced.
 
-    Channels between are zeros up to a whole number of vectors: what is left over otherwise is computed one by one.
+    Few channels are filled up with zeros to a whole number of vectors: what is left over otherwise is computed one by
+    one.
     """
 
     @cached_property
@@ -51,7 +54,7 @@ class Separable(WindowReplacement):
             depthwise = tf.convert_to_tensor(self.original.depthwise_kernel)
             pointwise = tf.convert_to_tensor(self.original.pointwise_kernel)
             channels, multiplier = depthwise.shape[2:]
-            more = -channels % VECTOR
+            more = -channels % VECTOR if channels <= MOST_FILLED else 0
             return (
                 tf.pad(depthwise, [[0, 0], [0, 0], [0, more], [0, 0]]),
                 tf.pad(pointwise, [[0, 0], [0, 0], [0, more * multiplier], [0, 0]]),

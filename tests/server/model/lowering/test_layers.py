@@ -55,6 +55,20 @@ def test_stems(kernel: tuple[int, int], strides: int, extra: tuple[int, int], ch
     check(Lowering.STEM, layer, noise(2, kernel[0] + extra[0], kernel[1] + extra[1], channels))
 
 
+@settings(max_examples=15)
+@given(
+    strides=st.tuples(st.integers(1, 3), st.integers(2, 3)),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    padding=PADDINGS,
+    data_format=FORMATS,
+    activation=ACTIVATIONS,
+    use_bias=st.booleans(),
+)
+def test_pointwise_convolutions_with_strides(strides: tuple[int, int], size: tuple[int, int], **options: Any) -> None:
+    layer = keras.layers.Conv2D(5, 1, strides, bias_initializer="random_normal", **options)
+    check(Lowering.POINTWISE, layer, noise(2, *size, 3))
+
+
 @settings(max_examples=8)
 @given(
     size=st.tuples(st.integers(3, 12), st.integers(7, 19)),
