@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from rich.table import Table
 
-from xlaserve.check.record import DIFFERENCE_LIMIT, ROUNDING, Checked, Program
+from xlaserve.check.record import DIFFERENCE_LIMIT, Checked, Program
 from xlaserve.config import Mode
 
 MIB: Final = 1024 * 1024
@@ -49,7 +49,7 @@ def failures(checked: Iterable[Checked]) -> list[str]:
     for model in checked:
         if model.failure:
             lines.append(f"{model.name}: {model.failure}")
-        lines += [f"{model.name}: {_wrong(model, each)}" for each in model.programs if model.is_wrong(each)]
+        lines += [f"{model.name}: {_wrong(program)}" for program in model.programs if program.is_wrong]
     return lines
 
 
@@ -85,13 +85,12 @@ _LEGEND: Final = (
     "Each model is checked in a process of its own, one after the other, with one lane that has all cores. *ms* is",
     "the median of at most five runs of a batch. *trace s* and *compile s* are the sums over all programs of a model;",
     "Python walks the model once for all of them. *difference* is the largest of any mode's float32 outputs from",
-    f"eager's, over the largest magnitude of that output; above {DIFFERENCE_LIMIT:g}, or {ROUNDING} times what graph",
-    "mode's differ by where that is more, the model is not in order. Of a detector only scores are compared, since of",
-    "two almost equal boxes either may come first; of integers (classes, class maps) the share that differs is given;",
-    "there is none where a detector with random weights finds nothing. *lowered* says which layers XLA runs in another",
-    "form, and how many. *weights* and *temporaries* are what XLA assigns to the weights and to one run of the largest",
-    "batch, *peak* what the process grew by, at most, while one program was made and run. Weights are random where",
-    "nothing else is said: speed and memory do not depend on them.",
+    f"eager's, over the largest magnitude of that output; above {DIFFERENCE_LIMIT:g} the model is not in order. Of a",
+    "detector only scores are compared, since of two almost equal boxes either may come first; of integers (classes,",
+    "class maps) the share that differs is given; there is none where a detector with random weights finds nothing.",
+    "*lowered* says which layers XLA runs in another form, and how many. *weights* and *temporaries* are what XLA",
+    "assigns to the weights and to one run of the largest batch, *peak* what the process grew by, at most, while one",
+    "program was made and run. Weights are random where nothing else is said: speed and memory do not depend on them.",
 )
 
 
@@ -128,12 +127,10 @@ def _row(model: Checked, columns: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     )
 
 
-def _wrong(model: Checked, program: Program) -> str:
+def _wrong(program: Program) -> str:
     where = f"{program.arm} at batch {program.batch}"
     if (refusal := program.refusal) is None:
-        return (
-            f"{where}: differs from eager by {program.difference:.1e}, more than {model.difference_limit(program):.2g}"
-        )
+        return f"{where}: differs from eager by {program.difference:.1e}, more than {DIFFERENCE_LIMIT:g}"
     parts = [refusal.message]
     parts += [f"node {refusal.node}"] if refusal.node else []
     parts += [f"made by {refusal.line}"] if refusal.line else []

@@ -16,10 +16,6 @@ REFUSED = Program(arm=Mode.XLA, batch=8, refusal=Refusal(message="no"))
 FAR = Program(arm=Mode.GRAPH, batch=1, run_ms=1.0, difference=0.5)
 
 
-def differing(mode: Mode, difference: float) -> Program:
-    return Program(arm=mode, batch=1, difference=difference)
-
-
 def test_what_is_written_is_what_is_read(checked: Make, tmp_path: Path) -> None:
     file = tmp_path / "check.json"
     records = (checked("a", [FINE, REFUSED], size=(32, 32)), checked("b", failure="gone"))
@@ -28,19 +24,7 @@ def test_what_is_written_is_what_is_read(checked: Make, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize(
-    ("programs", "fails"),
-    [
-        ((FINE,), False),
-        ((FINE, REFUSED), True),
-        ((FAR,), True),
-        ((differing(Mode.GRAPH, 6e-4), differing(Mode.XLA, 1.1e-3)), False),
-        ((differing(Mode.GRAPH, 6e-4), differing(Mode.XLA, 1.3e-3)), True),
-        ((differing(Mode.GRAPH, 1e-6), differing(Mode.XLA, 9e-4)), False),
-        ((differing(Mode.GRAPH, 0.5), differing(Mode.XLA, 0.5)), True),
-        ((differing(Mode.XLA, 1.1e-3),), True),
-    ],
-)
+@pytest.mark.parametrize(("programs", "fails"), [((FINE,), False), ((FINE, REFUSED), True), ((FAR,), True)])
 def test_a_program_that_fails_or_is_far_from_eager_fails_its_model(
     checked: Make, programs: tuple[Program, ...], fails: bool
 ) -> None:
