@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ def test_a_recording_says_how_long_each_instruction_took(
         for _ in range(3):
             product(tf.constant(np.ones((256, 256), np.float32))).numpy()
     seconds = trace.instruction_s(tmp_path)
-    assert any(re.search("dot|matmul|ynn", name.lower()) for name in seconds), seconds
+    assert any("dot" in name.lower() or "matmul" in name.lower() for name in seconds), seconds
     assert all(0 < second < 10 for second in seconds.values())
 
 
