@@ -59,6 +59,7 @@ class Lowering(StrEnum):
     STEM = "stem"
     """Convolutions of a few channels, such as a network's first, as sums of shifted outer products."""
     POINTWISE = "pointwise"
+    """1 x 1 convolutions with strides as matrix products of the pixels that they read."""
     WINOGRAD = "winograd"
     """3 x 3 convolutions by Winograd's minimal filtering."""
     NORMALIZATION = "normalization"

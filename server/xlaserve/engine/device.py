@@ -115,11 +115,11 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
 
 
 def _set_flags() -> None:
-    """Has, on a CPU too, those graphs form clusters that say so and no others; XLA use the widest vectors, and YNN.
+    """Sets what TensorFlow and XLA do on a CPU, where the environment does not say otherwise.
 
-    YNN computes matrix products, about 15% faster than Eigen, XLA's default.
-
-    Raises ConfigError where the environment would have all graphs do it.
+    Those graphs form clusters that say so, and no others. Programs use vectors as wide as the processor has, and YNN
+    for matrix products, which is faster than Eigen, XLA's default (docs/lowering.md). Raises ConfigError where the
+    environment would have all graphs form clusters.
     """
     if "tf_xla_auto_jit" in os.environ.get(flags.TF_XLA, ""):
         raise ConfigError(
