@@ -17,3 +17,19 @@ def materialized(values: tf.Tensor) -> tf.Tensor:
         return values
     (barred,) = xla_optimization_barrier([values])
     return barred
+
+
+class Once:
+    """Values that XLA computes once, however many operations read them.
+
+    XLA's fusion computes anew for each reader what it takes for cheap, as additions and products are
+    (`InstructionFusion::IsExpensive` in hlo/transforms), and a barrier is gone by then. A division it takes for
+    expensive, and that it is one by 1 it can't know.
+    """
+
+    def __init__(self) -> None:
+        self._one = tf.Variable(1.0, trainable=False)
+
+    def __call__(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns `values`."""
+        return values / tf.cast(self._one, values.dtype)

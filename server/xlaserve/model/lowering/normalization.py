@@ -1,7 +1,8 @@
-"""Batch normalization with its scale and offset computed ahead.
+"""Batch normalization with its scale and offset computed ahead, and layer normalization of what was computed once.
 
-At inference it multiplies and adds, and what it multiplies by comes of its statistics. XLA would compute that anew in
-the loop over the pixels, with a square root for each.
+At inference the former multiplies and adds, and what it multiplies by comes of its statistics. XLA would compute that
+anew in the loop over the pixels, with a square root for each. The latter reads its input three times, for the mean, the
+variance and the result, and XLA would compute what that comes of three times, a depthwise convolution for example.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.lowering.materialize import Once
 from xlaserve.model.lowering.replacement import Replacement
 
 
 def replace(layer: Any) -> Replacement | None:
-    """Replaces batch normalization."""
-    return Normalization(layer) if type(layer) is keras.layers.BatchNormalization else None
+    """Replaces batch and layer normalization."""
+    kind = type(layer)
+    if kind is keras.layers.BatchNormalization:
+        return BatchNormalization(layer)
+    return LayerNormalization(layer) if kind is keras.layers.LayerNormalization else None
 
 
-class Normalization(Replacement):
+class BatchNormalization(Replacement):
     """Batch normalization as it is at inference, with the statistics it had when it was replaced."""
 
     def __init__(self, original: Any) -> None:
@@ -37,6 +42,18 @@ class Normalization(Replacement):
         shape = [-1 if side == axis % len(inputs.shape) else 1 for side in range(len(inputs.shape))]
         scale, offset = np.reshape(self.scale, shape), np.reshape(self.offset, shape)
         return tf.cast(tf.cast(inputs, tf.float32) * scale + offset, self.compute_dtype)
+
+
+class LayerNormalization(Replacement):
+    """Layer normalization."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__(original)
+        self.once = Once()
+
+    def call(self, inputs: tf.Tensor, mask: Any = None) -> tf.Tensor:
+        """Normalizes `inputs`; the mask matters to other layers alone."""
+        return self.original(self.once(inputs))
 
 
 def _values(variable: Any) -> np.ndarray:
