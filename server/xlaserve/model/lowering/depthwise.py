@@ -20,6 +20,11 @@ VECTOR: Final = 16
 """Channels that a processor's widest vectors hold, of 512 bits."""
 MOST_FILLED: Final = 128
 """Of more channels, what is left over weighs less than the zeros in the matrix product."""
+FLOAT_BYTES: Final = 4
+MOST_KERNEL_BYTES: Final = 24 * 1024
+"""Of weights that are read for every pixel: with the pixels that they meet they have to stay in a first-level cache."""
+LEAST_SLICED: Final = 49
+"""Positions of the kernel, from which on a loop over slices of the channels gains."""
 
 
 def replace(layer: Any) -> Replacement | None:
@@ -78,11 +83,41 @@ def shifted_products(images: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> 
     kernel = tf.reshape(kernel, [rows, columns, a * b])
     if a * b != channels:
         images = tf.repeat(images, a * b // channels, axis=-1)
+    padded = windows.padded(images)
+    if rows * columns < LEAST_SLICED or (size := _slice_size(rows * columns, a * b)) >= a * b:
+        return _sum(padded, kernel, windows)
+    return _sum_in_slices(padded, kernel, windows, size)
+
+
+def _sum(padded: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> tf.Tensor:
     total = None
-    for row, column, shifted in windows.shifted(images):
+    for row, column, shifted in windows.shifted_over(padded):
         product = shifted * kernel[row, column]
         total = product if total is None else total + product
     return total
+
+
+def _sum_in_slices(padded: tf.Tensor, kernel: tf.Tensor, windows: Windows, size: int) -> tf.Tensor:
+    """Returns the same as `_sum`, computed for `size` channels after the other. The last ones may overlap."""
+    channels = padded.shape[-1]
+
+    def add(index: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
+        start = tf.minimum(index * size, channels - size)
+        # Asked for within the loop, where XLA knows it: to a loop, what comes from outside might be any number.
+        some = tf.slice(padded, [0, 0, 0, start], [tf.shape(padded)[0], *padded.shape[1:3], size])
+        weights = tf.slice(kernel, [0, 0, start], [*kernel.shape[:2], size])
+        updated = keras.ops.slice_update(sums, [0, 0, 0, start], _sum(some, weights, windows))
+        return tf.ensure_shape(updated, sums.shape)
+
+    sums = tf.zeros([tf.shape(padded)[0], *windows.output, channels], padded.dtype)
+    return keras.ops.fori_loop(0, -(-channels // size), add, sums)
+
+
+def _slice_size(positions: int, channels: int) -> int:
+    """Returns how many channels to sum in one loop: whole vectors, in slices as even as may be."""
+    most = max(VECTOR, MOST_KERNEL_BYTES // (positions * FLOAT_BYTES * VECTOR) * VECTOR)
+    count = -(-channels // most)
+    return -(-channels // (count * VECTOR)) * VECTOR
 
 
 def _is_depthwise(layer: Any) -> bool:

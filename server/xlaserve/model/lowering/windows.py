@@ -33,9 +33,17 @@ class Windows:
 
         `images` are `[n, height, width, channels]`, and are padded with `fill`.
         """
-        (above, below, high), (left, right, wide) = self._along(0), self._along(1)
+        return self.shifted_over(self.padded(images, fill))
+
+    def padded(self, images: tf.Tensor, fill: float = 0.0) -> tf.Tensor:
+        """Returns `images` with `fill` around them, as far as the windows reach, computed once."""
+        (above, below, _), (left, right, _) = self._along(0), self._along(1)
         padding = [[0, 0], [above, below], [left, right], [0, 0]]
-        padded = materialized(tf.pad(images, padding, constant_values=fill))
+        return materialized(tf.pad(images, padding, constant_values=fill))
+
+    def shifted_over(self, padded: tf.Tensor) -> Iterator[tuple[int, int, tf.Tensor]]:
+        """Yields the same of images that are padded, or of some channels of them."""
+        high, wide = self.output
         for row, column in product(range(self.shape[0]), range(self.shape[1])):
             top, start = row * self.dilations[0], column * self.dilations[1]
             rows = slice(top, top + (high - 1) * self.strides[0] + 1, self.strides[0])
