@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -26,14 +27,15 @@ CHANNELS: Final = 3
 class TensorFlowProgram:
     """A `Program` whose computation is `forward`, preprocessing included.
 
-    `lowered` computes the same in a way that suits XLA, which then runs it instead.
+    `lowered` computes the same in ways that suit some modes, which then run it instead.
     """
 
     platform = "tensorflow"
 
-    def __init__(self, forward: Forward, lowered: Forward | None = None) -> None:
+    def __init__(self, forward: Forward, lowered: Mapping[Mode, Forward] = MappingProxyType({})) -> None:
         self._forward = forward
-        self._lowered = lowered or forward
+        self._in_xla = lowered.get(Mode.XLA, forward)
+        self._in_graph = lowered.get(Mode.GRAPH, forward)
         self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
         self._tracing = threading.Lock()
         self._graphs: dict[tuple[int, int], Executable] = {}
@@ -80,12 +82,12 @@ class TensorFlowProgram:
 
     def trace(self, bucket: Bucket) -> Forward:
         """Returns the function that XLA is given, for images of the size of `bucket`, any number of them."""
-        return self._trace(self._lowered, bucket)
+        return self._trace(self._in_xla, bucket)
 
     def any_size(self) -> Executable:
         """Makes what runs `[n, height, width, 3]` of any size in graph mode. Its weights stay variables: it is for the
         time until buckets have compiled, and not worth a copy of them."""
-        return Function(_concrete(self._forward, (None, None, None, CHANNELS), jit_compile=False))
+        return Function(_concrete(self._in_graph, (None, None, None, CHANNELS), jit_compile=False))
 
     def _trace(self, forward: Forward, bucket: Bucket) -> Forward:
         # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
@@ -100,7 +102,7 @@ class TensorFlowProgram:
     def _graph(self, bucket: Bucket) -> Executable:
         size = (bucket.height, bucket.width)
         if size not in self._graphs:
-            any_batch = self._trace(self._forward, bucket)
+            any_batch = self._trace(self._in_graph, bucket)
             try:
                 self._graphs[size] = FrozenGraph(any_batch)
             except UnfreezableError as error:

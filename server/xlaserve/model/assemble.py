@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import tensorflow as tf
 
+from xlaserve.config import Mode
 from xlaserve.engine.executable import Forward, TensorFlowProgram
 from xlaserve.errors import ModelFailed
 from xlaserve.model import preprocess
@@ -27,14 +29,14 @@ def assemble(
     pixels: TensorShape,
     preprocessing: Preprocess,
     weights: str,
-    lowered_call: Call | None = None,
+    lowered: Mapping[Mode, Call] = MappingProxyType({}),
     lowerings: str = "",
     default_size: Size = (None, None),
     multiple: int = 1,
 ) -> Network:
     """Returns the network that gives `call` its preprocessed pixels and makes the head's outputs of what it answers.
 
-    `lowered_call` does the same as `call` for XLA, with `lowerings`; `default_size` and `multiple` are as in `Network`.
+    `lowered` does the same as `call` for some modes; `lowerings`, `default_size` and `multiple` are as in `Network`.
     Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of PIXEL_DTYPES.
     """
     batch, height, width = check_pixels(pixels)
@@ -51,7 +53,7 @@ def assemble(
 
         return run
 
-    program = TensorFlowProgram(forward(call), forward(lowered_call) if lowered_call else None)
+    program = TensorFlowProgram(forward(call), {mode: forward(other) for mode, other in lowered.items()})
     return Network(
         program,
         (height, width),

@@ -1,5 +1,7 @@
 """Other ways to compute what XLA's CPU backend is slow at: the same weights, the same result up to rounding.
 
+And what graph mode is slow at, as Keras builds it: nothing is compared with less than graph mode at its best.
+
 A model is cloned through Keras's public functions, with some layers replaced. The original stays as it is, for the
 other modes and for a GPU, whose libraries have fast kernels for all of this.
 """
@@ -16,12 +18,13 @@ import tensorflow as tf
 
 from xlaserve.config import Lowering, Mode, ModelSettings
 from xlaserve.model.keras_runtime import keras
-from xlaserve.model.lowering import depthwise, normalization, pointwise, pooling, resize, stem, winograd
+from xlaserve.model.lowering import depthwise, grouped, normalization, pointwise, pooling, resize, stem, winograd
 from xlaserve.model.lowering.holding import with_replaced
 from xlaserve.model.lowering.replacement import Replace
 
 LOWERINGS: Final[Mapping[Lowering, Replace]] = {
     Lowering.DEPTHWISE: depthwise.replace,
+    Lowering.GROUPED: grouped.replace,
     Lowering.STEM: stem.replace,
     Lowering.POINTWISE: pointwise.replace,
     Lowering.WINOGRAD: winograd.replace,
@@ -30,6 +33,8 @@ LOWERINGS: Final[Mapping[Lowering, Replace]] = {
     Lowering.RESIZE: resize.replace,
 }
 """Each gives a layer's replacement, or None where it has nothing to replace; the first that has one is taken."""
+IN_GRAPH: Final[Mapping[Lowering, Replace]] = {Lowering.GROUPED: grouped.replace_in_graph}
+"""The same for graph mode."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,20 +48,29 @@ class Lowered:
     counts: Mapping[Lowering, int]
     """How many layers each lowering replaced; only those that replaced any."""
 
+    def __str__(self) -> str:
+        """Returns for example `depthwise 17`, which is how many layers it replaced."""
+        return ", ".join(f"{name} {count}" for name, count in self.counts.items())
 
-def for_settings(model: Any, settings: ModelSettings) -> Lowered | None:
-    """Returns the Keras `model` lowered as `settings` want it, or None where XLA is to run it as it is."""
-    runs_on_cpu = not tf.config.get_visible_devices("GPU")
-    if not {Mode.XLA, Mode.AUTOCLUSTER} & set(settings.compiled_modes) or not runs_on_cpu:
-        return None
-    lowered = lower(model, [name for name in Lowering if name not in settings.disable_lowerings])
-    if lowered is not None:
-        _log.info("model %s: lowered for XLA on a CPU: %s", settings.name, describe(lowered.counts))
+
+def for_settings(model: Any, settings: ModelSettings) -> dict[Mode, Lowered]:
+    """Returns the Keras `model` lowered as `settings` want it, for the modes that are not to run it as it is."""
+    if tf.config.get_visible_devices("GPU"):
+        return {}
+    names = [name for name in Lowering if name not in settings.disable_lowerings]
+    tables = {Mode.XLA: LOWERINGS} if Mode.XLA in settings.compiled_modes else {}
+    if Mode.GRAPH in settings.compiled_modes or settings.unmatched == "background":
+        tables[Mode.GRAPH] = IN_GRAPH
+    lowered = {}
+    for mode, table in tables.items():
+        if (found := lower(model, names, table)) is not None:
+            _log.info("model %s: lowered for %s on a CPU: %s", settings.name, mode, found)
+            lowered[mode] = found
     return lowered
 
 
-def lower(model: Any, names: Collection[Lowering]) -> Lowered | None:
-    """Returns the Keras `model` with the lowerings `names`, or None where they have nothing to replace.
+def lower(model: Any, names: Collection[Lowering], table: Mapping[Lowering, Replace] = LOWERINGS) -> Lowered | None:
+    """Returns the Keras `model` with the lowerings `names` of `table`, or None where they have nothing to replace.
 
     Goes into models within models and layers within layers, unless a layer does not work with other layers in it.
     What a model of a class of its own holds stays as it is. Both are logged.
@@ -64,19 +78,20 @@ def lower(model: Any, names: Collection[Lowering]) -> Lowered | None:
     if (custom := next(filter(_has_own_call, _models(model)), None)) is not None:
         _log.info("%s is a class of its own: %s is not lowered", type(custom).__name__, model.name)
         return None
+    replaces = {name: replace for name, replace in table.items() if name in names}
     try:
-        return _lower(model, names, goes_into_layers=True)
+        return _lower(model, replaces, goes_into_layers=True)
     except Exception as error:  # a layer's own code may ask anything of the layers that it holds
         _log.info("%s: layers within layers are not lowered: %s", model.name, error)
-        return _lower(model, names, goes_into_layers=False)
+        return _lower(model, replaces, goes_into_layers=False)
 
 
-def _lower(model: Any, names: Collection[Lowering], goes_into_layers: bool) -> Lowered | None:
+def _lower(model: Any, replaces: Mapping[Lowering, Replace], goes_into_layers: bool) -> Lowered | None:
     counts: Counter[Lowering] = Counter()
 
     def clone(layer: Any) -> Any:
-        for name, replace in LOWERINGS.items():
-            if name in names and (replacement := replace(layer)) is not None:
+        for name, replace in replaces.items():
+            if (replacement := replace(layer)) is not None:
                 counts[name] += 1
                 return replacement
         return with_replaced(layer, clone_held) if goes_into_layers else layer
@@ -95,11 +110,6 @@ def _lower(model: Any, names: Collection[Lowering], goes_into_layers: bool) -> L
 
     lowered = clone_model(model)
     return Lowered(lowered, dict(counts)) if counts else None
-
-
-def describe(counts: Mapping[Lowering, int]) -> str:
-    """Returns for example `depthwise 17`, which is how many layers it replaced."""
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def _models(model: Any) -> Iterator[Any]:

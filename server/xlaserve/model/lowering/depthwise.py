@@ -13,6 +13,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.lowering.grouped import has_groups
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.windows import Windows
 
@@ -30,7 +31,7 @@ LEAST_SLICED: Final = 49
 def replace(layer: Any) -> Replacement | None:
     """Replaces depthwise and separable convolutions, and those with a group for each channel."""
     kind = type(layer)  # a subclass may compute anything
-    if kind is keras.layers.DepthwiseConv2D or (kind is keras.layers.Conv2D and _is_depthwise(layer)):
+    if kind is keras.layers.DepthwiseConv2D or (has_groups(layer) and layer.kernel.shape[2] == 1):
         return Depthwise(layer)
     if kind is keras.layers.SeparableConv2D:
         return Separable(layer)
@@ -118,7 +119,3 @@ def _slice_size(positions: int, channels: int) -> int:
     most = max(VECTOR, MOST_KERNEL_BYTES // (positions * FLOAT_BYTES * VECTOR) * VECTOR)
     count = -(-channels // most)
     return -(-channels // (count * VECTOR)) * VECTOR
-
-
-def _is_depthwise(layer: Any) -> bool:
-    return bool(layer.groups > 1 and layer.kernel.shape[2] == 1)

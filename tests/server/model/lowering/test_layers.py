@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Lowering
 from xlaserve.model import lowering
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.lowering.replacement import Replace
 
 MOST = 1e-5
 """The largest difference that is allowed, as a share of the largest output."""
@@ -24,12 +26,17 @@ def noise(*shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
-def check(name: Lowering, layer: Any, images: NDArray[np.float32]) -> None:
-    """Compares a layer with its replacement, on images given channels last."""
+def check(
+    name: Lowering,
+    layer: Any,
+    images: NDArray[np.float32],
+    table: Mapping[Lowering, Replace] = lowering.LOWERINGS,
+) -> None:
+    """Compares a layer with its replacement in `table`, on images given channels last."""
     if getattr(layer, "data_format", None) == "channels_first":
         images = np.moveaxis(images, -1, 1)
     layer.build(images.shape)  # pooling of channels first does not run on a CPU
-    replacement = lowering.LOWERINGS[name](layer)
+    replacement = table[name](layer)
     assert replacement is not None
     try:
         expected = layer(images)
@@ -67,6 +74,89 @@ def test_stems(kernel: tuple[int, int], strides: int, extra: tuple[int, int], ch
 def test_pointwise_convolutions_with_strides(strides: tuple[int, int], size: tuple[int, int], **options: Any) -> None:
     layer = keras.layers.Conv2D(5, 1, strides, bias_initializer="random_normal", **options)
     check(Lowering.POINTWISE, layer, noise(2, *size, 3))
+
+
+@pytest.mark.parametrize("table", [lowering.LOWERINGS, lowering.IN_GRAPH], ids=["xla", "graph"])
+@settings(max_examples=15)
+@given(
+    kernel=st.sampled_from([1, 3, (3, 2)]),
+    strides=st.integers(1, 3),
+    size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
+    groups=st.sampled_from([(2, 9), (4, 2), (6, 4), (6, 5), (12, 3)]),
+    multiplier=st.integers(1, 3),
+    padding=PADDINGS,
+    data_format=FORMATS,
+    activation=ACTIVATIONS,
+    use_bias=st.booleans(),
+)
+def test_convolutions_with_groups(
+    table: Mapping[Lowering, Replace],
+    kernel: Any,
+    size: tuple[int, int],
+    groups: tuple[int, int],
+    multiplier: int,
+    **options: Any,
+) -> None:
+    count, width = groups
+    layer = keras.layers.Conv2D(count * multiplier, kernel, groups=count, bias_initializer="random_normal", **options)
+    check(Lowering.GROUPED, layer, noise(2, *size, count * width), table)
+
+
+@pytest.mark.parametrize("options", [{}, {"strides": 2}, {"strides": (1, 2)}, {"dilation_rate": 2}])
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_groups_of_one_channel_in_graph_mode(precision: str, options: dict[str, Any]) -> None:
+    layer = keras.layers.Conv2D(12, 3, groups=6, padding="same", dtype=precision, **options)
+    images = noise(2, 9, 8, 6)
+    layer.build(images.shape)
+    replacement = lowering.IN_GRAPH[Lowering.GROUPED](layer)
+    assert replacement is not None
+    expected, got = layer(images), replacement(images)
+    assert got.dtype == expected.dtype
+    tolerance = MOST if precision == "float32" else 0.02
+    assert np.abs(tf.cast(got - expected, tf.float32)).max() <= tolerance * np.abs(tf.cast(expected, tf.float32)).max()
+
+
+def test_graph_mode_has_no_xla_in_it() -> None:
+    layer = keras.layers.Conv2D(6, 3, groups=6)
+    images = noise(1, 9, 8, 6)
+    layer.build(images.shape)
+
+    def functions(run: Any) -> int:
+        concrete = tf.function(run, autograph=False).get_concrete_function(images)
+        return len(concrete.graph.as_graph_def().library.function)
+
+    assert functions(layer) > functions(lowering.IN_GRAPH[Lowering.GROUPED](layer)) == 0
+
+
+@settings(max_examples=6)
+@given(
+    channels=st.sampled_from([126, 160, 290]),
+    size=st.tuples(st.integers(7, 12), st.integers(7, 12)),
+    strides=st.integers(1, 2),
+    padding=PADDINGS,
+    multiplier=st.integers(1, 2),
+)
+def test_large_depthwise_kernels_are_summed_in_slices(
+    channels: int, size: tuple[int, int], multiplier: int, **options: Any
+) -> None:
+    layer = keras.layers.DepthwiseConv2D(7, depth_multiplier=multiplier, **options)
+    check(Lowering.DEPTHWISE, layer, noise(1, *size, channels))
+
+
+def test_slices_are_summed_for_any_number_of_images() -> None:
+    layer = keras.layers.DepthwiseConv2D(7, padding="same")
+    layer.build((None, 8, 8, 160))
+    replacement = lowering.LOWERINGS[Lowering.DEPTHWISE](layer)
+    spec = tf.TensorSpec((None, 8, 8, 160))
+    any_batch = tf.function(replacement, autograph=False).get_concrete_function(spec)
+    compiled = tf.function(any_batch, jit_compile=True, autograph=False)
+    for batch in (1, 3):
+        images = noise(batch, 8, 8, 160)
+        expected = layer(images)
+        assert np.abs(compiled(images) - expected).max() <= MOST * np.abs(expected).max()
+        program = compiled.experimental_get_compiler_ir(images)(stage="optimized_hlo")
+        assert " while(" in program
+        assert "[2,28,28" not in program  # padded for slices of an unknown size
 
 
 @settings(max_examples=8)
@@ -165,6 +255,34 @@ def test_normalization(**options: Any) -> None:
     check(Lowering.NORMALIZATION, layer, noise(2, 4, 5, 6))
 
 
+@settings(max_examples=10)
+@given(
+    scale=st.booleans(),
+    center=st.booleans(),
+    axis=st.sampled_from([-1, 1, [2, 3]]),
+)
+def test_layer_normalization(**options: Any) -> None:
+    layer = keras.layers.LayerNormalization(
+        **options, beta_initializer="random_normal", gamma_initializer="random_normal"
+    )
+    check(Lowering.NORMALIZATION, layer, noise(2, 4, 5, 6))
+
+
+def test_what_layer_normalization_reads_is_computed_once() -> None:
+    convolution, layer = keras.layers.DepthwiseConv2D(3), keras.layers.LayerNormalization()
+    images = noise(1, 9, 9, 64)
+    convolution.build(images.shape)
+    layer.build((None, 7, 7, 64))
+    lowered = lowering.LOWERINGS[Lowering.DEPTHWISE](convolution)
+
+    def products(normalize: Any) -> int:
+        compiled = tf.function(lambda inputs: normalize(lowered(inputs)), jit_compile=True, autograph=False)
+        program: str = compiled.experimental_get_compiler_ir(images)(stage="optimized_hlo")
+        return program.count(" multiply(")
+
+    assert products(lowering.LOWERINGS[Lowering.NORMALIZATION](layer)) < products(layer) - 9
+
+
 @pytest.mark.parametrize("name", [Lowering.WINOGRAD, Lowering.STEM, Lowering.POOLING, Lowering.NORMALIZATION])
 @pytest.mark.parametrize(
     "layer",
@@ -176,7 +294,7 @@ def test_normalization(**options: Any) -> None:
         keras.layers.Conv2D(32, 3, dtype="mixed_bfloat16"),
         keras.layers.Conv2D(15, 3),
         keras.layers.MaxPooling2D(6),
-        keras.layers.LayerNormalization(),
+        keras.layers.GroupNormalization(8),
     ],
     ids=lambda layer: getattr(layer, "name", str(layer)),
 )

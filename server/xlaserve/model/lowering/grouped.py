@@ -1,0 +1,100 @@
+"""Convolutions with groups of channels, for which neither XLA's CPU backend nor Keras has a fast way.
+
+XLA computes group after group. Of narrow groups a sum over their channels is faster, which it vectorizes over all
+outputs; of wider ones, several groups as one, with zeros for the weights between them.
+
+In graph mode Keras would compile each such layer with XLA, although TensorFlow's own kernels can do it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import tensorflow as tf
+
+from xlaserve.model.keras_runtime import keras
+from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
+from xlaserve.model.lowering.windows import Windows
+
+MOST_TERMS: Final = 36
+"""In a sum: four channels of a 3 x 3 kernel."""
+BLOCK: Final = 32
+"""Channels that make a convolution worth a call."""
+
+
+def replace(layer: Any) -> Replacement | None:
+    """Replaces convolutions with groups of several channels, but of less than half a block."""
+    if not has_groups(layer) or (width := layer.kernel.shape[2]) == 1:
+        return None
+    rows, columns = layer.kernel_size
+    if rows * columns * width <= MOST_TERMS:
+        return Sums(layer)
+    return Blocks(layer) if 2 * width <= BLOCK and _groups_a_block(layer.groups, width) > 1 else None
+
+
+def replace_in_graph(layer: Any) -> Replacement | None:
+    """Replaces all convolutions with groups by TensorFlow's own kernels."""
+    return Kernel(layer) if has_groups(layer) else None
+
+
+def has_groups(layer: Any) -> bool:
+    """Returns whether `layer` is a convolution whose outputs each read only some of the channels."""
+    return type(layer) is keras.layers.Conv2D and layer.groups > 1
+
+
+class Sums(WindowReplacement):
+    """A sum over the kernel's positions and a group's channels, of one of each group's channels at a time."""
+
+    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
+        """Convolves."""
+        kernel = tf.convert_to_tensor(self.original.kernel)
+        width, filters = kernel.shape[2:]
+        total = None
+        for channel in range(width):
+            every = tf.repeat(images[..., channel::width], filters // self.original.groups, axis=-1)
+            for row, column, shifted in windows.shifted(every):
+                product = shifted * kernel[row, column, channel]
+                total = product if total is None else total + product
+        return total
+
+
+class Blocks(WindowReplacement):
+    """Convolutions of several groups at once."""
+
+    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
+        """Convolves."""
+        layer = self.original
+        kernel = tf.convert_to_tensor(layer.kernel)
+        rows, columns, width, filters = kernel.shape
+        together = _groups_a_block(layer.groups, width)
+        blocks = layer.groups // together
+        apart = tf.reshape(kernel, [rows, columns, 1, width, blocks, together, filters // layer.groups])
+        own = tf.reshape(tf.eye(together, dtype=kernel.dtype), [together, 1, 1, together, 1])
+        kernels = tf.reshape(apart * own, [rows, columns, together * width, filters])
+        parts = zip(tf.split(images, blocks, axis=-1), tf.split(kernels, blocks, axis=-1), strict=True)
+        return tf.concat([_convolve(layer, part, weights) for part, weights in parts], axis=-1)
+
+
+class Kernel(WindowReplacement):
+    """TensorFlow's kernel for depthwise convolutions where each group is one channel, or its kernel for groups."""
+
+    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
+        """Convolves."""
+        layer = self.original
+        kernel = tf.convert_to_tensor(layer.kernel)
+        if kernel.shape[2] > 1 or len(set(layer.strides)) > 1:  # the former kernel takes equal strides only
+            return _convolve(layer, images, kernel)
+        kernel = tf.reshape(kernel, [*layer.kernel_size, layer.groups, -1])
+        return keras.ops.depthwise_conv(
+            images, kernel, layer.strides, layer.padding, "channels_last", layer.dilation_rate
+        )
+
+
+def _groups_a_block(groups: int, width: int) -> int:
+    return max(
+        count for count in range(1, groups + 1) if groups % count == 0 and (count == 1 or count * width <= BLOCK)
+    )
+
+
+def _convolve(layer: Any, images: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    return tf.nn.conv2d(images, kernel, layer.strides, layer.padding.upper(), dilations=layer.dilation_rate)
