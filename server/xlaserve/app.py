@@ -37,7 +37,7 @@ from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.server import GrpcServer
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.http import HttpEndpoint
-from xlaserve.telemetry.metrics import SERVING, WARM_UP, Metrics, gauge
+from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, gauge
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class App:
         return self.repository.is_ready and not self._stopping.is_set()
 
     def _on_compiled(self, compilation: XlaCompilation, is_expected: bool) -> None:
-        self._metrics.xla_compilations.labels(WARM_UP if is_expected else SERVING).inc()
+        self._metrics.xla_compilations.labels(EXPECTED if is_expected else SERVING).inc()
 
     def _on_signal(self, number: int) -> None:
         now = self._pipeline.clock()

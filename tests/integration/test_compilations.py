@@ -237,7 +237,7 @@ def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(star
     def compiled(phase: str) -> float:
         return float(server.metric("xlaserve_xla_compilations_total", phase=phase))
 
-    server.wait_for(lambda: compiled("warm_up") == 2, "XLA's own count is not that of the programs")
+    server.wait_for(lambda: compiled("expected") == 2, "XLA's own count is not that of the programs")
     scans = Scans()
     with grpc.insecure_channel(server.grpc) as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
@@ -255,7 +255,7 @@ def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(star
 
         # What is loaded later is expected.
         stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="digits"), timeout=PATIENCE_S)
-        server.wait_for(lambda: compiled("warm_up") == 4, "a load was not counted")
+        server.wait_for(lambda: compiled("expected") == 4, "a load was not counted")
         assert compiled("serving") == 2
 
     errors = [line for line in map(json.loads, server.stderr.splitlines()) if line["level"] == "error"]

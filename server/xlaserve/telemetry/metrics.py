@@ -19,6 +19,7 @@ SECONDS: Final = (
 IMAGES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 WARM_UP: Final = "warm_up"
 BACKGROUND: Final = "background"
+EXPECTED: Final = "expected"
 SERVING: Final = "serving"
 COMPILE_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -80,11 +81,12 @@ class Metrics:
         )
         self.xla_compilations = Counter(
             "xlaserve_xla_compilations",
-            "Programs that XLA itself says it compiled. What it compiles while serving is an error.",
+            "Programs that XLA itself says it compiled. Those of warm-up and of the background are expected, those while "
+            "serving are errors.",
             ("phase",),
             registry=registry,
         )
-        for phase in (WARM_UP, SERVING):
+        for phase in (EXPECTED, SERVING):
             self.xla_compilations.labels(phase)
         self.cache_loads = Counter(
             "xlaserve_cache_loads",
