@@ -81,8 +81,8 @@ class Metrics:
         )
         self.xla_compilations = Counter(
             "xlaserve_xla_compilations",
-            "Programs that XLA itself says it compiled. Those of warm-up and of the background are expected, those while "
-            "serving are errors.",
+            "Programs that XLA itself says it compiled: expected, at warm-up or in the background, or while serving, which "
+            "is an error.",
             ("phase",),
             registry=registry,
         )
