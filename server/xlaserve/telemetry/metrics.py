@@ -81,8 +81,7 @@ class Metrics:
         )
         self.xla_compilations = Counter(
             "xlaserve_xla_compilations",
-            "Programs that XLA itself says it compiled: expected, at warm-up or in the background, or while serving, which "
-            "is an error.",
+            "Programs that XLA itself says it compiled, as expected (at warm-up, in the background) or while serving.",
             ("phase",),
             registry=registry,
         )
