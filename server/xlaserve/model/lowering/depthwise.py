@@ -13,6 +13,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.lowering import slices
 from xlaserve.model.lowering.grouped import has_groups
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.windows import Windows
@@ -87,7 +88,11 @@ def shifted_products(images: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> 
     padded = windows.padded(images)
     if rows * columns < LEAST_SLICED or (size := _slice_size(rows * columns, a * b)) >= a * b:
         return _sum(padded, kernel, windows)
-    return _sum_in_slices(padded, kernel, windows, size)
+
+    def compute(start: tf.Tensor) -> tf.Tensor:
+        return _sum(slices.channels(padded, start, size), slices.channels(kernel, start, size), windows)
+
+    return slices.in_turn(compute, padded, (*windows.output, a * b), size)
 
 
 def _sum(padded: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> tf.Tensor:
@@ -96,22 +101,6 @@ def _sum(padded: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> tf.Tensor:
         product = shifted * kernel[row, column]
         total = product if total is None else total + product
     return total
-
-
-def _sum_in_slices(padded: tf.Tensor, kernel: tf.Tensor, windows: Windows, size: int) -> tf.Tensor:
-    """Returns the same as `_sum`, computed for `size` channels after the other. The last ones may overlap."""
-    channels = padded.shape[-1]
-
-    def add(index: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
-        start = tf.minimum(index * size, channels - size)
-        # Asked for within the loop, where XLA knows it: to a loop, what comes from outside might be any number.
-        some = tf.slice(padded, [0, 0, 0, start], [tf.shape(padded)[0], *padded.shape[1:3], size])
-        weights = tf.slice(kernel, [0, 0, start], [*kernel.shape[:2], size])
-        updated = keras.ops.slice_update(sums, [0, 0, 0, start], _sum(some, weights, windows))
-        return tf.ensure_shape(updated, sums.shape)
-
-    sums = tf.zeros([tf.shape(padded)[0], *windows.output, channels], padded.dtype)
-    return keras.ops.fori_loop(0, -(-channels // size), add, sums)
 
 
 def _slice_size(positions: int, channels: int) -> int:

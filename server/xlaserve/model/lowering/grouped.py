@@ -13,6 +13,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
+from xlaserve.model.lowering import slices
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.windows import Windows
 
@@ -59,7 +60,7 @@ class Sums(WindowReplacement):
 
 
 class Blocks(WindowReplacement):
-    """Convolutions of several groups at once."""
+    """A convolution of several groups as one, block after block."""
 
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
         """Convolves."""
@@ -71,8 +72,13 @@ class Blocks(WindowReplacement):
         apart = tf.reshape(kernel, [rows, columns, 1, width, blocks, together, filters // layer.groups])
         own = tf.reshape(tf.eye(together, dtype=kernel.dtype), [together, 1, 1, together, 1])
         kernels = tf.reshape(apart * own, [rows, columns, together * width, filters])
-        parts = zip(tf.split(images, blocks, axis=-1), tf.split(kernels, blocks, axis=-1), strict=True)
-        return tf.concat([_convolve(layer, part, weights) for part, weights in parts], axis=-1)
+        inputs, outputs = images.shape[-1] // blocks, filters // blocks
+
+        def compute(start: tf.Tensor) -> tf.Tensor:
+            block = slices.channels(images, start // outputs * inputs, inputs)
+            return _convolve(layer, block, slices.channels(kernels, start, outputs))
+
+        return slices.in_turn(compute, images, (*windows.output, filters), outputs)
 
 
 class Kernel(WindowReplacement):

@@ -22,8 +22,14 @@ def block(inputs):
     squeezed = keras.layers.GlobalAveragePooling2D(keepdims=True)(outputs)
     return keras.layers.Add()([inputs, keras.layers.Multiply()([outputs, squeezed])])
 
+def wide(inputs):
+    outputs = keras.layers.Conv2D(320, 1, strides=2)(inputs)
+    outputs = keras.layers.DepthwiseConv2D(7, padding="same")(outputs)
+    outputs = keras.layers.Conv2D(320, 3, groups=64, activation="relu")(outputs)
+    return keras.layers.LayerNormalization()(outputs)
+
 pixels = keras.Input((28, 28, 64))
-lowered = lowering.lower(keras.Model(pixels, block(block(pixels))), list(Lowering))
+lowered = lowering.lower(keras.Model(pixels, wide(block(block(pixels)))), list(Lowering))
 images = tf.constant(np.ones((1, 28, 28, 64), np.float32))
 run = tf.function(lowered.model, jit_compile=True, autograph=False).get_concrete_function(images)
 run(images)

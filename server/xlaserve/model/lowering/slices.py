@@ -1,0 +1,39 @@
+"""Slices of an image's channels, one after the other in a loop.
+
+XLA compiles what is in a loop once, computes it once however many operations read it, and keeps to the thread that it
+was called on, which more than a few independent operations side by side would leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from xlaserve.model.keras_runtime import keras
+
+
+def channels(values: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns `size` channels of `values` `[..., channels]` from `start`."""
+    # The other sides are asked for here: to a loop, a number that comes from outside might be any.
+    *sides, _ = values.shape
+    sizes = [tf.shape(values)[axis] if side is None else side for axis, side in enumerate(sides)]
+    return tf.slice(values, [*(0 for _ in sides), start], [*sizes, size])
+
+
+def in_turn(
+    compute: Callable[[tf.Tensor], tf.Tensor], images: tf.Tensor, shape: tuple[int, int, int], size: int
+) -> tf.Tensor:
+    """Returns `[n, *shape]`, one for each of `images`: `compute` gives `size` channels of it from a given one.
+
+    The last ones may overlap, so that all slices have the same size.
+    """
+    last = shape[-1] - size
+
+    def add(index: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        start = tf.minimum(index * size, last)
+        updated = keras.ops.slice_update(outputs, [0, 0, 0, start], compute(start))
+        return tf.ensure_shape(updated, outputs.shape)
+
+    outputs = tf.zeros([tf.shape(images)[0], *shape], images.dtype)
+    return keras.ops.fori_loop(0, -(-shape[-1] // size), add, outputs)
