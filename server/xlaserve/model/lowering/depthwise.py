@@ -7,7 +7,7 @@ the output, vectorized over the channels.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Final
 
 import tensorflow as tf
@@ -86,7 +86,8 @@ def shifted_products(images: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> 
     if a * b != channels:
         images = tf.repeat(images, a * b // channels, axis=-1)
     padded = windows.padded(images)
-    if rows * columns < LEAST_SLICED or (size := _slice_size(rows * columns, a * b)) >= a * b:
+    size = _slice_size(rows * columns, a * b)
+    if size == a * b:
         return _sum(padded, kernel, windows)
 
     def compute(start: tf.Tensor) -> tf.Tensor:
@@ -96,15 +97,13 @@ def shifted_products(images: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> 
 
 
 def _sum(padded: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> tf.Tensor:
-    total = None
-    for row, column, shifted in windows.shifted_over(padded):
-        product = shifted * kernel[row, column]
-        total = product if total is None else total + product
-    return total
+    return reduce(tf.add, (shifted * kernel[row, column] for row, column, shifted in windows.shifted_over(padded)))
 
 
 def _slice_size(positions: int, channels: int) -> int:
-    """Returns how many channels to sum in one loop: whole vectors, in slices as even as may be."""
+    """Returns how many channels to sum in one loop: all, or whole vectors, in slices as even as may be."""
     most = max(VECTOR, MOST_KERNEL_BYTES // (positions * FLOAT_BYTES * VECTOR) * VECTOR)
+    if positions < LEAST_SLICED or channels <= most:
+        return channels
     count = -(-channels // most)
     return -(-channels // (count * VECTOR)) * VECTOR

@@ -8,6 +8,7 @@ In graph mode Keras would compile each such layer with XLA, although TensorFlow'
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, Final
 
 import tensorflow as tf
@@ -24,7 +25,7 @@ BLOCK: Final = 32
 
 
 def replace(layer: Any) -> Replacement | None:
-    """Replaces convolutions with groups of several channels, but of less than half a block."""
+    """Replaces convolutions with groups of several channels, of at most half a block."""
     if not has_groups(layer) or (width := layer.kernel.shape[2]) == 1:
         return None
     rows, columns = layer.kernel_size
@@ -50,13 +51,15 @@ class Sums(WindowReplacement):
         """Convolves."""
         kernel = tf.convert_to_tensor(self.original.kernel)
         width, filters = kernel.shape[2:]
-        total = None
-        for channel in range(width):
-            every = tf.repeat(images[..., channel::width], filters // self.original.groups, axis=-1)
-            for row, column, shifted in windows.shifted(every):
-                product = shifted * kernel[row, column, channel]
-                total = product if total is None else total + product
-        return total
+        inputs = (
+            tf.repeat(images[..., channel::width], filters // self.original.groups, axis=-1) for channel in range(width)
+        )
+        terms = (
+            shifted * kernel[row, column, channel]
+            for channel, values in enumerate(inputs)
+            for row, column, shifted in windows.shifted(values)
+        )
+        return reduce(tf.add, terms)
 
 
 class Blocks(WindowReplacement):

@@ -5,6 +5,7 @@ XLA's CPU backend calls a matrix product for a convolution, which has little to 
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, Final
 
 import tensorflow as tf
@@ -31,9 +32,9 @@ class Stem(WindowReplacement):
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
         """Convolves."""
         kernel = tf.convert_to_tensor(self.original.kernel)
-        total = None
-        for row, column, shifted in windows.shifted(images):
-            for channel in range(kernel.shape[2]):
-                product = shifted[..., channel : channel + 1] * kernel[row, column, channel]
-                total = product if total is None else total + product
-        return total
+        terms = (
+            shifted[..., channel : channel + 1] * kernel[row, column, channel]
+            for row, column, shifted in windows.shifted(images)
+            for channel in range(kernel.shape[2])
+        )
+        return reduce(tf.add, terms)
