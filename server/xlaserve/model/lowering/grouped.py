@@ -87,7 +87,7 @@ class Blocks(WindowReplacement):
 class Kernel(WindowReplacement):
     """TensorFlow's kernel for depthwise convolutions where each group is one channel, or its kernel for groups."""
 
-    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
+    def compute_any_size(self, images: tf.Tensor) -> tf.Tensor:
         """Convolves."""
         layer = self.original
         kernel = tf.convert_to_tensor(layer.kernel)
