@@ -7,7 +7,7 @@ the output, vectorized over the channels.
 
 from __future__ import annotations
 
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, Final
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering import slices
 from xlaserve.model.lowering.grouped import has_groups
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
+from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
 
 VECTOR: Final = 16
@@ -97,7 +98,7 @@ def shifted_products(images: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> 
 
 
 def _sum(padded: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> tf.Tensor:
-    return reduce(tf.add, (shifted * kernel[row, column] for row, column, shifted in windows.shifted_over(padded)))
+    return total(shifted * kernel[row, column] for row, column, shifted in windows.shifted_over(padded))
 
 
 def _slice_size(positions: int, channels: int) -> int:

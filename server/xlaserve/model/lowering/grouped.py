@@ -8,7 +8,6 @@ In graph mode Keras would compile each such layer with XLA, although TensorFlow'
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any, Final
 
 import tensorflow as tf
@@ -16,6 +15,7 @@ import tensorflow as tf
 from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering import slices
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
+from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
 
 MOST_TERMS: Final = 36
@@ -54,12 +54,11 @@ class Sums(WindowReplacement):
         inputs = (
             tf.repeat(images[..., channel::width], filters // self.original.groups, axis=-1) for channel in range(width)
         )
-        terms = (
+        return total(
             shifted * kernel[row, column, channel]
             for channel, values in enumerate(inputs)
             for row, column, shifted in windows.shifted(values)
         )
-        return reduce(tf.add, terms)
 
 
 class Blocks(WindowReplacement):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.materialize import materialized
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
+from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
 
 MOST_POSITIONS: Final = 25
@@ -43,11 +44,11 @@ class Average(WindowReplacement):
 
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
         """Pools."""
-        total = reduce(tf.add, (shifted for _, _, shifted in windows.shifted(images)))
+        sums = total(shifted for _, _, shifted in windows.shifted(images))
         with tf.init_scope():  # now, and not in the program
             ones = tf.ones((1, *windows.size, 1))
-            counts = reduce(tf.add, (shifted for _, _, shifted in windows.shifted(ones))).numpy()
-        return total * tf.constant(1 / counts, images.dtype)
+            counts = total(shifted for _, _, shifted in windows.shifted(ones)).numpy()
+        return sums * tf.constant(1 / counts, images.dtype)
 
 
 class GlobalAverage(Replacement):
@@ -66,6 +67,6 @@ class GlobalAverage(Replacement):
             if parts is None:
                 totals = tf.reduce_sum(totals, axis=1, keepdims=True)
             else:
-                totals = reduce(tf.add, tf.split(totals, parts, axis=1))
+                totals = total(tf.split(totals, parts, axis=1))
         average = tf.cast(totals / (height * width), self.compute_dtype)
         return tf.reshape(average, [-1, 1, 1, channels]) if self.original.keepdims else average[:, 0]

@@ -1,29 +1,33 @@
 """Convolutions of a few channels, such as a network's first, as sums of shifted outer products.
 
 XLA's CPU backend calls a matrix product for a convolution, which has little to do here for all the copying before it.
+And its outputs are written out before anything is done with them.
 """
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any, Final
 
 import tensorflow as tf
 
 from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
+from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
 
 MOST_TERMS: Final = 32
 """Terms of an output's sum; 3 x 3 x 3 are 27. At 7 x 7 x 3 the matrix product is faster."""
+MOST_POINTWISE: Final = 16
+"""The same of pointwise convolutions, for which nothing has to be copied."""
 
 
 def replace(layer: Any) -> Replacement | None:
-    """Replaces convolutions whose outputs are sums of few terms, but not pointwise ones: those are matrix products."""
+    """Replaces convolutions whose outputs are sums of few terms."""
     if type(layer) is not keras.layers.Conv2D or layer.groups > 1:
         return None
     positions = layer.kernel_size[0] * layer.kernel_size[1]
-    return Stem(layer) if positions > 1 and positions * layer.kernel.shape[2] <= MOST_TERMS else None
+    most = MOST_TERMS if positions > 1 else MOST_POINTWISE
+    return Stem(layer) if positions * layer.kernel.shape[2] <= most else None
 
 
 class Stem(WindowReplacement):
@@ -32,9 +36,8 @@ class Stem(WindowReplacement):
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
         """Convolves."""
         kernel = tf.convert_to_tensor(self.original.kernel)
-        terms = (
+        return total(
             shifted[..., channel : channel + 1] * kernel[row, column, channel]
             for row, column, shifted in windows.shifted(images)
             for channel in range(kernel.shape[2])
         )
-        return reduce(tf.add, terms)

@@ -14,6 +14,7 @@ from xlaserve.config import Lowering
 from xlaserve.model import lowering
 from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.replacement import Replace
+from xlaserve.model.lowering.sums import total
 
 MOST = 1e-5
 """The largest difference that is allowed, as a share of the largest output."""
@@ -60,6 +61,19 @@ def check(
 def test_stems(kernel: tuple[int, int], strides: int, extra: tuple[int, int], channels: int, **options: Any) -> None:
     layer = keras.layers.Conv2D(8, kernel, strides=strides, bias_initializer="random_normal", **options)
     check(Lowering.STEM, layer, noise(2, kernel[0] + extra[0], kernel[1] + extra[1], channels))
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_pointwise_convolutions_of_few_channels(strides: int) -> None:
+    check(Lowering.STEM, keras.layers.Conv2D(24, 1, strides, activation="relu6"), noise(2, 5, 6, 16))
+    layer = keras.layers.Conv2D(24, 1)
+    layer.build((None, 5, 6, 17))
+    assert lowering.LOWERINGS[Lowering.STEM](layer) is None
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_sums_have_each_term_once(count: int) -> None:
+    assert total(tf.constant(2**power) for power in range(count)) == 2**count - 1
 
 
 @settings(max_examples=15)
