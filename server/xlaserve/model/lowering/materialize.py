@@ -7,7 +7,7 @@ from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
 
 
 def materialized(values: tf.Tensor) -> tf.Tensor:
-    """Returns `values`, over which XLA fuses nothing.
+    """Returns `values`, across which XLA simplifies nothing; fusion comes later, and may (see `Once`).
 
     Where several slices of them are read, XLA would compute them anew for some: a slice of padded images that leaves
     out the padding is the images themselves, and all that these come of. The operation is XLA's own (StableHLO's
