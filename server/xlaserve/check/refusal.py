@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,7 +21,6 @@ _FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTI
 _FRAMEWORKS: Final = ("site-packages/tensorflow/", "site-packages/keras/")
 _LAYERS: Final = "site-packages/keras/src/layers/"
 _CALLS_A_LAYER: Final = "layers/layer.py"
-# TensorFlow takes away what the paths of all frames have in common, be it only the first slash.
 _SERVER: Final = re.compile(r"(^|/)xlaserve/(check|engine|model)/")
 _LONGEST: Final = 300
 
@@ -32,16 +32,17 @@ class _Frame(NamedTuple):
 
     def __str__(self) -> str:
         _, in_packages, short = self.file.rpartition("site-packages/")
-        path = Path("/", self.file)
-        code = linecache.getline(str(path), self.line).strip()
-        where = f"{short if in_packages else path.name}:{self.line} in {self.function}"
+        code = linecache.getline(self.file, self.line).strip()
+        where = f"{short if in_packages else Path(self.file).name}:{self.line} in {self.function}"
         return f"{where}: {code}" if code else where
 
 
 def explain(error: BaseException) -> Refusal:
     """Returns what can be said of an error in making or running a program."""
     text = str(error)
-    frames = [_Frame(file, int(line), function) for file, line, function in _FRAME.findall(text)]
+    found = _FRAME.findall(text)
+    root = _root([file for file, _, _ in found])
+    frames = [_Frame(str(root / file), int(line), function) for file, line, function in found]
     operations = list(dict.fromkeys(_NO_KERNEL.findall(text)))
     node = _NODE.search(text)
     if operations:
@@ -54,6 +55,17 @@ def explain(error: BaseException) -> Refusal:
         operation=", ".join(operations) or None,
         node=node.group(1) if node else None,
         line=str(_maker(frames)) if frames else None,
+    )
+
+
+def _root(files: Sequence[str]) -> Path:
+    """Returns the folder of `files`: TensorFlow takes away what the paths of all frames have in common.
+
+    That is `/` or, where Python is installed beside the model's code, more.
+    """
+    modules = [path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))]
+    return next(
+        (Path(path[: -len(file)]) for file in files for path in modules if path.endswith(f"/{file}")), Path("/")
     )
 
 
