@@ -15,6 +15,14 @@ import tensorflow as tf
 from xlaserve.model import lowering
 from xlaserve.model.keras_runtime import keras
 
+# The loops' first values wait for nothing. With these and the six parts of a 3 x 3 convolution, more would be ready at
+# once than XLA keeps on one thread: so the loops come first.
+def wide(inputs):
+    outputs = keras.layers.Conv2D(320, 1, strides=2)(inputs)
+    outputs = keras.layers.DepthwiseConv2D(7, padding="same")(outputs)
+    outputs = keras.layers.Conv2D(320, 3, groups=64, activation="relu")(outputs)
+    return keras.layers.LayerNormalization()(outputs)
+
 def block(inputs):
     outputs = keras.layers.Conv2D(64, 3, padding="same", activation="relu")(inputs)
     outputs = keras.layers.DepthwiseConv2D(3, padding="same")(outputs)
@@ -22,14 +30,9 @@ def block(inputs):
     squeezed = keras.layers.GlobalAveragePooling2D(keepdims=True)(outputs)
     return keras.layers.Add()([inputs, keras.layers.Multiply()([outputs, squeezed])])
 
-def wide(inputs):
-    outputs = keras.layers.Conv2D(320, 1, strides=2)(inputs)
-    outputs = keras.layers.DepthwiseConv2D(7, padding="same")(outputs)
-    outputs = keras.layers.Conv2D(320, 3, groups=64, activation="relu")(outputs)
-    return keras.layers.LayerNormalization()(outputs)
-
 pixels = keras.Input((28, 28, 64))
-lowered = lowering.lower(keras.Model(pixels, wide(block(block(pixels)))), list(Lowering))
+narrow = keras.layers.Conv2D(64, 1)(wide(pixels))
+lowered = lowering.lower(keras.Model(pixels, block(block(narrow))), list(Lowering))
 images = tf.constant(np.ones((1, 28, 28, 64), np.float32))
 run = tf.function(lowered.model, jit_compile=True, autograph=False).get_concrete_function(images)
 run(images)
@@ -43,4 +46,4 @@ print((time.thread_time() - own_s) / (time.process_time() - all_s))
 def test_a_lowered_network_runs_on_the_lanes_own_thread() -> None:
     command = (sys.executable, "-c", SCRIPT)
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert float(run.stdout) > 0.9
+    assert float(run.stdout) > 0.95
