@@ -33,6 +33,7 @@ def server(start_module_server: Any, tmp_path_factory: pytest.TempPathFactory) -
     x = keras.layers.Rescaling(1 / 255)(pixels)
     for filters in (8, 16, 16, 16):
         x = keras.layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
+    x = keras.layers.Conv2D(16, 3, groups=4)(x)  # which Keras would have XLA compile in graph mode
     x = keras.layers.Conv2D(8, 5, padding="valid")(x)
     x = keras.layers.GlobalAveragePooling2D()(x)
     folder = tmp_path_factory.mktemp("model")

@@ -52,12 +52,12 @@ class Precision(StrEnum):
 
 
 class Lowering(StrEnum):
-    """Another way to compute some layers on a CPU; docs/lowering.md says what each brings."""
+    """Another way to compute some layers, for XLA on a CPU; docs/lowering.md says what each brings."""
 
     DEPTHWISE = "depthwise"
     """Depthwise and separable convolutions as sums of shifted products."""
     GROUPED = "grouped"
-    """Convolutions with groups as sums or as fewer convolutions; in graph mode, by TensorFlow's own kernels."""
+    """Convolutions with groups as sums or as fewer convolutions."""
     STEM = "stem"
     """Convolutions of a few channels, such as a network's first, as sums of shifted outer products."""
     POINTWISE = "pointwise"
@@ -185,8 +185,8 @@ class ModelSettings(Frozen):
     float32. Warm-up measures how far its answers then are from those in float32."""
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some layers of Keras models in another form, which is faster and gives the same result up to
-    rounding: `depthwise`, `grouped`, `stem`, `pointwise`, `winograd`, `normalization`, `pooling` and `resize`. So does
-    graph mode with `grouped`. Those named here are left as they are."""
+    rounding: `depthwise`, `grouped`, `stem`, `pointwise`, `winograd`, `normalization`, `pooling` and `resize`. Those
+    named here are left as they are."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
     buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED, FrozenGraph, UnfreezableError, trim_heap
+from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED, FrozenGraph, UnfreezableError, has_xla, trim_heap
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.errors import ModelFailed
 
 log = logging.getLogger(__name__)
 
@@ -22,20 +22,20 @@ Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
 """uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
 
 CHANNELS: Final = 3
+NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the model for each size, got background"
 
 
 class TensorFlowProgram:
     """A `Program` whose computation is `forward`, preprocessing included.
 
-    `lowered` computes the same in ways that suit some modes, which then run it instead.
+    `lowered` computes the same in ways that suit XLA, which then runs it instead.
     """
 
     platform = "tensorflow"
 
-    def __init__(self, forward: Forward, lowered: Mapping[Mode, Forward] = MappingProxyType({})) -> None:
+    def __init__(self, forward: Forward, lowered: Forward | None = None) -> None:
         self._forward = forward
-        self._in_xla = lowered.get(Mode.XLA, forward)
-        self._in_graph = lowered.get(Mode.GRAPH, forward)
+        self._in_xla = lowered or forward
         self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
         self._tracing = threading.Lock()
         self._graphs: dict[tuple[int, int], Executable] = {}
@@ -85,9 +85,21 @@ class TensorFlowProgram:
         return self._trace(self._in_xla, bucket)
 
     def any_size(self) -> Executable:
-        """Makes what runs `[n, height, width, 3]` of any size in graph mode. Its weights stay variables: it is for the
-        time until buckets have compiled, and not worth a copy of them."""
-        return Function(_concrete(self._in_graph, (None, None, None, CHANNELS), jit_compile=False))
+        """Makes what runs `[n, height, width, 3]` of any size in graph mode, and compiles nothing.
+
+        Its weights stay variables where nothing else keeps XLA out of it: it is for the time until buckets have
+        compiled, and not worth a copy of them. Raises ModelFailed where nothing keeps XLA out of it.
+        """
+        function = _concrete(self._forward, (None, None, None, CHANNELS), jit_compile=False)
+        if not has_xla(function):
+            return Function(function)
+        try:
+            graph = FrozenGraph(function)
+        except UnfreezableError as error:
+            raise ModelFailed(f"{NOT_WITHOUT_XLA}: {error}") from error
+        if graph.has_xla:
+            raise ModelFailed(f"{NOT_WITHOUT_XLA}: it has operations of XLA's own")
+        return graph
 
     def _trace(self, forward: Forward, bucket: Bucket) -> Forward:
         # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
@@ -102,7 +114,7 @@ class TensorFlowProgram:
     def _graph(self, bucket: Bucket) -> Executable:
         size = (bucket.height, bucket.width)
         if size not in self._graphs:
-            any_batch = self._trace(self._in_graph, bucket)
+            any_batch = self._trace(self._forward, bucket)
             try:
                 self._graphs[size] = FrozenGraph(any_batch)
             except UnfreezableError as error:

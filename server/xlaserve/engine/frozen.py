@@ -6,11 +6,16 @@ half of MobileNetV2's operations. And only constants keep the layout that oneDNN
 A frozen graph runs in a session of its own and for every batch size: a `tf.function` would hold twice as many copies of
 the weights, and a graph for each bucket once more all of them, to be no faster. The session says for itself whether
 TensorFlow may form clusters for XLA, which is otherwise a matter of the whole process.
+
+What a model would have XLA compile within graph mode is left to TensorFlow's own kernels. Keras has that done to each
+convolution with groups, which on a CPU takes tens of times longer so, and compiles anew for each shape.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +36,10 @@ CLUSTER_RUNS: Final = 2
 MOST_CLUSTERED: Final = 10
 """Shapes; beyond them TensorFlow takes a cluster for one not worth compiling (`kCompileThreshold`, there as well)."""
 
+_MUST_COMPILE: Final = "_XlaMustCompile"
+_XLA_ALONE: Final = "Xla"
+"""What the names of operations begin with that have no other implementation."""
+
 
 class UnfreezableError(Exception):
     """A graph can't be frozen; the message says why."""
@@ -46,9 +55,12 @@ class FrozenGraph:
 
     def __init__(self, function: Any, *, has_clusters: bool = False) -> None:
         graph, definition = tf.Graph(), _freeze(function)
+        _leave_out_xla(definition)
         # A graph does not say where its function was made: on which of several devices its replica belongs.
         with graph.as_default(), tf.device(context.context().device_name or None):
             tf.graph_util.import_graph_def(definition, name="")
+        self.has_xla = _has_xla(definition)
+        """Whether XLA has to run some of it all the same, besides clusters."""
         self._session = tf.compat.v1.Session(graph=graph, config=_session_config(has_clusters))
         fetches = [output.name for output in function.outputs]
         self._run = self._session.make_callable(fetches, feed_list=[function.inputs[0].name])
@@ -78,6 +90,30 @@ def _freeze(function: Any) -> Any:
     if len(converted) != len(function.captured_inputs):
         raise UnfreezableError("it refers to something that is neither a variable nor a constant")
     return graph
+
+
+def has_xla(function: Any) -> bool:
+    """Returns whether TensorFlow would compile parts of a concrete function with XLA as it runs it."""
+    return _has_xla(function.graph.as_graph_def())
+
+
+def _has_xla(definition: Any) -> bool:
+    return any(
+        node.op.startswith(_XLA_ALONE) or (_MUST_COMPILE in node.attr and node.attr[_MUST_COMPILE].b)
+        for node in _nodes(definition)
+    )
+
+
+def _leave_out_xla(definition: Any) -> None:
+    """Has TensorFlow's own kernels run what they can of a graph."""
+    if any(node.op.startswith(_XLA_ALONE) for node in _nodes(definition)):
+        return
+    for part in (*_nodes(definition), *definition.library.function):
+        part.attr.pop(_MUST_COMPILE, None)
+
+
+def _nodes(definition: Any) -> Iterator[Any]:
+    return chain(definition.node, *(function.node_def for function in definition.library.function))
 
 
 def _session_config(has_clusters: bool) -> Any:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Final
 
 import tensorflow as tf
 
-from xlaserve.config import Mode
 from xlaserve.engine.executable import Forward, TensorFlowProgram
 from xlaserve.errors import ModelFailed
 from xlaserve.model import preprocess
@@ -29,14 +27,14 @@ def assemble(
     pixels: TensorShape,
     preprocessing: Preprocess,
     weights: str,
-    lowered: Mapping[Mode, Call] = MappingProxyType({}),
+    lowered: Call | None = None,
     lowerings: str = "",
     default_size: Size = (None, None),
     multiple: int = 1,
 ) -> Network:
     """Returns the network that gives `call` its preprocessed pixels and makes the head's outputs of what it answers.
 
-    `lowered` does the same as `call` for some modes; `lowerings`, `default_size` and `multiple` are as in `Network`.
+    `lowered` does the same as `call` for XLA; `lowerings`, `default_size` and `multiple` are as in `Network`.
     Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of PIXEL_DTYPES.
     """
     batch, height, width = check_pixels(pixels)
@@ -53,7 +51,7 @@ def assemble(
 
         return run
 
-    program = TensorFlowProgram(forward(call), {mode: forward(other) for mode, other in lowered.items()})
+    program = TensorFlowProgram(forward(call), forward(lowered) if lowered else None)
     return Network(
         program,
         (height, width),

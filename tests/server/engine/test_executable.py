@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.compiler.tf2xla.python import xla
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.executable import TensorFlowProgram
+from xlaserve.engine.executable import Forward, TensorFlowProgram
+from xlaserve.errors import ModelFailed
+from xlaserve.model.keras_runtime import keras
 
 BUCKET = Bucket(2, 4, 5)
 ALL_MODES = pytest.mark.parametrize("mode", list(Mode))
@@ -17,6 +21,10 @@ ALL_MODES = pytest.mark.parametrize("mode", list(Mode))
 def sums(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
     values = tf.cast(pixels, tf.float32)
     return tf.reduce_sum(values, axis=(1, 2)), tf.reduce_max(values, axis=(1, 2, 3))
+
+
+def has_no_xla_kernel(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    return (tf.image.resize(tf.cast(pixels, tf.float32), (8, 8), "bicubic"),)
 
 
 def images(seed: int, bucket: Bucket = BUCKET) -> NDArray[np.uint8]:
@@ -111,14 +119,69 @@ def test_eager_mode_traces_and_compiles_nothing() -> None:
 
 
 def test_only_xla_mode_goes_through_xla() -> None:
-    def has_no_xla_kernel(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return (tf.image.resize(tf.cast(pixels, tf.float32), (8, 8), "bicubic"),)
-
     program = TensorFlowProgram(has_no_xla_kernel)
     program.compile(Mode.EAGER, BUCKET)
     program.compile(Mode.GRAPH, BUCKET)
     with pytest.raises(tf.errors.InvalidArgumentError, match="ResizeBicubic"):
         program.compile(Mode.XLA, BUCKET)
+
+
+def compiled_by_xla(function: Forward) -> Forward:
+    """Returns a forward of which XLA has to compile `function`."""
+    inner = tf.function(function, jit_compile=True, autograph=False)
+    return lambda pixels: tuple(output * 2 for output in inner(pixels))
+
+
+def test_what_a_model_would_have_xla_compile_runs_without_it_in_graph_mode() -> None:
+    program = TensorFlowProgram(compiled_by_xla(has_no_xla_kernel))
+    pixels = images(0)
+    (expected,) = has_no_xla_kernel(tf.constant(pixels))
+    for run in (program.compile(Mode.GRAPH, BUCKET).executable, program.any_size()):
+        np.testing.assert_allclose(run(pixels)[0], expected * 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"strides": 2}, {"strides": (1, 2)}, {"dilation_rate": 2}, {"data_format": "channels_first"}]
+)
+@pytest.mark.parametrize("groups", [3, 6])
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_convolutions_with_groups_are_the_same_without_xla(
+    precision: str, groups: int, options: dict[str, Any]
+) -> None:
+    layer = keras.layers.Conv2D(12, 3, groups=groups, padding="same", dtype=precision, **options)
+
+    def convolve(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        values = tf.tile(tf.cast(pixels, tf.float32) / 255, (1, 1, 1, 2))
+        if layer.data_format == "channels_first":
+            values = tf.transpose(values, (0, 3, 1, 2))
+        return (tf.cast(layer(values), tf.float32),)
+
+    program, bucket = TensorFlowProgram(convolve), Bucket(2, 9, 8)
+    pixels = images(0, bucket)
+    (expected,) = convolve(tf.constant(pixels))
+    tolerance = 1e-5 if precision == "float32" else 0.02
+    for run in (program.compile(Mode.GRAPH, bucket).executable, program.any_size()):
+        np.testing.assert_allclose(run(pixels)[0], expected, atol=tolerance * np.abs(expected).max())
+
+
+def test_what_xla_alone_can_run_is_refused_for_any_size() -> None:
+    def run(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        values = tf.cast(pixels, tf.float32)
+        return (xla.dynamic_slice(values, [0, 0, 0, 0], tf.shape(values)),)
+
+    with pytest.raises(ModelFailed, match="unmatched: expected reject, as XLA would compile the model for each size"):
+        TensorFlowProgram(compiled_by_xla(run)).any_size()
+
+
+def test_what_can_not_be_frozen_is_refused_for_any_size_where_xla_would_compile_it() -> None:
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2.0]), 0.0)
+
+    def run(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        looked_up = table.lookup(tf.cast(pixels, tf.int32))
+        return compiled_by_xla(lambda values: (values + 1,))(looked_up)
+
+    with pytest.raises(ModelFailed, match="neither a variable nor a constant"):
+        TensorFlowProgram(run).any_size()
 
 
 @ALL_MODES

@@ -1,7 +1,5 @@
 """Other ways to compute what XLA's CPU backend is slow at: the same weights, the same result up to rounding.
 
-And what graph mode is slow at, as Keras builds it: nothing is compared with less than graph mode at its best.
-
 A model is cloned through Keras's public functions, with some layers replaced. The original stays as it is, for the
 other modes and for a GPU, whose libraries have fast kernels for all of this.
 """
@@ -33,8 +31,6 @@ LOWERINGS: Final[Mapping[Lowering, Replace]] = {
     Lowering.RESIZE: resize.replace,
 }
 """Each gives a layer's replacement, or None where it has nothing to replace; the first that has one is taken."""
-IN_GRAPH: Final[Mapping[Lowering, Replace]] = {Lowering.GROUPED: grouped.replace_in_graph}
-"""The same for graph mode."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,24 +49,18 @@ class Lowered:
         return ", ".join(f"{name} {count}" for name, count in self.counts.items())
 
 
-def for_settings(model: Any, settings: ModelSettings) -> dict[Mode, Lowered]:
-    """Returns the Keras `model` lowered as `settings` want it, for the modes that are not to run it as it is."""
-    if tf.config.get_visible_devices("GPU"):
-        return {}
-    names = [name for name in Lowering if name not in settings.disable_lowerings]
-    tables = {Mode.XLA: LOWERINGS} if Mode.XLA in settings.compiled_modes else {}
-    if Mode.GRAPH in settings.compiled_modes or settings.unmatched == "background":
-        tables[Mode.GRAPH] = IN_GRAPH
-    lowered = {}
-    for mode, table in tables.items():
-        if (found := lower(model, names, table)) is not None:
-            _log.info("model %s: lowered for %s on a CPU: %s", settings.name, mode, found)
-            lowered[mode] = found
+def for_settings(model: Any, settings: ModelSettings) -> Lowered | None:
+    """Returns the Keras `model` lowered as `settings` want it, or None where XLA runs it as it is or not at all."""
+    if Mode.XLA not in settings.compiled_modes or tf.config.get_visible_devices("GPU"):
+        return None
+    lowered = lower(model, [name for name in Lowering if name not in settings.disable_lowerings])
+    if lowered is not None:
+        _log.info("model %s: lowered for XLA on a CPU: %s", settings.name, lowered)
     return lowered
 
 
-def lower(model: Any, names: Collection[Lowering], table: Mapping[Lowering, Replace] = LOWERINGS) -> Lowered | None:
-    """Returns the Keras `model` with the lowerings `names` of `table`, or None where they have nothing to replace.
+def lower(model: Any, names: Collection[Lowering]) -> Lowered | None:
+    """Returns the Keras `model` with the lowerings `names`, or None where they have nothing to replace.
 
     Goes into models within models and layers within layers, unless a layer does not work with other layers in it.
     What a model of a class of its own holds stays as it is. Both are logged.
@@ -78,7 +68,7 @@ def lower(model: Any, names: Collection[Lowering], table: Mapping[Lowering, Repl
     if (custom := next(filter(_has_own_call, _models(model)), None)) is not None:
         _log.info("%s is a class of its own: %s is not lowered", type(custom).__name__, model.name)
         return None
-    replaces = {name: replace for name, replace in table.items() if name in names}
+    replaces = {name: replace for name, replace in LOWERINGS.items() if name in names}
     try:
         return _lower(model, replaces, goes_into_layers=True)
     except Exception as error:  # a layer's own code may ask anything of the layers that it holds

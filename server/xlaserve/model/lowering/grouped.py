@@ -1,9 +1,7 @@
-"""Convolutions with groups of channels, for which neither XLA's CPU backend nor Keras has a fast way.
+"""Convolutions with groups of channels, which XLA computes group after group.
 
-XLA computes group after group. Of narrow groups a sum over their channels is faster, which it vectorizes over all
-outputs; of wider ones, several groups as one, with zeros for the weights between them.
-
-In graph mode Keras would compile each such layer with XLA, although TensorFlow's own kernels can do it.
+Of narrow groups a sum over their channels is faster, which it vectorizes over all outputs; of wider ones, several
+groups as one, with zeros for the weights between them.
 """
 
 from __future__ import annotations
@@ -32,11 +30,6 @@ def replace(layer: Any) -> Replacement | None:
     if rows * columns * width <= MOST_TERMS:
         return Sums(layer)
     return Blocks(layer) if 2 * width <= BLOCK and _groups_a_block(layer.groups, width) > 1 else None
-
-
-def replace_in_graph(layer: Any) -> Replacement | None:
-    """Replaces all convolutions with groups by TensorFlow's own kernels."""
-    return Kernel(layer) if has_groups(layer) else None
 
 
 def has_groups(layer: Any) -> bool:
@@ -81,21 +74,6 @@ class Blocks(WindowReplacement):
             return _convolve(layer, block, slices.channels(kernels, start, outputs))
 
         return slices.in_turn(compute, images, (*windows.output, filters), outputs)
-
-
-class Kernel(WindowReplacement):
-    """TensorFlow's kernel for depthwise convolutions where each group is one channel, or its kernel for groups."""
-
-    def compute_any_size(self, images: tf.Tensor) -> tf.Tensor:
-        """Convolves."""
-        layer = self.original
-        kernel = tf.convert_to_tensor(layer.kernel)
-        if kernel.shape[2] > 1 or len(set(layer.strides)) > 1:  # the former kernel takes equal strides only
-            return _convolve(layer, images, kernel)
-        kernel = tf.reshape(kernel, [*layer.kernel_size, layer.groups, -1])
-        return keras.ops.depthwise_conv(
-            images, kernel, layer.strides, layer.padding, "channels_last", layer.dilation_rate
-        )
 
 
 def _groups_a_block(groups: int, width: int) -> int:

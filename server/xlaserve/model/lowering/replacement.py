@@ -34,24 +34,19 @@ class WindowReplacement(Replacement):
         """Computes `inputs` in the layer's own data format."""
         layer = self.original
         is_channels_first = layer.data_format == "channels_first"
-        outputs = self.compute_any_size(tf.transpose(inputs, [0, 2, 3, 1]) if is_channels_first else inputs)
-        if outputs is None:
+        images = tf.transpose(inputs, [0, 2, 3, 1]) if is_channels_first else inputs
+        height, width = images.shape[1:3]
+        if height is None or width is None:
             return layer(inputs)
+        shape = getattr(layer, "kernel_size", None) or layer.pool_size
+        dilations = getattr(layer, "dilation_rate", (1, 1))
+        outputs = self.compute(images, Windows((height, width), shape, layer.strides, dilations, layer.padding))
         if getattr(layer, "use_bias", False):
             outputs += tf.convert_to_tensor(layer.bias)
         if is_channels_first:
             outputs = tf.transpose(outputs, [0, 3, 1, 2])
         activation = getattr(layer, "activation", None)
         return outputs if activation is None else activation(outputs)
-
-    def compute_any_size(self, images: tf.Tensor) -> tf.Tensor | None:
-        """Returns the same as `compute`, or None where it takes images of a known size and these are not."""
-        layer, (height, width) = self.original, images.shape[1:3]
-        if height is None or width is None:
-            return None
-        shape = getattr(layer, "kernel_size", None) or layer.pool_size
-        dilations = getattr(layer, "dilation_rate", (1, 1))
-        return self.compute(images, Windows((height, width), shape, layer.strides, dilations, layer.padding))
 
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
         """Returns what comes of `images`, all of it channels last, before bias and activation."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.config import Mode, ModelSettings
+from xlaserve.config import ModelSettings
 from xlaserve.model import heads, lowering, precision
 from xlaserve.model.assemble import Call, assemble
 from xlaserve.model.heads import TensorShape
@@ -62,8 +62,8 @@ def detector(
     built = assemble(
         inference(model),
         heads.candidates(task, settings, across_classes=True),
-        lowered={mode: inference(other.model) for mode, other in lowered.items()},
-        lowerings=str(lowered.get(Mode.XLA, "")),
+        lowered=inference(lowered.model) if lowered else None,
+        lowerings=str(lowered or ""),
         pixels=TensorShape(pixels.shape, pixels.dtype),
         preprocessing=preprocessing,
         weights=weights,

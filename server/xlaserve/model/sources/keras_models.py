@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from xlaserve.config import Mode, ModelSettings
+from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import heads, lowering, precision
 from xlaserve.model.assemble import Call, assemble, check_pixels
@@ -42,8 +42,8 @@ def network(
     built = assemble(
         inference(model),
         head,
-        lowered={mode: inference(other.model) for mode, other in lowered.items()},
-        lowerings=str(lowered.get(Mode.XLA, "")),
+        lowered=inference(lowered.model) if lowered else None,
+        lowerings=str(lowered or ""),
         pixels=pixels,
         preprocessing=preprocessing,
         weights=weights,
