@@ -55,12 +55,11 @@ class FrozenGraph:
 
     def __init__(self, function: Any, *, has_clusters: bool = False) -> None:
         graph, definition = tf.Graph(), _freeze(function)
-        _leave_out_xla(definition)
+        self.has_xla = not _left_out_xla(definition)
+        """Whether XLA has to run some of it all the same, besides clusters."""
         # A graph does not say where its function was made: on which of several devices its replica belongs.
         with graph.as_default(), tf.device(context.context().device_name or None):
             tf.graph_util.import_graph_def(definition, name="")
-        self.has_xla = _has_xla(definition)
-        """Whether XLA has to run some of it all the same, besides clusters."""
         self._session = tf.compat.v1.Session(graph=graph, config=_session_config(has_clusters))
         fetches = [output.name for output in function.outputs]
         self._run = self._session.make_callable(fetches, feed_list=[function.inputs[0].name])
@@ -94,22 +93,19 @@ def _freeze(function: Any) -> Any:
 
 def has_xla(function: Any) -> bool:
     """Returns whether TensorFlow would compile parts of a concrete function with XLA as it runs it."""
-    return _has_xla(function.graph.as_graph_def())
-
-
-def _has_xla(definition: Any) -> bool:
     return any(
         node.op.startswith(_XLA_ALONE) or (_MUST_COMPILE in node.attr and node.attr[_MUST_COMPILE].b)
-        for node in _nodes(definition)
+        for node in _nodes(function.graph.as_graph_def())
     )
 
 
-def _leave_out_xla(definition: Any) -> None:
-    """Has TensorFlow's own kernels run what they can of a graph."""
+def _left_out_xla(definition: Any) -> bool:
+    """Has TensorFlow's own kernels run a graph. Returns whether they can; else it stays as it is."""
     if any(node.op.startswith(_XLA_ALONE) for node in _nodes(definition)):
-        return
+        return False
     for part in (*_nodes(definition), *definition.library.function):
         part.attr.pop(_MUST_COMPILE, None)
+    return True
 
 
 def _nodes(definition: Any) -> Iterator[Any]:

@@ -71,7 +71,8 @@ class Blocks(WindowReplacement):
 
         def compute(start: tf.Tensor) -> tf.Tensor:
             block = slices.channels(images, start // outputs * inputs, inputs)
-            return _convolve(layer, block, slices.channels(kernels, start, outputs))
+            weights = slices.channels(kernels, start, outputs)
+            return tf.nn.conv2d(block, weights, layer.strides, layer.padding.upper(), dilations=layer.dilation_rate)
 
         return slices.in_turn(compute, images, (*windows.output, filters), outputs)
 
@@ -80,7 +81,3 @@ def _groups_a_block(groups: int, width: int) -> int:
     return max(
         count for count in range(1, groups + 1) if groups % count == 0 and (count == 1 or count * width <= BLOCK)
     )
-
-
-def _convolve(layer: Any, images: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    return tf.nn.conv2d(images, kernel, layer.strides, layer.padding.upper(), dilations=layer.dilation_rate)

@@ -15,18 +15,18 @@ import tensorflow as tf
 from xlaserve.model import lowering
 from xlaserve.model.keras_runtime import keras
 
-def wide(inputs):
-    outputs = keras.layers.Conv2D(320, 1, strides=2)(inputs)
-    outputs = keras.layers.DepthwiseConv2D(7, padding="same")(outputs)
-    outputs = keras.layers.Conv2D(320, 3, groups=64, activation="relu")(outputs)
-    return keras.layers.LayerNormalization()(outputs)
-
 def block(inputs):
     outputs = keras.layers.Conv2D(64, 3, padding="same", activation="relu")(inputs)
     outputs = keras.layers.DepthwiseConv2D(3, padding="same")(outputs)
     outputs = keras.layers.BatchNormalization()(keras.layers.Conv2D(64, 1)(outputs))
     squeezed = keras.layers.GlobalAveragePooling2D(keepdims=True)(outputs)
     return keras.layers.Add()([inputs, keras.layers.Multiply()([outputs, squeezed])])
+
+def wide(inputs):
+    outputs = keras.layers.Conv2D(320, 1, strides=2)(inputs)
+    outputs = keras.layers.DepthwiseConv2D(7, padding="same")(outputs)
+    outputs = keras.layers.Conv2D(320, 3, groups=64, activation="relu")(outputs)
+    return keras.layers.LayerNormalization()(outputs)
 
 # What waits for nothing, of four loops, is ready beside the six parts of the first 3 x 3 convolution.
 pixels = keras.Input((28, 28, 64))
