@@ -25,6 +25,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import convert_to_constants
 
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.stablehlo import MUST_COMPILE
 
 MOST_BYTES: Final = 2**31 - 2**26
 """Of weights: a graph is a protocol buffer, which ends at 2 GiB."""
@@ -36,7 +37,6 @@ CLUSTER_RUNS: Final = 2
 MOST_CLUSTERED: Final = 10
 """Shapes; beyond them TensorFlow takes a cluster for one not worth compiling (`kCompileThreshold`, there as well)."""
 
-_MUST_COMPILE: Final = "_XlaMustCompile"
 _XLA_ALONE: Final = "Xla"
 """What the names of operations begin with that have no other implementation."""
 
@@ -94,7 +94,7 @@ def _freeze(function: Any) -> Any:
 def has_xla(function: Any) -> bool:
     """Returns whether TensorFlow would compile parts of a concrete function with XLA as it runs it."""
     return any(
-        node.op.startswith(_XLA_ALONE) or (_MUST_COMPILE in node.attr and node.attr[_MUST_COMPILE].b)
+        node.op.startswith(_XLA_ALONE) or (MUST_COMPILE in node.attr and node.attr[MUST_COMPILE].b)
         for node in _nodes(function.graph.as_graph_def())
     )
 
@@ -104,7 +104,7 @@ def _left_out_xla(definition: Any) -> bool:
     if any(node.op.startswith(_XLA_ALONE) for node in _nodes(definition)):
         return False
     for part in (*_nodes(definition), *definition.library.function):
-        part.attr.pop(_MUST_COMPILE, None)
+        part.attr.pop(MUST_COMPILE, None)
     return True
 
 

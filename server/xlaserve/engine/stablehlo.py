@@ -19,6 +19,8 @@ VERSION: Final = 9
 """Of XlaCallModule's calling convention: the lowest that takes a module for one platform, as it is."""
 PLATFORMS: Final = {"cpu": "CPU", "gpu": "CUDA"}
 PIXELS: Final = "pixels"
+MUST_COMPILE: Final = "_XlaMustCompile"
+"""The mark of a function, and of a call, that TensorFlow gives to XLA."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def load(
     graph_def.CopyFrom(library)
     call = graph_def.node.add(name="call", op="StatefulPartitionedCall")
     call.attr["f"].func.name = traced.name
-    call.attr["_XlaMustCompile"].b = True
+    call.attr[MUST_COMPILE].b = True
     for argument in inner.signature.input_arg:
         node = graph_def.node.add(name=argument.name, op="Placeholder")
         node.attr["dtype"].type = argument.type
@@ -110,7 +112,7 @@ def _library(traced: TracedFunction, platform: str) -> Any:
     library.versions.producer = tf.version.GRAPH_DEF_VERSION
     function = library.library.function.add()
     function.signature.name = traced.name
-    function.attr["_XlaMustCompile"].b = True
+    function.attr[MUST_COMPILE].b = True
     module = function.node_def.add(name="module", op="XlaCallModule")
     module.attr["module"].s = traced.module
     module.attr["version"].i = VERSION
