@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,8 @@ class OpenLoop:
         for rate in (self.rate_per_s, self.end_rate_per_s):
             if rate is not None and not 0 < rate < float("inf"):
                 raise ArrivalsError(f"rate: expected requests per second over 0, got {rate:g}")
+        if self.process not in PROCESSES:
+            raise ArrivalsError(f"arrivals: expected one of {', '.join(PROCESSES)}, got {self.process}")
 
     def mean_rate_per_s(self) -> float:
         """Returns requests per second over the whole duration."""
@@ -93,20 +95,27 @@ def schedule(loop: OpenLoop | Replay, duration_s: float, seed: Sequence[int]) ->
         times = np.asarray(loop.offsets_s)
         return _nanoseconds(times[times < duration_s])
     expected = loop.mean_rate_per_s() * duration_s
-    if loop.process == "constant":
-        events = np.arange(int(np.ceil(expected)), dtype=np.float64)
-    else:
-        events = _unit_poisson(expected, np.random.default_rng(tuple(seed)))
+    match loop.process:
+        case "constant":
+            events = np.arange(int(np.ceil(expected)), dtype=np.float64)
+        case "poisson":
+            events = _unit_poisson(expected, np.random.default_rng(tuple(seed)))
+        case _:
+            assert_never(loop.process)
     return _nanoseconds(_inverse(loop, duration_s, events[events < expected]))
 
 
 def with_margins(loop: OpenLoop | Replay, *, before_s: float, duration_s: float, after_s: float, seed: int) -> Schedule:
     """Returns a schedule with load at the first rate before the measured part, and at the last rate after it."""
-    if isinstance(loop, Replay):
-        first = last = loop.mean_rate_per_s()
-        process: Process = "poisson"
-    else:
-        first, last, process = loop.rate_per_s, loop.end_rate_per_s or loop.rate_per_s, loop.process
+    process: Process
+    match loop:
+        case Replay():
+            first = last = loop.mean_rate_per_s()
+            process = "poisson"
+        case OpenLoop():
+            first, last, process = loop.rate_per_s, loop.end_rate_per_s or loop.rate_per_s, loop.process
+        case _:
+            assert_never(loop)
     parts = (
         (OpenLoop(first, process), before_s, 0.0),
         (loop, duration_s, before_s),

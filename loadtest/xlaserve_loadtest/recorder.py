@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from xlaserve_loadtest import steady
-from xlaserve_loadtest.arrivals import ClosedLoop, Loop, Replay
+from xlaserve_loadtest.arrivals import ClosedLoop, Loop, OpenLoop, Replay
 from xlaserve_loadtest.crew import Outcome
 from xlaserve_loadtest.plan import Block
 from xlaserve_loadtest.record import (
@@ -122,21 +122,16 @@ class Recorder:
 
 def describe_load(loop: Loop, images_per_request: str) -> Load:
     """Returns a load as the record names it."""
-    if isinstance(loop, ClosedLoop):
-        kind = "offline" if loop.is_offline else "closed"
-        return Load(kind, concurrency=loop.slots, images_per_request=images_per_request)  # type: ignore[arg-type]
-    if isinstance(loop, Replay):
-        arrivals = "replay"
-    elif loop.end_rate_per_s is not None:
-        arrivals = "ramp"
-    else:
-        arrivals = loop.process
-    return Load(
-        "open",
-        rate_per_s=loop.mean_rate_per_s(),
-        arrivals=arrivals,  # type: ignore[arg-type]
-        images_per_request=images_per_request,
-    )
+    match loop:
+        case ClosedLoop():
+            kind: Literal["offline", "closed"] = "offline" if loop.is_offline else "closed"
+            return Load(kind, concurrency=loop.slots, images_per_request=images_per_request)
+        case Replay():
+            rate_per_s = loop.mean_rate_per_s()
+            return Load("open", rate_per_s=rate_per_s, arrivals="replay", images_per_request=images_per_request)
+        case OpenLoop():
+            rate_per_s, arrivals = loop.mean_rate_per_s(), loop.process if loop.end_rate_per_s is None else "ramp"
+            return Load("open", rate_per_s=rate_per_s, arrivals=arrivals, images_per_request=images_per_request)
 
 
 def _as_window(outcome: Outcome) -> steady.Window:

@@ -81,6 +81,7 @@ def place(height: int, width: int, *, input_height: int, input_width: int, fit: 
     Raises InvalidArgument where `fit` is `reject` and the image has another size.
     """
     size = (input_height, input_width)
+    scale = min(input_height / height, input_width / width)
     match fit:
         case Fit.RESIZE:
             return Frame(height, width, *size, 0, 0, *size)
@@ -89,14 +90,17 @@ def place(height: int, width: int, *, input_height: int, input_width: int, fit: 
                 expected = f"{input_width} x {input_height} pixels, as the model's fit is reject"
                 raise InvalidArgument("image", expected, f"{width} x {height}")
             return Frame(height, width, *size, 0, 0, *size)
-    scale = min(input_height / height, input_width / width)
-    if fit is Fit.PAD:
-        scale = min(scale, 1.0)
-    fitted = min(max(round(height * scale), 1), input_height), min(max(round(width * scale), 1), input_width)
-    if fit is Fit.PAD:
-        return Frame(height, width, *size, 0, 0, *fitted)
-    top, left = (input_height - fitted[0]) // 2, (input_width - fitted[1]) // 2
-    return Frame(height, width, *size, top, left, *fitted, border=LETTERBOX_LEVEL)
+        case Fit.PAD:
+            return Frame(height, width, *size, 0, 0, *_scaled(height, width, min(scale, 1.0), size))
+        case Fit.LETTERBOX:
+            fitted = _scaled(height, width, scale, size)
+            top, left = (input_height - fitted[0]) // 2, (input_width - fitted[1]) // 2
+            return Frame(height, width, *size, top, left, *fitted, border=LETTERBOX_LEVEL)
+
+
+def _scaled(height: int, width: int, scale: float, size: tuple[int, int]) -> tuple[int, int]:
+    """Returns a height and a width times `scale`, at least 1 and at most `size`."""
+    return min(max(round(height * scale), 1), size[0]), min(max(round(width * scale), 1), size[1])
 
 
 def best_input(height: int, width: int, inputs: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -106,6 +106,7 @@ def test_nonsense_is_refused():
         lambda: OpenLoop(0),
         lambda: OpenLoop(1, end_rate_per_s=-1),
         lambda: Replay(()),
+        lambda: OpenLoop(1, "uniform"),
     ):
         with pytest.raises(ArrivalsError):
             make()

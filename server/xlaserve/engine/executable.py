@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 import numpy as np
 import tensorflow as tf
@@ -53,8 +53,12 @@ class TensorFlowProgram:
                 run = self._graph(bucket)
             case Mode.AUTOCLUSTER:
                 run = self._clusters(bucket)
-            case _:
+            case Mode.EAGER:
                 run = Function(self._forward)
+            case Mode.AUTO:
+                raise ValueError("mode: expected one that is compiled, got auto, which chooses among them")
+            case _:
+                assert_never(mode)
         executable = FixedShape(run, shape)
         traced = time.perf_counter()
         blank = np.zeros(shape, np.uint8)

@@ -61,9 +61,9 @@ def config(served: Served, device: Device) -> pb.ModelConfig:
         instance_group=[
             pb.ModelInstanceGroup(
                 name="lanes",
-                count=device.lanes,
+                count=device.lanes // max(1, len(device.gpus)),  # on each GPU
                 kind=pb.ModelInstanceGroup.KIND_GPU if device.kind == "gpu" else pb.ModelInstanceGroup.KIND_CPU,
-                gpus=[0] if device.kind == "gpu" else [],
+                gpus=device.gpus,
             )
         ],
         dynamic_batching=pb.ModelDynamicBatching(

@@ -15,7 +15,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.model.keras_runtime import keras
 
 BUCKET = Bucket(2, 4, 5)
-ALL_MODES = pytest.mark.parametrize("mode", list(Mode))
+ALL_MODES = pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.AUTO])
 
 
 def sums(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -38,6 +38,11 @@ def test_every_output_comes_back_as_float32(mode: Mode) -> None:
     assert totals.dtype == brightest.dtype == np.float32
     np.testing.assert_allclose(totals, pixels.sum(axis=(1, 2)))
     np.testing.assert_allclose(brightest, pixels.max(axis=(1, 2, 3)))
+
+
+def test_auto_is_no_program_of_its_own() -> None:
+    with pytest.raises(ValueError, match="expected one that is compiled, got auto"):
+        TensorFlowProgram(sums).compile(Mode.AUTO, BUCKET)
 
 
 @ALL_MODES

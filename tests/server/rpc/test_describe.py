@@ -68,11 +68,13 @@ def test_a_model_that_takes_other_sizes_in_the_background_states_only_what_its_n
 
 
 def test_the_configuration_shows_batches_lanes_and_delay() -> None:
-    config = describe.config(served(Bucket(1, 8, 6), Bucket(4, 8, 6), Bucket(4, 16, 6)), Device("gpu", "GPU", 2, 1))
+    config = describe.config(
+        served(Bucket(1, 8, 6), Bucket(4, 8, 6), Bucket(4, 16, 6)), Device("gpu", "GPU", 4, 1, gpus=(1, 3))
+    )
     assert config.max_batch_size == 4
     assert list(config.dynamic_batching.preferred_batch_size) == [1, 4]
     assert config.dynamic_batching.max_queue_delay_microseconds == 1500
     (group,) = config.instance_group
-    assert (group.kind, group.count, list(group.gpus)) == (pb.ModelInstanceGroup.KIND_GPU, 2, [0])
+    assert (group.kind, group.count, list(group.gpus)) == (pb.ModelInstanceGroup.KIND_GPU, 2, [1, 3])
     assert config.parameters["source"].string_value == "cats.keras"
     assert config.parameters["default_mode"].string_value == "graph"
