@@ -33,6 +33,9 @@ class GrpcServer:
                 ("grpc.enable_channelz", int(settings.channelz)),
             )
         )
+        # For each registered method grpcio keeps a future and waits on all of them anew at every call, which for all of
+        # ours takes 13 microseconds (grpcio 1.85). Generic handlers answer the same methods.
+        self._server.add_registered_method_handlers = _leave_to_generic_handlers  # type: ignore[method-assign, assignment]
         handlers.add(
             open_inference,
             open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
@@ -70,3 +73,7 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         """Closes the port, gives the calls under way `grace_s` to finish, and then cancels them."""
         await self._server.stop(grace_s)
+
+
+def _leave_to_generic_handlers(service: str, handlers: object) -> None:
+    pass
