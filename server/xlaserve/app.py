@@ -80,6 +80,7 @@ class App:
         self._lanes = Lanes(self.device.lanes)
         self._worker = Worker(self.device.lanes)
         self._watch = CompileWatch(self._on_compiled, self._worker.is_lane)
+        self._is_watching = xla_events is not None
         if xla_events is not None:
             xla_events.restore_environment()
             xla_events.listen(self._watch.read)
@@ -164,6 +165,10 @@ class App:
 
     async def _load(self) -> bool:
         """Loads every model; False where a signal came first."""
+        if self._is_watching:
+            from xlaserve.engine.known_compilation import compile_known  # noqa: PLC0415 - imports TensorFlow
+
+            await asyncio.to_thread(self._watch.check, compile_known)
         loading = asyncio.ensure_future(self.repository.load_all())
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -277,9 +282,16 @@ class App:
         under_way.add_metric((), self._inference.under_way)
         lanes = gauge("xlaserve_lanes", "Batches that the device runs at the same time.", ())
         lanes.add_metric((), self.device.lanes)
+        watch = gauge(
+            "xlaserve_compile_watch",
+            "1 where XLA's compilations are seen, 0 where they go unseen; absent where nobody watches.",
+            (),
+        )
+        if self._watch.is_blind is not None:
+            watch.add_metric((), float(not self._watch.is_blind))
         ready = gauge("xlaserve_ready", "1 when every model is ready.", ())
         ready.add_metric((), float(self._is_ready()))
-        return (waiting, admitted, size, states, auto, differences, agreements, under_way, lanes, ready)
+        return (waiting, admitted, size, states, auto, differences, agreements, under_way, lanes, watch, ready)
 
 
 def _replicated(devices: Sequence[str]) -> Callable[[ModelSettings], catalog.Model] | None:

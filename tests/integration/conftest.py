@@ -114,15 +114,19 @@ class Server:
             assert time.monotonic() < give_up_at, f"{otherwise} within {timeout_s} s\n{self.stderr}"
             time.sleep(POLL_S)
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Returns what /metrics shows now: the sum over the series of `name` that have `labels`."""
+    def scrape(self) -> str:
+        """Returns what /metrics shows now."""
         host, port = self.http.rsplit(":", 1)
         connection = HTTPConnection(host, int(port), timeout=STOP_TIMEOUT_S)
         try:
             connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
+            return connection.getresponse().read().decode()
         finally:
             connection.close()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Returns what /metrics shows now: the sum over the series of `name` that have `labels`."""
+        text = self.scrape()
         samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from xlaserve.engine.compile_watch import REMEMBERED, CompileWatch
+from xlaserve.engine.compile_watch import KNOWN, REMEMBERED, CompileWatch
 from xlaserve.engine.xla_log import XlaCompilation
 
 LANE, OTHER = 7, 8
@@ -132,3 +132,39 @@ def test_expectations_may_overlap_on_several_threads(watched: Watched) -> None:
     assert watched.compile(at_s=1009.0)
     leave.set()
     thread.join()
+
+
+def known(*, text: str = "Compilation of XLA executable time", argument: str = "f32[3]") -> list[str]:
+    """What XLA logs of KNOWN, or would in another version."""
+    prefix = f"I0000 00:00:1000.500000 {OTHER}"
+    return [
+        f"{prefix} xla_compiler.cc:1] XlaCompiler::CompileFunction __inference_{KNOWN.function}_9[config_proto=1]",
+        f"{prefix} xla_compiler.cc:1]   XLA arg 0 shape: {argument} name:  TF arg 0 node name: ",
+        f"{prefix} xla_compiler.cc:1] XLA output shape: f32[3]{{0}}",
+        f"{prefix} device_compiler.h:1] {text}: 199 ms (198696 us) (cumulative: 199 ms, max: 199 ms, #called: 1)",
+    ]
+
+
+def test_a_watch_that_sees_the_known_compilation_is_not_blind_and_counts_it_as_nothing(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert watched.watch.is_blind is None, "nobody has looked"
+    watched.watch.check(lambda: [watched.watch.read(line) for line in known()])
+    assert watched.watch.is_blind is False
+    assert not watched.told
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[], known(text="XLA executable compiled in"), known(argument="float[3]"), known()[1:], known()[3:]],
+    ids=["silence", "other words", "another way to write shapes", "no name", "only the end"],
+)
+def test_a_watch_that_does_not_see_the_known_compilation_says_that_it_is_blind(
+    lines: list[str], watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.watch.check(lambda: [watched.watch.read(line) for line in lines], patience_s=0)
+    assert watched.watch.is_blind is True
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "XLA's events are not understood" in record.getMessage()
