@@ -64,6 +64,8 @@ class BesideTraffic:
         self._compiling = compiling
         self._expecting = expecting
         self._share = Share(lambda: False)
+        self._turn = asyncio.Lock()
+        """Of all that is timed for this model one run is under way: a share has one turn at a time."""
 
     async def make(self, mode: Mode, bucket: Bucket, known: tuple[Bucket, Warmed] | None = None) -> Warmed:
         """Compiles, runs, times and records a program. Raises what it raises.
@@ -106,25 +108,31 @@ class BesideTraffic:
     async def time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
         """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
         batch = Batch(executable, bucket, [images])
-        loop = asyncio.get_running_loop()
         seconds = []
         for _ in range(LEAST_RUNS):
-            await self._lanes.acquire(self._share)
-            ran: asyncio.Future[Run | BaseException] = loop.create_future()
-            try:
-                self._worker.submit(batch, partial(loop.call_soon_threadsafe, partial(_settle, ran, self._lanes)))
-            except RuntimeError:  # the worker was stopped
-                self._lanes.release()
-                raise
-            run = await ran
-            if isinstance(run, BaseException):
-                raise run
-            self._lanes.charge(self._share, run.execute_s)
-            seconds.append(run.execute_s)
+            async with self._turn:
+                seconds.append(await self._run(batch))
         return statistics.median(seconds)
 
+    async def _run(self, batch: Batch) -> float:
+        """Returns the seconds of one run, in its turn."""
+        loop = asyncio.get_running_loop()
+        await self._lanes.acquire(self._share)
+        ran: asyncio.Future[Run | BaseException] = loop.create_future()
+        try:
+            self._worker.submit(batch, partial(loop.call_soon_threadsafe, partial(self._settle, ran)))
+        except BaseException:  # the worker was stopped
+            self._lanes.release()
+            raise
+        run = await ran
+        if isinstance(run, BaseException):
+            raise run
+        return run.execute_s
 
-def _settle(ran: asyncio.Future[Run | BaseException], lanes: Lanes, run: Run | BaseException) -> None:
-    lanes.release()  # here, so that a lane comes back even where nobody waits any more
-    if not ran.done():
-        ran.set_result(run)
+    def _settle(self, ran: asyncio.Future[Run | BaseException], run: Run | BaseException) -> None:
+        """Ends a run, even one that nobody waits for any more."""
+        if isinstance(run, Run):
+            self._lanes.charge(self._share, run.execute_s)
+        self._lanes.release()
+        if not ran.done():
+            ran.set_result(run)

@@ -42,15 +42,20 @@ class Lanes:
         return min(self._under_way, self.count) - 1
 
     async def acquire(self, share: Share) -> None:
-        """Waits for the turn of `share`. Every return is answered by one `release`."""
+        """Waits for the turn of `share`. Every return is answered by one `release`.
+
+        A share has one turn at a time: RuntimeError where it waits already.
+        """
+        if share in self._waiting:
+            raise RuntimeError("this share waits for a lane already")
         loop = asyncio.get_running_loop()
         share.virtual_s = max(share.virtual_s, self._virtual_s)
         turn = self._waiting[share] = loop.create_future()
-        self.grant()
         try:
+            self.grant()
             await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
+        except BaseException:
+            if turn.done() and not turn.cancelled():  # granted, and nobody is left to give it back
                 self._under_way -= 1
             raise
         finally:

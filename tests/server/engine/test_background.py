@@ -232,6 +232,17 @@ async def test_requests_that_come_together_share_one_trial_and_one_compilation(m
     assert house.compiler.submitted == 1
 
 
+@pytest.mark.timeout(30)
+async def test_new_resolutions_that_come_together_are_all_served(make: Make) -> None:
+    house = make(most_resolutions=3)
+    answers = await asyncio.gather(*(house.ask(size) for size in (WIDE, TALL, (2, 2))))
+    assert {mode for mode, _ in answers} == {Mode.GRAPH}
+    assert max(answered for _, answered in answers) <= 3 * (LEAST_RUNS + 1) * RUN_S
+    await asyncio.sleep(20 * COMPILE_S)
+    for size in (WIDE, TALL, (2, 2)):
+        assert (await house.ask(size))[0] is Mode.XLA
+
+
 async def test_a_first_request_that_is_cancelled_leaves_the_others_their_trial(make: Make) -> None:
     house = make()
     first = asyncio.create_task(house.ask(WIDE))

@@ -8,13 +8,13 @@ import math
 import random
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.fakes_engine import Executable, FakeWorker, Started, lanes_are_free
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine import worker as worker_module
@@ -29,64 +29,6 @@ from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, Qu
 
 COST_S = {1: 1.0, 2: 1.25, 4: 2.0, 8: 3.0}
 NO_DEADLINE = math.inf
-
-
-class Executable:
-    """Answers with the numbers of the pictures, once `before` has let it."""
-
-    def __init__(self, mode: Mode, echo: Callable[[Images], Outputs]) -> None:
-        self.mode = mode
-        self.before: Callable[[], None] = lambda: None
-        self._echo = echo
-
-    def __call__(self, images: Images) -> Outputs:
-        self.before()
-        return self._echo(images)
-
-
-class Started(NamedTuple):
-    at: float
-    mode: Mode
-    bucket: int
-    numbers: list[int]
-
-
-class FakeWorker:
-    """Runs batches in virtual time: as many at once as there are lanes, each for what its bucket costs."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, lanes: int, cost_s: Mapping[int, float]) -> None:
-        self.started: list[Started] = []
-        self.running = 0
-        self.staged: deque[tuple[Batch, Callable[[Run | BaseException], object]]] = deque()
-        self.error_of: Callable[[Started], BaseException | None] = lambda batch: None
-        self._loop = loop
-        self._lanes = lanes
-        self._cost_s = cost_s
-
-    def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
-        self.staged.append((batch, done))
-        self._start()
-
-    def _start(self) -> None:
-        while self.staged and self.running < self._lanes:
-            self.running += 1
-            batch, done = self.staged.popleft()
-            rows = np.concatenate(batch.rows)
-            assert isinstance(batch.executable, Executable)
-            numbers = [int(number) for number in batch.executable(rows)[0]]
-            started = Started(self._loop.time(), batch.executable.mode, batch.bucket.batch, numbers)
-            self.started.append(started)
-            self._loop.call_later(self._cost_s[batch.bucket.batch], self._end, batch, started, done)
-
-    def _end(self, batch: Batch, started: Started, done: Callable[[Run | BaseException], object]) -> None:
-        self.running -= 1
-        result: Run | BaseException | None = self.error_of(started)
-        if result is None:
-            buffer = np.empty((*batch.bucket, 3), np.uint8)
-            gather(batch.rows, buffer)
-            result = Run(batch.executable(buffer), 0.0, 0.0, self._cost_s[batch.bucket.batch])
-        done(result)
-        self._start()
 
 
 class Observer:
@@ -201,16 +143,6 @@ def numbers_of(result: Result) -> list[int]:
     assert second.shape == (len(first), 1)
     assert (second[:, 0] == 2 * first).all()
     return [int(number) for number in first]
-
-
-def lanes_are_free(lanes: Lanes) -> bool:
-    turns = [lanes.acquire(Share(lambda: True)) for _ in range(lanes.count + 1)]
-    for turn in turns:
-        with pytest.raises(StopIteration):
-            turn.send(None)
-    for _ in turns:
-        lanes.release()
-    return True
 
 
 # Forming batches

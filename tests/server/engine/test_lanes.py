@@ -196,6 +196,33 @@ async def test_a_share_sees_how_many_lanes_run_batches_of_others(virtual_time: o
     assert seen == [0, 1, 1]
 
 
+async def test_a_share_that_waits_already_is_refused_and_keeps_its_turn(virtual_time: object) -> None:
+    device = Device(1)
+    running = await device.run(Model(1.0))
+    share = Share(lambda: False)
+    waiting = asyncio.create_task(device.lanes.acquire(share))
+    await pass_all_ready()
+    with pytest.raises(RuntimeError, match="waits for a lane already"):
+        await device.lanes.acquire(share)
+    await asyncio.wait([running])
+    await waiting
+    device.lanes.release()
+    assert device.is_idle()
+
+
+async def test_a_share_that_cannot_say_whether_it_is_full_costs_no_lane(virtual_time: object) -> None:
+    device = Device(1)
+    await device.lanes.acquire(Share(lambda: False))
+
+    def fail() -> bool:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        await device.lanes.acquire(Share(fail))
+    device.lanes.release()
+    assert device.is_idle()
+
+
 def test_a_device_without_lanes_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one lane"):
         Lanes(0)

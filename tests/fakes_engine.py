@@ -1,0 +1,85 @@
+"""A device in virtual time: what `Batcher` and `BesideTraffic` run batches on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from xlaserve.config import Mode
+from xlaserve.engine.lanes import Lanes, Share
+from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.worker import Batch, Run, gather
+
+
+class Executable:
+    """Answers with the numbers of the pictures, once `before` has let it."""
+
+    def __init__(self, mode: Mode, echo: Callable[[Images], Outputs]) -> None:
+        self.mode = mode
+        self.before: Callable[[], None] = lambda: None
+        self._echo = echo
+
+    def __call__(self, images: Images) -> Outputs:
+        self.before()
+        return self._echo(images)
+
+
+class Started(NamedTuple):
+    at: float
+    mode: Mode
+    bucket: int
+    numbers: list[int]
+
+
+class FakeWorker:
+    """Runs batches in virtual time: as many at once as there are lanes, each for what its bucket costs."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, lanes: int, cost_s: Mapping[int, float]) -> None:
+        self.started: list[Started] = []
+        self.running = 0
+        self.staged: deque[tuple[Batch, Callable[[Run | BaseException], object]]] = deque()
+        self.error_of: Callable[[Started], BaseException | None] = lambda batch: None
+        self._loop = loop
+        self._lanes = lanes
+        self._cost_s = cost_s
+
+    def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
+        self.staged.append((batch, done))
+        self._start()
+
+    def _start(self) -> None:
+        while self.staged and self.running < self._lanes:
+            self.running += 1
+            batch, done = self.staged.popleft()
+            rows = np.concatenate(batch.rows)
+            assert isinstance(batch.executable, Executable)
+            numbers = [int(number) for number in batch.executable(rows)[0]]
+            started = Started(self._loop.time(), batch.executable.mode, batch.bucket.batch, numbers)
+            self.started.append(started)
+            self._loop.call_later(self._cost_s[batch.bucket.batch], self._end, batch, started, done)
+
+    def _end(self, batch: Batch, started: Started, done: Callable[[Run | BaseException], object]) -> None:
+        self.running -= 1
+        result: Run | BaseException | None = self.error_of(started)
+        if result is None:
+            buffer = np.empty((*batch.bucket, 3), np.uint8)
+            gather(batch.rows, buffer)
+            result = Run(batch.executable(buffer), 0.0, 0.0, self._cost_s[batch.bucket.batch])
+        done(result)
+        self._start()
+
+
+def lanes_are_free(lanes: Lanes) -> bool:
+    """Returns whether all lanes and the place beside them can be had at once."""
+    turns = [lanes.acquire(Share(lambda: True)) for _ in range(lanes.count + 1)]
+    for turn in turns:
+        with pytest.raises(StopIteration):
+            turn.send(None)
+    for _ in turns:
+        lanes.release()
+    return True
