@@ -42,13 +42,17 @@ def load(images: Images) -> list[bytes] | NDArray[Any]:
 
 
 def whole_levels(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns pixels as uint8: float32 rounded, as the server does. Raises ValueError beyond 0 to 255."""
+    """Returns pixels as uint8: float32 rounded, as the server does. Raises ValueError beyond 0 to 255, and for
+    fractions of at most 1, which would be black."""
     if pixels.dtype == np.uint8:
         return np.asarray(pixels, np.uint8)
     for extreme in (pixels.min(), pixels.max()):  # either is NaN where any value is
         if not 0 <= extreme <= 255:
             raise ValueError(f"images: expected values from 0 to 255, got {extreme}")
-    return np.asarray(np.rint(pixels), np.uint8)
+    levels = np.rint(pixels)
+    if pixels.max() <= 1 and not np.array_equal(levels, pixels):
+        raise ValueError("images: expected values from 0 to 255, got fractions of at most 1; multiply them by 255")
+    return np.asarray(levels, np.uint8)
 
 
 def _read(image: object) -> bytes:

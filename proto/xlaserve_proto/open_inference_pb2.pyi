@@ -458,6 +458,8 @@ class ModelInferRequest(_message.Message):
         CONTENTS_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         """`pixels`: [n, height, width, 3], RGB from 0 to 255. UINT8, INT32 or FP32; FP32 is rounded to whole levels.
+        FP32 from 0 to 1 needs the request's parameter pixel_range "0..1", or the model's setting; fractions of at most 1
+        are refused without it.
         `image`: BYTES [n], each element an encoded JPEG, PNG or WebP image of any size.
         """
         datatype: _builtins.str
@@ -565,6 +567,7 @@ class ModelInferRequest(_message.Message):
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
         """`mode` (string): eager, graph, xla or auto, one that the model offers; without it, the model's default.
         `timeout` (int64): microseconds that the request may wait before it runs; the gRPC deadline holds as well.
+        `pixel_range` (string): what FP32 pixels range over, "0..255" or "0..1"; without it, as the model's setting says.
         `priority`: accepted when 0.
         """
 

@@ -29,6 +29,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from xlaserve.config import PixelRange
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
 from xlaserve.frame import Frame
 
@@ -102,10 +103,13 @@ def decode(data: bytes, place: Place, limits: ImageLimits) -> Decoded:
         return Decoded(np.asarray(pixels), frame)
 
 
-def check_pixels(array: NDArray[np.generic]) -> NDArray[np.uint8]:
+def check_pixels(array: NDArray[np.generic], pixel_range: PixelRange = PixelRange.LEVELS) -> NDArray[np.uint8]:
     """Returns pixels `[n, height, width, 3]` as uint8: uint8 as it is, int32 and float32 copied, float32 rounded.
 
-    Raises InvalidArgument for another shape or type, for no images, and for values that are not from 0 to 255.
+    `pixel_range` is that of float32; the others are from 0 to 255.
+
+    Raises InvalidArgument for another shape or type, for no images, for values out of their range, and for float32
+    that is said to be from 0 to 255 but holds fractions of at most 1: every image would be black.
     """
     if array.ndim != 4 or array.shape[3] != 3 or array.size == 0:
         raise InvalidArgument("pixels", "shape [n, height, width, 3] of at least one pixel", list(array.shape))
@@ -113,10 +117,23 @@ def check_pixels(array: NDArray[np.generic]) -> NDArray[np.uint8]:
         return array.view(np.uint8)
     if array.dtype not in (np.int32, np.float32):
         raise InvalidArgument("pixels", "UINT8, INT32 or FP32", array.dtype)
-    for extreme in (array.min(), array.max()):  # either is NaN where any value is
-        if not 0 <= extreme <= 255:
-            raise InvalidArgument("pixels", "values from 0 to 255", extreme)
-    return (np.rint(array) if array.dtype == np.float32 else array).astype(np.uint8)
+    is_unit = array.dtype == np.float32 and pixel_range is PixelRange.UNIT
+    white = 1 if is_unit else 255
+    least, most = array.min(), array.max()  # either is NaN where any value is
+    for extreme in (least, most):
+        if not 0 <= extreme <= white:
+            raise InvalidArgument("pixels", f"values from 0 to {white}", extreme)
+    if array.dtype == np.int32:
+        return array.astype(np.uint8)
+    values = array.astype(np.float32, copy=False)
+    levels: NDArray[np.float32] = np.rint(values * np.float32(255) if is_unit else values)
+    if most <= 1 and not is_unit and not np.array_equal(levels, values):
+        raise InvalidArgument(
+            "pixels",
+            "values from 0 to 255, or pixel_range 0..1 as a parameter of the request or in the model's settings",
+            f"fractions from {least:g} to {most:g}",
+        )
+    return levels.astype(np.uint8)
 
 
 class _Reader(io.BytesIO):

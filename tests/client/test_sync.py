@@ -73,6 +73,12 @@ def test_pixels_that_are_no_levels_are_not_sent(client, puppet, level):
     assert not puppet.seen
 
 
+def test_fractions_are_not_sent_as_black_images(client, puppet):
+    with pytest.raises(ValueError, match="multiply them by 255"):
+        client.detect(np.linspace(0, 1, 192, dtype=np.float32).reshape(1, 8, 8, 3), model="shapes")
+    assert not puppet.seen
+
+
 def test_objects_come_with_their_boxes(client, puppet):
     result = client.detect([b"\x02", b"\x00"], model="shapes", min_score=0.25, max_detections=7, mode="graph")
     first, second = result.results

@@ -323,6 +323,7 @@ def test_a_model_describes_itself(oip):
         "weights": "built in",
         "task": "classification",
         "fit": "resize",
+        "pixel_range": "0..255",
         "precision": "float32",
         "modes": "xla,graph,eager",
         "default_mode": "xla",

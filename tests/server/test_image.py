@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from xlaserve import image as image_module
-from xlaserve.config import Fit
+from xlaserve.config import Fit, PixelRange
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage
 from xlaserve.frame import place
 from xlaserve.image import Decoded, ImageLimits, check_pixels
@@ -441,6 +441,7 @@ def test_whole_levels_survive_any_type(pixels: NDArray[np.uint8], dtype: type) -
 @given(hnp.arrays(np.float32, (1, 2, 2, 3), elements=st.floats(0, 255, width=32)))
 @settings(deadline=None)
 def test_float_pixels_are_rounded_to_the_nearest_level(pixels: NDArray[np.float32]) -> None:
+    pixels[0, 0, 0, 0] = 2  # else they may be fractions of at most 1
     assert np.abs(check_pixels(pixels).astype(np.float64) - pixels).max() <= 0.5
 
 
@@ -464,6 +465,39 @@ def test_values_outside_0_to_255_are_refused_wherever_they_are(value: float, dty
         check_pixels(pixels)
     assert refusal.value.field == "pixels"
     assert str(refusal.value) == f"pixels: expected values from 0 to 255, got {got}"
+
+
+def test_fractions_of_at_most_1_are_refused_with_the_ways_out() -> None:
+    pixels = np.linspace(0, 1, 24, dtype=np.float32).reshape(2, 2, 2, 3)
+    with pytest.raises(
+        InvalidArgument, match=r"pixel_range 0\.\.1 as a parameter .* setting.*, got fractions from 0 to 1"
+    ):
+        check_pixels(pixels)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8])
+@pytest.mark.parametrize("level", [0, 1])
+def test_whole_levels_of_at_most_1_are_a_dark_image(dtype: type, level: int) -> None:
+    np.testing.assert_array_equal(check_pixels(np.full((1, 2, 2, 3), level, dtype)), level)
+
+
+@given(hnp.arrays(np.uint8, st.tuples(*[st.integers(1, 4)] * 3, st.just(3))))
+@settings(deadline=None)
+def test_levels_divided_by_255_are_the_same_image_where_the_range_says_so(pixels: NDArray[np.uint8]) -> None:
+    np.testing.assert_array_equal(check_pixels(pixels.astype(np.float32) / 255, PixelRange.UNIT), pixels)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -0.25, 1.5, 255])
+def test_values_outside_0_to_1_are_refused_where_that_is_the_range(value: float) -> None:
+    pixels = np.full((1, 2, 2, 3), 0.5, np.float32)
+    pixels[0, 1, 0, 2] = value
+    with pytest.raises(InvalidArgument, match=f"pixels: expected values from 0 to 1, got {value:g}"):
+        check_pixels(pixels, PixelRange.UNIT)
+
+
+def test_integers_are_levels_whatever_the_range() -> None:
+    for dtype in (np.uint8, np.int32):
+        np.testing.assert_array_equal(check_pixels(np.full((1, 2, 2, 3), 200, dtype), PixelRange.UNIT), 200)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 3), (0, 3, 3, 3), (1, 0, 3, 3), (1, 3, 3, 4), (1, 3, 3, 1), ()])

@@ -19,6 +19,7 @@ from xlaserve.config.model import (
     Mode,
     ModelSettings,
     OutputRole,
+    PixelRange,
     Precision,
 )
 from xlaserve.config.server import MIB, PerformanceHint, Settings
@@ -38,6 +39,7 @@ __all__ = [
     "ModelSettings",
     "OutputRole",
     "PerformanceHint",
+    "PixelRange",
     "Precision",
     "Settings",
     "dump",

@@ -41,6 +41,15 @@ class Fit(StrEnum):
     """Not at all: another size is refused."""
 
 
+class PixelRange(StrEnum):
+    """What black and white are in FP32 pixels."""
+
+    LEVELS = "0..255"
+    """As in UINT8."""
+    UNIT = "0..1"
+    """As PyTorch's and many others' transforms give them."""
+
+
 class Precision(StrEnum):
     """What a model computes in; its outputs are float32 always."""
 
@@ -155,6 +164,9 @@ class ModelSettings(Frozen):
     """How encoded images come to have the model's size: `resize` stretches them, `letterbox` keeps their aspect ratio,
     centred on grey, `pad` puts them at the top left on black and never enlarges them, `reject` refuses another size. By
     default `letterbox` for detection and segmentation, whose answers are of shapes and places, else `resize`."""
+    pixel_range: PixelRange = PixelRange.LEVELS
+    """What FP32 pixels of requests range over: `0..255` or `0..1`. A request says otherwise with the parameter
+    `pixel_range`. Other types and encoded images are from 0 to 255 always."""
     labels: Path | None = None
     """A text file with the name of one class a line."""
     max_detections: int = Field(100, ge=1, le=1000)

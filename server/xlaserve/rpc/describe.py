@@ -139,6 +139,7 @@ def _properties(served: Served) -> dict[str, str]:
         "weights": served.model.weights,
         "task": served.model.task.name,
         "fit": served.model.fit,
+        "pixel_range": served.settings.pixel_range,
         "precision": served.precision_text,
         "modes": ",".join(served.settings.modes),
         "default_mode": served.settings.effective_default_mode,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from xlaserve import __version__
+from xlaserve.config import PixelRange
 from xlaserve.engine.device import Device
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.model.repository import Repository
@@ -31,7 +32,7 @@ EXTENSIONS: Final = (
 STREAM_WINDOW: Final = 64
 """Requests of one stream that are worked on at a time."""
 CLASSIFICATION: Final = "classification"
-PARAMETERS: Final = "mode, timeout or priority"
+PARAMETERS: Final = "mode, pixel_range, timeout or priority"
 
 
 class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
@@ -177,12 +178,15 @@ def _check_repository(name: str) -> None:
 
 def _parse(request: InferMessage, served: Served, deadline: float, now: float) -> Request:
     mode = ""
+    pixel_range: PixelRange | None = None
     for key, value in request.fields.parameters.items():
         kind = value.WhichOneof("parameter_choice")
         if key == "mode":
             if kind != "string_param":
                 raise InvalidArgument("parameters.mode", "a string", kind)
             mode = value.string_param
+        elif key == "pixel_range":
+            pixel_range = _pixel_range(value)
         elif key == "timeout":
             if kind != "int64_param" or value.int64_param < 1:
                 raise InvalidArgument("parameters.timeout", "an int64 of at least 1, in microseconds", _text(value))
@@ -198,7 +202,15 @@ def _parse(request: InferMessage, served: Served, deadline: float, now: float) -
             raise InvalidArgument("parameters", PARAMETERS, repr(key[:64]))
     if request.fields.outputs:
         _check_outputs(request.fields, served)
-    return Request(mode, tensors.images_of(request), deadline)
+    return Request(mode, tensors.images_of(request, served.settings.pixel_range, pixel_range), deadline)
+
+
+def _pixel_range(value: pb.InferParameter) -> PixelRange:
+    try:
+        return PixelRange(value.string_param)
+    except ValueError:
+        expected = f"a string, {' or '.join(PixelRange)}"
+        raise InvalidArgument("parameters.pixel_range", expected, _text(value)) from None
 
 
 def _check_outputs(request: pb.ModelInferRequest, served: Served) -> None:

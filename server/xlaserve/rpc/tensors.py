@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from xlaserve.config import PixelRange
 from xlaserve.engine.program import Images, Value
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.image import check_pixels
@@ -42,8 +43,13 @@ MAX_IMAGES: Final = 65_536
 Input = pb.ModelInferRequest.InferInputTensor
 
 
-def images_of(request: InferMessage) -> Images | list[bytes]:
-    """Returns the pixels or the encoded images of a request. Raises InvalidArgument or UnsupportedFeature."""
+def images_of(
+    request: InferMessage, default_range: PixelRange = PixelRange.LEVELS, pixel_range: PixelRange | None = None
+) -> Images | list[bytes]:
+    """Returns the pixels or the encoded images of a request. Raises InvalidArgument or UnsupportedFeature.
+
+    FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`.
+    """
     tensors = request.fields.inputs
     if len(tensors) != 1:
         names = ", ".join(repr(tensor.name[:64]) for tensor in tensors[:8]) or "none"
@@ -57,8 +63,11 @@ def images_of(request: InferMessage) -> Images | list[bytes]:
     if raw and tensor.HasField("contents"):
         raise InvalidArgument("inputs.contents", "nothing beside raw_input_contents", "both")
     data = raw[0] if raw else None
+    if pixel_range is PixelRange.UNIT and (tensor.name, tensor.datatype) != (PIXELS, "FP32"):
+        got = f"{tensor.datatype[:32]} {tensor.name[:64]!r}"
+        raise InvalidArgument("parameters.pixel_range", f"{PixelRange.UNIT} with FP32 {PIXELS!r} alone", got)
     if tensor.name == PIXELS:
-        return check_pixels(_pixels(tensor, data))
+        return check_pixels(_pixels(tensor, data), pixel_range or default_range)
     if tensor.name == IMAGE:
         return _encoded(tensor, data)
     raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", repr(tensor.name[:64]))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from xlaserve.config import PixelRange
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.rpc import infer_message, tensors
 from xlaserve_proto import open_inference_pb2 as pb
@@ -160,3 +161,26 @@ def test_bytes_are_written_in_the_manner_that_was_asked_for(as_raw: bool) -> Non
         assert list(response.raw_output_contents) == [expected]
     else:
         assert list(output.contents.bytes_contents) == [b"a", b"", b"bcd", b"e"]
+
+
+def test_a_request_may_say_that_its_pixels_are_from_0_to_1_and_so_may_the_model() -> None:
+    levels = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
+    request = pb.ModelInferRequest(raw_input_contents=[(levels / np.float32(255)).tobytes()])
+    request.inputs.add(name="pixels", datatype="FP32", shape=levels.shape)
+    message = infer_message.parse(request.SerializeToString())
+    assert message is not None
+    unit, whole = PixelRange.UNIT, PixelRange.LEVELS
+    for ranges in ((whole, unit), (unit, None), (unit, unit)):
+        np.testing.assert_array_equal(tensors.images_of(message, *ranges), levels)
+    for ranges in ((whole, None), (unit, whole)):
+        with pytest.raises(InvalidArgument, match="fractions from 0 to"):
+            tensors.images_of(message, *ranges)
+
+
+@pytest.mark.parametrize("datatype", ["UINT8", "INT32"])
+def test_a_range_of_0_to_1_goes_with_fp32_alone(datatype: str) -> None:
+    message = infer_message.parse(pixels_request(np.ones((1, 2, 2, 3)), datatype, raw=True).SerializeToString())
+    assert message is not None
+    with pytest.raises(InvalidArgument, match=rf"^parameters\.pixel_range: expected .* FP32 .* got {datatype}"):
+        tensors.images_of(message, PixelRange.LEVELS, PixelRange.UNIT)
+    assert tensors.images_of(message, PixelRange.UNIT) is not None
