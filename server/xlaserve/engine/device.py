@@ -174,10 +174,10 @@ def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
-def cpu_name() -> str:
-    """Returns the processor's name as Linux gives it."""
+def cpu_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
+    """Returns the processor's name as Linux gives it, or what kind of machine it is."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = cpu_info.read_text().splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -258,5 +259,13 @@ def test_without_control_groups_all_cores_of_the_affinity_are_usable(
     assert usable_cores(tmp_path / "missing") == 2
 
 
-def test_the_processor_has_a_name() -> None:
-    assert cpu_name()
+def test_the_processor_has_the_name_that_linux_gives_it(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Some CPU: 2 GHz\nflags\t\t: fma\n\nmodel name\t: Another CPU\n")
+    assert cpu_name(file) == "Some CPU: 2 GHz"
+
+
+def test_a_processor_without_a_name_is_called_by_its_kind(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nFeatures\t: fp asimd\n")
+    assert cpu_name(file) == cpu_name(tmp_path / "missing") == platform.machine()

@@ -196,5 +196,6 @@ def test_stop_waits_for_what_is_under_way(pictures: Pictures, echo: Echo) -> Non
     runs = [submit(worker, Batch(echo, Bucket(2, 2, 2), [pictures([n])])) for n in range(20)]
     worker.stop()
     assert all(run.done() for run in runs)
+    assert [run.result().outputs[0].tolist() for run in runs] == [[n, n] for n in range(20)]
     with pytest.raises(RuntimeError):
         worker.submit(Batch(echo, Bucket(2, 2, 2), [pictures([1])]), lambda result: None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import tensorflow as tf
 from PIL import Image
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Precision
+from xlaserve.engine.executable import stablehlo
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog, precision
 from xlaserve.model.keras_runtime import keras
@@ -85,9 +87,14 @@ def test_lowered_layers_compute_in_the_models_precision_too() -> None:
     kwargs = {"weights": "random", "input_size": (32, 32), "modes": (Mode.XLA,), "precision": Precision.BFLOAT16}
     model = catalog.load(settings("keras.applications:MobileNet", **kwargs))
     assert model.lowerings
+    executable = model.program.compile(Mode.XLA, Bucket(4, 32, 32)).executable
+    products = [
+        line for line in stablehlo(executable).splitlines() if re.search(r"\.(convolution|dot_general)\b", line)
+    ]
+    assert len(products) > 10
+    assert [line for line in products if "f32>" in line] == []
     pixels = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
-    (scores,) = model.program.compile(Mode.XLA, Bucket(4, 32, 32)).executable(pixels)
-    assert np.isfinite(scores).all()
+    assert np.isfinite(executable(pixels)[0]).all()
 
 
 def test_what_computes_in_types_of_its_own_takes_no_precision(tmp_path: Path) -> None:
