@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from xlaserve.telemetry.counts import LoopCounter, LoopHistogram
+
 SECONDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
@@ -29,7 +31,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry(auto_describe=True)
-        self.requests = Counter(
+        self.requests = LoopCounter(
             "xlaserve_requests",
             "Requests that were answered, by gRPC status.",
             ("model", "method", "mode", "status"),
@@ -41,38 +43,40 @@ class Metrics:
             ("method", "status"),
             registry=registry,
         )
-        self.images = Counter("xlaserve_images", "Images answered.", ("model", "mode"), registry=registry)
-        self.request_s = Histogram(
+        self.images = LoopCounter("xlaserve_images", "Images answered.", ("model", "mode"), registry=registry)
+        self.request_s = LoopHistogram(
             "xlaserve_request_seconds",
             "From a request's arrival to its answer.",
             ("model", "method"),
-            buckets=SECONDS,
+            bounds=SECONDS,
             registry=registry,
         )
 
-        def stage(name: str, help_text: str) -> Histogram:
-            return Histogram(f"xlaserve_{name}_seconds", help_text, ("model",), buckets=SECONDS, registry=registry)
+        def stage(name: str, help_text: str) -> LoopHistogram:
+            return LoopHistogram(f"xlaserve_{name}_seconds", help_text, ("model",), bounds=SECONDS, registry=registry)
 
         self.decode_s = stage("decode", "Encoded images to pixels, for each request that sent encoded images.")
         self.queue_s = stage("queue", "From a request's arrival in the queue until its batch ran.")
         self.encode_s = stage("encode", "Making the response.")
         self.gather_s = stage("gather", "Copying a batch together.")
-        self.execute_s = Histogram(
-            "xlaserve_execute_seconds", "Running a batch.", ("model", "mode"), buckets=SECONDS, registry=registry
+        self.execute_s = LoopHistogram(
+            "xlaserve_execute_seconds", "Running a batch.", ("model", "mode"), bounds=SECONDS, registry=registry
         )
-        self.batch_size = Histogram(
-            "xlaserve_batch_size", "Real images in a batch.", ("model", "mode"), buckets=IMAGES, registry=registry
+        self.batch_size = LoopHistogram(
+            "xlaserve_batch_size", "Real images in a batch.", ("model", "mode"), bounds=IMAGES, registry=registry
         )
-        self.bucket_batches = Counter(
+        self.bucket_batches = LoopCounter(
             "xlaserve_bucket_batches",
             "Batches by the bucket they ran in.",
             ("model", "mode", "bucket"),
             registry=registry,
         )
-        self.padded_rows = Counter(
+        self.padded_rows = LoopCounter(
             "xlaserve_padded_rows", "Rows that padding added.", ("model", "mode"), registry=registry
         )
-        self.failed_batches = Counter("xlaserve_failed_batches", "Batches that raised.", ("model",), registry=registry)
+        self.failed_batches = LoopCounter(
+            "xlaserve_failed_batches", "Batches that raised.", ("model",), registry=registry
+        )
         self.compilations = Counter(
             "xlaserve_compilations",
             "Programs compiled, at warm-up or in the background. After readiness the former stay put.",
