@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,21 +25,22 @@ class Servicer:
 class Server:
     def __init__(self) -> None:
         self.generic: list[Any] = []
-        self.handlers: dict[str, dict[str, Any]] = {}
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         self.generic += handlers
 
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        self.handlers[service] = handlers
+    def found(self, service: Any) -> dict[str, Any]:
+        """Returns the handlers of the methods of `service` as grpcio looks them up."""
+        (handler,) = self.generic
+        paths = {method.name: f"/{service.full_name}/{method.name}" for method in service.methods}
+        return {name: handler.service(SimpleNamespace(method=path)) for name, path in paths.items()}
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(service: Any) -> None:
     server = Server()
     handlers.add(Servicer(), service, server)
-    found = server.handlers[service.full_name]
-    assert list(found) == [method.name for method in service.methods]
+    found = server.found(service)
     assert [handler.service_name() for handler in server.generic] == [service.full_name]
     for method in service.methods:
         handler = found[method.name]
@@ -53,12 +55,11 @@ def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(service: A
 def test_messages_are_parsed_and_what_is_none_becomes_none(service: Any) -> None:
     server = Server()
     handlers.add(Servicer(), service, server)
-    for handler in server.handlers[service.full_name].values():
+    for handler in server.found(service).values():
         assert handler.request_deserializer(b"") is not None
         for data in (b"\xff\xff\xff", b"\x0a\xff"):
             assert handler.request_deserializer(data) is None
-    if "Classify" in server.handlers[service.full_name]:
-        classify = server.handlers[service.full_name]["Classify"]
+    if classify := server.found(service).get("Classify"):
         request = vision_pb2.ClassifyRequest(model="digits", images=[b"png"])
         assert classify.request_deserializer(request.SerializeToString()) == request
         assert classify.request_deserializer(b"\x0a\x02\xff\xfe") is None  # a name that is not UTF-8
