@@ -161,8 +161,11 @@ class Batcher:
         if not queue.jobs:
             queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next, but without credit for its rest
         queue.append(job)
-        self._changed.set()
-        self._lanes.grant()
+        if len(pixels) in queue.planner.brief and self._lanes.try_acquire(self._share):
+            self._try_start_batch(in_free_lane=True)
+        if job.waiting:
+            self._changed.set()
+            self._lanes.grant()
         try:
             return await job.settled
         finally:
@@ -188,15 +191,7 @@ class Batcher:
         while True:
             await self._wait_for_work()
             await self._lanes.acquire(self._share)
-            try:
-                started = self._start_batch()
-            except Exception:
-                log.exception("model %s: no batch could be formed", self._name)
-                waiting = [job for job in self._unsettled if job.waiting]
-                fail(waiting, ExecutionFailed, f"model {self._name} could not run this request")
-                started = False
-            if not started:
-                self._lanes.release()
+            self._try_start_batch()
 
     async def _wait_for_work(self) -> None:
         while (patience_s := self._patience_s()) > 0:
@@ -219,7 +214,22 @@ class Batcher:
         queue = self._next_queue(self._clock())
         return queue is not None and queue.is_full
 
-    def _start_batch(self) -> bool:
+    def _try_start_batch(self, *, in_free_lane: bool = False) -> None:
+        """Starts the batch that is next in the lane that was acquired for it; gives that back where there is none.
+
+        A brief one is run at once, but only `in_free_lane`: the event loop can't wait until another batch has left it.
+        """
+        try:
+            started = self._start_batch(in_free_lane)
+        except Exception:
+            log.exception("model %s: no batch could be formed", self._name)
+            waiting = [job for job in self._unsettled if job.waiting]
+            fail(waiting, ExecutionFailed, f"model {self._name} could not run this request")
+            started = False
+        if not started:
+            self._lanes.release()
+
+    def _start_batch(self, in_free_lane: bool) -> bool:
         """Starts the batch that the plan puts first; False where every job has gone."""
         now = self._clock()
         queue = self._next_queue(now)
@@ -245,6 +255,9 @@ class Batcher:
         rows = [job.pixels[start:stop] for job, start, stop in pieces]
         batch = Batch(self._programs[mode, bucket].executable, bucket, rows)
         finish = partial(self._finish, mode, bucket, pieces)
+        if in_free_lane and step.bucket in queue.planner.brief and len(rows[0]) == step.bucket:
+            self._worker.run_to(batch, finish)
+            return True
         try:
             self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
         except RuntimeError as error:  # no thread: the worker was stopped, or the system has none left

@@ -62,6 +62,14 @@ class Lanes:
             del self._waiting[share]
             loop.call_soon(self.grant)
 
+    def try_acquire(self, share: Share) -> bool:
+        """Returns whether `share` got a lane at once, since one is free and nobody waits for it."""
+        if self._waiting or self._under_way >= self.count:
+            return False
+        share.virtual_s = self._virtual_s = max(share.virtual_s, self._virtual_s)
+        self._under_way += 1
+        return True
+
     def charge(self, share: Share, cost_s: float) -> None:
         """Counts the batch for which `share` acquired its lane."""
         share.virtual_s += cost_s

@@ -6,8 +6,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Final
 
 import numpy as np
@@ -40,15 +40,24 @@ class Run:
     execute_s: float
 
 
+Done = Callable[[Run | BaseException], object]
+"""Is called with what came of a batch."""
+
+
 class Worker:
-    """Runs batches on `lanes` lanes, and gathers one more meanwhile."""
+    """Runs batches on `lanes` lanes, and gathers one more meanwhile. A thread for each, from the start to `stop`."""
 
     def __init__(self, lanes: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._lanes = threading.Semaphore(lanes)
         self._places = lanes + 1
-        self._threads = ThreadPoolExecutor(self._places, thread_name_prefix=LANE)
         self._buffers: defaultdict[Bucket, list[Images]] = defaultdict(list)
+        self._submitted: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
+        self._has_stopped = False
+        # Daemons, so that a batch that never ends can't keep the process from its end.
+        self._threads = [threading.Thread(target=self._work, name=f"{LANE}_{n}", daemon=True) for n in range(lanes + 1)]
+        for thread in self._threads:
+            thread.start()
 
     def reserve(self, buckets: Iterable[Bucket]) -> None:
         """Allocates what batches of `buckets` are gathered into: a buffer for each batch that may be under way."""
@@ -60,13 +69,19 @@ class Worker:
         """Returns whether the thread of this number, the operating system's, runs batches."""
         return any(each.native_id == thread and each.name.startswith(LANE) for each in threading.enumerate())
 
-    def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
-        """Runs `batch` on a thread and calls `done` there with what came of it."""
-        self._threads.submit(self._run_to, batch, done)
+    def submit(self, batch: Batch, done: Done) -> None:
+        """Runs `batch` on a thread and calls `done` there with what came of it. Raises RuntimeError once stopped."""
+        if self._has_stopped:
+            raise RuntimeError("the worker was stopped")
+        self._submitted.put((batch, done))
 
     def stop(self) -> None:
-        """Waits for the batches under way and ends the threads."""
-        self._threads.shutdown()
+        """Waits for the batches that were submitted and ends the threads."""
+        self._has_stopped = True
+        for _ in self._threads:
+            self._submitted.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def run(self, batch: Batch) -> Run:
         """Gathers and runs `batch`; blocks."""
@@ -87,12 +102,18 @@ class Worker:
             self._buffers[batch.bucket].append(buffer)
         return Run(outputs, gathered - begin, start - gathered, end - start)
 
-    def _run_to(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
+    def run_to(self, batch: Batch, done: Done) -> None:
+        """Runs `batch` and calls `done` with what came of it; blocks."""
         try:
             result: Run | BaseException = self.run(batch)
         except BaseException as error:  # even SystemExit: nobody else would tell those who wait
             result = error
         done(result)
+
+    def _work(self) -> None:
+        while submitted := self._submitted.get():
+            self.run_to(*submitted)
+            del submitted  # which holds a request's images
 
     def _take_buffer(self, bucket: Bucket) -> Images:
         try:

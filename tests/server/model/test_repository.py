@@ -535,6 +535,7 @@ async def test_a_batch_loop_that_dies_is_told_and_fails_what_waits(
     def defect(share: object) -> None:
         raise ZeroDivisionError("a defect")
 
+    monkeypatch.setattr(house.lanes, "try_acquire", lambda share: False)
     monkeypatch.setattr(house.lanes, "acquire", defect)
     with pytest.raises(Exception, match="model a"):
         await house.ask()

@@ -54,7 +54,7 @@ def settings(source: str, **fields: Any) -> ModelSettings:
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.uint8])
-@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.AUTO])
+@pytest.mark.parametrize("mode", list(Mode))
 def test_a_saved_model_gets_pixels_from_0_to_255_as_it_takes_them(tmp_path: Path, dtype: tf.DType, mode: Mode) -> None:
     source = export(tmp_path / "sums", tf.TensorSpec((None, 6, 5, 3), dtype, name="photo"))
     model = catalog.load(settings(source))
