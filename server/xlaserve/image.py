@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -37,6 +37,10 @@ _MAX_SIDE: Final = 65_535  # JPEG's own bound; one pixel wide and 64 million hig
 # A few bytes of these cost many times more than a few bytes of pixels:
 _MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write about ten
 _MAX_PNG_PROFILES: Final = 4  # each unpacks a thousandfold; the standard allows one
+# Taken at the peak of decoding, at most:
+_PIXEL_BYTES: Final = 8  # four as Pillow keeps them, and four while they are converted
+_PROGRESSIVE_PIXEL_BYTES: Final = 16  # JPEG's coefficients of the whole image besides
+_WEBP_PIXEL_BYTES: Final = 20  # several canvases
 
 _TURNS: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -72,18 +76,21 @@ class Decoded(NamedTuple):
 Place = Callable[[int, int], Frame]
 """From the height and width of an upright image to where it goes; may refuse it with a RequestError."""
 
+Hold = Callable[[int], AbstractContextManager[object]]
+"""Waits until so many bytes may be taken, and holds them meanwhile."""
 
-def decode(data: bytes, place: Place, limits: ImageLimits) -> Decoded:
+
+def decode(data: bytes, place: Place, limits: ImageLimits, hold: Hold = nullcontext) -> Decoded:
     """Returns the image as RGB pixels of the size that `place` gives it.
 
-    Raises InvalidImage for anything but a whole JPEG, PNG or WebP image, ImageTooLarge before any pixel is allocated,
-    and what `place` raises.
+    Holds the bytes that it takes at its peak, once the header is read and before any pixel is allocated. Raises
+    InvalidImage for anything but a whole JPEG, PNG or WebP image, ImageTooLarge before that, and what `place` raises.
     """
     if len(data) > limits.max_image_bytes:
         raise ImageTooLarge(
             f"image: expected at most {limits.max_image_bytes} encoded bytes (max_image_bytes), got {len(data)}"
         )
-    with _open(data, limits) as image:
+    with _open(data, limits, hold) as image:
         image.load()
         turn = _orientation(image.info.get("exif"))  # which a PNG may hold behind its pixels
         is_sideways = turn >= 5
@@ -156,7 +163,7 @@ class _JpegFile(JpegImageFile):
 
 
 @contextmanager
-def _open(data: bytes, limits: ImageLimits) -> Iterator[ImageFile]:
+def _open(data: bytes, limits: ImageLimits, hold: Hold) -> Iterator[ImageFile]:
     """Gives the image with its header read and its size checked; whatever Pillow raises inside becomes InvalidImage.
 
     Opens Pillow's plugins directly: `Image.open` holds images against a bound that is global to the process, and warns.
@@ -179,11 +186,15 @@ def _open(data: bytes, limits: ImageLimits) -> Iterator[ImageFile]:
         start = "".join(letter if letter.isascii() and letter.isprintable() else "." for letter in start)
         raise InvalidImage(f"image: expected JPEG, PNG or WebP, got {len(data)} bytes that start with '{start}'")
     try:
-        if file is WebPImageFile:
-            _check_size(*_webp_size(data), limits)  # opening it already allocates the canvas
-        with file(_Reader(data)) as image:
-            _check_size(*image.size, limits)
-            yield image
+        with ExitStack() as held:
+            if file is WebPImageFile:  # opening it already allocates the canvas
+                held.enter_context(hold(_check_size(*_webp_size(data), limits) * _WEBP_PIXEL_BYTES))
+            with file(_Reader(data)) as image:
+                pixels = _check_size(*image.size, limits)
+                if file is not WebPImageFile:
+                    pixel_bytes = _PROGRESSIVE_PIXEL_BYTES if "progressive" in image.info else _PIXEL_BYTES
+                    held.enter_context(hold(pixels * pixel_bytes))
+                yield image
     except (RequestError, MemoryError):
         raise
     except Exception as error:
@@ -203,7 +214,8 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     return width & 0x3FFF, height & 0x3FFF
 
 
-def _check_size(width: int, height: int, limits: ImageLimits) -> None:
+def _check_size(width: int, height: int, limits: ImageLimits) -> int:
+    """Returns the number of pixels."""
     if height * width > limits.max_image_pixels:
         raise ImageTooLarge(
             f"image: expected at most {limits.max_image_pixels} pixels (max_image_pixels), "
@@ -211,6 +223,7 @@ def _check_size(width: int, height: int, limits: ImageLimits) -> None:
         )
     if max(height, width) > _MAX_SIDE:
         raise ImageTooLarge(f"image: expected sides of at most {_MAX_SIDE} pixels, got {width} x {height}")
+    return height * width
 
 
 def _to_grey_or_rgb(image: Image.Image) -> Image.Image:

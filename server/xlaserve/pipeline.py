@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from xlaserve.config import Mode, Settings
+from xlaserve.decoding import DecodingThreads, Memory
 from xlaserve.engine.device import usable_cores
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.queue import Result
@@ -24,7 +24,6 @@ from xlaserve.model.version import Served
 
 CHANNELS = 3
 
-Made = TypeVar("Made")
 Render = Callable[[Outputs, Frame], Any]
 """From one image's rows of the outputs, and where it lies in the model's input, to what a protocol answers."""
 
@@ -72,11 +71,13 @@ class Group:
 
 
 class Pipeline:
-    """Runs requests on ready models. Decodes and renders on threads of its own, so that the event loop never does."""
+    """Runs requests on ready models. Decodes and renders on threads of its own, so that the event loop never does, with
+    models in turns."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter) -> None:
         self._limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
-        self._threads = ThreadPoolExecutor(settings.decode_threads or usable_cores(), thread_name_prefix="decode")
+        self._memory = Memory(settings.max_decode_bytes)
+        self._threads = DecodingThreads(settings.decode_threads or usable_cores(), clock)
         self.clock = clock
 
     async def run(self, served: Served, request: Request) -> Answer:
@@ -102,12 +103,12 @@ class Pipeline:
                 frames = [whole(*images.shape[1:3])] * len(images)
             else:
                 began = self.clock()
-                groups, frames = await self._decode(images, served)
+                groups, frames = await self._decode(images, served, request.deadline)
                 decode_s = self.clock() - began
             result = await _run(served, groups, mode, request.deadline)
             if request.render:
                 began = self.clock()
-                rendered = await self._render(request.render, result.outputs, frames)
+                rendered = await self._render(served, request, result.outputs, frames)
                 render_s = self.clock() - began
         finally:
             served.batcher.leave(len(images), size_bytes)
@@ -117,9 +118,11 @@ class Pipeline:
 
     def stop(self) -> None:
         """Ends the decoding threads; what they have not begun is dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.stop()
 
-    async def _decode(self, encoded: Sequence[bytes], served: Served) -> tuple[list[Group], Sequence[Frame]]:
+    async def _decode(
+        self, encoded: Sequence[bytes], served: Served, deadline: float
+    ) -> tuple[list[Group], Sequence[Frame]]:
         """Returns the images as pixels, decoded side by side, and where in them they lie.
 
         Each goes to the resolution that suits it best; where outputs can't be of several, all to that of the first.
@@ -129,15 +132,18 @@ class Pipeline:
         place: Place = served.place
 
         def decode_row(row: int) -> Frame:
-            image, frame = decode(encoded[row], place, self._limits)
+            image, frame = decode(encoded[row], place, self._limits, self._memory.hold)
             pixels[frame.input_height, frame.input_width][row] = image
             return frame
 
-        frames: list[Frame] = []
+        model = served.settings.name
         if served.has_sized_outputs and len(pixels) > 1:
-            frames = await self._on_threads(decode_row, range(1))
-            place = partial(served.place_into, (frames[0].input_height, frames[0].input_width))
-        frames += await self._on_threads(decode_row, range(len(frames), len(encoded)))
+            (first,) = await self._threads.map(model, decode_row, 1, deadline)
+            place = partial(served.place_into, (first.input_height, first.input_width))
+            rest = len(encoded) - 1
+            frames = [first, *await self._threads.map(model, lambda row: decode_row(row + 1), rest, deadline)]
+        else:
+            frames = await self._threads.map(model, decode_row, len(encoded), deadline)
         rows: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for row, frame in enumerate(frames):
             rows[frame.input_height, frame.input_width].append(row)
@@ -146,21 +152,15 @@ class Pipeline:
             return [Group(range(len(encoded)), pixels[size])], frames
         return [Group(chosen, pixels[size][chosen]) for size, chosen in rows.items()], frames
 
-    async def _render(self, render: Render, outputs: Outputs, frames: Sequence[Frame]) -> list[Any]:
+    async def _render(self, served: Served, request: Request, outputs: Outputs, frames: Sequence[Frame]) -> list[Any]:
+        render = request.render
+        assert render is not None
+
         def render_row(row: int) -> Any:
             return render(tuple(output[row : row + 1] for output in outputs), frames[row])
 
-        return await self._on_threads(render_row, range(len(frames)))
-
-    async def _on_threads(self, work: Callable[[int], Made], rows: Iterable[int]) -> list[Made]:
-        """Returns what `work` makes of each row, side by side; where one fails, those not yet begun are dropped."""
-        loop = asyncio.get_running_loop()
-        pending = [loop.run_in_executor(self._threads, work, row) for row in rows]
-        try:
-            return await asyncio.gather(*pending)
-        finally:
-            for row in pending:
-                row.cancel()
+        model = served.settings.name
+        return await self._threads.map(model, render_row, len(frames), request.deadline, is_rendering=True)
 
 
 async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: float) -> Result:

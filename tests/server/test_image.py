@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
+import subprocess
+import sys
 import time
 import tracemalloc
 import zlib
@@ -321,6 +324,76 @@ def test_too_many_pixels_are_refused_before_any_is_allocated(data: bytes, size: 
     assert str(refusal.value) == f"image: expected at most 4000000 pixels (max_image_pixels), got {size}"
     assert took_s < 0.5
     assert peak_bytes < 1 << 20
+
+
+PEAKS = """
+import io, sys
+from functools import partial
+from pathlib import Path
+import numpy as np
+from PIL import Image
+from xlaserve.config import Fit
+from xlaserve.frame import place
+from xlaserve.image import ImageLimits, decode
+
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+
+def run(mode, format, height, width, options):
+    pixels = np.random.default_rng(0).integers(0, 256, (height // 50, width // 50, 4), np.uint8)
+    pixels = pixels.repeat(50, 0).repeat(50, 1)
+    if mode == "I;16":
+        image = Image.fromarray(pixels[..., 0].astype(np.uint16) * 257)
+    else:
+        image = Image.fromarray(pixels).convert("RGB").convert(mode)
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    del image, pixels
+    held = []
+
+    class Hold:
+        def __init__(self, size_bytes):
+            held.append(size_bytes)
+        def __enter__(self):
+            Path("/proc/self/clear_refs").write_text("5")
+            self.before = status("VmRSS")
+        def __exit__(self, *_):
+            held.append(status("VmHWM") - self.before)
+
+    where = partial(place, input_height=224, input_width=224, fit=Fit.RESIZE)
+    decode(file.getvalue(), where, ImageLimits(1 << 30, 1 << 30), Hold)
+    return held
+
+run("RGB", sys.argv[2], 100, 100, {})
+print(*run(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5]), eval(sys.argv[5])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "format", "height", "width", "options"),
+    [
+        ("RGBA", "PNG", 2000, 2000, {}),
+        ("I;16", "PNG", 2000, 2000, {}),
+        ("CMYK", "JPEG", 2000, 2000, {}),
+        ("CMYK", "JPEG", 2000, 2000, {"progressive": True}),
+        ("RGB", "JPEG", 2000, 2000, {"progressive": True, "subsampling": 0}),
+        ("RGBA", "WEBP", 2000, 2000, {"lossless": True}),
+        ("LA", "PNG", 50_000, 600, {}),  # high and narrow: resized in one pass
+    ],
+)
+def test_decoding_holds_the_bytes_that_it_takes(
+    mode: str, format: str, height: int, width: int, options: dict[str, object]
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PEAKS, mode, format, str(height), str(width), repr(options)],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},  # what is freed is given back at once
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    held, taken = map(int, run.stdout.split())
+    assert held / 2 < taken < held + (2 << 20)
 
 
 @pytest.mark.parametrize("format", LOSSLESS)

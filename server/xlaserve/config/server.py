@@ -91,7 +91,10 @@ class Settings(Frozen):
     max_image_pixels: int = Field(64_000_000, ge=1)
     """Most pixels of a decoded image: a small file can unpack to gigabytes."""
     decode_threads: int | None = Field(None, ge=1, le=256)
-    """Threads that decode images; one per core by default."""
+    """Threads that decode images, for all models in turns; one per core by default."""
+    max_decode_bytes: int = Field(512 * MIB, ge=1)
+    """Bytes that images under way on those threads may take, as their headers tell: 8 for a pixel, up to 20 for some
+    kinds. An image that does not fit waits for the others; one that takes more by itself is decoded alone."""
     drain_timeout_s: float = Field(30.0, ge=0, le=3600)
     """How long accepted work may take to finish after SIGTERM or an unload."""
 

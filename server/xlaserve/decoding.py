@@ -1,0 +1,236 @@
+"""Threads that decode and render for several models, in turns.
+
+Models share the threads by start-time fair queueing, as they share the device (see `engine.lanes`): each image advances
+its model's virtual time by the CPU seconds that it takes, and a free thread takes an image of the model whose virtual
+time is least. Within a model what is rendered goes before what is decoded, as it is nearly done, and requests are
+served in their order.
+
+The worst case: an image of a model that was idle waits until a thread is free, which is at most the rest of one image,
+and then for at most one image of each other model that has work waiting, however long their queues are. A large image
+may wait in addition until the images under way have given their memory back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from xlaserve.errors import DeadlineExceeded
+
+Made = TypeVar("Made")
+
+FRESH: Final = 0.1
+"""Weight of the last image in what a model's next one is expected to take."""
+
+
+class Memory:
+    """Bytes that may be in use at a time. One holder is always let in, whatever it asks for."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._used_bytes = 0
+        self._is_next = threading.Lock()
+        self._freed = threading.Condition()
+
+    @contextmanager
+    def hold(self, size_bytes: int) -> Iterator[None]:
+        """Waits until `size_bytes` fit beside what others hold. Whoever waits lets nobody pass."""
+        with self._is_next, self._freed:
+            while self._used_bytes and self._used_bytes + size_bytes > self._max_bytes:
+                self._freed.wait()
+            self._used_bytes += size_bytes
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._used_bytes -= size_bytes
+                self._freed.notify()
+
+
+class Rows:
+    """The rows of one request, each to be worked on once, in their order and side by side."""
+
+    __slots__ = ("count", "deadline", "made", "model", "settle", "taken", "unfinished", "work")
+
+    def __init__(
+        self, work: Callable[[int], object], count: int, deadline: float, settle: Callable[[Exception | None], None]
+    ) -> None:
+        self.work = work
+        self.count = count
+        self.deadline = deadline
+        self.settle = settle
+        """Called on any thread: with None once every row is made, or with what kept one from it; at times with more."""
+        self.made: list[Any] = [None] * count
+        self.taken = 0
+        self.unfinished = count
+        self.model: _Model | None = None
+        """Where it waits."""
+
+
+class _Model:
+    """What waits for one model's turns."""
+
+    def __init__(self) -> None:
+        self.rendering: deque[Rows] = deque()
+        self.decoding: deque[Rows] = deque()
+        self.virtual_s = 0.0
+        self.cost_s = 0.0
+        """What a row is expected to take."""
+
+    @property
+    def next(self) -> deque[Rows]:
+        return self.rendering or self.decoding
+
+    def charge(self, charged_s: float, took_s: float) -> None:
+        self.virtual_s += took_s - charged_s
+        self.cost_s += (took_s - self.cost_s) * (FRESH if self.cost_s else 1)
+
+
+class Turns:
+    """Whose row is next. Not locked."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._models: dict[Hashable, _Model] = {}
+        self._busy: set[_Model] = set()
+        self._virtual_s = 0.0
+
+    def put(self, name: Hashable, rows: Rows, *, is_rendering: bool = False) -> None:
+        """Adds rows of the model `name`."""
+        model = rows.model = self._models.setdefault(name, _Model())
+        if model not in self._busy:
+            self._busy.add(model)
+            model.virtual_s = max(model.virtual_s, self._virtual_s)  # next, but without credit for its rest
+        (model.rendering if is_rendering else model.decoding).append(rows)
+
+    def take(self) -> tuple[Rows, int, Callable[[float], None]] | None:
+        """Returns the next row, and what is to be told the seconds that it took; None where nothing waits.
+
+        Rows whose deadline has passed are failed instead.
+        """
+        while self._busy:
+            model = min(self._busy, key=lambda model: model.virtual_s)
+            rows = model.next[0]
+            if rows.deadline <= self._clock():
+                self.drop(rows)
+                rows.settle(late())
+                continue
+            row = rows.taken
+            rows.taken += 1
+            if rows.taken == rows.count:
+                self.drop(rows)
+            self._virtual_s = max(self._virtual_s, model.virtual_s)
+            expected_s = model.cost_s
+            model.virtual_s += expected_s
+            return rows, row, partial(model.charge, expected_s)
+        return None
+
+    def drop(self, rows: Rows) -> None:
+        """Takes out what waits of `rows`, if anything does."""
+        if (model := rows.model) is None:
+            return
+        rows.model = None
+        (model.rendering if rows in model.rendering else model.decoding).remove(rows)
+        if not model.next:
+            self._busy.remove(model)
+
+
+def late() -> DeadlineExceeded:
+    """Returns the error for work that nobody waits for any longer."""
+    return DeadlineExceeded("the deadline passed before every image was decoded and rendered")
+
+
+class DecodingThreads:
+    """`count` threads, started with the first work."""
+
+    def __init__(self, count: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.count = count
+        self._clock = clock
+        self._turns = Turns(clock)
+        self._changed = threading.Condition()
+        self._is_started = False
+        self._is_stopped = False
+
+    async def map(
+        self, model: Hashable, work: Callable[[int], Made], count: int, deadline: float, *, is_rendering: bool = False
+    ) -> list[Made]:
+        """Returns what `work` makes of each row from 0 to `count` - 1, side by side.
+
+        `deadline` is in seconds of the clock: DeadlineExceeded is raised as soon as it has passed. Where a row fails,
+        its error is raised at once. Then, and where the caller is cancelled, no further row begins.
+        """
+        if not count:
+            return []
+        loop = asyncio.get_running_loop()
+        settled: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: Exception | None) -> None:
+            if settled.done():
+                return
+            if error is None:
+                settled.set_result(None)
+            else:
+                settled.set_exception(error)
+
+        def settle_soon(error: Exception | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, error)
+
+        rows = Rows(work, count, deadline, settle_soon)
+        with self._changed:
+            self._turns.put(model, rows, is_rendering=is_rendering)
+            self._changed.notify(count)
+            self._start()
+        timer = None if deadline == float("inf") else loop.call_later(deadline - self._clock(), settle, late())
+        try:
+            await settled
+        finally:
+            if timer:
+                timer.cancel()
+            with self._changed:
+                self._turns.drop(rows)
+        return rows.made
+
+    def stop(self) -> None:
+        """Ends each thread after the row that it is at; the others stay undone."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            for number in range(self.count):
+                threading.Thread(target=self._serve, name=f"decode-{number}", daemon=True).start()
+
+    def _serve(self) -> None:
+        while (taken := self._take()) is not None:
+            rows, row, charge = taken
+            error: Exception | None = None
+            began = time.thread_time()
+            try:
+                rows.made[row] = rows.work(row)
+            except Exception as raised:
+                error = raised
+            with self._changed:
+                charge(time.thread_time() - began)
+                rows.unfinished -= 1
+                if error is not None:
+                    self._turns.drop(rows)
+            if error is not None or not rows.unfinished:
+                rows.settle(error)
+            del taken, rows, charge, error  # keeps nobody's images while it waits for the next
+
+    def _take(self) -> tuple[Rows, int, Callable[[float], None]] | None:
+        with self._changed:
+            while not self._is_stopped:
+                if taken := self._turns.take():
+                    return taken
+                self._changed.wait()
+        return None
