@@ -168,3 +168,11 @@ def test_a_watch_that_does_not_see_the_known_compilation_says_that_it_is_blind(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "XLA's events are not understood" in record.getMessage()
+
+
+def test_a_function_that_can_not_be_compiled_leaves_the_watch_blind_and_ends_nothing(watched: Watched) -> None:
+    def fail() -> None:
+        raise ValueError
+
+    watched.watch.check(fail)
+    assert watched.watch.is_blind is True
