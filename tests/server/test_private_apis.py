@@ -1,0 +1,617 @@
+"""What xlaserve reaches into that nobody promises to keep: each such thing by its name, and what breaks without it.
+
+Private names and undocumented behaviour of TensorFlow, Keras, KerasCV, Pillow and grpcio. Versions beyond those that
+these tests passed with are kept out by upper bounds in pyproject.toml: raise a bound, and this file says what to mend.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+from tensorflow.python.eager import context
+from tensorflow.python.framework import convert_to_constants
+
+from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED
+from xlaserve.engine.xla_log import Reader
+from xlaserve.model.keras_runtime import keras
+
+ROOT: Final = Path(__file__).parents[2]
+PATIENCE_S: Final = 120
+BOUNDED: Final = {"grpcio", "pillow", "tensorflow-cpu", "tensorflow", "keras", "keras-cv"}
+OURS: Final = {"self", "cls", "os._exit", "argparse._ArgumentGroup"}
+NAMED_TUPLES: Final = {"_asdict", "_replace"}
+PRIVATE_NAMES: Final = {
+    "convert_to_constants._FunctionConverterDataInEager",
+    "convert_to_constants._replace_variables_by_constants",
+    "tensor._keras_history",
+    "model._flatten_layers",
+}
+PRIVATE_MODULES: Final = {
+    "tensorflow.python.eager",
+    "tensorflow.python.framework",
+    "tensorflow.compiler.tf2xla.ops.gen_xla_ops",
+    "tensorflow.tsl.profiler.protobuf",
+}
+"""All that the sources may use; each has its test below."""
+
+
+@contextmanager
+def needed(name: str, *, by: str, breaks: str) -> Iterator[None]:
+    """Says of whatever goes wrong inside what it means for xlaserve."""
+    try:
+        yield
+    except Exception as error:
+        pytest.fail(
+            f"{name} is not what it was ({type(error).__name__}: {error}).\nUsed by {by}; without it: {breaks}."
+        )
+
+
+def sources() -> Iterator[tuple[Path, ast.AST]]:
+    for folder in ("server", "client", "loadtest", "bench", "scripts"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if "_pb2" not in file.name:
+                yield file, ast.parse(file.read_text())
+
+
+def test_nothing_private_is_used_that_has_no_test_here() -> None:
+    names, modules = set(), set()
+    for _, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                if re.match(r"tensorflow\.|keras\.src|PIL\._|grpc\._", node.module):
+                    modules.add(node.module)
+            elif isinstance(node, ast.Attribute) and re.match(r"_[a-z]|_[A-Z]", node.attr):
+                owner = ast.unparse(node.value)
+                if owner not in OURS and owner != "super()" and node.attr not in NAMED_TUPLES:
+                    names.add(ast.unparse(node))
+    assert names - OURS == PRIVATE_NAMES, "name it here, with a test of what it does and who needs it"
+    assert modules == PRIVATE_MODULES
+
+
+def test_what_is_reached_into_has_an_upper_bound_that_the_pinned_version_keeps() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    wanted = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["cpu"],
+        *project["optional-dependencies"]["gpu"],
+    ]
+    bounds = {}
+    for requirement in wanted:
+        found = re.fullmatch(r"([\w-]+)(?:\[[\w-]+\])?>=([\d.]+)(?:,<([\d.]+))?", requirement)
+        assert found, requirement
+        name, lowest, bound = found.groups()
+        assert numbers(lowest) <= numbers(pinned[name]), requirement
+        if bound:
+            assert numbers(pinned[name]) < numbers(bound), requirement
+            bounds[name] = bound
+    assert bounds.keys() >= BOUNDED
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+# TensorFlow, in this process.
+
+
+def traced() -> Any:
+    """A concrete function of pixels and one variable."""
+    weight = tf.Variable(3.0)
+    spec = tf.TensorSpec((None, 2, 2, 3), tf.uint8, name="pixels")
+    function = tf.function(lambda pixels: (tf.cast(pixels, tf.float32) * weight,), autograph=False)
+    concrete = function.get_concrete_function(spec)
+    concrete.owner = (weight, function)
+    return concrete
+
+
+def test_tensorflows_context_knows_its_device_and_its_configuration() -> None:
+    with needed(
+        "tensorflow.python.eager.context.context()",
+        by="engine/frozen.py",
+        breaks="frozen graphs have threads, memory and GPUs of their own, and replicas run on the wrong GPU",
+    ):
+        with tf.device("/CPU:0"):
+            assert context.context().device_name.endswith("CPU:0")
+        config = tf.compat.v1.ConfigProto()
+        config.CopyFrom(context.context().config)
+        levels = tf.compat.v1.OptimizerOptions
+        for level in (levels.ON_2, levels.OFF):
+            config.graph_options.optimizer_options.global_jit_level = level
+        config.experimental.optimize_for_static_graph = True
+        config.experimental.disable_output_partition_graphs = True
+
+
+def test_variables_become_constants_in_a_graph() -> None:
+    with needed(
+        "convert_to_constants._FunctionConverterDataInEager and ._replace_variables_by_constants",
+        by="engine/frozen.py",
+        breaks="no model runs in graph mode or autocluster",
+    ):
+        function = traced()
+        data = convert_to_constants._FunctionConverterDataInEager(
+            func=function, lower_control_flow=True, aggressive_inlining=False
+        )
+        definition, converted = convert_to_constants._replace_variables_by_constants(data)
+        assert len(converted) == len(function.captured_inputs) == 1
+        assert "Const" in {node.op for node in definition.node}
+        assert not {node.op for node in definition.node} & {"ReadVariableOp", "VarHandleOp"}
+        graph = tf.Graph()
+        with graph.as_default():
+            tf.graph_util.import_graph_def(definition, name="")
+        with tf.compat.v1.Session(graph=graph) as session:
+            run = session.make_callable([function.outputs[0].name], feed_list=[function.inputs[0].name])
+            assert run(np.full((1, 2, 2, 3), 5, np.uint8))[0].max() == 15.0
+
+
+def test_a_function_graph_gives_what_it_captured() -> None:
+    with needed(
+        "FuncGraph.captures, .variables and a variable's .handle",
+        by="engine/stablehlo.py",
+        breaks="programs are exported to the compile cache with the wrong weights, or none",
+    ):
+        function = traced()
+        ((outside, inside),) = function.graph.captures
+        (variable,) = function.graph.variables
+        assert outside is variable.handle
+        assert outside.dtype == tf.resource
+        assert any(inside is symbol for symbol in function.graph.inputs)
+
+
+def test_a_function_graph_captures_what_it_is_given() -> None:
+    with needed(
+        "FuncGraph.capture",
+        by="engine/stablehlo.py",
+        breaks="a program from the compile cache holds a copy of the weights as constants, or can't be called",
+    ):
+        weights = tf.constant([2.0, 3.0])
+
+        def run(values: tf.Tensor) -> tf.Tensor:
+            graph: Any = tf.compat.v1.get_default_graph()
+            return values * graph.capture(weights)
+
+        function = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(2, tf.float32))
+        assert function.captured_inputs[0] is weights
+        assert function(tf.ones(2)).numpy().tolist() == [2.0, 3.0]
+
+
+def test_a_module_of_stablehlo_is_an_operation() -> None:
+    from xlaserve.engine.stablehlo import export, load
+
+    with needed(
+        "XlaCallModule, its attributes and its calling convention 9, and get_compiler_ir's stablehlo_serialized",
+        by="engine/stablehlo.py",
+        breaks="nothing can be written to the compile cache, or what is there can't be run",
+    ):
+        weight = tf.Variable(3.0)
+        shape = (2, 1, 1, 3)
+        exported = export(lambda pixels: (tf.cast(pixels, tf.float32) * weight,), shape)
+        (values,) = load(exported, shape, "cpu")(tf.ones(shape, tf.uint8))
+        assert values.numpy().tolist() == np.full(shape, 3.0).tolist()
+
+
+@pytest.mark.parametrize("stage", ["stablehlo", "stablehlo_serialized", "hlo", "optimized_hlo"])
+def test_a_functions_program_can_be_had(stage: str) -> None:
+    with needed(
+        f"tf.function(...).experimental_get_compiler_ir(...)(stage={stage!r})",
+        by="engine/stablehlo.py, engine/executable.py and inspection/explain.py",
+        breaks="no compile cache, no `xlaserve explain`",
+    ):
+        function = tf.function(lambda values: values + 1.0, jit_compile=True)
+        assert function.experimental_get_compiler_ir(tf.TensorSpec(3, tf.float32))(stage=stage)
+
+
+def test_xlas_barrier_is_an_operation() -> None:
+    with needed(
+        "tensorflow.compiler.tf2xla.ops.gen_xla_ops.xla_optimization_barrier",
+        by="model/lowering/materialize.py",
+        breaks="lowered layers can't be traced: no convolutional model of Keras runs in XLA on a CPU",
+    ):
+        from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
+
+        function = tf.function(lambda values: xla_optimization_barrier([values + 1.0])[0], jit_compile=True)
+        assert function(tf.ones(2)).numpy().tolist() == [2.0, 2.0]
+        text = function.experimental_get_compiler_ir(tf.TensorSpec(2, tf.float32))(stage="stablehlo")
+        assert "optimization_barrier" in str(text)
+
+
+def test_the_mark_that_has_xla_compile_a_function_keeps_its_name() -> None:
+    from xlaserve.engine.stablehlo import MUST_COMPILE
+
+    with needed(
+        "the attribute _XlaMustCompile",
+        by="engine/frozen.py and engine/stablehlo.py",
+        breaks="graph mode runs XLA unseen, and programs from the compile cache run without it",
+    ):
+        inner = tf.function(lambda values: values + 1.0, jit_compile=True)
+        outer = tf.function(lambda values: inner(values) + 1.0, autograph=False)
+        definition = outer.get_concrete_function(tf.TensorSpec(2, tf.float32)).graph.as_graph_def()
+        marked = [part for part in (*definition.node, *definition.library.function) if MUST_COMPILE in part.attr]
+        assert any(part.attr[MUST_COMPILE].b for part in marked)
+
+
+def test_a_recording_can_be_parsed() -> None:
+    with needed(
+        "tensorflow.tsl.profiler.protobuf.xplane_pb2",
+        by="inspection/trace.py",
+        breaks="`xlaserve explain` can't say what instructions took",
+    ):
+        from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+        assert {"planes"} <= set(xplane_pb2.XSpace.DESCRIPTOR.fields_by_name)
+        assert {"lines", "event_metadata", "stat_metadata"} <= set(xplane_pb2.XPlane.DESCRIPTOR.fields_by_name)
+
+
+def test_switches_of_the_device_are_where_they_were() -> None:
+    with needed(
+        "tf.config.experimental", by="engine/device.py and engine/executable.py", breaks="no server starts on a GPU"
+    ):
+        experimental = tf.config.experimental
+        was_on = experimental.tensor_float_32_execution_enabled()
+        experimental.enable_tensor_float_32_execution(was_on)
+        assert callable(experimental.get_device_details)
+        assert callable(experimental.set_memory_growth)
+
+
+# TensorFlow and XLA, in a process with the flags that a server sets.
+
+PROBE = """
+import json, os, sys
+from pathlib import Path
+
+from xlaserve.engine import device, flags, stderr_tap, xla_log
+
+folder = Path(sys.argv[1])
+device._set_flags()
+flags.add(flags.TF_XLA, f"--tf_xla_persistent_cache_directory={folder}")
+flags.add(flags.XLA, f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE=xla_log.VMODULE)
+
+import numpy as np
+import tensorflow as tf
+
+from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED, FrozenGraph
+
+# A constant, for the watch, and what is kept of a function, for the compile cache.
+def probed(images, size):
+    return tf.image.resize(images, size)
+tf.function(probed, autograph=False, jit_compile=True)(tf.zeros((1, 4, 4, 3)), tf.constant([9, 7]))
+kept = [file.name for file in folder.glob("*.pb") if b"probed" in file.read_bytes()]
+
+# Clusters: as many shapes as there may be, each run as often as it takes, and then again.
+def clustered(pixels):
+    values = tf.cast(pixels, tf.float32)
+    return (tf.reduce_sum(tf.sin(values) * tf.cos(values) + 1, axis=(1, 2)),)
+spec = tf.TensorSpec((None, 4, 4, 3), tf.uint8)
+graph = FrozenGraph(tf.function(clustered, autograph=False).get_concrete_function(spec), has_clusters=True)
+def run_all():
+    for batch in range(1, MOST_CLUSTERED + 1):
+        graph(np.zeros((batch, 4, 4, 3), np.uint8))
+def count():
+    return len(list(folder.glob("*.pb")))
+before = count()
+for _ in range(CLUSTER_RUNS):
+    run_all()
+driven = count()
+run_all()
+print(json.dumps({"kept": kept, "clusters": driven - before, "later": count() - driven}))
+"""
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    folder = tmp_path_factory.mktemp("executables")
+    environment = {key: value for key, value in os.environ.items() if key not in ("TF_XLA_FLAGS", "XLA_FLAGS")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return SimpleNamespace(status=done.returncode, stdout=done.stdout, log=done.stderr)
+
+
+def test_tensorflow_and_xla_take_the_flags_that_a_server_sets(probe: SimpleNamespace) -> None:
+    with needed(
+        "a flag in XLA_FLAGS or TF_XLA_FLAGS",
+        by="engine/device.py, engine/cache and engine/stderr_tap.py",
+        breaks="an unknown flag ends the process when XLA is first used: no server starts",
+    ):
+        assert probe.status == 0, probe.log[-2000:]
+
+
+def test_tensorflows_log_tells_of_a_compilation_what_the_watch_needs(probe: SimpleNamespace) -> None:
+    with needed(
+        "TF_CPP_VMODULE, and the wording of device_compiler, device_executable_persistor, xla_compiler, const_analysis",
+        by="engine/xla_log.py, engine/stderr_tap.py",
+        breaks="what XLA compiles while serving goes unseen (a server then says that its watch is blind)",
+    ):
+        reader = Reader()
+        found = [each for line in probe.log.splitlines() if (each := reader.read(line)) is not None]
+        (resize,) = [each for each in found if "probed" in each.function]
+        assert (resize.arguments, resize.result) == (("f32[1,4,4,3]",), "f32[1,9,7,3]")
+        assert resize.constants == ("size = 9 7 (needed by resize/ResizeBilinear)",)
+        assert resize.seconds > 0
+
+
+def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespace) -> None:
+    with needed(
+        "--tf_xla_persistent_cache_directory and what is in its files",
+        by="engine/cache/executables.py",
+        breaks="nothing is found to be kept: each start compiles anew",
+    ):
+        assert len(json.loads(probe.stdout)["kept"]) == 1
+
+
+def test_clusters_are_compiled_within_the_runs_and_shapes_that_warm_up_counts_on(probe: SimpleNamespace) -> None:
+    with needed(
+        f"kDefaultCompilationThreshold ({CLUSTER_RUNS}) and kCompileThreshold ({MOST_CLUSTERED})",
+        by="engine/frozen.py",
+        breaks="the mode autocluster compiles while a request waits, or never",
+    ):
+        counted = json.loads(probe.stdout)
+        assert (counted["clusters"], counted["later"]) == (MOST_CLUSTERED, 0)
+
+
+# Keras.
+
+
+def small() -> Any:
+    pixels = keras.Input((8, 8, 3), name="pixels")
+    inner = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="inside")], name="inner")
+    return keras.Model(pixels, keras.layers.Flatten(name="last")(inner(pixels)))
+
+
+def test_an_output_knows_the_layer_that_made_it() -> None:
+    with needed(
+        "KerasTensor._keras_history.operation",
+        by="model/precision.py",
+        breaks="the last layer computes in half the bits, or no model can be narrowed",
+    ):
+        model = small()
+        assert model.outputs[0]._keras_history.operation is model.get_layer("last")
+
+
+def test_a_model_gives_layers_within_layers() -> None:
+    with needed(
+        "Model._flatten_layers",
+        by="model/precision.py, model/sources/random_weights.py",
+        breaks="layers within layers stay in float32, and random weights give every image the same answer",
+    ):
+        assert {"inner", "inside", "last"} <= {layer.name for layer in small()._flatten_layers()}
+
+
+def test_a_layers_policy_can_be_changed_once_it_is_built() -> None:
+    with needed(
+        "the setter of Layer.dtype_policy", by="model/precision.py", breaks="precision has no effect, or breaks layers"
+    ):
+        layer = small().get_layer("inner").layers[-1]
+        layer.dtype_policy = "mixed_bfloat16"
+        assert (layer.compute_dtype, layer.variable_dtype) == ("bfloat16", "float32")
+        assert layer(tf.zeros((1, 8, 8, 3))).dtype == tf.bfloat16
+
+
+def test_a_model_knows_whether_its_input_was_a_mapping() -> None:
+    with needed(
+        "Functional._inputs_struct", by="model/sources/keras_models.py", breaks="models whose input has a name fail"
+    ):
+        pixels = keras.Input((8, 8, 3), name="pixels")
+        outputs = keras.layers.Flatten()(pixels)
+        assert list(keras.Model({"pixels": pixels}, outputs)._inputs_struct) == ["pixels"]
+        assert not isinstance(keras.Model(pixels, outputs)._inputs_struct, dict)
+
+
+def test_a_layers_twin_is_a_layer_without_a_place_in_any_graph() -> None:
+    from xlaserve.model.lowering.holding import with_replaced
+
+    class Holder(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = keras.layers.Dense(2)
+
+        def call(self, values: tf.Tensor) -> tf.Tensor:
+            return self.held(values)
+
+    with needed(
+        "Layer._inbound_nodes, ._outbound_nodes, and all of a layer being in vars(layer)",
+        by="model/lowering/holding.py",
+        breaks="layers within layers are not lowered, or a lowered model computes with the original's layers",
+    ):
+        holder = Holder()
+        keras.Model(symbol := keras.Input((3,)), holder(symbol))
+        assert vars(holder)["_inbound_nodes"]
+        other = keras.layers.Dense(2, kernel_initializer="zeros")
+        twin = with_replaced(holder, lambda layer: other)
+        assert twin is not holder
+        assert not vars(twin)["_inbound_nodes"]
+        assert twin.built
+        assert not twin(tf.ones((1, 3))).numpy().any()
+        assert holder(tf.ones((1, 3))).numpy().any()
+
+
+def test_a_clone_shares_what_its_function_returns_and_goes_into_models() -> None:
+    with needed(
+        "keras.models.clone_model(clone_function=..., recursive=True)",
+        by="model/lowering/__init__.py",
+        breaks="layers of models within models are not lowered, or weights are lost",
+    ):
+        model, seen = small(), []
+
+        def keep(layer: Any) -> Any:
+            seen.append(layer.name)
+            return layer
+
+        clone = keras.models.clone_model(model, clone_function=keep, recursive=True)
+        assert "inside" in seen
+        images = np.ones((1, 8, 8, 3), np.float32)
+        np.testing.assert_array_equal(clone(images), model(images))
+
+
+def test_a_model_that_is_a_graph_of_layers_can_be_told_by_its_call() -> None:
+    from xlaserve.model import lowering
+
+    class Custom(keras.Model):
+        def call(self, values: tf.Tensor) -> tf.Tensor:
+            return values + 1.0
+
+    with needed(
+        "Functional.call and Sequential.call being a class's own",
+        by="model/lowering/__init__.py",
+        breaks="no model is lowered, or models of a class of their own are lowered and lose what it computes",
+    ):
+        assert not lowering._has_own_call(small())
+        assert not lowering._has_own_call(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+        assert lowering._has_own_call(Custom())
+
+
+def test_initial_weights_come_of_pythons_generator() -> None:
+    from xlaserve.model.sources.random_weights import seeded
+
+    with needed(
+        "Keras drawing the seeds of its initializers from Python's random",
+        by="model/sources/random_weights.py",
+        breaks="models with random weights give other answers at each start, and replicas disagree",
+    ):
+        kernels = []
+        for _ in range(2):
+            with seeded():
+                layer = keras.layers.Dense(4)
+                layer.build((None, 3))
+                kernels.append(layer.kernel.numpy())
+        np.testing.assert_array_equal(*kernels)
+
+
+def test_kerascvs_detectors_decode_with_a_layer_that_can_be_replaced() -> None:
+    from xlaserve.model.sources.keras_cv_detector import is_detector
+
+    with needed(
+        "RetinaNet.prediction_decoder, YOLOV8Detector.prediction_decoder and .decode_predictions",
+        by="model/sources/keras_cv_detector.py",
+        breaks="KerasCV's detectors are served as something else, or suppress on the host",
+    ):
+        import keras_cv
+
+        for kind in (keras_cv.models.RetinaNet, keras_cv.models.YOLOV8Detector):
+            assert hasattr(kind, "decode_predictions")
+            assert isinstance(vars(kind)["prediction_decoder"], property)
+            assert vars(kind)["prediction_decoder"].fset
+            assert is_detector(kind)
+
+
+# Pillow.
+
+
+def jpeg(**options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (16, 8), (200, 10, 10)).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def test_jpegs_ask_one_method_for_their_resolution() -> None:
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    class Spy(JpegImageFile):
+        calls = 0
+
+        def _read_dpi_from_exif(self) -> None:
+            Spy.calls += 1
+
+    with needed(
+        "JpegImageFile._read_dpi_from_exif",
+        by="image.py",
+        breaks="Pillow's TIFF parser reads what clients send, and writes warnings about it into the log",
+    ):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        with Spy(io.BytesIO(jpeg(exif=exif))) as image:
+            assert Spy.calls == 1
+            assert image.info["exif"].startswith(b"Exif\0\0")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_plugins_open_files_without_image_open(kind: str) -> None:
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+    from PIL.WebPImagePlugin import WebPImageFile
+
+    plugin = {"JPEG": JpegImageFile, "PNG": PngImageFile, "WEBP": WebPImageFile}[kind]
+    with needed(
+        f"{plugin.__name__}(file), its size before load(), and its EXIF in info",
+        by="image.py",
+        breaks="images can't be decoded, or are allocated before their size was checked",
+    ):
+        file = io.BytesIO()
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        Image.new("RGB", (16, 8), (200, 10, 10)).save(file, kind, exif=exif)
+        reads = []
+
+        class Reader(io.BytesIO):
+            def read(self, size: int | None = -1, /) -> bytes:
+                reads.append(size)
+                return super().read(size)
+
+        with plugin(Reader(file.getvalue())) as image:
+            assert image.size == (16, 8)
+            image.load()
+            assert isinstance(image.info.get("exif"), bytes)
+        assert reads, "what bounds the reads of a file made of tiny segments is never asked"
+
+
+def test_grey_of_16_bits_is_a_mode_of_its_own() -> None:
+    with needed("the mode I;16", by="image.py", breaks="images of 16 bits are clipped: all white"):
+        file = io.BytesIO()
+        Image.fromarray(np.full((4, 4), 0x8000, np.uint16)).save(file, "PNG")
+        with Image.open(io.BytesIO(file.getvalue())) as image:
+            assert image.mode == "I;16"
+            assert np.asarray(image).max() == 0x8000
+
+
+# grpcio. What a real server makes of it is in tests/integration.
+
+
+def test_a_deserializer_may_return_none() -> None:
+    import asyncio
+
+    import grpc
+
+    async def ask() -> Any:
+        async def answer(request: Any, context: Any) -> bytes:
+            assert context.time_remaining() > 0
+            return b"none" if request is None else b"some"
+
+        method = grpc.unary_unary_rpc_method_handler(answer, lambda data: None, lambda response: response)
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.Service", {"Ask": method}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                return await channel.unary_unary("/a.Service/Ask")(b"\xff", timeout=20)
+        finally:
+            await server.stop(None)
+
+    with needed(
+        "handlers whose deserializer returns None",
+        by="rpc/handlers.py",
+        breaks="bytes that are no message become UNKNOWN with the name of a Python class, and a traceback in the log",
+    ):
+        assert asyncio.run(ask()) == b"none"
