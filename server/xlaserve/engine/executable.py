@@ -12,7 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED, FrozenGraph, UnfreezableError, has_xla, trim_heap
+from xlaserve.engine.frozen import (
+    CLUSTER_RUNS,
+    MOST_CLUSTERED,
+    FrozenGraph,
+    UnfreezableError,
+    assigns_variables,
+    has_xla,
+    trim_heap,
+)
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 from xlaserve.errors import ModelFailed
 
@@ -40,6 +48,8 @@ class TensorFlowProgram:
         self._tracing = threading.Lock()
         self._graphs: dict[tuple[int, int], Executable] = {}
         self._clustered: dict[tuple[int, int], list[FrozenGraph]] = {}
+        self.assigns_variables = False
+        """Whether it was seen to change variables as it runs, once it was traced."""
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
@@ -112,7 +122,13 @@ class TensorFlowProgram:
         with self._tracing:  # once, whoever comes first
             if key not in self._any_batch:
                 shape = (None, bucket.height, bucket.width, CHANNELS)
-                self._any_batch[key] = _concrete(forward, shape, jit_compile=False)
+                self._any_batch[key] = function = _concrete(forward, shape, jit_compile=False)
+                if not self.assigns_variables and assigns_variables(function):
+                    self.assigns_variables = True
+                    log.warning(
+                        "the model assigns variables as it runs: its answers may depend on all that it ran before, "
+                        "other clients' requests, padding and warm-up among them"
+                    )
             return self._any_batch[key]
 
     def _graph(self, bucket: Bucket) -> Executable:
@@ -130,7 +146,11 @@ class TensorFlowProgram:
         """Returns a graph that has not yet clustered as many shapes as it may."""
         taken = self._clustered.setdefault((bucket.height, bucket.width), [])
         used = len(taken) % MOST_CLUSTERED
-        taken.append(taken[-1] if used else FrozenGraph(self._trace(self._forward, bucket), has_clusters=True))
+        any_batch = self._trace(self._forward, bucket)
+        try:
+            taken.append(taken[-1] if used else FrozenGraph(any_batch, has_clusters=True))
+        except UnfreezableError as error:
+            raise ModelFailed(f"modes: autocluster runs frozen graphs alone, and this can be none: {error}") from error
         return taken[-1]
 
 

@@ -14,6 +14,7 @@ convolution with groups, which on a CPU takes tens of times longer so, and compi
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Final
@@ -37,6 +38,8 @@ CLUSTER_RUNS: Final = 2
 MOST_CLUSTERED: Final = 10
 """Shapes; beyond them TensorFlow takes a cluster for one not worth compiling (`kCompileThreshold`, there as well)."""
 
+_WRITES: Final = re.compile(r"Assign|Resource(\w*Apply|Scatter|StridedSliceAssign|CountUpTo)|Rng(ReadAnd)?Skip")
+"""What the names of operations begin with that change a variable."""
 _XLA_ALONE: Final = "Xla"
 """What the names of operations begin with that have no other implementation."""
 
@@ -71,6 +74,8 @@ class FrozenGraph:
 
 def _freeze(function: Any) -> Any:
     """Returns the graph of a concrete function with the values of its variables in their place, functions inlined."""
+    if assigns_variables(function):
+        raise UnfreezableError("it assigns variables")
     size_bytes = sum(variable.dtype.size * variable.shape.num_elements() for variable in function.variables)
     if size_bytes > MOST_BYTES:
         raise UnfreezableError(f"it has {size_bytes / 2**30:.1f} GiB of weights, and a graph holds less than 2")
@@ -89,6 +94,11 @@ def _freeze(function: Any) -> Any:
     if len(converted) != len(function.captured_inputs):
         raise UnfreezableError("it refers to something that is neither a variable nor a constant")
     return graph
+
+
+def assigns_variables(function: Any) -> bool:
+    """Returns whether a concrete function changes variables as it runs."""
+    return any(_WRITES.match(node.op) for node in _nodes(function.graph.as_graph_def()))
 
 
 def has_xla(function: Any) -> bool:

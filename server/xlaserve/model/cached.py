@@ -8,10 +8,12 @@ programs of the mode `xla` are kept; for others the model is built as ever.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,7 +28,7 @@ from xlaserve.engine import stablehlo
 from xlaserve.engine.buckets import Cost
 from xlaserve.engine.cache.cache import CompileCache
 from xlaserve.engine.cache.environment import digest
-from xlaserve.engine.cache.records import Folder, Record
+from xlaserve.engine.cache.records import Folder, Record, RecordError
 from xlaserve.engine.device import Device
 from xlaserve.engine.executable import CHANNELS, FixedShape, Function, TensorFlowProgram
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
@@ -37,6 +39,7 @@ from xlaserve.model.task import Task
 log = logging.getLogger(__name__)
 
 NETWORK: Final = "network"
+WEIGHTS: Final = "weights"
 MODULE: Final = "module"
 _IRRELEVANT: Final = {
     *("name", "version", "fit", "modes", "default_mode", "buckets", "auto_buckets", "unmatched"),
@@ -70,15 +73,15 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
     """Returns the network that `build` builds, which is only called where the cache does not do."""
     try:
         model = identity(settings)
+        folder = None if model is None else cache.folder(device, model)
     except OSError:  # `build` says what is wrong with the file
-        model = None
-    if model is None:
+        folder = None
+    if folder is None:
         return build()
-    folder = cache.folder(device, model)
-    program = CachedProgram(cache, folder, device, build)
+    program = CachedProgram(cache, folder, device, build, settings.name)
     reference = partial(_reference, folder, program)
-    if (record := folder.read(NETWORK)) is not None:
-        return Network(program=program, reference=reference, **_described(record.header))
+    if (described := folder.read(NETWORK, lambda record: _described(record.header, program))) is not None:
+        return replace(described, reference=reference)
     folder.write(NETWORK, _description(program.built), {})
     return replace(program.built, program=program, reference=reference)
 
@@ -89,25 +92,22 @@ def _description(network: Network) -> dict[str, Any]:
     return {**facts, "task": {"kind": type(network.task).__name__, **asdict(network.task)}}
 
 
-def _described(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what `_description` was made of."""
+def _described(description: Mapping[str, Any], program: CachedProgram) -> Network:
+    """Returns what `_description` was made of. Raises where that is no description."""
     types = get_type_hints(Network)
     values = {
         name: TypeAdapter(types[name]).validate_python(description[name]) for name in description.keys() - {"task"}
     }
     facts = dict(description["task"])
     kind: TypeAdapter[Task] = TypeAdapter(_TASKS[facts.pop("kind")])
-    return {**values, "task": kind.validate_python(facts)}
+    return Network(program=program, task=kind.validate_python(facts), **values)
 
 
 def _reference(folder: Folder, program: CachedProgram, images: Images) -> Outputs:
     """Returns what `Network.reference` answers to `images`, without building the network where it was asked before."""
     name = f"reference-{hashlib.sha256(images.data).hexdigest()[:16]}"
-    if (record := folder.read(name)) is not None:
-        return tuple(
-            np.frombuffer(record.blobs[str(index)], dtype).reshape(shape)
-            for index, (dtype, shape) in enumerate(record.header["outputs"])
-        )
+    if (kept := folder.read(name, _outputs)) is not None:
+        return kept
     assert program.built.reference is not None  # every source of TensorFlow's has one
     outputs = program.built.reference(images)
     blobs = {
@@ -117,17 +117,57 @@ def _reference(folder: Folder, program: CachedProgram, images: Images) -> Output
     return outputs
 
 
+def _outputs(record: Record) -> Outputs:
+    return tuple(
+        np.frombuffer(record.blobs[str(index)], dtype).reshape(shape)
+        for index, (dtype, shape) in enumerate(record.header["outputs"])
+    )
+
+
+def _cost(record: Record) -> Cost:
+    cost = Cost(**record.header)
+    if not all(0 <= second < math.inf for second in cost):
+        raise RecordError("it holds no costs")
+    return cost
+
+
+def _weights(name: str, record: Record) -> tuple[tf.Tensor, ...]:
+    kinds = record.header["arrays"]
+    contents = [record.blobs[str(index)] for index in range(len(kinds))]
+    if _weights_name(kinds, contents) != name:
+        raise RecordError("its name is not that of its contents")
+    return tuple(
+        tf.constant(np.frombuffer(content, tf.as_dtype(dtype).as_numpy_dtype).reshape(shape))
+        for content, (dtype, shape) in zip(contents, kinds, strict=True)
+    )
+
+
+def _weights_name(kinds: object, contents: Sequence[memoryview]) -> str:
+    """Returns a name for weights that others don't share; `kinds`, of JSON's types, are their types and shapes."""
+    sha256 = hashlib.sha256(json.dumps(kinds).encode())
+    for content in contents:
+        sha256.update(content)
+    return f"{WEIGHTS}-{sha256.hexdigest()[:24]}"
+
+
 class CachedProgram:
-    """A `Program` that reads what was compiled before, and keeps what it compiles."""
+    """A `Program` that reads what was compiled before, and keeps what it compiles.
+
+    What can't be kept is compiled as ever: nothing that fails in keeping fails the model.
+    """
 
     platform = TensorFlowProgram.platform
 
-    def __init__(self, cache: CompileCache, folder: Folder, device: Device, build: Callable[[], Network]) -> None:
+    def __init__(
+        self, cache: CompileCache, folder: Folder, device: Device, build: Callable[[], Network], model: str
+    ) -> None:
         self._cache = cache
         self._executables = cache.executables
         self._folder = folder
         self._device = device
         self._build = build
+        self._model = model
+        self._can_be_kept = True
         self._lock = threading.Lock()
         self._weights: dict[str, tuple[tf.Tensor, ...]] = {}
 
@@ -139,8 +179,7 @@ class CachedProgram:
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket` of what was kept, or anew. Raises what TensorFlow raises."""
         name = f"cost-{self._device.lanes}x{self._device.threads_per_lane}-{mode}-{bucket}"
-        record = self._folder.read(name)
-        cost = None if record is None else Cost(**record.header)
+        cost = self._folder.read(name, _cost)
         compilation = self._compile_xla(bucket, cost) if mode is Mode.XLA else self._program.compile(mode, bucket)
         return replace(compilation, cost=cost, keep_cost=partial(self._keep_cost, name))
 
@@ -157,27 +196,42 @@ class CachedProgram:
 
     def _compile_xla(self, bucket: Bucket, cost: Cost | None) -> Compilation:
         name = f"{Mode.XLA}-{bucket}"
-        record = self._folder.read(name)
-        if record is not None:
-            try:
-                if (compilation := self._load(name, record, bucket, cost)) is not None:
-                    return compilation
-            except Exception as error:
-                log.debug("compile cache: %s", name, exc_info=error)
-                self._folder.discard(name, f"{type(error).__name__} when it was loaded")
+        compilation = self._folder.read(name, lambda record: self._load(name, record, bucket, cost))
+        if compilation is not None:
+            return compilation
         if not self._cache.is_filling:
             log.info("compile cache: %s is not kept", name)
             return self._program.compile(Mode.XLA, bucket)
+        program = self._program  # whose errors are the model's own
+        if self._can_be_kept:
+            try:
+                return self._compile_and_keep(program, name, bucket, cost)
+            except Exception as error:
+                self._give_up(name, error)
+        return program.compile(Mode.XLA, bucket)
+
+    def _compile_and_keep(
+        self, program: TensorFlowProgram, name: str, bucket: Bucket, cost: Cost | None
+    ) -> Compilation:
         began = time.perf_counter()
-        try:
-            traced = stablehlo.export(self._program.trace(bucket), (*bucket, CHANNELS))
-        except Exception as error:
-            log.warning("compile cache: %s can't be kept: %s", name, type(error).__name__)
-            log.debug("compile cache: %s", name, exc_info=error)
-            return self._program.compile(Mode.XLA, bucket)
+        function = program.trace(bucket)
+        if program.assigns_variables:
+            raise ValueError("it assigns variables")
+        traced = stablehlo.export(function, (*bucket, CHANNELS))
         compilation, executables = self._run(traced, bucket, began, cost)
         self._keep(name, traced, executables)
         return compilation
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        """Says, once for all buckets, that the model's programs can't be kept."""
+        with self._lock:
+            is_first, self._can_be_kept = self._can_be_kept, False
+        if is_first:
+            log.warning(
+                "model %s: compile_cache can't keep its programs, each start compiles them: %s",
+                *(self._model, type(error).__name__),
+            )
+        log.debug("compile cache: %s", name, exc_info=error)
 
     def _load(self, name: str, record: Record, bucket: Bucket, cost: Cost | None) -> Compilation | None:
         began = time.perf_counter()
@@ -220,30 +274,21 @@ class CachedProgram:
     def _keep_weights(self, weights: tuple[tf.Tensor, ...]) -> str:
         arrays = [weight.numpy() for weight in weights]
         contents = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
-        sha256 = hashlib.sha256()
-        for content in contents:
-            sha256.update(content)
-        name = f"weights-{sha256.hexdigest()[:24]}"
+        kinds = [(weight.dtype.name, array.shape) for weight, array in zip(weights, arrays, strict=True)]
+        name = _weights_name(kinds, contents)
         with self._lock:
             if name not in self._weights:
-                header = {
-                    "arrays": [(weight.dtype.name, array.shape) for weight, array in zip(weights, arrays, strict=True)]
-                }
-                self._folder.write(name, header, {str(index): content for index, content in enumerate(contents)})
+                blobs = {str(index): content for index, content in enumerate(contents)}
+                self._folder.write(name, {"arrays": kinds}, blobs)
                 self._weights[name] = weights
         return name
 
     def _read_weights(self, name: str) -> tuple[tf.Tensor, ...] | None:
         with self._lock:
             if name not in self._weights:
-                if (record := self._folder.read(name)) is None:
+                if (weights := self._folder.read(name, partial(_weights, name))) is None:
                     return None
-                self._weights[name] = tuple(
-                    tf.constant(
-                        np.frombuffer(record.blobs[str(index)], tf.as_dtype(dtype).as_numpy_dtype).reshape(shape)
-                    )
-                    for index, (dtype, shape) in enumerate(record.header["arrays"])
-                )
+                self._weights[name] = weights
             return self._weights[name]
 
     def _keep_cost(self, name: str, cost: Cost) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from xlaserve.config import Bucket, Mode, ModelSettings, Settings
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.engine.buckets import Cost
 from xlaserve.engine.cache.cache import CompileCache
-from xlaserve.engine.cache.records import SUFFIX
+from xlaserve.engine.cache.records import SUFFIX, Folder
 from xlaserve.engine.device import Device
 from xlaserve.engine.executable import TensorFlowProgram
 from xlaserve.errors import ConfigError
-from xlaserve.model import cached
+from xlaserve.model import cached, catalog
+from xlaserve.model.keras_runtime import keras
 from xlaserve.model.network import Network
 from xlaserve.model.task import Classification, Detection, Task
 
@@ -40,7 +43,10 @@ class Source:
         def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)) @ self._weight,)
 
-        return Network(TensorFlowProgram(forward), (None, 5), self._task, "random", default_size=(4, 5), multiple=2)
+        program = TensorFlowProgram(forward)
+        return Network(
+            *(program, (None, 5), self._task, "random"), default_size=(4, 5), multiple=2, reference=program.reference
+        )
 
 
 @pytest.fixture
@@ -120,6 +126,96 @@ def test_any_file_may_be_lost_or_damaged(
     assert "is damaged" in caplog.text
 
 
+OTHER = SETTINGS.model_copy(update={"source": "keras.applications:ResNet101"})
+
+
+@pytest.mark.parametrize("name", ["network", "weights-", "xla-"])
+def test_whole_records_of_another_model_are_not_taken_for_its_own(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    own = file_of(tmp_path, name)
+    scores(cached.network(open_cache(), DEVICE, OTHER, Source(3.0)))
+    (others,) = set((tmp_path / "cache").rglob(f"{name}*{SUFFIX}")) - {own}
+    others.replace(own)
+    np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))), expected)
+    assert "written for another place" in caplog.text
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_weights_of_other_contents_than_their_name_says_are_made_anew(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, read_only: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    file = file_of(tmp_path, "weights-")
+    weights = np.full((3, 7), 9, np.float32)
+    forged = Folder(file.parent, read_only=False)
+    forged.write(file.name.removesuffix(SUFFIX), {"arrays": [("float32", (3, 7))]}, {"0": weights.tobytes()})
+    network = cached.network(open_cache(read_only), DEVICE, SETTINGS, Source(2.0))
+    np.testing.assert_array_equal(scores(network), expected)
+    assert "its name is not that of its contents" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["network", "weights-", "xla-", "cost-", "reference-"])
+@pytest.mark.parametrize("header", [{}, {"arrays": 3}, {"outputs": "?"}, {"alone_s": float("nan"), "loaded_s": 1.0}])
+def test_any_record_may_hold_something_else(
+    open_cache: Callable[..., CompileCache],
+    tmp_path: Path,
+    name: str,
+    header: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pixels = np.zeros((*BUCKET, 3), np.uint8)
+
+    def start() -> tuple[np.ndarray, Any]:
+        network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
+        assert network.reference is not None
+        compilation = network.program.compile(Mode.XLA, BUCKET)
+        compilation.keep_cost(COST)
+        return scores(network), network.reference(pixels)
+
+    expected, (reference,) = start()
+    file = file_of(tmp_path, name)
+    Folder(file.parent, read_only=False).write(file.name.removesuffix(SUFFIX), header, {"x": b"y"})
+    answers, (again,) = start()
+    np.testing.assert_array_equal(answers, expected)
+    np.testing.assert_array_equal(again, reference)
+    assert f"{file} is damaged" in caplog.text
+    assert file.exists()
+
+
+def test_what_assigns_a_variable_is_not_kept(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = tf.Variable(0.0)
+
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (tf.zeros((tf.shape(pixels)[0], 7)) + runs.assign_add(1.0),)
+
+    network = Network(TensorFlowProgram(forward), (4, 5), Classification(7), "random")
+    run = cached.network(open_cache(), DEVICE, SETTINGS, lambda: network).program.compile(Mode.XLA, BUCKET).executable
+    pixels = np.zeros((*BUCKET, 3), np.uint8)
+    before = float(runs.numpy())
+    assert [float(run(pixels)[0][0, 0]) for _ in range(2)] == [before + 1, before + 2]
+    assert "can't keep its programs" in caplog.text
+    assert list((tmp_path / "cache").rglob(f"xla-*{SUFFIX}")) == []
+
+
+def test_what_can_not_be_written_fails_no_model(
+    open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("nothing can be kept")
+
+    for name in ("_keep_weights", "_run"):
+        with monkeypatch.context() as patched:
+            patched.setattr(cached.CachedProgram, name, fail)
+            network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
+            assert scores(network).shape == (2, 7)
+            scores(network)
+    assert caplog.text.count("can't keep its programs") == 2
+
+
 def test_a_module_that_does_not_load_is_made_anew(
     open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,7 +242,35 @@ def test_what_can_not_be_exported_compiles_as_ever(
     monkeypatch.setattr(cached.stablehlo, "export", refuse)
     network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
     assert scores(network).shape == (2, 7)
-    assert "can't be kept" in caplog.text
+    assert "model: compile_cache can't keep its programs, each start compiles them: ValueError" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "Bidirectional", "erf"])
+def test_layers_whose_programs_can_not_be_kept_are_compiled_at_each_start(
+    kind: str, open_cache: Callable[..., CompileCache], keras_file: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = keras.layers
+    pixels = keras.Input((4, 5, 3))
+    rows = layers.Reshape((4, 15))(pixels)
+    inner = {
+        "LSTM": lambda: layers.LSTM(2)(rows),
+        "GRU": lambda: layers.GRU(2)(rows),
+        "Bidirectional": lambda: layers.Bidirectional(layers.LSTM(2))(rows),
+        "erf": lambda: layers.Flatten()(keras.ops.erf(pixels)),
+    }[kind]()
+    settings = ModelSettings(
+        name="rare", source=keras_file(keras.Model(pixels, layers.Dense(4)(inner))), buckets=(BucketSettings(2),)
+    )
+    images = np.random.default_rng(0).integers(0, 256, (*BUCKET, 3), np.uint8)
+    for _ in range(2):
+        caplog.clear()
+        program = catalog.load(settings, partial(cached.network, open_cache(), DEVICE)).program
+        (expected,) = program.compile(Mode.EAGER, BUCKET).executable(images)
+        for _ in range(2):
+            (answer,) = program.compile(Mode.XLA, BUCKET).executable(images)
+            np.testing.assert_allclose(answer, expected, rtol=1e-3, atol=1e-4)
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert line.startswith("model rare: compile_cache can't keep its programs")
 
 
 def test_what_makes_another_model_has_another_identity(tmp_path: Path) -> None:

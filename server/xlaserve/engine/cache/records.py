@@ -1,7 +1,7 @@
 """Files that are whole or are not there: written at once, checked when they are read, removed when they are damaged.
 
-A record is a header of JSON and named bytes behind a SHA-256 of everything. It holds data only: nothing in it is run by
-reading it.
+A record is a header of JSON and named bytes behind a SHA-256 of everything, its own place among them: one that was
+copied or renamed is of no use elsewhere. It holds data only: nothing in it is run by reading it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,8 @@ _PARTIAL: Final = ".partial"
 _PARTIAL_S: Final = 3600.0
 """A file that is still partial after so long is of a process that was killed."""
 _LENGTH_BYTES: Final = 8
+_KEYS: Final = 2
+"""Folders above a record that are named by keys."""
 _PREFIX_BYTES: Final = len(MAGIC) + hashlib.sha256().digest_size
 
 
@@ -34,6 +38,10 @@ class Record(NamedTuple):
     blobs: Mapping[str, memoryview]
 
 
+class RecordError(ValueError):
+    """A file is no record, or not the one that it is taken for."""
+
+
 class Folder:
     """A folder of records. Several processes and threads may share it. With `read_only` nothing in it is changed."""
 
@@ -41,8 +49,11 @@ class Folder:
         self.path = path
         self.read_only = read_only
 
-    def read(self, name: str) -> Record | None:
-        """Returns a record, or None where there is none. One that is damaged is removed, with a warning."""
+    def read(self, name: str, parse: Callable[[Record], T]) -> T | None:
+        """Returns what `parse` makes of a record, or None where there is none.
+
+        One that is damaged, that was written elsewhere, or that `parse` can't use is removed, with a warning.
+        """
         try:
             data = self._file(name).read_bytes()
         except FileNotFoundError:
@@ -51,9 +62,14 @@ class Folder:
             log.warning("compile cache: %s can't be read: %s", self._file(name), error.strerror)
             return None
         try:
-            return _decode(data)
-        except (ValueError, KeyError, TypeError) as error:
-            self.discard(name, str(error))
+            return parse(_decode(data, self._place(name)))
+        except OSError as error:  # of a full disk, say: the record is not to blame
+            log.warning("compile cache: %s can't be used: %s", self._file(name), error.strerror)
+            return None
+        except Exception as error:  # whatever is in a file, it fails no model
+            reason = str(error) if isinstance(error, RecordError) else f"{type(error).__name__} when it was loaded"
+            log.debug("compile cache: %s", name, exc_info=error)
+            self.discard(name, reason)
             return None
 
     def write(self, name: str, header: Mapping[str, object], blobs: Mapping[str, bytes | memoryview]) -> None:
@@ -67,13 +83,14 @@ class Folder:
             self._remove_partial()
             with tempfile.NamedTemporaryFile(dir=self.path, suffix=_PARTIAL, delete=False) as file:
                 partial = Path(file.name)
-                for part in _encode(header, blobs):
+                for part in _encode(self._place(name), header, blobs):
                     file.write(part)
             # Not as private as temporary files are: another user may serve from what an image build has warmed.
             partial.chmod(0o644)
             partial.replace(self._file(name))
-        except OSError as error:
-            log.warning("compile cache: %s can't be written: %s", self._file(name), error.strerror)
+        except Exception as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
+            log.warning("compile cache: %s can't be written: %s", self._file(name), reason)
             if partial is not None:
                 partial.unlink(missing_ok=True)
 
@@ -87,6 +104,10 @@ class Folder:
             except OSError as error:
                 log.warning("compile cache: %s can't be removed: %s", file, error.strerror)
 
+    def _place(self, name: str) -> str:
+        """Returns what of a record's path says what it is for: the environment, the model and its own name."""
+        return "/".join((*self.path.parts[-_KEYS:], name))
+
     def _file(self, name: str) -> Path:
         return self.path / f"{name}{SUFFIX}"
 
@@ -99,9 +120,11 @@ class Folder:
                 continue
 
 
-def _encode(header: Mapping[str, object], blobs: Mapping[str, bytes | memoryview]) -> list[bytes | memoryview]:
+def _encode(
+    place: str, header: Mapping[str, object], blobs: Mapping[str, bytes | memoryview]
+) -> list[bytes | memoryview]:
     sizes = {name: len(blob) for name, blob in blobs.items()}
-    text = json.dumps({"header": header, "sizes": sizes}).encode()
+    text = json.dumps({"place": place, "header": header, "sizes": sizes}).encode()
     body = [len(text).to_bytes(_LENGTH_BYTES, "little"), text, *blobs.values()]
     digest = hashlib.sha256()
     for part in body:
@@ -109,15 +132,17 @@ def _encode(header: Mapping[str, object], blobs: Mapping[str, bytes | memoryview
     return [MAGIC, digest.digest(), *body]
 
 
-def _decode(data: bytes) -> Record:
+def _decode(data: bytes, place: str) -> Record:
     view = memoryview(data)
     if len(data) < _PREFIX_BYTES or not data.startswith(MAGIC):
-        raise ValueError("it is no record")
+        raise RecordError("it is no record")
     body = view[_PREFIX_BYTES:]
     if hashlib.sha256(body).digest() != view[len(MAGIC) : _PREFIX_BYTES]:
-        raise ValueError("its checksum does not match")
+        raise RecordError("its checksum does not match")
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     contents = json.loads(bytes(body[_LENGTH_BYTES:end]))
+    if contents["place"] != place:
+        raise RecordError("it was written for another place")
     blobs = {}
     for name, size in contents["sizes"].items():
         blobs[name] = body[end : end + size]

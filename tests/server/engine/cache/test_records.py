@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.engine.cache.records import SUFFIX, Folder
+from xlaserve.engine.cache.records import SUFFIX, Folder, Record
 
 HEADER = {"outputs": [["float32", [1, 10]]], "weights": "w"}
 BLOBS = {"module": b"MLIR" * 100, "empty": b"", "executable": bytes(range(256))}
+
+
+def as_it_is(record: Record) -> Record:
+    return record
 
 
 @pytest.fixture
@@ -26,14 +30,14 @@ def file_of(folder: Folder) -> Path:
 
 def test_a_record_comes_back_as_it_was_written(folder: Folder) -> None:
     folder.write("program", HEADER, BLOBS)
-    record = folder.read("program")
+    record = folder.read("program", as_it_is)
     assert record is not None
     assert record.header == HEADER
     assert {name: bytes(blob) for name, blob in record.blobs.items()} == BLOBS
 
 
 def test_what_was_never_written_is_not_there(folder: Folder) -> None:
-    assert folder.read("program") is None
+    assert folder.read("program", as_it_is) is None
 
 
 def test_no_byte_can_be_changed_unnoticed(folder: Folder) -> None:
@@ -42,7 +46,7 @@ def test_no_byte_can_be_changed_unnoticed(folder: Folder) -> None:
     whole = file.read_bytes()
     for position in range(len(whole)):
         file.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
-        assert folder.read("program") is None, position
+        assert folder.read("program", as_it_is) is None, position
         assert not file.exists()
 
 
@@ -52,18 +56,59 @@ def test_no_truncation_goes_unnoticed(folder: Folder) -> None:
     whole = file.read_bytes()
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
-        assert folder.read("program") is None, length
+        assert folder.read("program", as_it_is) is None, length
 
 
 def test_a_damaged_record_is_removed_with_a_warning(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     folder.write("program", HEADER, BLOBS)
     file = file_of(folder)
     file.write_bytes(b"half")
-    assert folder.read("program") is None
+    assert folder.read("program", as_it_is) is None
     assert not file.exists()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert str(file) in warning
     assert "made anew" in warning
+
+
+@pytest.mark.parametrize(("model", "name"), [("model", "other"), ("other", "program")])
+def test_a_whole_record_in_anothers_place_is_of_no_use(
+    folder: Folder, tmp_path: Path, model: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Folder(tmp_path / model, read_only=False).write(name, HEADER, BLOBS)
+    folder.path.mkdir(exist_ok=True)
+    (tmp_path / model / f"{name}{SUFFIX}").rename(folder.path / f"program{SUFFIX}")
+    assert folder.read("program", as_it_is) is None
+    assert "written for another place" in caplog.text
+    folder.write("program", HEADER, BLOBS)
+    assert folder.read("program", as_it_is) is not None
+
+
+def test_a_record_that_can_not_be_used_is_removed_with_a_warning(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(record: Record) -> str:
+        return str(record.header["cost"])
+
+    folder.write("program", HEADER, BLOBS)
+    assert folder.read("program", refuse) is None
+    assert "KeyError when it was loaded" in caplog.text
+    assert list(folder.path.iterdir()) == []
+
+
+def test_a_record_that_a_full_disk_keeps_from_use_stays(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(record: Record) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder.write("program", HEADER, BLOBS)
+    assert folder.read("program", fail) is None
+    assert "can't be used: No space left" in caplog.text
+    assert folder.read("program", as_it_is) is not None
+
+
+def test_a_header_that_is_not_of_jsons_types_is_a_warning(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    folder.write("program", {"size": object()}, BLOBS)
+    assert "can't be written: TypeError" in caplog.text
+    assert folder.read("program", as_it_is) is None
 
 
 def test_a_read_only_folder_is_never_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -74,8 +119,8 @@ def test_a_read_only_folder_is_never_changed(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.INFO):
         folder.write("new", HEADER, BLOBS)
     assert "new is not kept" in caplog.text
-    assert folder.read("damaged") is None
-    assert folder.read("kept") is not None
+    assert folder.read("damaged", as_it_is) is None
+    assert folder.read("kept", as_it_is) is not None
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
@@ -128,7 +173,7 @@ def test_readers_beside_writers_see_whole_records_only(folder: Folder, caplog: p
         writer.start()
     try:
         for _ in range(300):
-            if (record := folder.read("program")) is not None:
+            if (record := folder.read("program", as_it_is)) is not None:
                 assert set(record.blobs["module"]) == {record.header["version"]}
     finally:
         done.set()

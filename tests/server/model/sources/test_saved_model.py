@@ -54,7 +54,7 @@ def settings(source: str, **fields: Any) -> ModelSettings:
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.uint8])
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.AUTO])
 def test_a_saved_model_gets_pixels_from_0_to_255_as_it_takes_them(tmp_path: Path, dtype: tf.DType, mode: Mode) -> None:
     source = export(tmp_path / "sums", tf.TensorSpec((None, 6, 5, 3), dtype, name="photo"))
     model = catalog.load(settings(source))
@@ -63,6 +63,40 @@ def test_a_saved_model_gets_pixels_from_0_to_255_as_it_takes_them(tmp_path: Path
     assert model.buckets == (Bucket(2, 6, 5),)
     (scores,) = model.program.compile(mode, Bucket(2, 6, 5)).executable(PIXELS)
     np.testing.assert_allclose(scores, PIXELS.sum(axis=(1, 2)) * 0.5, rtol=1e-6)
+
+
+class Counting(tf.Module):
+    """Scores are how often it has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = tf.Variable(0.0)
+
+    @tf.function(autograph=False, input_signature=[FLOAT32])
+    def count(self, photo: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"runs": tf.reduce_sum(0.0 * photo, axis=(1, 2)) + self.runs.assign_add(1.0)}
+
+
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH])
+def test_a_saved_model_that_assigns_a_variable_runs_and_says_so_once(
+    tmp_path: Path, mode: Mode, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = Counting()
+    tf.saved_model.save(module, str(tmp_path / "counting"), signatures=module.count)
+    program = catalog.load(settings(str(tmp_path / "counting"))).program
+    run = program.compile(mode, Bucket(2, 6, 5)).executable
+    before = float(run(PIXELS)[0][0, 0])
+    assert [float(run(PIXELS)[0][0, 0]) for _ in range(2)] == [before + 1, before + 2]
+    program.compile(Mode.GRAPH, Bucket(1, 6, 5))
+    assert caplog.text.count("the model assigns variables as it runs") == 1
+
+
+def test_autocluster_says_that_it_can_not_run_what_assigns_a_variable(tmp_path: Path) -> None:
+    module = Counting()
+    tf.saved_model.save(module, str(tmp_path / "counting"), signatures=module.count)
+    program = catalog.load(settings(str(tmp_path / "counting"))).program
+    with pytest.raises(ModelFailed, match=r"modes: autocluster runs frozen graphs alone.*: it assigns variables"):
+        program.compile(Mode.AUTOCLUSTER, Bucket(2, 6, 5))
 
 
 def test_a_float_saved_model_may_be_preprocessed(tmp_path: Path) -> None:
