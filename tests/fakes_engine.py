@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from xlaserve.config import Mode
+from xlaserve.config import Bucket, Mode
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.worker import Batch, Run, gather
@@ -44,9 +44,16 @@ class FakeWorker:
         self.running = 0
         self.staged: deque[tuple[Batch, Callable[[Run | BaseException], object]]] = deque()
         self.error_of: Callable[[Started], BaseException | None] = lambda batch: None
+        self.reserved: Counter[Bucket] = Counter()
         self._loop = loop
         self._lanes = lanes
         self._cost_s = cost_s
+
+    def reserve(self, buckets: Iterable[Bucket]) -> None:
+        self.reserved.update(buckets)
+
+    def free(self, buckets: Iterable[Bucket]) -> None:
+        self.reserved.subtract(buckets)
 
     def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
         self.staged.append((batch, done))

@@ -77,8 +77,8 @@ class App:
         if self._cache and self._load_replicated:
             log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
         self._metrics = Metrics()
-        self._lanes = Lanes(self.device.lanes)
-        self._worker = Worker(self.device.lanes)
+        self._lanes = Lanes(self.device.lanes, self.device.count)
+        self._worker = Worker(self.device.lanes, self.device.count)
         self._watch = CompileWatch(self._on_compiled, self._worker.is_lane)
         self._is_watching = xla_events is not None
         if xla_events is not None:

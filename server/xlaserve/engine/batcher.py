@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets import Cost, Planner
@@ -38,6 +38,10 @@ from xlaserve.errors import (
 )
 
 log = logging.getLogger(__name__)
+
+
+LEAST_TIMER_S: Final = 0.001
+"""uvloop rounds timers to milliseconds, and what it rounds to none comes at once, again and again."""
 
 
 class Observer(Protocol):
@@ -75,6 +79,7 @@ class Batcher:
         self._programs: dict[tuple[Mode, Bucket], Warmed] = {}
         self._lanes = lanes
         self._queues: dict[Shape, Queue] = {}
+        self._reserved: set[Bucket] = set()
         self._worker = worker
         self._observer = observer
         self._max_images = max_images
@@ -101,6 +106,9 @@ class Batcher:
 
     def add(self, programs: Mapping[tuple[Mode, Bucket], Warmed]) -> None:
         """Serves `programs` as well: more buckets, modes and resolutions. What waits is planned for anew."""
+        buckets = {bucket for _, bucket in programs} - self._reserved
+        self._worker.reserve(buckets)
+        self._reserved |= buckets
         self._programs.update(programs)
         costs = _costs_by_shape(self._programs)
         for shape in _costs_by_shape(programs):
@@ -161,12 +169,12 @@ class Batcher:
         if not queue.jobs:
             queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next, but without credit for its rest
         queue.append(job)
-        if len(pixels) in queue.planner.brief and self._lanes.try_acquire(self._share):
-            self._try_start_batch(in_free_lane=True)
-        if job.waiting:
-            self._changed.set()
-            self._lanes.grant()
         try:
+            if len(pixels) in queue.planner.brief and self._lanes.try_acquire(self._share):
+                self._try_start_batch(in_free_lane=True)
+            if job.waiting:
+                self._changed.set()
+                self._lanes.grant()
             return await job.settled
         finally:
             queue.remove(job)
@@ -186,6 +194,8 @@ class Batcher:
         self._has_ended = True
         self._task.cancel()
         await asyncio.wait([self._task])
+        self._worker.free(self._reserved)
+        self._reserved = set()
 
     async def _serve(self) -> None:
         while True:
@@ -196,7 +206,9 @@ class Batcher:
     async def _wait_for_work(self) -> None:
         while (patience_s := self._patience_s()) > 0:
             self._changed.clear()
-            timer = None if patience_s == float("inf") else self._loop.call_later(patience_s, self._changed.set)
+            timer = None
+            if patience_s != float("inf"):
+                timer = self._loop.call_later(max(patience_s, LEAST_TIMER_S), self._changed.set)
             await self._changed.wait()
             if timer:
                 timer.cancel()
@@ -249,19 +261,19 @@ class Batcher:
         queue.virtual_s += cost_s
         bucket = Bucket(step.bucket, height, width)
         pieces = queue.take(step.stop, now)
-        for job, start, _ in pieces:
-            if start == 0:
-                job.queue_s = now - job.arrived
-        rows = [job.pixels[start:stop] for job, start, stop in pieces]
-        batch = Batch(self._programs[mode, bucket].executable, bucket, rows)
-        finish = partial(self._finish, mode, bucket, pieces)
-        if in_free_lane and step.bucket in queue.planner.brief and len(rows[0]) == step.bucket:
-            self._worker.run_to(batch, finish)
-            return True
         try:
-            self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
-        except RuntimeError as error:  # no thread: the worker was stopped, or the system has none left
-            finish(error)
+            for job, start, _ in pieces:
+                if start == 0:
+                    job.queue_s = now - job.arrived
+            rows = [job.pixels[start:stop] for job, start, stop in pieces]
+            batch = Batch(self._programs[mode, bucket].executable, bucket, rows)
+            finish = partial(self._finish, mode, bucket, pieces)
+            if in_free_lane and step.bucket in queue.planner.brief and len(rows[0]) == step.bucket:
+                self._worker.run_to(batch, finish)
+            else:
+                self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
+        except Exception as error:  # the worker was stopped, or memory is short: the jobs left their queue already
+            self._finish(mode, bucket, pieces, error)
         return True
 
     def _drop_late(self, queue: Queue, now: float) -> None:
@@ -278,20 +290,25 @@ class Batcher:
         fail(late, DeadlineExceeded, f"model {self._name}: the deadline passed while the request waited")
 
     def _finish(self, mode: Mode, bucket: Bucket, pieces: list[Piece], run: Run | BaseException) -> None:
-        self._lanes.release()
+        """Settles the jobs of a batch and gives its lane back, whatever happens. Raises nothing."""
         images = sum(stop - start for _, start, stop in pieces)
         # Jobs are settled before anybody is told, so that no observer can keep them from it.
-        if isinstance(run, Run):
-            try:
-                scatter(pieces, run)
-            except Exception as error:  # outputs that are not what the model promised
-                run = error
-            else:
-                self._observer.batch_ran(mode, bucket, images, run)
-                return
-        log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
-        fail((piece.job for piece in pieces), ExecutionFailed, f"model {self._name} could not run this batch")
-        self._observer.batch_failed(mode, bucket, images)
+        try:
+            if isinstance(run, Run):
+                try:
+                    scatter(pieces, run)
+                except Exception as error:  # outputs that are not what the model promised
+                    run = error
+                else:
+                    self._observer.batch_ran(mode, bucket, images, run)
+                    return
+            fail((piece.job for piece in pieces), ExecutionFailed, f"model {self._name} could not run this batch")
+            log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
+            self._observer.batch_failed(mode, bucket, images)
+        except Exception:
+            log.exception("model %s: a batch in %s %s could not be observed", self._name, mode, bucket)
+        finally:
+            self._lanes.release()
 
     def _crashed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

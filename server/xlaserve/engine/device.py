@@ -42,6 +42,11 @@ class Device:
     """Whether float32 is multiplied in TensorFloat-32."""
 
     @property
+    def count(self) -> int:
+        """How many GPUs, or one CPU."""
+        return max(1, len(self.gpus))
+
+    @property
     def replicas(self) -> tuple[str, ...]:
         """TensorFlow's names of the devices that have a replica of every model each; empty where one device has all."""
         return tuple(f"/GPU:{index}" for index in range(len(self.gpus))) if len(self.gpus) > 1 else ()

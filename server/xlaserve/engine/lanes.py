@@ -23,15 +23,17 @@ class Share:
 class Lanes:
     """Grants lanes to shares. All methods run on one event loop.
 
-    Besides the batches in the `count` lanes, one more may be under way, so that it is gathered while the others run.
-    That place is only given to a full batch: any other would gain by waiting for company until a lane is free. It is
-    no way around one's turn: while a batch that is not full is next, the place stays empty.
+    Besides the batches in the `count` lanes, `ahead` more may be under way, one for each device that has some of the
+    lanes, so that they are gathered while the others run. These places are only given to full batches: any other would
+    gain by waiting for company until a lane is free. They are no way around one's turn: while a batch that is not full
+    is next, they stay empty.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, ahead: int = 1) -> None:
         if count < 1:
             raise ValueError(f"a device has at least one lane, got {count}")
         self.count = count
+        self._places = count + ahead
         self._under_way = 0
         self._virtual_s = 0.0
         self._waiting: dict[Share, asyncio.Future[None]] = {}
@@ -85,10 +87,12 @@ class Lanes:
         One at a time: a share whose turn has come may want the next one too, and must not be passed over because it
         has yet to notice. Once it has, the next is handed out.
         """
-        if self._under_way > self.count or not self._waiting or any(turn.done() for turn in self._waiting.values()):
+        if self._under_way >= self._places or not self._waiting:
+            return
+        if any(turn.done() for turn in self._waiting.values()):
             return
         share = min(self._waiting, key=lambda share: share.virtual_s)
-        if self._under_way == self.count and not share.is_full():
+        if self._under_way >= self.count and not share.is_full():
             return
         self._under_way += 1
         self._virtual_s = max(self._virtual_s, share.virtual_s)

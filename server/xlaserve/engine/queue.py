@@ -96,15 +96,18 @@ class Queue:
 
     def take(self, images: int, now: float) -> list[Piece]:
         """Takes the first `images` images."""
+        pieces: list[Piece] = []
+        left = images
+        for job in self.jobs:
+            if not left:
+                break
+            pieces.append(Piece(job, job.taken, job.taken + min(left, job.waiting)))
+            left -= pieces[-1].stop - job.taken
+        # From here on nothing can fail, so that no image is taken and in no piece.
         self.planned_at = now
-        pieces = []
         self.images -= images
-        while images:
-            job = self.jobs[0]
-            start = job.taken
-            job.taken += min(images, job.waiting)
-            pieces.append(Piece(job, start, job.taken))
-            images -= job.taken - start
+        for job, _, stop in pieces:
+            job.taken = stop
             if not job.waiting:
                 self.jobs.popleft()
         return pieces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -45,25 +45,39 @@ Done = Callable[[Run | BaseException], object]
 
 
 class Worker:
-    """Runs batches on `lanes` lanes, and gathers one more meanwhile. A thread for each, from the start to `stop`."""
+    """Runs batches on `lanes` lanes, and gathers `ahead` more meanwhile. A thread for each, from the start to `stop`."""
 
-    def __init__(self, lanes: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, lanes: int, ahead: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._lanes = threading.Semaphore(lanes)
-        self._places = lanes + 1
-        self._buffers: defaultdict[Bucket, list[Images]] = defaultdict(list)
+        self._places = lanes + ahead
+        self._buffers: dict[Bucket, list[Images]] = {}
+        self._reserved: Counter[Bucket] = Counter()
         self._submitted: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
         self._has_stopped = False
         # Daemons, so that a batch that never ends can't keep the process from its end.
-        self._threads = [threading.Thread(target=self._work, name=f"{LANE}_{n}", daemon=True) for n in range(lanes + 1)]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{LANE}_{n}", daemon=True) for n in range(self._places)
+        ]
         for thread in self._threads:
             thread.start()
 
     def reserve(self, buckets: Iterable[Bucket]) -> None:
-        """Allocates what batches of `buckets` are gathered into: a buffer for each batch that may be under way."""
+        """Allocates what batches of `buckets` are gathered into: a buffer for each batch that may be under way.
+
+        They are kept until `free` was called as often. Batches of other buckets are gathered into new memory.
+        """
         for bucket in buckets:
-            free = self._buffers[bucket]
-            free += (np.zeros((*bucket, 3), np.uint8) for _ in range(self._places - len(free)))
+            self._reserved[bucket] += 1
+            if bucket not in self._buffers:
+                self._buffers[bucket] = [np.zeros((*bucket, 3), np.uint8) for _ in range(self._places)]
+
+    def free(self, buckets: Iterable[Bucket]) -> None:
+        """Gives back what was reserved once for each of `buckets`."""
+        for bucket in buckets:
+            self._reserved[bucket] -= 1
+            if not self._reserved[bucket]:
+                del self._reserved[bucket], self._buffers[bucket]
 
     def is_lane(self, thread: int) -> bool:
         """Returns whether the thread of this number, the operating system's, runs batches."""
@@ -98,8 +112,8 @@ class Worker:
             start = self._clock()
             outputs = batch.executable(images)
             end = self._clock()
-        if buffer is not None:
-            self._buffers[batch.bucket].append(buffer)
+        if buffer is not None and len(free := self._buffers.get(batch.bucket, [])) < self._places:
+            free.append(buffer)  # where the bucket is reserved no more, to a list that nobody has
         return Run(outputs, gathered - begin, start - gathered, end - start)
 
     def run_to(self, batch: Batch, done: Done) -> None:
@@ -118,7 +132,7 @@ class Worker:
     def _take_buffer(self, bucket: Bucket) -> Images:
         try:
             return self._buffers[bucket].pop()
-        except IndexError:
+        except (KeyError, IndexError):
             return np.empty((*bucket, 3), np.uint8)
 
 

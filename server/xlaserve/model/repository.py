@@ -243,7 +243,6 @@ class Repository:
         if settings.unmatched == "background":
             any_size = await self._compile(self._make_any_size, model)
             self._check_stop()
-        self._worker.reserve(model.buckets)
         version.batcher = Batcher(
             name=settings.name,
             programs=programs,

@@ -132,6 +132,10 @@ class House:
 
     # A worker
 
+    def reserve(self, buckets: object) -> None: ...
+
+    def free(self, buckets: object) -> None: ...
+
     def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
         assert self.running <= 1  # one on the lane, and one that is gathered
         self.running += 1

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import numpy as np
 import pytest
+from tests.fakes_engine import lanes_are_free
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batcher import Batcher
@@ -32,6 +33,7 @@ class Noted:
         self.batches: list[int] = []
         self.failed = 0
         self.error: BaseException | None = None
+        self.observing_error: Exception | None = None
 
     def __call__(self, images: Images) -> Outputs:
         self.threads.append(threading.get_ident())
@@ -40,6 +42,8 @@ class Noted:
         return (images[:, 0, 0, 0].astype(np.float32),)
 
     def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
+        if self.observing_error:
+            raise self.observing_error
         self.batches.append(images)
 
     def batch_failed(self, mode: Mode, bucket: Bucket, images: int) -> None:
@@ -126,3 +130,11 @@ async def test_a_brief_batch_that_raises_fails_its_request_and_gives_its_lane_ba
         noted.error = None
         assert await ask(batcher, [8]) == [8]
     assert noted.failed == 1
+
+
+async def test_an_observer_that_raises_costs_a_brief_batch_neither_its_answer_nor_a_lane(serve: Serve) -> None:
+    async with serve({1: BRIEF}) as (batcher, noted, lanes):
+        noted.observing_error = ValueError("no")
+        for number in range(3):
+            assert await ask(batcher, [number]) == [number]
+        assert lanes_are_free(lanes)

@@ -10,8 +10,8 @@ from xlaserve.engine.lanes import Lanes, Share
 class Device:
     """Runs what was granted: as many batches at a time as it has lanes, for as long as each takes."""
 
-    def __init__(self, count: int) -> None:
-        self.lanes = Lanes(count)
+    def __init__(self, count: int, ahead: int = 1) -> None:
+        self.lanes = Lanes(count, ahead)
         self.most_under_way = 0
         self._under_way = 0
         self._free = asyncio.Semaphore(count)
@@ -83,6 +83,19 @@ async def test_full_batches_take_every_lane_and_one_place_more(virtual_time: obj
     busy = await keep_busy(device, *(Model(1.0) for _ in range(count + 3)))
     await asyncio.sleep(10)
     assert device.most_under_way == count + 1
+    await stop(busy)
+
+
+async def test_each_device_has_a_place_beside_its_lanes(virtual_time: object) -> None:
+    device = Device(4, ahead=2)
+    busy = await keep_busy(device, *(Model(1.0) for _ in range(8)))
+    await asyncio.sleep(10)
+    assert device.most_under_way == 4 + 2
+    await stop(busy)
+    device = Device(4, ahead=2)
+    busy = await keep_busy(device, *(Model(1.0, is_full=False) for _ in range(8)))
+    await asyncio.sleep(10)
+    assert device.most_under_way == 4
     await stop(busy)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -155,6 +156,7 @@ def test_buffers_are_reused_and_never_shared_by_batches_under_way(pictures: Pict
 
     bucket = Bucket(4, 2, 2)
     with working(lanes) as worker:
+        worker.reserve([bucket])
         runs = [
             submit(worker, Batch(executable, bucket, [pictures([n, n + 1]), pictures([n + 2])])) for n in range(200)
         ]
@@ -162,6 +164,50 @@ def test_buffers_are_reused_and_never_shared_by_batches_under_way(pictures: Pict
             assert run.result(WAIT_S).outputs[0].tolist() == [n, n + 1, n + 2, n + 2]
     assert not any(shared)
     assert len(buffers) <= lanes + 1
+
+
+def test_buffers_are_kept_as_long_as_somebody_has_reserved_them(pictures: Pictures, echo: Echo) -> None:
+    kept: list[weakref.ref[Images]] = []
+
+    def executable(images: Images) -> Outputs:
+        kept.append(weakref.ref(images))
+        return echo(images)
+
+    bucket, other = Bucket(4, 2, 2), Bucket(8, 2, 2)
+    with working(lanes=2) as worker:
+        worker.reserve([bucket])
+        worker.reserve([bucket])
+        batch = Batch(executable, bucket, [pictures([1])])
+        worker.run(batch)
+        worker.free([bucket])
+        worker.run(batch)
+        assert kept[0]() is kept[1]() is not None
+        worker.free([bucket])
+        assert kept[0]() is None
+        worker.run(batch)
+        worker.run(Batch(executable, other, [pictures([1])]))
+        assert [buffer() for buffer in kept] == [None] * 4
+
+
+def test_a_bucket_reserved_again_while_its_batches_run_has_no_more_buffers_than_places(
+    pictures: Pictures, echo: Echo
+) -> None:
+    bucket = Bucket(4, 2, 2)
+    seen: dict[int, Images] = {}
+    worker = Worker(1)
+
+    def executable(images: Images) -> Outputs:
+        seen[images.__array_interface__["data"][0]] = images
+        if len(seen) == 1:
+            worker.free([bucket])
+            worker.reserve([bucket])
+        return echo(images)
+
+    worker.reserve([bucket])
+    for _ in range(20):
+        worker.run(Batch(executable, bucket, [pictures([1])]))
+    worker.stop()
+    assert len(seen) <= 1 + 2
 
 
 def test_a_batch_is_gathered_while_another_runs_without_touching_its_images(
