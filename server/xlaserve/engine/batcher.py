@@ -134,6 +134,10 @@ class Batcher:
             raise ModelNotReady(f"model {self._name} is draining")
         if images > self._max_images:
             raise InvalidArgument("images", f"at most {self._max_images} in a request (max_queue_images)", images)
+        if size_bytes > self._max_bytes:
+            raise InvalidArgument(
+                "images", f"at most {self._max_bytes} bytes in a request (max_queue_bytes)", f"{size_bytes} bytes"
+            )
         if self.admitted_images + images > self._max_images:
             raise QueueFull(
                 f"model {self._name}: {images} more images exceed max_queue_images {self._max_images};"

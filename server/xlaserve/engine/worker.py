@@ -45,7 +45,10 @@ Done = Callable[[Run | BaseException], object]
 
 
 class Worker:
-    """Runs batches on `lanes` lanes, and gathers `ahead` more meanwhile. A thread for each, from the start to `stop`."""
+    """Runs batches on `lanes` lanes, and gathers `ahead` more meanwhile.
+
+    It has a thread for each of both, from the start to `stop`.
+    """
 
     def __init__(self, lanes: int, ahead: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -27,7 +27,15 @@ from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.queue import Result
 from xlaserve.engine.worker import Batch, Run, Worker, gather
-from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, QueueFull, ShuttingDown, XlaserveError
+from xlaserve.errors import (
+    DeadlineExceeded,
+    ExecutionFailed,
+    InvalidArgument,
+    ModelNotReady,
+    QueueFull,
+    ShuttingDown,
+    XlaserveError,
+)
 
 COST_S = {1: 1.0, 2: 1.25, 4: 2.0, 8: 3.0}
 NO_DEADLINE = math.inf
@@ -603,6 +611,18 @@ async def test_too_many_bytes_are_refused_at_once(virtual_time: object, make: Ma
     assert model.is_empty()
 
 
+async def test_what_can_never_fit_is_an_invalid_argument(virtual_time: object, make: Make) -> None:
+    model = make(max_images=10, max_bytes=60)
+    with pytest.raises(InvalidArgument, match=r"images: expected at most 10 in a request \(max_queue_images\), got 11"):
+        model.batcher.admit(11, 12)
+    expected = r"images: expected at most 60 bytes in a request \(max_queue_bytes\), got 61 bytes"
+    with pytest.raises(InvalidArgument, match=expected):
+        model.batcher.admit(1, 61)
+    assert model.is_empty()
+    model.batcher.admit(10, 60)
+    model.batcher.leave(10, 60)
+
+
 async def test_images_that_run_count_until_their_request_has_left(virtual_time: object, make: Make) -> None:
     model = make(max_images=1)
     first = model.ask([1])
@@ -881,6 +901,9 @@ class Chaos:
         is_tight = self.limits["max_images"] == 30 or self.limits["max_bytes"] == 500
         for ask, images in self.expected.items():
             allowed: set[type[BaseException]] = {QueueFull} if is_tight else set()
+            most_bytes = len(images) * math.prod(TALL) * 3
+            never_fits = len(images) > self.limits["max_images"] or most_bytes > self.limits["max_bytes"]
+            allowed |= {InvalidArgument} if never_fits else set()
             allowed |= {ExecutionFailed} if self.failed.intersection(images) else set()
             allowed |= {ShuttingDown, ModelNotReady} if self.drains else set()
             allowed |= {asyncio.CancelledError} if ask in self.cancelled else set()
