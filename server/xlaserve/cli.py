@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import yaml
 from pydantic.fields import FieldInfo
 
 from xlaserve import __version__, config
@@ -99,6 +98,6 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
 
 def _yaml(text: str) -> object:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return config.parse(text)
+    except ValueError as error:
         raise argparse.ArgumentTypeError(f"not YAML: {error}") from None

@@ -34,6 +34,9 @@ def test_nobody_profiles_a_server_that_was_not_configured_for_it(server: Any) ->
     with pytest.raises(grpc.RpcError) as refused:
         profile(server.grpc, 0.1)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    done = xlaserve("profile", "--server", server.grpc, "--seconds", "0.1")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"xlaserve: server {server.grpc}: it records no profiles; start it with admin: true")
 
 
 def test_a_server_without_tensorflow_has_nothing_to_profile(start_server: Any) -> None:

@@ -104,6 +104,20 @@ def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(arguments
     assert_refused(xlaserve("config", *arguments, env=env), *says)
 
 
+@pytest.mark.parametrize("command", ["config", "serve", "warm"])
+def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("models: [{name: a, source: 'builtin:noop'}, {name: b, source: b.keras, labels: b.txt}]")
+    done = xlaserve(command, "--config", file)
+    assert_refused(done, f"models.1.source: expected what exists, got {tmp_path / 'b.keras'}", "models.1.labels: ")
+    assert "loading" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["explain", "profile", "check"])
+def test_a_model_of_a_configuration_that_was_not_named_is_said_to_need_it(command):
+    assert_refused(xlaserve(command, "mine"), "got mine; --config names the file that configures others")
+
+
 # Usage.
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from xlaserve.config import (
     ModelSettings,
     PerformanceHint,
     Settings,
+    check_files,
     dump,
     load,
 )
@@ -170,14 +172,14 @@ models = st.builds(
 all_settings = st.builds(
     Settings,
     host=st.sampled_from(["127.0.0.1", "0.0.0.0", "::1"]),
-    grpc_port=st.integers(0, 65_535),
+    grpc_port=st.integers(0, 65_535).filter(lambda port: port != 8002),
     ready_file=st.sampled_from([None, Path("/run/ready.json")]),
     channelz=st.booleans(),
     performance_hint=st.sampled_from(PerformanceHint),
     lanes=st.none() | st.integers(1, 256),
     drain_timeout_s=st.floats(0, 3600),
     log_format=st.sampled_from(["human", "json"]),
-    models=st.lists(models, max_size=3, unique_by=lambda model: model.name).map(tuple),
+    models=st.lists(models, min_size=1, max_size=3, unique_by=lambda model: model.name).map(tuple),
 )
 
 
@@ -206,8 +208,14 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
         ("drain_timeout_s: .nan", ["drain_timeout_s: ", "less than or equal to 3600", "got nan"]),
         ("lanes: 0", ["lanes: ", "greater than or equal to 1", "got 0"]),
         ("grpc_prot: 1", ["grpc_prot: no such field"]),
-        ("1: 2", ["1: Keys should be strings"]),
         ("models: 3", ["models: ", "got 3"]),
+        ("models: []", ["models: expected at least one model, got []"]),
+        ("lanes: true", ["lanes: expected neither true nor false, got True"]),
+        ("grpc_port: on", ["grpc_port: expected neither true nor false, got True"]),
+        ("host: no", ["host: expected neither true nor false, got False"]),
+        ("{grpc_port: 9, http_port: 9}", ["settings: grpc_port and http_port: expected two ports, got 9 for both"]),
+        ("grpc_port: 8002", ["settings: grpc_port and http_port: expected two ports, got 8002 for both"]),
+        ("drain_timeout_s: 2024-13-45", ["drain_timeout_s: ", "valid number", "got '2024-13-45'"]),
         ("models: [3]", ["models.0: ", "got 3"]),
         ("models: [{name: a}]", ["models.0.source: Field required"]),
         ("models: [{name: a, source: b, batch: 3}]", ["models.0.batch: no such field"]),
@@ -228,7 +236,6 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
     ("fields", "parts"),
     [
         ("version: v2", ["models.0.version: ", "pattern", "got 'v2'"]),
-        ("name: 'a b'", ["models.0.name: ", "pattern", "got 'a b'"]),
         ("modes: [fast]", ["models.0.modes.0: ", "'eager', 'graph', 'xla', 'autocluster' or 'auto'", "got 'fast'"]),
         ("modes: []", ["models.0.modes: ", "at least 1 item", "got []"]),
         ("modes: [xla], default_mode: graph", ["models.0: default_mode graph is not one of modes xla"]),
@@ -246,6 +253,12 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("buckets: [0]", ["models.0.buckets: every number of a bucket is from 1 to 65536, got [0]"]),
         ("buckets: [[1, 2]]", ["models.0.buckets: a bucket is a batch size or [batch, height, width], got [[1, 2]]"]),
         ("buckets: [[1, 2, 3, 4]]", ["models.0.buckets.0: ", "at most 3 items", "got [1, 2, 3, 4]"]),
+        ("buckets: [true, 2]", ["models.0.buckets: expected neither true nor false"]),
+        ("input_size: [224, yes]", ["models.0.input_size: expected neither true nor false", "got [224, True]"]),
+        ("classes: true", ["models.0.classes: expected neither true nor false, got True"]),
+        ("score_threshold: .nan", ["models.0.score_threshold: ", "got nan"]),
+        ("auto_buckets: {max_batch: yes}", ["models.0.auto_buckets.max_batch: expected neither true nor false"]),
+        ("auto_buckets: {max_compile_s: .nan}", ["models.0.auto_buckets.max_compile_s: ", "got nan"]),
         ("buckets: [many]", ["models.0.buckets.0: ", "got 'many'"]),
         ("input_size: [224, 0]", ["models.0.input_size: height and width are from 1 to 65536, got [224, 0]"]),
         ("max_queue_delay_ms: -1", ["models.0.max_queue_delay_ms: ", "greater than or equal to 0", "got -1"]),
@@ -256,6 +269,40 @@ def test_a_wrong_field_of_a_model_is_named_by_its_place(fields: str, parts: list
     with pytest.raises(ConfigError) as refusal:
         load_model(write, fields)
     assert [part for part in parts if part not in str(refusal.value)] == []
+
+
+def test_a_name_is_one_word(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"models\.0\.name: .*pattern.*got 'a b'"):
+        load(write("models: [{name: 'a b', source: 'builtin:noop'}]"), environ=NOTHING)
+
+
+def test_files_that_are_not_there_are_named_all_at_once(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "there.keras").touch()
+    settings = load(
+        write(
+            """
+            models:
+              - {name: a, source: there.keras, labels: a.txt}
+              - {name: b, source: "keras.applications:ResNet50", weights: b.weights.h5, auto_buckets: {demand: b.json}}
+              - {name: c, source: "keras.applications:ResNet50", weights: random, buckets: auto}
+              - {name: d, source: "kagglehub:a/b/keras/c", buckets: auto, auto_buckets: {demand: d.json}}
+              - {name: e, source: e}
+            """
+        ),
+        environ=NOTHING,
+    )
+    with pytest.raises(ConfigError) as refusal:
+        check_files(settings)
+    wrong = {
+        "models.0.labels": "a.txt",
+        "models.1.weights": "b.weights.h5",
+        "models.3.auto_buckets.demand": "d.json",
+        "models.4.source": "e",
+    }
+    assert str(refusal.value) == "configuration: " + "; ".join(
+        f"{field}: expected what exists, got {tmp_path / name}" for field, name in wrong.items()
+    )
+    check_files(Settings())
 
 
 def test_two_models_of_one_name_are_refused(write: Write) -> None:
@@ -289,6 +336,30 @@ def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
         (b"- 1", "expected a mapping of fields, got list"),
         (b"\xff\xfe\xfa", "can't be read"),
         (b"!!python/object/apply:os.getcwd []", "not YAML"),
+        (b"lanes: 2\nlanes: 3\n", "not YAML: expected each key once, got lanes at line 2, column 1"),
+        (b"models:\n- name: a\n  source: b\n  name: c\n", "expected each key once, got name at line 4, column 3"),
+        (b"1: 2", "expected text as a key; put it in quotation marks, got 1"),
+        (b"on: 2", "expected text as a key; put it in quotation marks, got on"),
+        (b"~: 2", "expected text as a key"),
+        (b"[a]: 2", "expected text as a key"),
+        (b"lanes: " + b"9" * 5000, "expected a value that can be read, got 9999"),
+        (b"lanes: 0x" + b"f" * 5000, "expected a number of at most 64 bits"),
+        (b"lanes: !!timestamp 2024-13-45", "expected a value that can be read, got 2024-13-45"),
+        (b"lanes: !!int x", "expected a value that can be read, got x"),
+        (b"lanes: " + b"[" * 5000 + b"]" * 5000, "expected fewer levels of nesting"),
+        (b"lanes: " + b"{a: " * 5000 + b"}" * 5000, "expected fewer levels of nesting"),
+        (
+            b"a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + b"".join(b"%c: &%c [%s]\n" % (n, n, b", ".join([b"*%c" % (n - 1)] * 10)) for n in range(98, 108)),
+            "expected at most 100000 values, aliases included",
+        ),
+        (b"models: &a [*a]", "expected no alias within what it stands for"),
+        (b"models: &a {b: *a}", "expected no alias within what it stands for"),
+        (b"lanes:\t2\n\thost: x", "not YAML"),
+        (b"host: 'a\x00b'", "not YAML"),
+        (b'compile_cache: "a\\0b"', "expected text without null characters"),
+        (b"--- {}\n--- {}", "not YAML"),
+        (b"\x7fELF\x02\x01\x01\x00", "not YAML"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_named(content: bytes, message: str, tmp_path: Path) -> None:
@@ -297,6 +368,35 @@ def test_a_file_that_is_no_configuration_is_named(content: bytes, message: str, 
     with pytest.raises(ConfigError, match=message) as refusal:
         load(file, environ=NOTHING)
     assert str(file) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_aliases_merges_and_a_byte_order_mark_are_read_as_ever(tmp_path: Path) -> None:
+    file = tmp_path / "xlaserve.yaml"
+    file.write_bytes(
+        b"\xef\xbb\xbfmodels:\n"
+        b"- &a {name: a, source: 'builtin:noop', buckets: &b [1, 2]}\n"
+        b"- {<<: *a, name: b}\n"
+        b"- {name: c, source: 'builtin:noop', buckets: *b}\n"
+        b"- {<<: [{name: e, source: 'builtin:noop'}, *a], name: d}\n"
+    )
+    models = load(file, environ=NOTHING).models
+    assert [(model.name, model.source, len(model.buckets)) for model in models] == [
+        (name, "builtin:noop", 2) for name in "abcd"
+    ]
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000, "[{a: 1, a: 2}]", "2024-13-45"])
+def test_yaml_from_elsewhere_is_checked_as_a_file_is(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"XLASERVE_MODELS: not YAML: expected|models: .*got"):
+        load(environ={"XLASERVE_MODELS": value})
+
+
+@hypothesis.given(st.text(max_size=60) | st.text("[]{}:&*,-#|>!'\"\\\n 019.exy~<", max_size=60))
+@hypothesis.settings(max_examples=500)
+def test_any_text_is_settings_or_a_configuration_error(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        load(environ={"XLASERVE_MODELS": text})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _of_server(server: str, seconds: float) -> int:
-    with remote.channel(server) as channel:
+    with remote.channel(server, needs="it records no profiles; start it with admin: true, or --admin") as channel:
         stub = admin_pb2_grpc.AdminStub(channel)
         answer = stub.Profile(admin_pb2.ProfileRequest(seconds=seconds), timeout=seconds + ANSWER_S)
     size = amount(answer.size_bytes, "B")

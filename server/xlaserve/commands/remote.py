@@ -26,11 +26,16 @@ def address(settings: Settings) -> str:
 
 
 @contextmanager
-def channel(server: str) -> Iterator[grpc.Channel]:
-    """Connects to `server`, HOST:PORT; what it answers instead of an answer is raised as XlaserveError."""
+def channel(server: str, needs: str = "it is no xlaserve, or of another version") -> Iterator[grpc.Channel]:
+    """Connects to `server`, HOST:PORT; what it answers instead of an answer is raised as XlaserveError.
+
+    `needs` says what is missing where it has no such method.
+    """
     try:
         with grpc.insecure_channel(server, UNLIMITED) as connected:
             yield connected
     except grpc.RpcError as error:
         status = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            status = f"{needs} ({error.details()})"
         raise XlaserveError(f"server {server}: {status}") from None

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 from xlaserve import console
 from xlaserve.commands.command import Command, Invocation, run_loop
+from xlaserve.config import check_files
 from xlaserve.engine.stderr_tap import StderrTap
 from xlaserve.model import catalog
 
@@ -13,6 +14,8 @@ from xlaserve.model import catalog
 def run(invocation: Invocation) -> int:
     """Serves until a signal."""
     settings = invocation.settings
+    if settings.exit_on_model_failure:  # otherwise it is the model that fails
+        check_files(settings)
 
     async def serve() -> int:
         from xlaserve.app import App  # noqa: PLC0415

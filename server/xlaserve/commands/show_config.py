@@ -11,8 +11,11 @@ from xlaserve.commands.command import Command, Invocation
 
 def run(invocation: Invocation) -> int:
     """Says that the configuration is valid, or prints it; a wrong one does not come this far."""
-    valid = "the configuration is valid; --show prints it\n"
-    sys.stdout.write(config.dump(invocation.settings) if invocation.own.show else valid)
+    if invocation.own.show:
+        sys.stdout.write(config.dump(invocation.settings))
+        return 0
+    config.check_files(invocation.settings)
+    sys.stdout.write("the configuration is valid; --show prints it\n")
     return 0
 
 

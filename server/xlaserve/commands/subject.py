@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from xlaserve.check.refusal import explain
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.config import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.engine.device import Device, configure
 from xlaserve.engine.program import Compilation
 from xlaserve.errors import ConfigError, ModelFailed, XlaserveError
@@ -60,9 +60,10 @@ def model_settings(settings: Settings, name: str) -> ModelSettings:
     if name in configured:
         return configured[name]
     if not re.search(r"[:/.]", name):
+        hint = "; --config names the file that configures others" if settings.models == BUILTIN_MODELS else ""
         raise ConfigError(
-            f"model: expected a configured model ({', '.join(configured) or 'none'}) or a source such as "
-            f"keras.applications:MobileNetV2, got {name}"
+            f"model: expected a configured model ({', '.join(configured)}) or a source such as "
+            f"keras.applications:MobileNetV2, got {name}{hint}"
         )
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", name.rstrip("/").rpartition("/")[2].rpartition(":")[2])
     is_library = LIBRARIES.match(name) is not None

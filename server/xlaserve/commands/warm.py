@@ -6,10 +6,13 @@ import argparse
 
 from xlaserve import console
 from xlaserve.commands.command import FAILED, Command, Invocation, run_loop
+from xlaserve.config import check_files
 
 
 def run(invocation: Invocation) -> int:
     """Prints the ledger; fails where a model failed."""
+    if invocation.settings.exit_on_model_failure:
+        check_files(invocation.settings)
 
     # Nothing is served meanwhile, and what compiles beside the traffic is not kept.
     settings = invocation.settings.model_copy(update={"ready_when": "all"})

@@ -7,7 +7,7 @@ its documentation; the command's help prints it, and `xlaserve config --show` th
 
 from __future__ import annotations
 
-from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, dump, load
+from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
 from xlaserve.config.model import (
     BUILTIN_MODELS,
     AutoBuckets,
@@ -23,6 +23,7 @@ from xlaserve.config.model import (
     Precision,
 )
 from xlaserve.config.server import MIB, PerformanceHint, Settings
+from xlaserve.config.yaml_text import parse
 
 __all__ = [
     "BUILTIN_MODELS",
@@ -42,6 +43,8 @@ __all__ = [
     "PixelRange",
     "Precision",
     "Settings",
+    "check_files",
     "dump",
     "load",
+    "parse",
 ]

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import yaml
 from pydantic import ValidationError
 
+from xlaserve.config import yaml_text
+from xlaserve.config.model import ModelSettings
 from xlaserve.config.server import Settings
 from xlaserve.errors import ConfigError
 
 ENV_PREFIX: Final = "XLASERVE_"
 CONFIG_FILE_VARIABLE: Final = "XLASERVE_CONFIG"
+
+NAMED_WEIGHTS: Final = ("imagenet", "random")
+"""Weights that are no file."""
 
 # What Kubernetes sets in every pod of a namespace that has a Service called xlaserve.
 _FROM_KUBERNETES: Final = re.compile(rf"{ENV_PREFIX}(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")
@@ -41,6 +46,18 @@ def load(
         raise ConfigError(_explain(error)) from None
 
 
+def check_files(settings: Settings) -> None:
+    """Raises ConfigError, which names each, where files that the models are made of are not there."""
+    missing = [
+        f"models.{index}.{field}: expected what exists, got {path}"
+        for index, model in enumerate(settings.models)
+        for field, path in _files(model)
+        if not path.exists()
+    ]
+    if missing:
+        raise ConfigError("configuration: " + "; ".join(missing))
+
+
 def dump(settings: Settings) -> str:
     """Returns the settings as YAML that `load` reads back to the same settings."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -48,32 +65,33 @@ def dump(settings: Settings) -> str:
 
 def _from_file(file: Path) -> dict[str, object]:
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {file}: can't be read: {error}") from None
-    except yaml.YAMLError as error:
+    try:
+        values = yaml_text.parse(text)
+    except ValueError as error:
         raise ConfigError(f"configuration file {file}: not YAML: {error}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {file}: expected a mapping of fields, got {type(values).__name__}")
+    folder = file.parent.absolute()
     models = values.get("models")
     if isinstance(models, list):
-        values["models"] = [
-            _resolve_paths(model, file.parent) if isinstance(model, dict) else model for model in models
-        ]
+        values["models"] = [_resolve_paths(model, folder) if isinstance(model, dict) else model for model in models]
     for name in ("compile_cache", "profile_dir", "ready_file"):
         if isinstance(values.get(name), str):
-            values[name] = str(file.parent / values[name])
+            values[name] = str(folder / values[name])
     return values
 
 
 def _resolve_paths(model: dict[str, object], folder: Path) -> dict[str, object]:
     resolved = dict(model)
     source, weights, labels = (model.get(key) for key in ("source", "weights", "labels"))
-    if isinstance(source, str) and ":" not in source:
+    if isinstance(source, str) and _is_path(source):
         resolved["source"] = str(folder / source)
-    if isinstance(weights, str) and weights not in ("imagenet", "random"):
+    if isinstance(weights, str) and weights not in NAMED_WEIGHTS:
         resolved["weights"] = str(folder / weights)
     if isinstance(labels, str):
         resolved["labels"] = str(folder / labels)
@@ -81,6 +99,21 @@ def _resolve_paths(model: dict[str, object], folder: Path) -> dict[str, object]:
     if isinstance(auto_buckets, dict) and isinstance(auto_buckets.get("demand"), str):
         resolved["auto_buckets"] = {**auto_buckets, "demand": str(folder / auto_buckets["demand"])}
     return resolved
+
+
+def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
+    if _is_path(model.source):
+        yield "source", Path(model.source)
+    if model.source.startswith("keras") and model.weights is not None and model.weights not in NAMED_WEIGHTS:
+        yield "weights", Path(model.weights)
+    if model.labels is not None:
+        yield "labels", model.labels
+    if model.has_auto_buckets and model.auto_buckets.demand is not None:
+        yield "auto_buckets.demand", model.auto_buckets.demand
+
+
+def _is_path(source: str) -> bool:
+    return ":" not in source or source.startswith("/")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
@@ -92,8 +125,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
         if field not in Settings.model_fields:
             raise ConfigError(f"environment variable {name}: no such field")
         try:
-            values[field] = yaml.safe_load(text) if field == "models" else text
-        except yaml.YAMLError as error:
+            values[field] = yaml_text.parse(text) if field == "models" else text
+        except ValueError as error:
             raise ConfigError(f"environment variable {name}: not YAML: {error}") from None
     return values
 
@@ -102,9 +135,11 @@ def _explain(error: ValidationError) -> str:
     lines = []
     for detail in error.errors():
         field = ".".join(str(part) for part in detail["loc"]) or "settings"
+        reason = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
             lines.append(f"{field}: no such field")
+        elif detail["type"] == "value_error" and isinstance(detail["input"], Mapping):  # of several fields together
+            lines.append(f"{field}: {reason}")
         else:
-            reason = detail["msg"].removeprefix("Value error, ")
             lines.append(f"{field}: {reason}, got {reprlib.repr(detail['input'])}")
     return "configuration: " + "; ".join(lines)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo, field_validator
 
 KeyT = TypeVar("KeyT", bound=str)
 
 
 def _pairs(value: Any) -> Any:
     return tuple(value.items()) if isinstance(value, Mapping) else value
+
+
+def _holds_bool(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, (list, tuple)) and any(map(_holds_bool, value)))
 
 
 Pairs = Annotated[tuple[tuple[KeyT, str], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
@@ -22,3 +26,12 @@ class Frozen(BaseModel):
     """Settings that never change once they are read; the text under a field is its documentation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _take_no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses YAML's true, yes and on where a number or text is meant: Python counts with them."""
+        assert info.field_name is not None
+        if cls.model_fields[info.field_name].annotation is not bool and _holds_bool(value):
+            raise ValueError("expected neither true nor false")
+        return value

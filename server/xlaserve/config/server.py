@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from xlaserve.config.frozen import Frozen
 from xlaserve.config.model import BUILTIN_MODELS, ModelSettings
@@ -121,8 +121,16 @@ class Settings(Frozen):
     @field_validator("models")
     @classmethod
     def _check_models(cls, value: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        if not value:
+            raise ValueError("expected at least one model")
         names = [model.name for model in value]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"each model's name is its own; given more than once: {', '.join(repeated)}")
         return value
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        if self.grpc_port == self.http_port != 0:
+            raise ValueError(f"grpc_port and http_port: expected two ports, got {self.grpc_port} for both")
+        return self
