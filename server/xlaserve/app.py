@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -44,9 +45,10 @@ log = logging.getLogger(__name__)
 QUIET_S: Final = 0.2
 """The port closes once no request came for so long, or after FLUSH_S."""
 FLUSH_S: Final = 1.0
-"""How long the last answers may take to leave once every request is answered. Idle streams end with it."""
+"""How long requests are refused at most once all accepted ones are answered, and then how long the last answers may
+take to leave. Idle streams end with it."""
 SECOND_SIGNAL_S: Final = 0.5
-"""A signal that comes sooner after the first is the same one: supervisors send it to a process and to its group."""
+"""A signal that comes sooner after another is the same one: supervisors send it to a process and to its group."""
 CRASHED: Final = 1
 PROFILES: Final = Path("xlaserve-profiles")
 
@@ -85,8 +87,10 @@ class App:
             xla_events.restore_environment()
             xla_events.listen(self._watch.read)
         self._stopping = asyncio.Event()
+        self._draining = asyncio.Event()
+        """Refuses new requests, or is about to."""
         self._has_crashed = False
-        self._first_signal_at: float | None = None
+        self._last_signal_at = -math.inf
         self.repository = Repository(
             settings=settings,
             load_model=self._load_model,
@@ -102,7 +106,7 @@ class App:
         )
         self._pipeline = Pipeline(settings)
         self._inference = Inference(self.repository, self._pipeline, self._metrics)
-        self._health = Health(self._is_ready, self.repository.serving)
+        self._health = Health(self._is_ready, self.repository.serving, self._inference.streams)
         open_inference = OpenInference(self._inference, self.repository, self.device, settings.model_control)
         vision = Vision(self._inference, self.repository, settings.max_message_bytes, self._watch.unexpected)
         admin = (
@@ -187,9 +191,16 @@ class App:
 
     async def _stop(self) -> None:
         """Lets accepted work finish and refuses new, as clients see it: first health, then calls, then the port."""
-        log.info("draining: %d requests under way", self._inference.under_way)
+        delay_s = self._settings.shutdown_delay_s if self.repository.is_ready and not self._has_crashed else 0
         self.repository.stop_loading()
         self._health.stop()
+        if delay_s:
+            log.info("stopping: serves for another %g s, or until the next signal", delay_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._draining.wait()
+        self._draining.set()
+        log.info("draining: %d requests under way", self._inference.under_way)
         timeout_s = self._settings.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -197,10 +208,11 @@ class App:
         except TimeoutError:
             log.warning("%d requests did not finish in %g s", self._inference.under_way, timeout_s)
         await self.repository.drain(timeout_s=0)
-        # Not before: gRPC answers what it has received but not yet handed over with CANCELLED once it stops.
+        # A refusal says more than a connection that closes.
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._inference.quiet(QUIET_S)
+        await self._inference.streams.end(FLUSH_S)
         await self._grpc.stop(FLUSH_S)
         self._pipeline.stop()
         log.info("stopped")
@@ -213,11 +225,15 @@ class App:
 
     def _on_signal(self, number: int) -> None:
         now = self._pipeline.clock()
-        if self._first_signal_at is None:
-            self._first_signal_at = now
+        if now - self._last_signal_at < SECOND_SIGNAL_S:
+            return
+        self._last_signal_at = now
+        if not self._stopping.is_set():
             self._stopping.set()
-        elif now - self._first_signal_at >= SECOND_SIGNAL_S:
-            log.warning("second signal: stopping at once")
+        elif not self._draining.is_set():
+            self._draining.set()
+        else:
+            log.warning("another signal: stopping at once")
             with suppress(ConfigError):
                 self._remove_ready_file()
             os._exit(128 + number)

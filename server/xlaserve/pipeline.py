@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ Render = Callable[[Outputs, Frame], Any]
 """From one image's rows of the outputs, and where it lies in the model's input, to what a protocol answers."""
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Request:
     """What a client asks for, whichever protocol it came by."""
 
     mode: str
@@ -40,7 +42,8 @@ class Request(NamedTuple):
     """What takes too long for the event loop to be done there; it may raise a RequestError."""
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """What the model gave, and where the time went."""
 
     served: Served
@@ -58,7 +61,8 @@ class Answer(NamedTuple):
     render_s: float
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Group:
     """Images of a request that have one resolution."""
 
     rows: Sequence[int]

@@ -47,9 +47,9 @@ def compile_with_brake(self, mode, bucket):
     run = compile(self, mode, bucket).executable
 
     def executable(images):
-        time.sleep(0.001)  # too long for the event loop, so that a thread is what the brake stops
         while os.path.exists(os.environ["BRAKE"]):
             time.sleep(0.005)
+        time.sleep(0.001)  # or its batches would be brief enough to run on the event loop
         return run(images)
 
     return Compilation(executable, 0.0, 0.0)
@@ -253,7 +253,8 @@ class Brake:
         self._pulled = folder / "pulled"
         # Python runs this before the server.
         (folder / "sitecustomize.py").write_text(BRAKED_NOOP)
-        self.env = {"PYTHONPATH": str(folder), "BRAKE": str(self._pulled)}
+        path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        self.env = {"PYTHONPATH": path, "BRAKE": str(self._pulled)}
 
     def pull(self) -> None:
         self._pulled.touch()

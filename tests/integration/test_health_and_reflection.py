@@ -96,6 +96,17 @@ def test_watchers_see_the_warm_up_and_the_shutdown(start_server, brake):
     assert server.wait() == 0
 
 
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+def test_bytes_that_are_no_message_are_refused_without_a_traceback(start_server, method):
+    server = start_server(NOOP)
+    with grpc.insecure_channel(server.grpc) as channel:
+        call = channel.unary_stream(f"/grpc.health.v1.Health/{method}")(b"\xff\xff\xff", timeout=TIMEOUT_S)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(call)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Traceback" not in server.stderr
+
+
 def watch_without_reading(address: str) -> socket.socket:
     """Watches the server's health over HTTP/2 with a window of no bytes, so that nothing can be written to it."""
 

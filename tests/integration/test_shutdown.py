@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import queue
 import random
 import re
@@ -181,6 +182,51 @@ def test_nothing_is_lost_when_the_end_comes_in_the_middle_of_heavy_traffic(start
     assert outcomes[Status.OK] >= 500
 
 
+@pytest.mark.parametrize("group", range(4))
+def test_every_call_of_many_clients_is_answered_or_refused_whenever_the_end_comes(
+    start_server: Any, connect: Any, group: int
+) -> None:
+    """64 clients that send one request after the other, and one that doesn't wait for answers; 5 ends in each group."""
+    outcomes: Counter[Status] = Counter()
+    for end in range(5):
+        server = start_server({"models": [NOOP]})
+        clients = [connect(server) for _ in range(32)]
+        outcomes += calls_until_the_end(server, clients, callers=64, end_after=64 + 23 * (5 * group + end))
+    assert outcomes.keys() == {Status.OK, Status.UNAVAILABLE}
+
+
+def calls_until_the_end(server: Any, clients: list[Any], callers: int, end_after: int) -> Counter[Status]:
+    """Stops the server after so many answers, and returns the outcomes of all calls that were made until its end."""
+    answered = threading.Semaphore(0)
+    gone = threading.Event()
+
+    def call_again_and_again(number: int) -> Counter[Status]:
+        client = clients[number % len(clients)]
+        outcomes: Counter[Status] = Counter()
+        while not gone.is_set():
+            outcomes[client.ask(number)] += 1
+            answered.release()
+        return outcomes
+
+    def call_without_waiting() -> Counter[Status]:
+        calls = []
+        while not gone.wait(0.001):
+            calls.append(clients[0].stub.ServerLive.future(pb.ServerLiveRequest(), timeout=PATIENCE_S))
+        return Counter(Status.OK if (error := call.exception()) is None else error.code() for call in calls)
+
+    with ThreadPoolExecutor(callers + 1) as threads:
+        counts = [threads.submit(call_again_and_again, number) for number in range(callers)]
+        counts.append(threads.submit(call_without_waiting))
+        try:
+            for _ in range(end_after):
+                assert answered.acquire(timeout=PATIENCE_S)
+            assert server.stop() == 0
+        finally:
+            gone.set()
+        assert not re.search("ERROR|Traceback|^E[0-9]{4}", server.stderr, re.MULTILINE)
+        return sum((count.result(PATIENCE_S) for count in counts), Counter[Status]())
+
+
 def test_idle_watches_and_streams_do_not_hold_the_end_up(braked: Any, connect: Any) -> None:
     client = connect(braked)
     watch = Watch(client)
@@ -194,6 +240,16 @@ def test_idle_watches_and_streams_do_not_hold_the_end_up(braked: Any, connect: A
     assert watch.next() == Health.NOT_SERVING
     assert watch.next() is Status.UNAVAILABLE
     assert stream.receive() is Status.UNAVAILABLE
+
+
+def test_what_a_client_reads_late_is_not_lost(braked: Any, connect: Any) -> None:
+    client = connect(braked)
+    stream = Stream(client)
+    for level in range(10):
+        stream.send(client.request(level))
+    braked.wait_for(lambda: braked.metric("xlaserve_requests_total") == 10, "the requests were not answered")
+    assert braked.stop() == 0
+    assert [stream.receive() for _ in range(11)] == [Status.OK] * 10 + [Status.UNAVAILABLE]
 
 
 def test_what_does_not_finish_in_time_is_told_so(start_server: Any, brake: Any, connect: Any) -> None:
@@ -243,6 +299,39 @@ def test_a_signal_that_is_delivered_twice_still_lets_accepted_work_finish(
     brake.release()
     assert client.outcome(accepted, 1) is Status.OK
     assert braked.wait() == 0
+
+
+def test_a_server_with_a_delay_serves_on_until_load_balancers_know(start_server: Any, connect: Any) -> None:
+    server = start_server({"models": [NOOP], "shutdown_delay_s": 3600})
+    client = connect(server)
+    watch = Watch(connect(server))
+    assert watch.next() == Health.SERVING
+    server.process.terminate()
+    assert watch.next() == Health.NOT_SERVING
+    assert server.metric("xlaserve_ready") == 0
+    assert [client.ask(level) for level in range(50)] == [Status.OK] * 50
+    assert not draining(server)
+    time.sleep(0.6)  # what comes sooner is the same signal
+    server.process.terminate()
+    server.wait_for(lambda: draining(server), "the second signal did not end the delay")
+    assert server.wait() == 0
+
+
+def test_the_delay_ends_by_itself(start_server: Any, connect: Any) -> None:
+    server = start_server({"models": [NOOP], "shutdown_delay_s": 0.5})
+    client = connect(server)
+    server.process.terminate()
+    while (outcome := client.ask(1)) is Status.OK:
+        pass
+    assert outcome is Status.UNAVAILABLE
+    assert server.wait() == 0
+
+
+def test_a_delay_holds_nothing_up_that_never_served(start_server: Any, brake: Any) -> None:
+    brake.pull()
+    server = start_server({"models": [NOOP], "shutdown_delay_s": 3600}, env=brake.env, wait=False)
+    server.wait_for(lambda: "noop: compiling" in server.stderr, "it did not compile")
+    assert server.stop() == 0
 
 
 def test_a_signal_during_compilation_ends_the_server_soon_and_well(start_server: Any) -> None:
@@ -301,7 +390,6 @@ async def acquire_or_die(self, share):
     await acquire(self, share)
 
 Lanes.acquire = acquire_or_die
-Lanes.try_acquire = lambda self, share: False
 """
 
 
@@ -312,14 +400,15 @@ def defect(tmp_path: Any) -> Any:
 
 
 def test_a_batch_loop_that_dies_ends_the_server_with_a_failure(start_server: Any, connect: Any, defect: Any) -> None:
-    server = start_server({"models": [NOOP]}, env={"PYTHONPATH": str(defect.parent), "DEFECT": str(defect)})
+    path = f"{defect.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    server = start_server({"models": [NOOP]}, env={"PYTHONPATH": path, "DEFECT": str(defect)})
     client = connect(server)
     watch = Watch(client)
     assert watch.next() == Health.SERVING
     assert client.ask(1) is Status.OK
     defect.touch()
-    # The loop asked for its next lane before: the first batch still runs.
-    outcomes = [client.ask(level) for level in range(3)]
+    # The loop asked for its next lane before: the first batch still runs. Three images are no brief batch.
+    outcomes = [client.ask(level, level, level) for level in range(3)]
     assert Status.INTERNAL in outcomes
     assert set(outcomes) <= {Status.OK, Status.INTERNAL, Status.UNAVAILABLE}
     assert watch.next() == Health.NOT_SERVING

@@ -95,6 +95,9 @@ class Settings(Frozen):
     max_decode_bytes: int = Field(512 * MIB, ge=1)
     """Bytes that images under way on those threads may take, as their headers tell: 8 for a pixel, up to 20 for some
     kinds. An image that does not fit waits for the others; one that takes more by itself is decoded alone."""
+    shutdown_delay_s: float = Field(0.0, ge=0, le=3600)
+    """How long it still serves after SIGTERM, its health already NOT_SERVING, before it refuses: load balancers and
+    Kubernetes learn of its end some seconds later. A second signal ends the wait."""
     drain_timeout_s: float = Field(30.0, ge=0, le=3600)
     """How long accepted work may take to finish after SIGTERM or an unload."""
 

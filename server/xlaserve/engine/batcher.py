@@ -39,9 +39,7 @@ from xlaserve.errors import (
 
 log = logging.getLogger(__name__)
 
-BRIEF_S: Final = 50e-6
-"""A program that takes no longer runs on the event loop, where a request fills it and a lane is free: to hand a batch
-to a thread and back, and to switch between threads, takes as long."""
+
 LEAST_TIMER_S: Final = 0.001
 """uvloop rounds timers to milliseconds, and what it rounds to none comes at once, again and again."""
 
@@ -82,7 +80,6 @@ class Batcher:
         self._lanes = lanes
         self._queues: dict[Shape, Queue] = {}
         self._reserved: set[Bucket] = set()
-        self._brief: Mapping[tuple[Mode, tuple[int, ...]], Warmed] = {}
         self._worker = worker
         self._observer = observer
         self._max_images = max_images
@@ -113,8 +110,6 @@ class Batcher:
         self._worker.reserve(buckets)
         self._reserved |= buckets
         self._programs.update(programs)
-        if not self._max_queue_delay_s:
-            self._brief = {at: each for at, each in self._programs.items() if each.cost.loaded_s <= BRIEF_S}
         costs = _costs_by_shape(self._programs)
         for shape in _costs_by_shape(programs):
             planner = Planner(costs[shape], self._lanes.count)
@@ -173,17 +168,17 @@ class Batcher:
         if self._has_ended:
             raise ModelNotReady(f"model {self._name} was unloaded")
         queue = self._queues[mode, pixels.shape[1], pixels.shape[2]]
-        brief = self._brief.get((mode, pixels.shape[:3]))
-        if brief and not queue.jobs and self._lanes.try_acquire(self._share):
-            return self._run_here(queue, brief, pixels)
         job = Job(queue, pixels, deadline, self._clock(), self._loop.create_future())
         self._unsettled.add(job)
         if not queue.jobs:
             queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next, but without credit for its rest
         queue.append(job)
         try:
-            self._changed.set()
-            self._lanes.grant()
+            if len(pixels) in queue.planner.brief and self._lanes.try_acquire(self._share):
+                self._try_start_batch(in_free_lane=True)
+            if job.waiting:
+                self._changed.set()
+                self._lanes.grant()
             return await job.settled
         finally:
             queue.remove(job)
@@ -210,15 +205,7 @@ class Batcher:
         while True:
             await self._wait_for_work()
             await self._lanes.acquire(self._share)
-            try:
-                started = self._start_batch()
-            except Exception:
-                log.exception("model %s: no batch could be formed", self._name)
-                waiting = [job for job in self._unsettled if job.waiting]
-                fail(waiting, ExecutionFailed, f"model {self._name} could not run this request")
-                started = False
-            if not started:
-                self._lanes.release()
+            self._try_start_batch()
 
     async def _wait_for_work(self) -> None:
         while (patience_s := self._patience_s()) > 0:
@@ -243,29 +230,22 @@ class Batcher:
         queue = self._next_queue(self._clock())
         return queue is not None and queue.is_full
 
-    def _run_here(self, queue: Queue, program: Warmed, pixels: Images) -> Result:
-        """Runs a request that fills a brief program on the event loop, in the free lane that was acquired for it."""
-        mode, height, width = queue.shape
-        images = len(pixels)
-        bucket = Bucket(images, height, width)
-        began = self._clock()
-        run: Run | BaseException
-        try:
-            outputs = program.executable(pixels)
-            run = Run(outputs, 0.0, 0.0, self._clock() - began)
-        except Exception as error:
-            run = error
-        execute_s = self._clock() - began
-        self._lanes.charge(self._share, execute_s)
-        queue.virtual_s = max(queue.virtual_s, self._virtual_s) + execute_s
-        note(self.demand[height, width], images, images)
-        self._lanes.release()
-        self._observe(mode, bucket, images, run)
-        if isinstance(run, Run):
-            return Result(run.outputs, 0.0, 0.0, execute_s)
-        raise ExecutionFailed(f"model {self._name} could not run this batch") from run
+    def _try_start_batch(self, *, in_free_lane: bool = False) -> None:
+        """Starts the batch that is next in the lane that was acquired for it; gives that back where there is none.
 
-    def _start_batch(self) -> bool:
+        A brief one is run at once, but only `in_free_lane`: the event loop can't wait until another batch has left it.
+        """
+        try:
+            started = self._start_batch(in_free_lane)
+        except Exception:
+            log.exception("model %s: no batch could be formed", self._name)
+            waiting = [job for job in self._unsettled if job.waiting]
+            fail(waiting, ExecutionFailed, f"model {self._name} could not run this request")
+            started = False
+        if not started:
+            self._lanes.release()
+
+    def _start_batch(self, in_free_lane: bool) -> bool:
         """Starts the batch that the plan puts first; False where every job has gone."""
         now = self._clock()
         queue = self._next_queue(now)
@@ -292,7 +272,10 @@ class Batcher:
             rows = [job.pixels[start:stop] for job, start, stop in pieces]
             batch = Batch(self._programs[mode, bucket].executable, bucket, rows)
             finish = partial(self._finish, mode, bucket, pieces)
-            self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
+            if in_free_lane and step.bucket in queue.planner.brief and len(rows[0]) == step.bucket:
+                self._worker.run_to(batch, finish)
+            else:
+                self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
         except Exception as error:  # the worker was stopped, or memory is short: the jobs left their queue already
             self._finish(mode, bucket, pieces, error)
         return True
@@ -312,27 +295,24 @@ class Batcher:
 
     def _finish(self, mode: Mode, bucket: Bucket, pieces: list[Piece], run: Run | BaseException) -> None:
         """Settles the jobs of a batch and gives its lane back, whatever happens. Raises nothing."""
+        images = sum(stop - start for _, start, stop in pieces)
         # Jobs are settled before anybody is told, so that no observer can keep them from it.
         try:
             if isinstance(run, Run):
-                scatter(pieces, run)
-        except Exception as error:  # outputs that are not what the model promised
-            run = error
-        if not isinstance(run, Run):
+                try:
+                    scatter(pieces, run)
+                except Exception as error:  # outputs that are not what the model promised
+                    run = error
+                else:
+                    self._observer.batch_ran(mode, bucket, images, run)
+                    return
             fail((piece.job for piece in pieces), ExecutionFailed, f"model {self._name} could not run this batch")
-        self._lanes.release()
-        self._observe(mode, bucket, sum(stop - start for _, start, stop in pieces), run)
-
-    def _observe(self, mode: Mode, bucket: Bucket, images: int, run: Run | BaseException) -> None:
-        """Tells the observer and the log what came of a batch. Raises nothing."""
-        try:
-            if isinstance(run, Run):
-                self._observer.batch_ran(mode, bucket, images, run)
-            else:
-                log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
-                self._observer.batch_failed(mode, bucket, images)
+            log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
+            self._observer.batch_failed(mode, bucket, images)
         except Exception:
             log.exception("model %s: a batch in %s %s could not be observed", self._name, mode, bucket)
+        finally:
+            self._lanes.release()
 
     def _crashed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+BRIEF_S: Final = 50e-6
+"""What it takes to hand a batch to a thread and back, and to switch between threads."""
 
 
 class Cost(NamedTuple):
@@ -98,6 +101,8 @@ class Planner:
         """The bucket with the most images a second: to wait for more than fill it gains nothing."""
         self.cheapest_s = min(cost.alone_s for cost in costs.values())
         """No image is answered in less."""
+        self.brief = frozenset(bucket for bucket, cost in costs.items() if cost.loaded_s <= BRIEF_S)
+        """The buckets whose run takes less than a hand-over to a thread."""
         self._costs = dict(costs)
         self._lanes = lanes
         self._sequences = [

@@ -6,8 +6,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from xlaserve.engine.program import Executable, Images, Outputs
 LANE: Final = "lane"
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Batch:
     """Rows that run together, padded to `bucket`."""
 
     executable: Executable
@@ -26,7 +28,8 @@ class Batch(NamedTuple):
     """Arrays `[n, height, width, 3]` of the bucket's size, together at least one row and at most the bucket's."""
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Run:
     """A batch that ran."""
 
     outputs: Outputs
@@ -116,7 +119,8 @@ class Worker:
             free.append(buffer)  # where the bucket is reserved no more, to a list that nobody has
         return Run(outputs, gathered - begin, start - gathered, end - start)
 
-    def _run_to(self, batch: Batch, done: Done) -> None:
+    def run_to(self, batch: Batch, done: Done) -> None:
+        """Runs `batch` and calls `done` with what came of it; blocks."""
         try:
             result: Run | BaseException = self.run(batch)
         except BaseException as error:  # even SystemExit: nobody else would tell those who wait
@@ -125,7 +129,7 @@ class Worker:
 
     def _work(self) -> None:
         while submitted := self._submitted.get():
-            self._run_to(*submitted)
+            self.run_to(*submitted)
             del submitted  # which holds a request's images
 
     def _take_buffer(self, bucket: Bucket) -> Images:

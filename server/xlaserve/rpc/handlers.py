@@ -7,6 +7,7 @@ would become a traceback in the log and, at the client, UNKNOWN with the name of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -15,6 +16,12 @@ from google.protobuf.message_factory import GetMessageClass
 
 Parser = Callable[[bytes], object | None]
 """Bytes to what a method takes, None for bytes that are no message of it."""
+
+MAKE: Final = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
 
 
 def add(
@@ -39,8 +46,7 @@ def add(
 def _handler(
     method: Callable[..., object], descriptor: MethodDescriptor, parser: Parser
 ) -> grpc.RpcMethodHandler[Message, Message]:
-    is_stream = descriptor.client_streaming
-    make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
+    make = MAKE[descriptor.client_streaming, descriptor.server_streaming]
     response = GetMessageClass(descriptor.output_type)
     return make(method, parser, response.SerializeToString)  # type: ignore[arg-type]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as pb_grpc
 
+from xlaserve.errors import ShuttingDown
+from xlaserve.rpc.inference import Context, explain, no_message
+from xlaserve.rpc.streams import Streams
 from xlaserve_proto import open_inference_pb2, vision_pb2
 
 SERVER: Final = (
@@ -24,17 +27,19 @@ STATUS: Final = {
     None: pb.HealthCheckResponse.SERVICE_UNKNOWN,
 }
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
 
 class Health(pb_grpc.HealthServicer):
     """Shows what the repository says. Each model's name is a service of its own.
 
-    `is_ready` says whether the server is; `models` which models serve. Not grpcio's own servicer, in which a client
-    that watches and does not read keeps every later change, the one at shutdown included, from being made.
+    `is_ready` says whether the server is; `models` which models serve; each watch is one of `streams`. Not grpcio's own
+    servicer, in which a client that watches and does not read keeps every later change, the one at shutdown included,
+    from being made.
     """
 
-    def __init__(self, is_ready: Callable[[], bool], models: Callable[[], Mapping[str, bool]]) -> None:
+    def __init__(
+        self, is_ready: Callable[[], bool], models: Callable[[], Mapping[str, bool]], streams: Streams
+    ) -> None:
+        self._streams = streams
         self._is_ready = is_ready
         self._models = models
         self._has_stopped = False
@@ -54,19 +59,29 @@ class Health(pb_grpc.HealthServicer):
         self._has_stopped = True
         self.refresh()
 
-    async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+    async def Check(self, request: pb.HealthCheckRequest | None, context: Context) -> pb.HealthCheckResponse:
         """Says how a service is. NOT_FOUND where there is none of that name."""
+        if request is None:
+            await context.abort(*explain(no_message()))
         if request.service not in self._serves:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         return pb.HealthCheckResponse(status=STATUS[self._serves[request.service]])
 
-    async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> AsyncIterator[pb.HealthCheckResponse]:
+    async def Watch(
+        self, request: pb.HealthCheckRequest | None, context: Context
+    ) -> AsyncIterator[pb.HealthCheckResponse]:
         """Says how a service is, and again at every change; SERVICE_UNKNOWN while there is none of that name."""
+        if request is None:
+            await context.abort(*explain(no_message()))
         last = None
-        while True:
-            changed = self._changed
-            status = STATUS[self._serves.get(request.service)]
-            if status != last:
-                yield pb.HealthCheckResponse(status=status)
-                last = status
-            await changed.wait()
+        try:
+            async with self._streams.open():
+                while True:
+                    changed = self._changed
+                    status = STATUS[self._serves.get(request.service)]
+                    if status != last:
+                        yield pb.HealthCheckResponse(status=status)
+                        last = status
+                    await changed.wait()
+        except ShuttingDown as error:
+            await context.abort(*explain(error))

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from xlaserve.errors import DeadlineExceeded, InvalidArgument, ModelNotFound, ShuttingDown, XlaserveError
+from xlaserve.errors import DeadlineExceeded, InvalidArgument, ModelNotFound, XlaserveError
 from xlaserve.model.repository import Repository
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Pipeline, Request
 from xlaserve.rpc.status import status_of
+from xlaserve.rpc.streams import Streams, shutting_down
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import Timings
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message | None)
 
 
 class Inference:
@@ -40,6 +41,7 @@ class Inference:
         self._metrics = metrics
         self._is_draining = False
         self._refused = asyncio.Event()
+        self.streams = Streams()
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,7 +84,7 @@ class Inference:
         """Returns the response. Raises what `parse`, the repository, the pipeline and `respond` raise."""
         if self._is_draining:
             self._refused.set()
-            refusal = ShuttingDown("the server is shutting down; try another one")
+            refusal = shutting_down()
             self._count_failure(method, model, refusal)
             raise refusal
         clock = self._pipeline.clock

@@ -52,6 +52,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         return await self._infer("ModelInfer", request, self._inference.deadline(context))
 
     # Writes by itself instead of yielding: a generator may be left half-way, and its tasks with it.
+    @answers_errors
     async def ModelStreamInfer(  # type: ignore[override]
         self, requests: AsyncIterator[InferMessage | None], context: Context
     ) -> None:
@@ -59,7 +60,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         deadline = self._inference.deadline(context)
         answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW)
 
-        async with asyncio.TaskGroup() as tasks:
+        async with self._inference.streams.open(), asyncio.TaskGroup() as tasks:
 
             async def read() -> None:
                 async for request in requests:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import grpc
 from grpc_channelz.v1 import channelz
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.rpc import handlers, infer_message
 from xlaserve.rpc.admin import Admin
+from xlaserve.rpc.hang_up import hang_up
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.vision import Vision
@@ -45,7 +46,7 @@ class GrpcServer:
         handlers.add(vision, vision_pb2.DESCRIPTOR.services_by_name["Vision"], self._server)
         if admin is not None:
             handlers.add(admin, admin_pb2.DESCRIPTOR.services_by_name["Admin"], self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
+        handlers.add(health, health_pb2.DESCRIPTOR.services_by_name["Health"], self._server)  # type: ignore[arg-type]
         if settings.channelz:
             channelz.add_channelz_servicer(self._server)
         if settings.reflection:
@@ -71,7 +72,11 @@ class GrpcServer:
         self.address = f"{host}:{bound}"
 
     async def stop(self, grace_s: float) -> None:
-        """Closes the port, gives the calls under way `grace_s` to finish, and then cancels them."""
+        """Closes the port and the connections; a client that reads slowly has `grace_s` for what was answered.
+
+        Calls without an answer end as UNAVAILABLE.
+        """
+        await hang_up(int(self.address.rpartition(":")[2]), grace_s)
         await self._server.stop(grace_s)
 
 

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.worker import Run
@@ -26,7 +25,8 @@ class Duration:
         self.seconds += seconds
 
 
-class Timings(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Timings:
     """Where a request's time went, in seconds."""
 
     decode_s: float

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -7,6 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2 as pb
 
 from xlaserve.rpc.health import SERVER, Health
+from xlaserve.rpc.streams import Streams
 
 SERVING = pb.HealthCheckResponse.SERVING
 NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
@@ -28,7 +30,8 @@ class World:
     def __init__(self) -> None:
         self.is_ready = False
         self.models: dict[str, bool] = {}
-        self.health = Health(lambda: self.is_ready, lambda: self.models)
+        self.streams = Streams()
+        self.health = Health(lambda: self.is_ready, lambda: self.models, self.streams)
 
     async def check(self, service: str) -> int:
         response = await self.health.Check(pb.HealthCheckRequest(service=service), Context())
@@ -87,3 +90,29 @@ async def test_a_watcher_that_reads_late_gets_the_last_state_and_holds_nobody_up
         world.health.refresh()
         assert (await anext(fast)).status == (SERVING if is_serving else NOT_SERVING)
     assert (await anext(slow)).status == SERVING
+
+
+async def test_a_watch_ends_with_a_status_and_after_the_last_state(world: World) -> None:
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for response in world.watch("digits"):
+            seen.append(response.status)  # noqa: PERF401 - each as it comes
+
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0)
+    world.models = {"digits": False}
+    world.health.stop()
+    await asyncio.sleep(0)
+    await world.streams.end(timeout_s=20)
+    with pytest.raises(Aborted) as ended:
+        await following
+    assert ended.value.args[0] is grpc.StatusCode.UNAVAILABLE
+    assert seen == [SERVICE_UNKNOWN, NOT_SERVING]
+
+
+async def test_what_is_no_message_is_refused(world: World) -> None:
+    for call in (world.health.Check(None, Context()), anext(world.health.Watch(None, Context()))):
+        with pytest.raises(Aborted) as refused:
+            await call
+        assert refused.value.args[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,72 @@
+"""Closes a port and the connections that were made to it, without gRPC's part.
+
+A gRPC server that stops answers with CANCELLED what it has received and not handed over, and what still comes before a
+client has seen that it stops. A client whose connection closes gets UNAVAILABLE for each call that has no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import math
+import os
+import socket
+import struct
+import termios
+from contextlib import suppress
+from typing import Final
+
+import psutil
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.02
+
+
+async def hang_up(port: int, flush_s: float) -> None:
+    """Closes the sockets of this process that listen on `port`, then the connections that were made to it.
+
+    A client that reads slowly has `flush_s` for what was written to it. Where the system doesn't say which sockets
+    there are, nothing is closed.
+    """
+    try:
+        for fd in _fds(port, listening=True):
+            _close_listener(fd)
+        for _ in range(math.ceil(flush_s / POLL_S)):
+            if not any(map(_has_unsent, _fds(port, listening=False))):
+                break
+            await asyncio.sleep(POLL_S)
+        for fd in _fds(port, listening=False):
+            _close_connection(fd, port)
+    except (psutil.Error, OSError) as error:
+        log.warning("connections could not be closed before the server stops: %s", error)
+
+
+def _fds(port: int, *, listening: bool) -> list[int]:
+    return [
+        found.fd
+        for found in psutil.Process().net_connections("tcp")
+        if found.laddr.port == port and (found.status == psutil.CONN_LISTEN) == listening
+    ]
+
+
+def _close_listener(fd: int) -> None:
+    """Puts a socket that nobody can reach in its place: gRPC would log that the one that it knows was closed."""
+    with socket.socket() as stand_in:
+        os.dup2(stand_in.fileno(), fd, inheritable=False)
+
+
+def _has_unsent(fd: int) -> bool:
+    try:
+        (size_bytes,) = struct.unpack("i", fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)))
+    except OSError:  # closed meanwhile
+        return False
+    return bool(size_bytes)
+
+
+def _close_connection(fd: int, port: int) -> None:
+    """Ends it after what was written; gRPC, which owns the descriptor, learns of it as if the client had done it."""
+    with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as connection:
+        if connection.getsockname()[1] == port:  # else gRPC closed it meanwhile, and the number is something else's
+            connection.shutdown(socket.SHUT_RDWR)
