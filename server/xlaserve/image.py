@@ -15,6 +15,7 @@ What an image becomes is part of the API, since it changes a model's answers:
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -52,6 +53,13 @@ _TURNS: Final = {
     8: Image.Transpose.ROTATE_90,
 }
 """What turns an image upright, by its EXIF orientation; from 5 on it swaps width and height."""
+
+_ORIENTATION: Final = 0x0112
+_EXIF_PREFIX: Final = re.compile(rb"^(Exif\0\0){1,2}")
+_ORDERS: Final = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}
+"""The byte order of a TIFF file by how it begins; the last two are wrong, and some cameras write them."""
+_INTEGERS: Final = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I", 16: "Q"}
+"""TIFF's kinds of integers, as `struct` calls them. Single bytes (1) are none: Pillow takes them for text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,17 +251,25 @@ def _orientation(exif: object) -> int:
     """
     if not isinstance(exif, bytes):
         return 1
-    tiff = exif.removeprefix(b"Exif\0\0")
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    tiff = _EXIF_PREFIX.sub(b"", exif)
+    order = _ORDERS.get(tiff[:4])
     if order is None:
         return 1
     try:
         (start,) = struct.unpack_from(f"{order}I", tiff, 4)
         (entries,) = struct.unpack_from(f"{order}H", tiff, start)
-        for entry in range(entries):
-            tag, _, _, value = struct.unpack_from(f"{order}HHIH", tiff, start + 2 + 12 * entry)
-            if tag == 0x0112:
-                return int(value) if 1 <= value <= 8 else 1
+        for entry in range(start + 2, start + 2 + 12 * entries, 12):
+            tag, kind, count = struct.unpack_from(f"{order}HHI", tiff, entry)
+            if tag != _ORIENTATION or kind not in _INTEGERS or not count:
+                continue
+            integer = f"{order}{_INTEGERS[kind]}"
+            # What is longer than four bytes lies elsewhere; only the first of several counts.
+            length = count * struct.calcsize(integer)
+            at = entry + 8 if length <= 4 else struct.unpack_from(f"{order}I", tiff, entry + 8)[0]
+            if at + length > len(tiff):
+                continue
+            (value,) = struct.unpack_from(integer, tiff, at)
+            return int(value) if 1 <= value <= 8 else 1
     except struct.error:
         pass
     return 1

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+import warnings
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from xlaserve import image as image_module
 from xlaserve.config import Fit, PixelRange
@@ -118,6 +119,41 @@ def test_an_image_is_turned_upright(format: str, orientation: int) -> None:
     pixels = decode(encode(stored, format, exif=exif, **options), height=15, width=12, limits=LIMITS)
     tolerance = 6 if format == "JPEG" else 0
     assert np.abs(pixels.astype(int) - np.asarray(UPRIGHT)).max() <= tolerance
+
+
+@st.composite
+def exif_blocks(draw: st.DrawFn) -> bytes:
+    """EXIF as cameras and editors may write it, the entry of the orientation of any kind of integer."""
+    head = draw(st.sampled_from([b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"]))
+    order = "<" if head[:2] == b"II" else ">"
+    kind, letter = draw(st.sampled_from([(1, "B"), (3, "H"), (4, "I"), (6, "b"), (8, "h"), (9, "i"), (13, "I")]))
+    values = draw(st.lists(st.integers(0, 9) | st.just(0x60 + 6), min_size=1, max_size=3))
+    data = struct.pack(f"{order}{len(values)}{letter}", *values)
+    tags = draw(st.lists(st.sampled_from([0x0112, 0x0110, 0x0128]), min_size=1, max_size=3))
+    elsewhere = 8 + 2 + 12 * len(tags) + 4
+    table = struct.pack(f"{order}H", len(tags))
+    for tag in tags:
+        if tag == 0x0112:
+            field = data.ljust(4, b"\0") if len(data) <= 4 else struct.pack(f"{order}I", elsewhere)
+            table += struct.pack(f"{order}HHI", tag, kind, len(values)) + field
+        else:
+            table += struct.pack(f"{order}HHIHxx", tag, 3, 1, 2)
+    whole = head + struct.pack(f"{order}I", 8) + table + bytes(4) + data
+    prefix = draw(st.sampled_from([b"", b"Exif\0\0", b"Exif\0\0" * 2]))
+    return prefix + whole[: draw(st.none() | st.integers(8, 60))]
+
+
+@given(exif=exif_blocks(), format=st.sampled_from(["JPEG", "PNG"]))
+@settings(max_examples=400, deadline=None)
+def test_an_image_is_turned_as_pillow_turns_it_whatever_integers_say_so(exif: bytes, format: str) -> None:
+    data = encode(UPRIGHT, format, exif=exif)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, about an entry that is cut off
+        with Image.open(io.BytesIO(data)) as image:
+            expected = np.asarray(ImageOps.exif_transpose(image))
+    np.testing.assert_array_equal(
+        decode(data, height=expected.shape[0], width=expected.shape[1], limits=LIMITS), expected
+    )
 
 
 @pytest.mark.parametrize(
