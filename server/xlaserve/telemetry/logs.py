@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -29,6 +30,10 @@ def configure(level: str, format: Literal["human", "json"]) -> None:
     logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
     logging.getLogger("xlaserve").setLevel(threshold)
     logging.captureWarnings(True)
+    warnings.formatwarning = _format_warning
+    # What Pillow warns of is what a client sent, and each wording of it would be remembered for good.
+    warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def quiet_tensorflow() -> None:
@@ -37,6 +42,13 @@ def quiet_tensorflow() -> None:
     Has an effect only before TensorFlow is imported.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Returns a warning without the path and the code that it came from."""
+    return f"{category.__name__}: {message}"
 
 
 class _Human(logging.Formatter):

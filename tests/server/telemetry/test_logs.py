@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -18,10 +19,13 @@ LOGGER = logging.getLogger("xlaserve.engine.batcher")
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("xlaserve")
+    format_warning = warnings.formatwarning
     handlers, levels = root.handlers[:], (root.level, ours.level)
     root.handlers = []  # or pytest's own would be closed
     yield
     logging.captureWarnings(False)
+    warnings.formatwarning = format_warning
+    logging.getLogger("PIL").setLevel(logging.NOTSET)
     root.handlers = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
@@ -122,10 +126,10 @@ def test_the_level_is_ours_and_other_libraries_speak_from_warnings_on(capsys: py
     logs.configure("debug", "human")
     LOGGER.debug("ours, debug")
     logging.getLogger("PIL").info("theirs, info")
-    logging.getLogger("PIL").warning("theirs, warning")
+    logging.getLogger("keras").warning("theirs, warning")
     logs.configure("error", "human")
     LOGGER.warning("ours, warning")
-    logging.getLogger("PIL").warning("theirs, again")
+    logging.getLogger("keras").warning("theirs, again")
     assert [line[15:] for line in written(capsys).splitlines()] == ["ours, debug", "theirs, warning"]
 
 
@@ -138,13 +142,23 @@ def test_configuring_again_replaces_the_handler(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.filterwarnings("always")
 def test_warnings_become_records(capsys: pytest.CaptureFixture[str]) -> None:
-    import warnings
-
     logs.configure("info", "json")
     warnings.warn("old", DeprecationWarning, stacklevel=1)
     (line,) = json_lines(capsys)
     assert (line["level"], line["logger"]) == ("warning", "py.warnings")
-    assert "DeprecationWarning: old" in line["message"]
+    assert line["message"] == "DeprecationWarning: old"
+
+
+def test_what_pillow_says_of_an_image_that_a_client_sent_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        logs.configure("info", "human")
+        registry: dict[Any, Any] = {}
+        warnings.warn_explicit(
+            "Truncated File Read", UserWarning, "/lib/PIL/TiffImagePlugin.py", 968, "PIL.TiffImagePlugin", registry
+        )
+        logging.getLogger("PIL.Image").error("theirs")
+        assert [key for key in registry if key != "version"] == [], "nothing is remembered of what clients send"
+    assert written(capsys) == ""
 
 
 def test_tensorflow_is_quiet_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
