@@ -42,7 +42,7 @@ class FakeWorker:
     def __init__(self, loop: asyncio.AbstractEventLoop, lanes: int, cost_s: Mapping[int, float]) -> None:
         self.started: list[Started] = []
         self.running = 0
-        self.staged: deque[tuple[Batch, Callable[[Run | BaseException], object]]] = deque()
+        self.staged: deque[tuple[float, Batch, Callable[[Run | BaseException], object]]] = deque()
         self.error_of: Callable[[Started], BaseException | None] = lambda batch: None
         self.reserved: Counter[Bucket] = Counter()
         self._loop = loop
@@ -56,27 +56,29 @@ class FakeWorker:
         self.reserved.subtract(buckets)
 
     def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
-        self.staged.append((batch, done))
+        self.staged.append((self._loop.time(), batch, done))
         self._start()
 
     def _start(self) -> None:
         while self.staged and self.running < self._lanes:
             self.running += 1
-            batch, done = self.staged.popleft()
+            since, batch, done = self.staged.popleft()
             rows = np.concatenate(batch.rows)
             assert isinstance(batch.executable, Executable)
             numbers = [int(number) for number in batch.executable(rows)[0]]
             started = Started(self._loop.time(), batch.executable.mode, batch.bucket.batch, numbers)
             self.started.append(started)
-            self._loop.call_later(self._cost_s[batch.bucket.batch], self._end, batch, started, done)
+            self._loop.call_later(self._cost_s[batch.bucket.batch], self._end, batch, started, started.at - since, done)
 
-    def _end(self, batch: Batch, started: Started, done: Callable[[Run | BaseException], object]) -> None:
+    def _end(
+        self, batch: Batch, started: Started, wait_s: float, done: Callable[[Run | BaseException], object]
+    ) -> None:
         self.running -= 1
         result: Run | BaseException | None = self.error_of(started)
         if result is None:
             buffer = np.empty((*batch.bucket, 3), np.uint8)
             gather(batch.rows, buffer)
-            result = Run(batch.executable(buffer), 0.0, 0.0, self._cost_s[batch.bucket.batch])
+            result = Run(batch.executable(buffer), 0.0, wait_s, self._cost_s[batch.bucket.batch])
         done(result)
         self._start()
 

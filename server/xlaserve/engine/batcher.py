@@ -5,7 +5,7 @@ deadline, or its own cancellation.
 
 Only images of one mode and resolution share a batch, so a model has a queue for each. They share its turns as models
 share the device, by start-time fair queueing (see `lanes`): each batch advances its queue's virtual time by what it
-costs, and the queue with the least is next. So a flood in one resolution holds up an image of another, whose queue was
+takes, and the queue with the least is next. So a flood in one resolution holds up an image of another, whose queue was
 empty, only by the batches that were under way (one on each lane and the one that is gathered ahead), and by one batch
 of each resolution more.
 """
@@ -21,12 +21,13 @@ from functools import partial
 from typing import Final, Protocol
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.buckets import Cost, Planner
+from xlaserve.engine.buckets import Cost
 from xlaserve.engine.compiler import Warmed
+from xlaserve.engine.costs import Costs
 from xlaserve.engine.demand import Demand, note
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.program import Images
-from xlaserve.engine.queue import Job, Piece, Queue, Result, Shape, fail, scatter
+from xlaserve.engine.queue import Job, Queue, Result, Shape, Taken, fail, scatter
 from xlaserve.engine.worker import Batch, Run, Worker
 from xlaserve.errors import (
     DeadlineExceeded,
@@ -110,13 +111,11 @@ class Batcher:
         self._worker.reserve(buckets)
         self._reserved |= buckets
         self._programs.update(programs)
-        costs = _costs_by_shape(self._programs)
-        for shape in _costs_by_shape(programs):
-            planner = Planner(costs[shape], self._lanes.count)
+        for shape, costs in _costs_by_shape(programs).items():
             if shape in self._queues:
-                self._queues[shape].planner = planner
+                self._queues[shape].costs.add(costs)
             else:
-                self._queues[shape] = Queue(shape, planner)
+                self._queues[shape] = Queue(shape, Costs(costs, self._lanes.count))
 
     def has_queue(self, mode: Mode, height: int, width: int) -> bool:
         """Returns whether there are buckets for images of this mode and resolution."""
@@ -174,7 +173,7 @@ class Batcher:
             queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next, but without credit for its rest
         queue.append(job)
         try:
-            if len(pixels) in queue.planner.brief and self._lanes.try_acquire(self._share):
+            if len(pixels) in queue.costs.brief and self._lanes.try_acquire(self._share):
                 self._try_start_batch(in_free_lane=True)
             if job.waiting:
                 self._changed.set()
@@ -256,63 +255,75 @@ class Batcher:
             return False
         busy = self._lanes.busy
         free = self._lanes.count - busy
-        step = queue.planner.next_step(queue.images, free, busy)
+        images, rows, share = queue.costs.planner.next_step(queue.images, free, busy)
         mode, height, width = queue.shape
-        note(self.demand[height, width], queue.planner.share(queue.images, free, busy), step.stop)
-        cost_s = queue.planner.cost_s(step.bucket, busy + 1)
-        self._lanes.charge(self._share, cost_s)
+        note(self.demand[height, width], share, images)
+        taken = Taken(queue, Bucket(rows, height, width), now, busy + 1, queue.costs.turn_s(rows, busy + 1))
         self._virtual_s = max(self._virtual_s, queue.virtual_s)
-        queue.virtual_s += cost_s
-        bucket = Bucket(step.bucket, height, width)
-        pieces = queue.take(step.stop, now)
+        self._charge(queue, taken.expected_s)
+        taken.pieces = queue.take(images, now)
         try:
-            for job, start, _ in pieces:
+            for job, start, _ in taken.pieces:
                 if start == 0:
                     job.queue_s = now - job.arrived
-            rows = [job.pixels[start:stop] for job, start, stop in pieces]
-            batch = Batch(self._programs[mode, bucket].executable, bucket, rows)
-            finish = partial(self._finish, mode, bucket, pieces)
-            if in_free_lane and step.bucket in queue.planner.brief and len(rows[0]) == step.bucket:
+            pixels = [job.pixels[start:stop] for job, start, stop in taken.pieces]
+            batch = Batch(self._programs[mode, taken.bucket].executable, taken.bucket, pixels)
+            finish = partial(self._finish, taken)
+            if in_free_lane and rows in queue.costs.brief and len(pixels[0]) == rows:
                 self._worker.run_to(batch, finish)
             else:
                 self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
         except Exception as error:  # the worker was stopped, or memory is short: the jobs left their queue already
-            self._finish(mode, bucket, pieces, error)
+            self._finish(taken, error)
         return True
+
+    def _charge(self, queue: Queue, seconds: float) -> None:
+        """Counts what a batch is expected to take, and later what it took more, or less."""
+        self._lanes.charge(self._share, seconds)
+        queue.virtual_s += seconds
 
     def _drop_late(self, queue: Queue, now: float) -> None:
         """Drops the jobs that could be in the next batches but can't be answered in time, not even alone."""
         late = []
         images = 0
         for job in queue.jobs:
-            if job.deadline < now + queue.planner.cheapest_s:
+            if job.deadline < now + queue.costs.cheapest_s:
                 late.append(job)
                 continue
             images += job.waiting
-            if images >= queue.planner.largest * self._lanes.count:
+            if images >= queue.costs.planner.largest * self._lanes.count:
                 break
+        if any(job.deadline >= now for job in late):
+            queue.costs.doubt()
         fail(late, DeadlineExceeded, f"model {self._name}: the deadline passed while the request waited")
 
-    def _finish(self, mode: Mode, bucket: Bucket, pieces: list[Piece], run: Run | BaseException) -> None:
-        """Settles the jobs of a batch and gives its lane back, whatever happens. Raises nothing."""
-        images = sum(stop - start for _, start, stop in pieces)
+    def _finish(self, taken: Taken, run: Run | BaseException) -> None:
+        """Settles the jobs of a batch, charges what it took, unless it failed, and gives its lane back. Raises nothing."""
+        mode, bucket, images = taken.mode, taken.bucket, taken.images
         # Jobs are settled before anybody is told, so that no observer can keep them from it.
         try:
             if isinstance(run, Run):
                 try:
-                    scatter(pieces, run)
+                    scatter(taken.pieces, run)
                 except Exception as error:  # outputs that are not what the model promised
                     run = error
                 else:
+                    self._account(taken, run)
                     self._observer.batch_ran(mode, bucket, images, run)
                     return
-            fail((piece.job for piece in pieces), ExecutionFailed, f"model {self._name} could not run this batch")
+            fail((piece.job for piece in taken.pieces), ExecutionFailed, f"model {self._name} could not run this batch")
             log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
             self._observer.batch_failed(mode, bucket, images)
         except Exception:
             log.exception("model %s: a batch in %s %s could not be observed", self._name, mode, bucket)
         finally:
             self._lanes.release()
+
+    def _account(self, taken: Taken, run: Run) -> None:
+        now = self._clock()
+        turn_s = now - taken.at - run.wait_s
+        self._charge(taken.queue, turn_s - taken.expected_s)
+        taken.queue.costs.observe(taken.bucket.batch, taken.running, turn_s=turn_s, execute_s=run.execute_s, now=now)
 
     def _crashed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

@@ -31,6 +31,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from xlaserve.engine.buckets import with_bucket
 from xlaserve.engine.demand import Demand
 
 MARGIN: Final = 0.01
@@ -152,16 +153,9 @@ def _cheapest_by_size(
 
 def _with(least: _Least, batch: int, cost_s: float) -> _Least:
     """Returns `least` with one bucket more."""
-    # A row for each number of batches of it. In a row the rest, n modulo the batch, is run as before or padded to it;
-    # down a column the least of all numbers of batches is a running minimum.
-    n = np.arange(len(least))
-    rows = int(n[-1]) // batch + 1
-    table = np.full(rows * batch, np.inf)
-    table[: len(least)] = least
-    table[1:batch] = np.minimum(table[1:batch], cost_s)
-    spent_s = cost_s * np.arange(rows)[:, None]
-    after: _Least = np.minimum.accumulate(table.reshape(rows, batch) - spent_s, axis=0)
-    return (after + spent_s).reshape(-1)[: len(least)]
+    least = least.copy()
+    np.minimum(least[1:batch], cost_s, out=least[1:batch])
+    return with_bucket(least, batch, np.array(cost_s))
 
 
 def _weights(demand: Demand) -> NDArray[np.float64]:

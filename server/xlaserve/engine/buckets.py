@@ -1,22 +1,39 @@
 """The planner: which buckets the waiting images run in.
 
-Pure functions of what warm-up measured. A bucket's cost depends on how many lanes are busy: two lanes of a CPU hardly
-slow each other down, two lanes of a GPU share one processor. Warm-up measures each bucket alone and with all lanes
+Pure functions of what a batch of each bucket costs. That depends on how many lanes are busy: two lanes of a CPU hardly
+slow each other down, two lanes of a GPU share one processor. A cost is known for one lane alone and for all lanes
 running; costs between are interpolated.
+
+Costs are measured, so small differences are noise and must not decide. Among plans that cost nearly the same, the
+planner pads less (PADDING_PRICE) while lanes are free, and runs more images together (NEAR_TIE) where none is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-BRIEF_S: Final = 50e-6
-"""What it takes to hand a batch to a thread and back, and to switch between threads."""
+import numpy as np
+from numpy.typing import NDArray
+
+PADDING_PRICE: Final = 0.1
+"""A padded batch counts as dearer by the part that its padding is of its images, and by this at most."""
+
+NEAR_TIE: Final = 0.05
+"""Where all lanes are busy a plan with larger batches may cost so much more than the cheapest."""
+
+LEAST_PLANNED: Final = 256
+"""Tables go up to so many images at least. A plan for more begins with batches of the best bucket."""
+
+MOST_LEVELS: Final = 8
+"""So many numbers of running lanes are told apart; on a device with more lanes neighbours share one."""
+
+Seconds = NDArray[np.float64]
 
 
 class Cost(NamedTuple):
-    """Median seconds to run one bucket."""
+    """Seconds that one batch of a bucket takes."""
 
     alone_s: float
     loaded_s: float
@@ -36,83 +53,97 @@ class Step(NamedTuple):
     bucket: int
 
 
-class Sequences:
-    """The cheapest sequence of buckets, one after the other, for any number of images.
+class Next(NamedTuple):
+    """What to start now: the first of those that wait, padded to `bucket` rows."""
 
-    Exact: least[n] = min over buckets b of cost[b] + least[n - b], with least[n <= 0] = 0. The table grows as it is
-    asked. It never falls with n, because what runs n + 1 images runs n as well.
+    images: int
+    bucket: int
+    share: int
+    """Images that the lane runs in all by the plan, these included."""
+
+
+class Sequences:
+    """The cheapest sequences of buckets, one after the other, for any number of images.
+
+    Exact up to LEAST_PLANNED images, and twice the largest bucket:
+    least[n] = min over buckets b of cost[b] + least[n - b], with least[n <= 0] = 0. It never falls with n, because what
+    runs n + 1 images runs n as well. `priced` is the same with the price of padding, which only a last batch has.
     """
 
-    def __init__(self, cost_s: Mapping[int, float]) -> None:
+    def __init__(self, cost_s: Mapping[int, float], tables: tuple[list[float], list[float]] | None = None) -> None:
         self._cost_s = dict(sorted(cost_s.items(), reverse=True))
-        self._least_s = [0.0]
-        self._last = [0]
-        self._largest = [0]
+        self._best = max(cost_s, key=lambda bucket: (bucket / cost_s[bucket], bucket))
+        if tables is None:
+            ((least_s, priced_s),) = _tables([cost_s])
+        else:
+            least_s, priced_s = tables
+        self._least_s = least_s
+        self._priced_s = priced_s
 
     def least_s(self, images: int) -> float:
         """Returns the seconds that the cheapest sequence for `images` takes."""
-        self._grow(images)
-        return self._least_s[images]
+        beyond = max(0, -(-(images - len(self._least_s) + 1) // self._best))
+        return beyond * self._cost_s[self._best] + self._least_s[images - beyond * self._best]
 
-    def largest(self, images: int) -> int:
-        """Returns the largest bucket of the cheapest sequence for `images`."""
-        self._grow(images)
-        return self._largest[images]
+    def first(self, images: int, *, lanes_are_busy: bool = False) -> int:
+        """Returns the first bucket of the sequence to run."""
+        return self._first(images, NEAR_TIE if lanes_are_busy else 0.0)[0]
 
-    def steps(self, images: int) -> tuple[Step, ...]:
-        """Returns the cheapest sequence, the largest bucket first: only its last step is padded."""
-        self._grow(images)
-        buckets = []
-        remaining = images
-        while remaining > 0:
-            buckets.append(self._last[remaining])
-            remaining -= buckets[-1]
+    def steps(self, images: int, *, lanes_are_busy: bool = False) -> tuple[Step, ...]:
+        """Returns the sequence to run. Only its last step is padded."""
+        slack = NEAR_TIE if lanes_are_busy else 0.0
         steps = []
         start = 0
-        for bucket in sorted(buckets, reverse=True):
+        while start < images:
+            left = images - start
+            bucket, excess_s = self._first(left, slack)
+            if images - start < len(self._priced_s):
+                # What remains may be dearer by what is left of the whole sequence's slack.
+                slack_s = max(0.0, slack * self._priced_s[left] - excess_s)
+                slack = slack_s / self._priced_s[left - bucket] if left > bucket else 0.0
             stop = min(start + bucket, images)
             steps.append(Step(start, stop, bucket))
             start = stop
         return tuple(steps)
 
-    def _grow(self, images: int) -> None:
-        for n in range(len(self._least_s), images + 1):
-            # On equal cost the larger bucket: fewer batches.
-            last = min(self._cost_s, key=lambda bucket: self._with_last(bucket, n))
-            self._least_s.append(self._with_last(last, n))
-            self._last.append(last)
-            self._largest.append(max(last, self._largest[max(0, n - last)]))
+    def _first(self, images: int, slack: float) -> tuple[int, float]:
+        """Returns the first bucket, and by how many seconds its sequence is dearer than the cheapest.
 
-    def _with_last(self, bucket: int, images: int) -> float:
-        return self._cost_s[bucket] + self._least_s[max(0, images - bucket)]
+        The one that runs the most images of those whose sequence is dearer by `slack` at most; of those, the smallest.
+        """
+        if images >= len(self._priced_s):
+            return self._best, 0.0
+        least_s = self._priced_s[images]
+        limit_s = least_s * (1 + slack + 1e-9)
+        found, excess_s = 0, 0.0
+        for bucket, cost_s in self._cost_s.items():  # the largest first
+            if bucket < images and found:
+                break
+            padded = bucket > images
+            total_s = cost_s * _price(bucket, images) if padded else cost_s + self._priced_s[images - bucket]
+            if total_s <= limit_s:
+                found, excess_s = bucket, total_s - least_s
+        return found, excess_s
 
 
 class Planner:
     """Plans for one mode and resolution of one model on a device with `lanes` lanes.
 
-    `costs` maps each bucket's batch to its measured cost.
+    `costs` maps each bucket's batch to its cost. Making one takes a millisecond or two, and no question much.
     """
 
     def __init__(self, costs: Mapping[int, Cost], lanes: int) -> None:
         if not costs:
             raise ValueError("a planner needs at least one bucket")
         self.largest = max(costs)
-        self.best = min(costs, key=lambda bucket: (costs[bucket].loaded_s / bucket, -bucket))
-        """The bucket with the most images a second: to wait for more than fill it gains nothing."""
-        self.cheapest_s = min(cost.alone_s for cost in costs.values())
-        """No image is answered in less."""
-        self.brief = frozenset(bucket for bucket, cost in costs.items() if cost.loaded_s <= BRIEF_S)
-        """The buckets whose run takes less than a hand-over to a thread."""
-        self._costs = dict(costs)
+        least_s = min(cost.loaded_s / bucket for bucket, cost in costs.items())
+        self.best = max(bucket for bucket in costs if costs[bucket].loaded_s / bucket <= least_s * (1 + NEAR_TIE))
+        """The largest bucket with nearly the most images a second: to wait for more than fill it gains nothing."""
         self._lanes = lanes
-        self._sequences = [
-            Sequences({bucket: cost.at(running, lanes) for bucket, cost in costs.items()})
-            for running in range(1, lanes + 1)
-        ]
-
-    def cost_s(self, bucket: int, running: int) -> float:
-        """Returns seconds for one run of `bucket` when `running` lanes run."""
-        return self._costs[bucket].at(running, self._lanes)
+        levels = min(lanes, MOST_LEVELS)
+        costs_s = [{bucket: cost.at(level, levels) for bucket, cost in costs.items()} for level in range(1, levels + 1)]
+        of_level = [Sequences(cost_s, tables) for cost_s, tables in zip(costs_s, _tables(costs_s), strict=True)]
+        self._sequences = [of_level[running * (levels - 1) // max(1, lanes - 1)] for running in range(lanes)]
 
     def plan(self, images: int, free_lanes: int, busy_lanes: int = 0) -> tuple[tuple[Step, ...], ...]:
         """Returns for each lane to use the steps that it runs in turn; together they cover `images` in order, once.
@@ -124,21 +155,19 @@ class Planner:
         used, sequences = self._split(images, free_lanes, busy_lanes)
         edges = [-(-images * lane // used) for lane in range(used + 1)]
         return tuple(
-            tuple(Step(start + first, start + last, bucket) for first, last, bucket in sequences.steps(stop - start))
+            tuple(
+                Step(start + first, start + last, bucket)
+                for first, last, bucket in sequences.steps(stop - start, lanes_are_busy=free_lanes == 1)
+            )
             for start, stop in pairwise(edges)
         )
 
-    def next_step(self, images: int, free_lanes: int, busy_lanes: int = 0) -> Step:
+    def next_step(self, images: int, free_lanes: int, busy_lanes: int = 0) -> Next:
         """Returns the step to start now, the first of the plan; the rest is planned again when a lane is free."""
         used, sequences = self._split(images, free_lanes, busy_lanes)
         share = -(-images // used)
-        bucket = sequences.largest(share)
-        return Step(0, min(bucket, share), bucket)
-
-    def share(self, images: int, free_lanes: int, busy_lanes: int = 0) -> int:
-        """Returns how many of `images` the fullest lane of the plan runs, `next_step` first."""
-        used, _ = self._split(images, free_lanes, busy_lanes)
-        return -(-images // used)
+        bucket = sequences.first(share, lanes_are_busy=free_lanes == 1)
+        return Next(min(bucket, share), bucket, share)
 
     def _split(self, images: int, free_lanes: int, busy_lanes: int) -> tuple[int, Sequences]:
         """Returns how many lanes to use, and the sequences for so many."""
@@ -149,3 +178,42 @@ class Planner:
             key=lambda lanes: self._sequences[busy_lanes + lanes - 1].least_s(-(-images // lanes)),
         )
         return used, self._sequences[busy_lanes + used - 1]
+
+
+def with_bucket(least_s: Seconds, batch: int, cost_s: Seconds) -> Seconds:
+    """Returns what the cheapest sequences `[..., n]` take, for n images from 0, with any number of batches before them.
+
+    All are full batches of one bucket, which costs `cost_s` `[...]`.
+    """
+    # A row for each number of batches; in a row the rest, n modulo the batch, is run as before. Down a column the least
+    # of all numbers of batches is a running minimum.
+    size = least_s.shape[-1]
+    rows = (size - 1) // batch + 1
+    table = np.full((*least_s.shape[:-1], rows * batch), np.inf)
+    table[..., :size] = least_s
+    spent_s = cost_s[..., None, None] * np.arange(rows)[:, None]
+    table = table.reshape(*least_s.shape[:-1], rows, batch) - spent_s
+    table = np.minimum.accumulate(table, axis=-2) + spent_s
+    return table.reshape(*least_s.shape[:-1], -1)[..., :size]
+
+
+def _price(bucket: int, images: int) -> float:
+    """Returns by how much a padded batch counts as dearer."""
+    return 1 + PADDING_PRICE * min(1.0, (bucket - images) / images)
+
+
+def _tables(costs_s: Sequence[Mapping[int, float]]) -> list[tuple[list[float], list[float]]]:
+    """Returns `least` and `priced` of `Sequences` for each of `costs_s`, which are of the same buckets."""
+    buckets = sorted(costs_s[0])
+    size = max(LEAST_PLANNED, 2 * buckets[-1]) + 1
+    least_s = np.full((2, len(costs_s), size), np.inf)
+    least_s[..., 0] = 0.0
+    cost_of = {bucket: np.array([cost_s[bucket] for cost_s in costs_s]) for bucket in buckets}
+    for bucket in buckets:  # one batch, which may be padded
+        prices = np.array([_price(bucket, images) for images in range(1, bucket)])
+        padded_s = np.stack([np.ones_like(prices), prices])[:, None, :] * cost_of[bucket][:, None]
+        np.minimum(least_s[..., 1:bucket], padded_s, out=least_s[..., 1:bucket])
+    for bucket in buckets:
+        least_s = with_bucket(least_s, bucket, np.stack([cost_of[bucket]] * 2))
+    least_s[0] = np.minimum.accumulate(least_s[0, :, ::-1], axis=-1)[:, ::-1]  # what rounding made fall
+    return list(zip(*least_s.tolist(), strict=True))

@@ -1,7 +1,7 @@
 """Lanes: how many batches a device runs at the same time, and whose turn it is.
 
 Models share a device by start-time fair queueing (Goyal, Vin and Cheng, 1996): each batch advances its model's virtual
-time by the seconds it costs, and a free lane goes to the model whose virtual time is least. A model that was quiet
+time by the seconds it takes, and a free lane goes to the model whose virtual time is least. A model that was quiet
 starts at the device's virtual time: it is served next, but saves up no credit.
 """
 
@@ -73,7 +73,10 @@ class Lanes:
         return True
 
     def charge(self, share: Share, cost_s: float) -> None:
-        """Counts the batch for which `share` acquired its lane."""
+        """Counts the seconds of a batch for which `share` acquired its lane.
+
+        What it should take when it begins, and what it took more, or less, when it ends.
+        """
         share.virtual_s += cost_s
 
     def release(self) -> None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xlaserve.config import Mode
-from xlaserve.engine.buckets import Planner
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.costs import Costs
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.worker import Run
 from xlaserve.errors import XlaserveError
@@ -69,18 +69,18 @@ class Queue:
     """The jobs of one shape, first come, first served."""
 
     shape: Shape
-    planner: Planner
+    costs: Costs
     jobs: deque[Job] = field(default_factory=deque)
     images: int = 0
     planned_at: float = -math.inf
     """When a batch was last taken. What waited then was planned for with it, and waits for no more company."""
     virtual_s: float = 0.0
-    """Seconds that its batches cost, as `Batcher` counts them to share lanes between queues."""
+    """Seconds that its batches took, as `Batcher` counts them to share lanes between queues."""
 
     @property
     def is_full(self) -> bool:
         """Whether the next batch gains nothing by waiting for more images."""
-        return self.images >= self.planner.best
+        return self.images >= self.costs.planner.best
 
     def due(self, max_delay_s: float) -> float:
         """Returns when the next batch may start, in seconds of the clock: never if empty."""
@@ -118,6 +118,30 @@ class Queue:
             self.jobs.remove(job)
             self.images -= job.waiting
             job.taken = len(job.pixels)
+
+
+@dataclass(eq=False, slots=True)
+class Taken:
+    """A batch that left its queue."""
+
+    queue: Queue
+    bucket: Bucket
+    at: float
+    running: int
+    """Lanes that run with it, its own included."""
+    expected_s: float
+    """What its turn should take."""
+    pieces: Sequence[Piece] = ()
+
+    @property
+    def mode(self) -> Mode:
+        """The mode that it runs in."""
+        return self.queue.shape[0]
+
+    @property
+    def images(self) -> int:
+        """Images in it, without its padding."""
+        return sum(stop - start for _, start, stop in self.pieces)
 
 
 def fail(jobs: Iterable[Job], error: type[XlaserveError], message: str) -> None:

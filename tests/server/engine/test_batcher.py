@@ -731,6 +731,83 @@ async def test_a_busy_model_does_not_starve_a_quiet_one(virtual_time: object, ma
     await asyncio.wait(floods)
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("recorded", [0.5, 2.0, 10.0])
+async def test_equal_batches_get_equal_turns_whatever_warm_up_recorded(
+    virtual_time: object, make: Make, lanes: int, recorded: float
+) -> None:
+    one = make(lanes=Lanes(lanes))
+    wrong_s = {bucket: seconds * recorded for bucket, seconds in COST_S.items()}
+    other = make(lanes=one.lanes, worker=one.worker, cost_s=wrong_s)
+    await flood([(one, SQUARE), (other, SQUARE)], 400.0)
+    turns = [len(model.observer.ran) for model in (one, other)]
+    assert sum(turns) >= lanes * 400.0 / COST_S[8] * 0.9
+    assert turns[0] == pytest.approx(turns[1], rel=0.1)
+
+
+async def test_resolutions_whose_batches_take_the_same_get_equal_turns_whatever_warm_up_recorded(
+    virtual_time: object, make: Make
+) -> None:
+    model = make(sizes=(SQUARE,), max_images=10_000)
+    wide = {
+        (Mode.XLA, Bucket(bucket, *WIDE)): Warmed(model.executables[Mode.XLA], Cost(seconds * 2, seconds * 2))
+        for bucket, seconds in COST_S.items()
+    }
+    model.batcher.add(wide)
+    answered = await flood([(model, SQUARE), (model, WIDE)], 400.0)
+    assert answered[0] == pytest.approx(answered[1], rel=0.1)
+    assert sum(answered) >= 400.0 / COST_S[8] * 0.9
+
+
+async def flood(to: list[tuple[Model, tuple[int, int]]], seconds: float) -> list[int]:
+    """Keeps five full batches of each asked for, and returns how many were answered."""
+    answered = [0] * len(to)
+
+    async def ask(number: int, model: Model, size: tuple[int, int]) -> None:
+        while True:
+            await model.answer(range(8), size=size)
+            answered[number] += 1
+
+    tasks = [asyncio.create_task(ask(number, *each)) for number, each in enumerate(to) for _ in range(5)]
+    await asyncio.sleep(seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    return answered
+
+
+async def test_a_bucket_that_turns_out_slow_in_traffic_gives_way(virtual_time: object, make: Make) -> None:
+    cost_s = dict(COST_S)
+    model = make(cost_s=cost_s)
+    cost_s[8] = 9.0
+    for _ in range(30):
+        await model.answer(range(8))
+    assert model.started[0].bucket == 8
+    assert model.started[-1].bucket == 4
+
+
+async def test_time_that_a_batch_waits_for_a_lane_is_not_charged(virtual_time: object, make: Make) -> None:
+    model = make()
+    await flood([(model, SQUARE)], 100.0)
+    costs = model.batcher._queues[Mode.XLA, *SQUARE].costs
+    assert costs.turn_s(8, 1) == pytest.approx(COST_S[8], rel=0.01)
+
+
+async def test_requests_that_were_refused_for_a_time_that_was_measured_wrongly_are_tried_again(
+    virtual_time: object, make: Make
+) -> None:
+    model = make(cost_s={1: 1.0})
+    model.worker._cost_s = {1: 0.25}
+    loop = asyncio.get_running_loop()
+    outcomes = []
+    for _ in range(30):
+        asked = model.answer([1], deadline=loop.time() + 0.5)
+        outcomes += await asyncio.gather(asked, return_exceptions=True)
+    refused = [isinstance(outcome, DeadlineExceeded) for outcome in outcomes]
+    assert refused == sorted(refused, reverse=True)
+    assert 0 < sum(refused) < 20
+
+
 # Several resolutions of one model
 
 

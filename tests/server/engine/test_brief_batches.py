@@ -14,8 +14,9 @@ from tests.fakes_engine import lanes_are_free
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batcher import Batcher
-from xlaserve.engine.buckets import BRIEF_S, Cost
+from xlaserve.engine.buckets import Cost
 from xlaserve.engine.compiler import Warmed
+from xlaserve.engine.costs import BRIEF_S
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.worker import Run, Worker
