@@ -19,10 +19,12 @@ from bench.generator_ceiling import generator
 from xlaserve.engine.device import cpu_name
 
 SIDE = 224
-MODELS = {"ResNet50": 0.95, "MobileNetV2": 0.90}
-"""Applications and the least share of their in-process throughput that is to be served."""
+MODELS = {"ResNet50": 0.95, "MobileNetV2": 0.75}
+"""Applications and the least share of their in-process throughput that is to be served, on cores that also run the
+client. With a server and a client that only move the bytes, 0.88 is left for MobileNetV2."""
 BUCKETS = (1, 4, 8)
-LEAST_OVERHEAD_RATIO = 0.8
+OVERHEAD = {1: 0.8, 8: 0.85, 32: 0.85}
+"""Requests in flight, and the least share of the bare servicer's requests/s."""
 MOST_GROWTH = 0.02
 MEMORY_REQUESTS = 50_000
 
@@ -68,7 +70,7 @@ def overhead(blocks: int, block_s: float) -> list[Figure]:
         processes.bare("threads") as threads,
     ):
         arms = {"noop": ours, "uvloop": uvloop, "asyncio": asyncio, "threads": threads}
-        for concurrency in (8, 32):
+        for concurrency, least in OVERHEAD.items():
             rates: dict[str, list[float]] = {name: [] for name in arms}
             cpu_ms: dict[str, list[float]] = {name: [] for name in arms}
             for block in range(blocks):
@@ -82,7 +84,7 @@ def overhead(blocks: int, block_s: float) -> list[Figure]:
                 ratio(
                     f"overhead requests/s at {concurrency}, noop / bare {name}",
                     list(zip(rates["noop"], rates[name], strict=True)),
-                    LEAST_OVERHEAD_RATIO if name == "uvloop" else None,
+                    least if name == "uvloop" else None,
                 )
                 for name in ("uvloop", "asyncio", "threads")
             ]
