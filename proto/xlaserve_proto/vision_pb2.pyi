@@ -816,6 +816,7 @@ class Model(_message.Message):
     FIT_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -856,6 +857,10 @@ class Model(_message.Message):
     def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]:
         """How far its answers are from those in float32, by mode; measured at warm-up where it computes in anything else."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What people should know of its answers and of how it is served; each is in the server's log as well."""
+
     def __init__(
         self,
         *,
@@ -877,10 +882,11 @@ class Model(_message.Message):
         fit: _builtins.str = ...,
         precision: _builtins.str = ...,
         differences: _abc.Iterable[Global___Difference] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1013,6 +1019,7 @@ class Program(_message.Message):
     READY_AT_FIELD_NUMBER: _builtins.int
     FROM_CACHE_FIELD_NUMBER: _builtins.int
     IN_BACKGROUND_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     trace_s: _builtins.float
     compile_s: _builtins.float
@@ -1030,6 +1037,10 @@ class Program(_message.Message):
     def ready_at(self) -> _timestamp_pb2.Timestamp:
         """When it was ready."""
 
+    @_builtins.property
+    def verification(self) -> Global___Verification:
+        """What its answers to a few images showed before it served; not set where nothing was looked at."""
+
     def __init__(
         self,
         *,
@@ -1042,11 +1053,52 @@ class Program(_message.Message):
         ready_at: _timestamp_pb2.Timestamp | None = ...,
         from_cache: _builtins.bool = ...,
         in_background: _builtins.bool = ...,
+        verification: Global___Verification | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "ready_at", b"ready_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "ready_at", b"ready_at", "verification", b"verification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "compile_s", b"compile_s", "from_cache", b"from_cache", "in_background", b"in_background", "mode", b"mode", "ready_at", b"ready_at", "run_loaded_s", b"run_loaded_s", "run_s", b"run_s", "trace_s", b"trace_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "compile_s", b"compile_s", "from_cache", b"from_cache", "in_background", b"in_background", "mode", b"mode", "ready_at", b"ready_at", "run_loaded_s", b"run_loaded_s", "run_s", b"run_s", "trace_s", b"trace_s", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Program: _TypeAlias = Program  # noqa: Y015
+
+@_typing.final
+class Verification(_message.Message):
+    """What was found out about a program when it was made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
+    BATCH_DEPENDENCE_FIELD_NUMBER: _builtins.int
+    IS_BATCH_DEPENDENT_FIELD_NUMBER: _builtins.int
+    NOT_FINITE_IMAGES_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
+    batch_dependence: _builtins.float
+    """How far an image's answer is from its own at another place of the batch and in other company."""
+    is_batch_dependent: _builtins.bool
+    """Whether that is more than rounding explains, and so a property of the model."""
+    not_finite_images: _builtins.int
+    """Of the images, how many were answered with NaN or infinity."""
+    fault: _builtins.str
+    """What is wrong with the program; empty where nothing is."""
+    @_builtins.property
+    def difference(self) -> Global___Difference:
+        """From a reference that has nothing of XLA; not set where there is none."""
+
+    def __init__(
+        self,
+        *,
+        difference: Global___Difference | None = ...,
+        batch_dependence: _builtins.float = ...,
+        is_batch_dependent: _builtins.bool = ...,
+        not_finite_images: _builtins.int = ...,
+        fault: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_dependence", b"batch_dependence", "difference", b"difference", "fault", b"fault", "is_batch_dependent", b"is_batch_dependent", "not_finite_images", b"not_finite_images"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verification: _TypeAlias = Verification  # noqa: Y015

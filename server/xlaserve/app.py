@@ -27,7 +27,7 @@ from xlaserve.engine.worker import Worker
 from xlaserve.engine.xla_log import XlaCompilation
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.inspection.profiler import Profiler
-from xlaserve.model import catalog
+from xlaserve.model import catalog, verification
 from xlaserve.model.repository import Repository
 from xlaserve.model.version import State
 from xlaserve.pipeline import Pipeline
@@ -307,7 +307,21 @@ class App:
             watch.add_metric((), float(not self._watch.is_blind))
         ready = gauge("xlaserve_ready", "1 when every model is ready.", ())
         ready.add_metric((), float(self._is_ready()))
-        return (waiting, admitted, size, states, auto, differences, agreements, under_way, lanes, watch, ready)
+        verified = verification.gauges([self.repository.find(name) for name in self.repository.serving()])
+        return (
+            waiting,
+            admitted,
+            size,
+            states,
+            auto,
+            differences,
+            agreements,
+            *verified,
+            under_way,
+            lanes,
+            watch,
+            ready,
+        )
 
 
 def _replicated(devices: Sequence[str]) -> Callable[[ModelSettings], catalog.Model] | None:

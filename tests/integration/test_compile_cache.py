@@ -95,7 +95,13 @@ def test_a_second_start_compiles_nothing_and_times_nothing(config: Path) -> None
 
 def test_damaged_files_are_made_anew(config: Path) -> None:
     whole = {file: file.read_bytes() for file in records(config)}
-    assert {file.name.partition("-")[0] for file in whole} == {"cost", "network.xlaserve", "weights", "xla"}
+    assert {file.name.partition("-")[0] for file in whole} == {
+        "cost",
+        "network.xlaserve",
+        "reference",
+        "weights",
+        "xla",
+    }
     for index, (file, data) in enumerate(whole.items()):
         middle = len(data) // 2
         damage = (data[:middle], b"", data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :])

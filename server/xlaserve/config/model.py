@@ -195,6 +195,14 @@ class ModelSettings(Frozen):
     precision: Precision = Precision.FLOAT32
     """What a Keras model computes in: `float32`, `bfloat16` or `float16`. Weights, preprocessing and outputs stay
     float32. Warm-up measures how far its answers then are from those in float32."""
+    verification: Literal["refuse", "warn", "off"] = "refuse"
+    """Warm-up holds every program's answers to a few images against those that TensorFlow gives operation by operation.
+    With `refuse`, a model fails of which XLA made a program that is off by more than rounding in float32 explains, a
+    thousandth of the largest number. `warn` says so and serves it; `off` compares nothing. Narrower precisions, and
+    modes without XLA, are never refused."""
+    batch_dependence: Literal["single", "refuse", "allow"] = "single"
+    """What becomes of a model that answers an image otherwise in other company, as one does that takes a mean over the
+    batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some layers of Keras models in another form, which is faster and gives the same result up to
     rounding: `depthwise`, `grouped`, `stem`, `pointwise`, `winograd`, `normalization`, `pooling` and `resize`. Those

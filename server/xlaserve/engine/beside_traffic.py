@@ -20,7 +20,9 @@ from xlaserve.engine.compiler import LEAST_RUNS, Warmed, noise
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.engine.program import Compilation, Executable, Images, Program
+from xlaserve.engine.verify import Verified, Verifier
 from xlaserve.engine.worker import Batch, Run, Worker
+from xlaserve.errors import ModelFailed
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class BesideTraffic:
         ledger: Ledger,
         compiling: Executor,
         expecting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        verifier: Verifier | None = None,
     ) -> None:
         self._model = model
         self._version = version
@@ -63,18 +66,19 @@ class BesideTraffic:
         self._ledger = ledger
         self._compiling = compiling
         self._expecting = expecting
+        self._verifier = verifier
         self._share = Share(lambda: False)
         self._turn = asyncio.Lock()
         """Of all that is timed for this model one run is under way: a share has one turn at a time."""
 
     async def make(self, mode: Mode, bucket: Bucket, known: tuple[Bucket, Warmed] | None = None) -> Warmed:
-        """Compiles, runs, times and records a program. Raises what it raises.
+        """Compiles, verifies, times and records a program. Raises what it raises.
 
         What runs beside traffic takes longer than it does. Beside a `known` program, whose cost was measured at rest,
         both are timed now, and the new one costs as many times the known one's as it takes now.
         """
         loop = asyncio.get_running_loop()
-        compilation, images = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
+        compilation, verified, images = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
         cost = compilation.cost
         if cost is None:
             seconds = await self.time(compilation.executable, bucket, images)
@@ -96,14 +100,21 @@ class BesideTraffic:
                 datetime.now(UTC),
                 compilation.from_cache,
                 in_background=True,
+                verified=verified,
             )
         )
         return Warmed(compilation.executable, cost)
 
-    def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Images]:
+    def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Verified | None, Images]:
         """Returns the executable, and images to time it with, which take too long to make for the event loop."""
         with self._expecting():
-            return self._program.compile(mode, bucket), noise(bucket)
+            compilation, verified = self._program.compile(mode, bucket), None
+            if self._verifier is not None:
+                again = partial(self._program.compile, mode, bucket)
+                compilation, verified = self._verifier.admit(mode, bucket, compilation, again)
+                if bucket.batch > 1 and self._verifier.is_dependent:
+                    raise ModelFailed(f"{bucket} is left out: an image's answer depends on the others of its batch")
+            return compilation, verified, noise(bucket)
 
     async def time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
         """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""

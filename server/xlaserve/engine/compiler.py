@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets import Cost
 from xlaserve.engine.ledger import Entry, Ledger
 from xlaserve.engine.program import Compilation, Executable, Images, Program
+from xlaserve.engine.verify import Verifier
 from xlaserve.errors import ShuttingDown
 
 LEAST_RUNS = 3
@@ -47,8 +49,9 @@ def warm_up(
     ledger: Ledger,
     stop: threading.Event,
     threads: int = 1,
+    verifier: Verifier | None = None,
 ) -> dict[tuple[Mode, Bucket], Warmed]:
-    """Compiles `program` for every mode and bucket, the smallest bucket first, runs each, and returns them.
+    """Compiles `program` for every mode and bucket, the smallest bucket first, verifies each, times and returns them.
 
     With several `threads`, so many of XLA's programs compile at the same time, and are timed when all are there: what
     compiles takes processors from what is timed. Blocks. Raises ShuttingDown once `stop` is set, and whatever a
@@ -68,12 +71,20 @@ def warm_up(
     warmed = {}
     for mode, bucket in wanted:
         compilation = early.get((mode, bucket)) or compile_one(mode, bucket)
+        verified = None
+        if verifier is not None:
+            compilation, verified = verifier.admit(mode, bucket, compilation, partial(compile_one, mode, bucket))
         if (cost := compilation.cost) is None:
             cost = measure(compilation.executable, bucket, lanes)
             compilation.keep_cost(cost)
         warmed[mode, bucket] = Warmed(compilation.executable, cost)
-        trace_s, compile_s, from_cache = compilation.trace_s, compilation.compile_s, compilation.from_cache
-        ledger.record(Entry(model, version, mode, bucket, trace_s, compile_s, cost, datetime.now(UTC), from_cache))
+        ledger.record(
+            Entry(
+                *(model, version, mode, bucket, compilation.trace_s, compilation.compile_s, cost, datetime.now(UTC)),
+                from_cache=compilation.from_cache,
+                verified=verified,
+            )
+        )
     return warmed
 
 

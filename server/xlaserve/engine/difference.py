@@ -1,19 +1,15 @@
-"""How far a model's answers in another precision are from those in float32, measured at warm-up."""
+"""How far answers are from those that they should be, on images that are the same every time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.config import Bucket, Mode
-from xlaserve.engine.compiler import Warmed
 from xlaserve.engine.program import Images, Outputs
 
-LEAST_IMAGES: Final = 16
 MOST_RELATIVE: Final = 0.1
 LEAST_AGREEMENT: Final = 0.95
 _GRAINS: Final = (2, 4, 8, 16, 32)
@@ -22,6 +18,10 @@ _GRAINS: Final = (2, 4, 8, 16, 32)
 
 class Comparing(Protocol):
     """What a task knows of its outputs."""
+
+    @property
+    def least_alike(self) -> float:
+        """The share of images whose answers are alike wherever the same is computed, up to rounding."""
 
     def comparable(self, outputs: Outputs) -> Outputs:
         """Returns those that can be compared number by number."""
@@ -46,60 +46,64 @@ class Difference:
         agrees = self.agreement is None or self.agreement >= LEAST_AGREEMENT
         return not agrees or not self.largest <= MOST_RELATIVE
 
+    @property
+    def badness(self) -> tuple[float, float]:
+        """Greater for what is further away."""
+        return self.largest, -(1.0 if self.agreement is None else self.agreement)
+
     def __str__(self) -> str:
         agreement = "" if self.agreement is None else f", agreement {self.agreement:.3f}"
         return f"largest difference {self.largest:.2g}{agreement} of {self.images} images"
 
 
-def measure(
-    programs: Mapping[tuple[Mode, Bucket], Warmed],
-    reference: Callable[[Images], Outputs],
-    task: Comparing,
-) -> dict[Mode, Difference]:
-    """Runs a bucket of each mode and the reference on the same images, and compares their outputs."""
-    buckets = sorted({bucket for _, bucket in programs})
-    bucket = max((bucket for bucket in buckets if bucket.batch <= LEAST_IMAGES), default=buckets[0])
-    batches = make_images(bucket)
-    wanted = [reference(batch) for batch in batches]
-    return {
-        mode: compare(wanted, [warmed.executable(batch) for batch in batches], task)
-        for (mode, own), warmed in programs.items()
-        if own == bucket
-    }
-
-
-def compare(wanted: list[Outputs], got: list[Outputs], task: Comparing) -> Difference:
-    """Compares the outputs of several batches."""
-    expected = tuple(np.concatenate(outputs) for outputs in zip(*wanted, strict=True))
-    found = tuple(np.concatenate(outputs) for outputs in zip(*got, strict=True))
+def compare(wanted: Outputs, got: Outputs, task: Comparing) -> Difference:
+    """Compares outputs with those that they should be, row by row."""
     largest = 0.0
-    for ours, theirs in zip(task.comparable(found), task.comparable(expected), strict=True):
+    for theirs, ours in zip(task.comparable(wanted), task.comparable(got), strict=True):
         if np.issubdtype(theirs.dtype, np.floating):
             largest = max(largest, relative(theirs, ours))
-    return Difference(largest, task.agreement(expected, found), len(expected[0]))
+    return Difference(largest, task.agreement(wanted, got), len(wanted[0]))
 
 
 def relative(wanted: NDArray[Any], got: NDArray[Any]) -> float:
     """Returns the largest difference of `got` from `wanted`, or from its one row, over the largest number of `wanted`.
 
-    Not a number anywhere is as wrong as can be, unless both say so.
+    Not a number or infinite anywhere is as wrong as can be, unless both say the same.
     """
-    largest = float(np.max(np.nan_to_num(np.abs(wanted)), initial=0.0)) or 1.0
-    same = np.broadcast_to(wanted, got.shape)
-    apart = np.where(np.isnan(same) & np.isnan(got), 0.0, np.abs(got - same))
-    difference = float(np.max(apart, initial=0.0)) / largest
-    return difference if np.isfinite(difference) else float("inf")
+    return float(np.max(_relative(wanted, got), initial=0.0))
 
 
-def make_images(bucket: Bucket) -> list[Images]:
-    """Returns batches of noise and of coloured patches, coarse and fine; the same ones every time."""
+def by_row(wanted: Outputs, got: Outputs) -> NDArray[np.float64]:
+    """Returns for each row how far it is from what it should be; of several outputs the furthest.
+
+    Of floats this is `relative`, of integers the share of those that are not the same.
+    """
+    rows = np.zeros(len(wanted[0]))
+    for theirs, ours in zip(wanted, got, strict=True):
+        if np.issubdtype(theirs.dtype, np.floating):
+            apart = _relative(theirs, ours).reshape(len(rows), -1).max(axis=1, initial=0.0)
+        else:
+            apart = np.mean((theirs != ours).reshape(len(rows), -1), axis=1)
+        rows = np.maximum(rows, apart)
+    return rows
+
+
+def _relative(wanted: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
+    largest = float(np.max(np.abs(wanted), initial=0.0, where=np.isfinite(wanted))) or 1.0
+    same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.where(same, 0.0, np.abs(got.astype(np.float64) - wanted) / largest)
+    return np.where(np.isnan(apart), np.inf, apart)
+
+
+def make_images(count: int, height: int, width: int) -> Images:
+    """Returns images of noise and of coloured patches, coarse and fine; the same ones every time."""
     random = np.random.default_rng(seed=0)
-    count = -(-LEAST_IMAGES // bucket.batch) * bucket.batch
-    images = random.integers(0, 256, (count, bucket.height, bucket.width, 3), dtype=np.uint8)
+    images = random.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
     for index, image in enumerate(images):
         grain = _GRAINS[index % len(_GRAINS)]
         patches = random.integers(0, 256, (grain, grain, 3), dtype=np.uint8)
         if index % 4:  # every fourth stays noise
-            rows, columns = np.arange(bucket.height) * grain, np.arange(bucket.width) * grain
-            image[:] = patches[rows // bucket.height][:, columns // bucket.width]
-    return list(images.reshape(-1, *bucket, 3))
+            rows, columns = np.arange(height) * grain, np.arange(width) * grain
+            image[:] = patches[rows // height][:, columns // width]
+    return images

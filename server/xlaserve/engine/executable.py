@@ -86,13 +86,21 @@ class TensorFlowProgram:
         )
 
     def reference(self, images: Images) -> Outputs:
-        """Runs `images` operation by operation, without TensorFloat-32, which is switched off for all meanwhile."""
-        was_on = tf.config.experimental.tensor_float_32_execution_enabled()
+        """Runs `images` operation by operation, without XLA and TensorFloat-32.
+
+        What would have either, is kept from it by switches of the whole process, for as long as it takes.
+        """
+        had_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+        were_eager = tf.config.functions_run_eagerly()
         tf.config.experimental.enable_tensor_float_32_execution(False)
+        # Keras gives XLA each convolution with groups, as a function of its own. What serves is traced already, and
+        # does not ask.
+        tf.config.run_functions_eagerly(True)
         try:
             return Function(self._forward)(images)
         finally:
-            tf.config.experimental.enable_tensor_float_32_execution(was_on)
+            tf.config.run_functions_eagerly(were_eager)
+            tf.config.experimental.enable_tensor_float_32_execution(had_tf32)
 
     def trace(self, bucket: Bucket) -> Forward:
         """Returns the function that XLA is given, for images of the size of `bucket`, any number of them."""

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets import Cost
+from xlaserve.engine.verify import Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Entry:
     """Whether it came from the compile cache instead of being traced and compiled."""
     in_background: bool = False
     """Whether it was compiled beside the traffic, and not at warm-up."""
+    verified: Verified | None = None
+    """What its answers showed; None where nobody looked."""
 
 
 class Ledger:

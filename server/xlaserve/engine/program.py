@@ -47,6 +47,8 @@ class Compilation:
     """What it costs, where the compile cache knows."""
     keep_cost: Callable[[Cost], object] = lambda cost: None
     """Has the compile cache know the cost."""
+    forget: Callable[[], object] = lambda: None
+    """Has the compile cache drop it."""
 
 
 class Program(Protocol):

@@ -43,7 +43,7 @@ WEIGHTS: Final = "weights"
 MODULE: Final = "module"
 _IRRELEVANT: Final = {
     *("name", "version", "fit", "modes", "default_mode", "buckets", "auto_buckets", "unmatched"),
-    *("max_background_resolutions", "max_queue_delay_ms", "max_queue_images"),
+    *("max_background_resolutions", "max_queue_delay_ms", "max_queue_images", "verification", "batch_dependence"),
 }
 """Settings that change nothing in what is computed. A setting that is not named here makes another model."""
 _APART: Final = {"program", "reference"}
@@ -170,6 +170,7 @@ class CachedProgram:
         self._can_be_kept = True
         self._lock = threading.Lock()
         self._weights: dict[str, tuple[tf.Tensor, ...]] = {}
+        self._forgotten: set[str] = set()
 
     @cached_property
     def built(self) -> Network:
@@ -196,9 +197,10 @@ class CachedProgram:
 
     def _compile_xla(self, bucket: Bucket, cost: Cost | None) -> Compilation:
         name = f"{Mode.XLA}-{bucket}"
-        compilation = self._folder.read(name, lambda record: self._load(name, record, bucket, cost))
-        if compilation is not None:
-            return compilation
+        if name not in self._forgotten:
+            compilation = self._folder.read(name, lambda record: self._load(name, record, bucket, cost))
+            if compilation is not None:
+                return compilation
         if not self._cache.is_filling:
             log.info("compile cache: %s is not kept", name)
             return self._program.compile(Mode.XLA, bucket)
@@ -246,7 +248,11 @@ class CachedProgram:
         from_cache = compiled.keys() <= blobs.keys()
         if not from_cache:
             self._keep(name, traced, compiled)
-        return replace(compilation, from_cache=from_cache)
+        return replace(compilation, from_cache=from_cache, forget=partial(self._forget, name))
+
+    def _forget(self, name: str) -> None:
+        self._forgotten.add(name)  # what is read-only stays where it is
+        self._folder.discard(name, "its answers are not the model's")
 
     def _run(
         self, traced: stablehlo.TracedFunction, bucket: Bucket, began: float, cost: Cost | None

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from xlaserve.config import Bucket, Mode, ModelSettings, Precision, Settings
-from xlaserve.engine import demand, difference
+from xlaserve.config import Bucket, Mode, ModelSettings, Settings
+from xlaserve.engine import demand
 from xlaserve.engine.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.background import Background
 from xlaserve.engine.batcher import Batcher
@@ -29,8 +28,10 @@ from xlaserve.engine.device import usable_cores
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry
 from xlaserve.engine.program import AnySize, Executable
+from xlaserve.engine.verify import Verifier
 from xlaserve.engine.worker import Worker
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown
+from xlaserve.model import verification
 from xlaserve.model.catalog import Model
 from xlaserve.model.version import Served, State, Version
 from xlaserve.telemetry.metrics import Metrics
@@ -223,18 +224,19 @@ class Repository:
         model = version.model = await self._compile(self._load_model, settings)
         self._change(version, State.COMPILING)
         first = self._first_buckets(model)
-        programs = await self._compile(self._warm_up, version, model, first)
+        verifier = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn)
+        programs = await self._compile(self._warm_up, version, model, first, verifier)
         self._check_stop()
-        if model.reference is not None and (settings.precision is not Precision.FLOAT32 or self._has_tf32):
-            measure = partial(difference.measure, programs, model.reference, model.task)
-            version.differences = await self._compile(measure)
+        if verification.is_narrow(model, has_tf32=self._has_tf32):
+            version.differences = verification.furthest(version.ledger)
             is_large = any(found.is_large for found in version.differences.values())
             log.log(
                 logging.WARNING if is_large else logging.INFO,
                 *("model %s: precision %s", settings.name, version.precision_text),
             )
-        if settings.has_auto_buckets:
-            model = version.model = replace(model, buckets=tuple(sorted({bucket for _, bucket in programs})))
+        warmed = {bucket for _, bucket in programs}
+        if settings.has_auto_buckets or verifier.is_dependent:
+            model = version.model = replace(model, buckets=tuple(sorted(warmed)))
         if Mode.AUTO in settings.modes:
             version.auto = fastest(programs)
             programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
@@ -255,6 +257,8 @@ class Repository:
             on_crash=self._on_crash,
         )
         if any_size is not None:
+            # Graph mode is as far from XLA as the model's own reference, which nobody may call while the model serves.
+            resolutions = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn, reference=any_size)
             version.background = Background(
                 model=settings.name,
                 any_size=any_size,
@@ -264,14 +268,15 @@ class Repository:
                 buckets=model.buckets,
                 most_resolutions=settings.max_background_resolutions,
                 batcher=version.batcher,
-                beside=self._beside(version, model),
+                beside=self._beside(version, model, resolutions),
             )
         log.info(
             "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
         )
         served = Served(version, model, version.batcher)
-        if left := [] if settings.has_auto_buckets else [bucket for bucket in model.buckets if bucket not in first]:
-            version.growth = asyncio.create_task(self._grow(version, served, left, programs))
+        if left := [bucket for bucket in model.buckets if bucket not in warmed]:
+            beside = self._beside(version, model, verifier)
+            version.growth = asyncio.create_task(self._grow(version, served, left, programs, beside))
         return served
 
     async def _compile(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
@@ -297,7 +302,7 @@ class Repository:
         smallest = {(bucket.height, bucket.width): bucket for bucket in sorted(model.buckets, reverse=True)}
         return tuple(sorted(smallest.values()))
 
-    def _beside(self, version: Version, model: Model) -> BesideTraffic:
+    def _beside(self, version: Version, model: Model, verifier: Verifier) -> BesideTraffic:
         return BesideTraffic(
             model=version.name,
             version=version.settings.version,
@@ -307,15 +312,17 @@ class Repository:
             ledger=version.ledger,
             compiling=self._compiling_in_background,
             expecting=self._expecting,
+            verifier=verifier,
         )
 
-    async def _grow(self, version: Version, served: Served, buckets: Iterable[Bucket], programs: Programs) -> None:
+    async def _grow(
+        self, version: Version, served: Served, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic
+    ) -> None:
         """Makes what is left of `buckets` beside the traffic, the smallest first, and has each serve once it is there.
 
         `programs` are those that serve, each resolution's smallest bucket among them.
         """
-        settings, model, batcher = version.settings, served.model, served.batcher
-        beside = self._beside(version, model)
+        settings, batcher = version.settings, served.batcher
         known = {(mode, bucket[1:]): (bucket, warmed) for (mode, bucket), warmed in programs.items()}
         for bucket in sorted(buckets, key=math.prod):
             try:
@@ -336,7 +343,7 @@ class Repository:
             batcher.add(made)
         log.info("model %s: all %d programs are there", version.name, len(version.ledger))
 
-    def _warm_up(self, version: Version, model: Model, buckets: Iterable[Bucket]) -> Programs:
+    def _warm_up(self, version: Version, model: Model, buckets: Iterable[Bucket], verifier: Verifier) -> Programs:
         settings = version.settings
 
         def warm(modes: Iterable[Mode], buckets: Iterable[Bucket]) -> Programs:
@@ -350,20 +357,23 @@ class Repository:
                 ledger=version.ledger,
                 stop=self._stop,
                 threads=self._settings.compile_threads or compile_threads(usable_cores()),
+                verifier=verifier,
             )
 
         if not settings.has_auto_buckets:
-            return warm(settings.compiled_modes, buckets)
-        demand_file = settings.auto_buckets.demand
-        return warm_up_auto(
-            warm,
-            model=settings.name,
-            modes=settings.compiled_modes,
-            default_mode=settings.effective_default_mode,
-            buckets=buckets,
-            settings=settings.auto_buckets,
-            demands=demand.read(demand_file) if demand_file else {},
-        )
+            programs = warm(settings.compiled_modes, buckets)
+        else:
+            demand_file = settings.auto_buckets.demand
+            programs = warm_up_auto(
+                warm,
+                model=settings.name,
+                modes=settings.compiled_modes,
+                default_mode=settings.effective_default_mode,
+                buckets=buckets,
+                settings=settings.auto_buckets,
+                demands=demand.read(demand_file) if demand_file else {},
+            )
+        return verification.in_batches_of_one(programs, warm) if verifier.is_dependent else programs
 
     def _check_stop(self) -> None:
         if self._stop.is_set():

@@ -77,6 +77,7 @@ class Classification(_Classes):
     """`scores` FP32 `[n, classes]`: a number for each class, the greater the likelier."""
 
     name = "classification"
+    least_alike = 1.0
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -116,6 +117,8 @@ class Detection(_Classes):
     max_detections: int = field(kw_only=True)
 
     name = "detection"
+    least_alike = 0.75
+    """Of two objects that are almost the same, or almost sure, rounding may take either."""
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -158,6 +161,7 @@ class Segmentation(_Classes):
     """
 
     name = "segmentation"
+    least_alike = 1.0
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -185,6 +189,7 @@ class Embedding:
     dimensions: int
 
     name = "embedding"
+    least_alike = 1.0
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -15,6 +16,8 @@ from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
 from xlaserve.telemetry.model import ModelTelemetry
+
+log = logging.getLogger(__name__)
 
 
 class State(StrEnum):
@@ -47,6 +50,14 @@ class Version:
         """The mode that `auto` runs each bucket in."""
         self.differences: dict[Mode, Difference] = {}
         """How far each mode's answers are from those in float32, where it computes in something else."""
+        self.warnings: list[str] = []
+        """What people should know of the answers and of how they are served."""
+
+    def warn(self, warning: str) -> None:
+        """Says something once, in the log and to whoever lists the models. May be called from any thread."""
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+            log.warning("model %s: %s", self.name, warning)
 
     @property
     def auto_text(self) -> str:

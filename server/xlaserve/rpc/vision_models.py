@@ -6,7 +6,8 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from xlaserve.config import Bucket
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.difference import Difference
 from xlaserve.engine.ledger import Entry
 from xlaserve.engine.xla_log import XlaCompilation
 from xlaserve.model.version import State, Version
@@ -37,15 +38,13 @@ def model(version: Version) -> pb.Model:
         task=loaded.task.name if loaded else "",
         fit=loaded.fit if loaded else "",
         precision=settings.precision,
-        differences=[
-            pb.Difference(mode=mode, largest=found.largest, agreement=found.agreement, images=found.images)
-            for mode, found in version.differences.items()
-        ],
+        differences=[_difference(mode, found) for mode, found in version.differences.items()],
         modes=settings.modes,
         default_mode=settings.effective_default_mode,
         buckets=map(_bucket, loaded.buckets) if loaded else (),
         programs=map(_program, entries),
         programs_total=version.programs_total,
+        warnings=version.warnings,
         auto_modes={str(bucket): mode for bucket, mode in version.auto.items()},
         demands=[
             pb.Demand(height=height, width=width, images=demand)
@@ -78,7 +77,23 @@ def _bucket(bucket: Bucket) -> pb.Bucket:
     return pb.Bucket(batch=bucket.batch, height=bucket.height, width=bucket.width)
 
 
+def _difference(mode: Mode, found: Difference) -> pb.Difference:
+    return pb.Difference(mode=mode, largest=found.largest, agreement=found.agreement, images=found.images)
+
+
 def _program(entry: Entry) -> pb.Program:
+    verified = entry.verified
+    if verified is None:
+        verification = None
+    else:
+        found = verified.difference
+        verification = pb.Verification(
+            difference=None if found is None else _difference(entry.mode, found),
+            batch_dependence=verified.dependence,
+            is_batch_dependent=verified.is_dependent,
+            not_finite_images=verified.not_finite,
+            fault=verified.fault,
+        )
     return pb.Program(
         mode=entry.mode,
         bucket=_bucket(entry.bucket),
@@ -89,4 +104,5 @@ def _program(entry: Entry) -> pb.Program:
         ready_at=_timestamp(entry.at.timestamp()),
         from_cache=entry.from_cache,
         in_background=entry.in_background,
+        verification=verification,
     )

@@ -199,3 +199,13 @@ def test_several_threads_get_the_answers_that_one_gets(mode: Mode) -> None:
     for one, other in zip(alone, together, strict=True):
         for expected, got in zip(one, other, strict=True):
             np.testing.assert_array_equal(expected, got)
+
+
+def test_the_reference_has_nothing_of_xla_even_where_a_model_asks_for_it() -> None:
+    compiled = tf.function(has_no_xla_kernel, autograph=False, jit_compile=True)
+    pixels = images(0)
+    with pytest.raises(tf.errors.OpError):
+        compiled(tf.constant(pixels))
+    np.testing.assert_array_equal(TensorFlowProgram(compiled).reference(pixels), has_no_xla_kernel(pixels))
+    with pytest.raises(tf.errors.OpError):  # the switch is back where it was
+        compiled(tf.constant(pixels))

@@ -1,0 +1,95 @@
+"""What is done with a model whose programs were verified: what is said of it, and how it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from xlaserve.config import Mode, Precision
+from xlaserve.engine.auto_buckets import Programs, Warm
+from xlaserve.engine.difference import Difference
+from xlaserve.engine.ledger import Entry
+from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.verify import Verifier
+from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.model.catalog import Model
+from xlaserve.model.version import Version
+from xlaserve.telemetry.metrics import gauge
+
+ONLY_IN_BATCHES: Final = (
+    "batch_dependence: an image's answer depends on the others of its batch, and the model takes none alone; "
+    "expected allow, which serves it all the same, or another model"
+)
+
+
+def is_narrow(model: Model, *, has_tf32: bool) -> bool:
+    """Returns whether programs of the model compute in less than float32."""
+    return has_tf32 or model.settings.precision is not Precision.FLOAT32
+
+
+def verifier(
+    model: Model,
+    *,
+    has_tf32: bool,
+    warn: Callable[[str], object],
+    reference: Callable[[Images], Outputs] | None = None,
+) -> Verifier:
+    """Returns what verifies the programs of `model`, against its own reference or another one."""
+    return Verifier(
+        task=model.task,
+        reference=reference or model.reference,
+        buckets=model.buckets,
+        is_narrow=is_narrow(model, has_tf32=has_tf32),
+        verification=model.settings.verification,
+        batch_dependence=model.settings.batch_dependence,
+        warn=warn,
+    )
+
+
+def furthest(entries: Iterable[Entry]) -> dict[Mode, Difference]:
+    """Returns how far each mode's answers are from the reference's: those of its worst program."""
+    worst: dict[Mode, Difference] = {}
+    for entry in entries:
+        found = entry.verified.difference if entry.verified else None
+        if found is not None and (entry.mode not in worst or found.badness > worst[entry.mode].badness):
+            worst[entry.mode] = found
+    return worst
+
+
+def gauges(versions: Iterable[Version]) -> tuple[Metric, ...]:
+    """Returns what was found out about the programs of `versions`, as /metrics shows it."""
+    labels = ("model", "mode", "bucket")
+    differences = gauge(
+        "xlaserve_program_difference",
+        "Largest difference of a program's outputs from the reference's, as a share of the largest number.",
+        labels,
+    )
+    not_finite = gauge(
+        "xlaserve_program_not_finite_images", "Images that a program answered with NaN or infinity at warm-up.", labels
+    )
+    warnings = gauge("xlaserve_model_warnings", "Warnings about a model, as ListModels shows them.", ("model",))
+    for version in versions:
+        warnings.add_metric((version.name,), len(version.warnings))
+        for entry in version.ledger:
+            if (verified := entry.verified) is not None:
+                values = (version.name, entry.mode, str(entry.bucket))
+                not_finite.add_metric(values, verified.not_finite)
+                if verified.difference is not None:
+                    differences.add_metric(values, verified.difference.largest)
+    return differences, not_finite, warnings
+
+
+def in_batches_of_one(programs: Programs, warm: Warm) -> Programs:
+    """Returns the programs for batches of one, of the same modes and resolutions. Raises ModelFailed without such."""
+    singles = {key: warmed for key, warmed in programs.items() if key[1].batch == 1}
+    missing = {(mode, bucket._replace(batch=1)) for mode, bucket in programs} - singles.keys()
+    if not missing:
+        return singles
+    try:
+        return singles | warm(dict.fromkeys(mode for mode, _ in programs), {bucket for _, bucket in missing})
+    except (ModelFailed, ShuttingDown):
+        raise
+    except Exception as error:
+        raise ModelFailed(ONLY_IN_BATCHES) from error

@@ -1,0 +1,146 @@
+"""What warm-up finds out about models on a real server: rows that depend on each other, programs that are not their
+model, answers that are no numbers."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from xlaserve_proto import open_inference_pb2 as oip
+from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
+from xlaserve_proto import vision_pb2 as pb
+from xlaserve_proto import vision_pb2_grpc as pb_grpc
+
+PATIENCE_S = 60
+SIDE = 8
+BUCKETS = [2, 4]
+MODES = ["xla", "graph"]
+ODD_LAYERS = """
+import keras, tensorflow as tf
+
+class Miscompiled(keras.layers.Layer):
+    def call(self, x):
+        return x if tf.executing_eagerly() else x * 1.01
+"""
+
+
+@pytest.fixture(scope="module")
+def server(start_module_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from xlaserve.model.keras_runtime import keras
+
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "odd_layers.py").write_text(ODD_LAYERS)
+    odd_layers: dict[str, Any] = {}
+    exec(ODD_LAYERS, odd_layers)
+
+    def save(name: str, finish: Callable[[Any], Any]) -> dict[str, Any]:
+        pixels = keras.Input((SIDE, SIDE, 3))
+        x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(pixels))
+        scores = finish(keras.layers.Dense(6, kernel_initializer=keras.initializers.RandomNormal(seed=1))(x))
+        file = folder / f"{name}.keras"
+        with warnings.catch_warnings():
+            # Keras hands its variables to NumPy 2 in the way of NumPy 1.
+            warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
+            keras.Model(pixels, scores).save(file)
+        return {"name": name, "source": str(file), "buckets": BUCKETS, "modes": MODES, "preprocess": "none"}
+
+    odd = {"custom_objects": {"Miscompiled": "odd_layers:Miscompiled"}}
+    centred = save("centred", lambda x: x - keras.ops.mean(x, axis=0, keepdims=True))
+    miscompiled = save("miscompiled", odd_layers["Miscompiled"]())
+    models = [
+        save("normal", keras.layers.BatchNormalization()),
+        centred,
+        centred | {"name": "centred-refused", "batch_dependence": "refuse"},
+        centred | {"name": "centred-allowed", "batch_dependence": "allow"},
+        miscompiled | odd,
+        miscompiled | odd | {"name": "miscompiled-served", "verification": "warn"},
+        save("undefined", keras.ops.log),
+    ]
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return start_module_server({"models": models, "exit_on_model_failure": False}, env={"PYTHONPATH": path})
+
+
+@pytest.fixture(scope="module")
+def models(server: Any) -> dict[str, pb.Model]:
+    with grpc.insecure_channel(server.grpc) as channel:
+        answer = pb_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest(), timeout=PATIENCE_S)
+    return {model.name: model for model in answer.models}
+
+
+def infer(server: Any, model: str, images: np.ndarray, mode: str) -> np.ndarray:
+    request = oip.ModelInferRequest(model_name=model)
+    request.parameters["mode"].string_param = mode
+    request.inputs.add(name="pixels", datatype="UINT8", shape=images.shape)
+    request.raw_input_contents.append(images.tobytes())
+    with grpc.insecure_channel(server.grpc) as channel:
+        answer = oip_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=PATIENCE_S)
+    return np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(answer.outputs[0].shape)
+
+
+def noise(n: int) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 256, (n, SIDE, SIDE, 3), dtype=np.uint8)
+
+
+def test_what_was_measured_of_each_program_is_listed_and_in_the_metrics(server: Any, models: Any) -> None:
+    normal = models["normal"]
+    assert list(normal.warnings) == []
+    assert len(normal.programs) == len(BUCKETS) * len(MODES)
+    for program in normal.programs:
+        found = program.verification
+        assert found.difference.images >= 8
+        assert found.difference.largest < 1e-5
+        assert (found.fault, found.is_batch_dependent, found.not_finite_images) == ("", False, 0)
+        bucket = f"{program.bucket.batch}x{SIDE}x{SIDE}"
+        labels = {"model": "normal", "mode": program.mode, "bucket": bucket}
+        assert server.metric("xlaserve_program_difference", **labels) == found.difference.largest
+    assert server.metric("xlaserve_model_warnings", model="normal") == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mean_over_the_batch_is_served_in_batches_of_one(server: Any, models: Any, mode: str) -> None:
+    centred = models["centred"]
+    assert [bucket.batch for bucket in centred.buckets] == [1]
+    assert centred.state == pb.Model.STATE_READY
+    assert any(program.verification.is_batch_dependent for program in centred.programs)
+    (warning,) = centred.warnings
+    assert "served in batches of one" in warning
+    assert warning in server.stderr
+    images = noise(4)
+    together = infer(server, "centred", images, mode)
+    np.testing.assert_array_equal(together, [infer(server, "centred", image[np.newaxis], mode)[0] for image in images])
+
+
+def test_a_mean_over_the_batch_is_refused_or_allowed_as_configured(server: Any, models: Any) -> None:
+    refused, allowed = models["centred-refused"], models["centred-allowed"]
+    assert refused.state == pb.Model.STATE_FAILED
+    assert "depends on the others of its batch" in refused.reason
+    assert [bucket.batch for bucket in allowed.buckets] == BUCKETS
+    assert len(allowed.warnings) == len(BUCKETS) * len(MODES)
+
+
+def test_a_program_of_xla_that_is_not_its_model_is_refused_unless_told_otherwise(server: Any, models: Any) -> None:
+    refused, served = models["miscompiled"], models["miscompiled-served"]
+    assert refused.state == pb.Model.STATE_FAILED
+    assert "mode xla, bucket 2x8x8: it computes something else than its model" in refused.reason
+    assert served.state == pb.Model.STATE_READY
+    assert [program.verification.fault != "" for program in served.programs] == [True] * len(served.programs)
+    assert all(0.005 < program.verification.difference.largest < 0.02 for program in served.programs)
+    assert server.metric("xlaserve_model_warnings", model="miscompiled-served") == len(served.programs)
+
+
+def test_answers_that_are_no_numbers_are_said_with_mode_and_bucket(server: Any, models: Any) -> None:
+    undefined = models["undefined"]
+    assert undefined.state == pb.Model.STATE_READY
+    for program in undefined.programs:
+        assert program.verification.not_finite_images > 0
+        assert program.verification.fault == ""
+        where = f"mode {program.mode}, bucket {program.bucket.batch}x{SIDE}x{SIDE}: NaN or infinity"
+        assert any(warning.startswith(where) for warning in undefined.warnings)
+        assert where in server.stderr
+    assert server.metric("xlaserve_program_not_finite_images", model="undefined") > 0
