@@ -144,3 +144,14 @@ def test_answers_that_are_no_numbers_are_said_with_mode_and_bucket(server: Any, 
         assert any(warning.startswith(where) for warning in undefined.warnings)
         assert where in server.stderr
     assert server.metric("xlaserve_program_not_finite_images", model="undefined") > 0
+
+
+def test_answers_that_are_no_numbers_are_counted_in_traffic(server: Any) -> None:
+    for mode in MODES:
+        counted = [server.metric("xlaserve_not_finite_batches_total", model="undefined", mode=mode)]
+        for level in (0, 255):
+            answer = infer(server, "undefined", np.full((1, SIDE, SIDE, 3), level, np.uint8), mode)
+            counted.append(server.metric("xlaserve_not_finite_batches_total", model="undefined", mode=mode))
+            is_counted = counted[-1] - counted[-2]
+            assert is_counted == (0 if np.isfinite(answer).all() else 1)
+        assert counted[-1] > counted[0]

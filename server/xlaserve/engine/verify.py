@@ -203,16 +203,6 @@ class Verifier:
         return bool(np.mean(apart <= self._most) >= self._task.least_alike)
 
 
-def is_finite(outputs: Outputs) -> bool:
-    """Returns whether there is no NaN and no infinity in `outputs`; takes a small part of the time to compute them."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        # A sum is not finite where a number is not, and almost never else; it needs no array of its own.
-        return all(
-            output.dtype.kind != "f" or np.isfinite(output.sum()) or bool(np.isfinite(output).all())
-            for output in outputs
-        )
-
-
 def _other_company(batch: int, images: int) -> Rows:
     """Returns which rows of a batch of `images` different ones make another: half of them, at other places."""
     return np.arange(batch)[::-1] % max(1, min(batch, images) // 2)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from xlaserve.config import Bucket
-from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.engine.program import Executable, Images, Outputs, is_finite
 
 LANE: Final = "lane"
 
@@ -38,6 +38,8 @@ class Run:
     wait_s: float
     """From being gathered until a lane was free."""
     execute_s: float
+    is_finite: bool = True
+    """Whether no output holds NaN or infinity."""
 
 
 Done = Callable[[Run | BaseException], object]
@@ -117,7 +119,8 @@ class Worker:
             end = self._clock()
         if buffer is not None and len(free := self._buffers.get(batch.bucket, [])) < self._places:
             free.append(buffer)  # where the bucket is reserved no more, to a list that nobody has
-        return Run(outputs, gathered - begin, start - gathered, end - start)
+        # Padding repeats a real row: it is as finite as that.
+        return Run(outputs, gathered - begin, start - gathered, end - start, is_finite(outputs))
 
     def run_to(self, batch: Batch, done: Done) -> None:
         """Runs `batch` and calls `done` with what came of it; blocks."""

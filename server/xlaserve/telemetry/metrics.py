@@ -77,6 +77,12 @@ class Metrics:
         self.failed_batches = LoopCounter(
             "xlaserve_failed_batches", "Batches that raised.", ("model",), registry=registry
         )
+        self.not_finite_batches = LoopCounter(
+            "xlaserve_not_finite_batches",
+            "Batches with NaN or infinity in their outputs.",
+            ("model", "mode"),
+            registry=registry,
+        )
         self.compilations = Counter(
             "xlaserve_compilations",
             "Programs compiled, at warm-up or in the background. After readiness the former stay put.",

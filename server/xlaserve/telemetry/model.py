@@ -67,6 +67,7 @@ class ModelTelemetry:
         self._gather_s = metrics.gather_s.labels(model)
         self._encode_s = metrics.encode_s.labels(model)
         self._failed_batches = metrics.failed_batches.labels(model)
+        self._not_finite_batches = lru_cache(None)(lambda mode: metrics.not_finite_batches.labels(model, mode))
         self._execute_s = lru_cache(None)(lambda mode: metrics.execute_s.labels(model, mode))
         self._batch_size = lru_cache(None)(lambda mode: metrics.batch_size.labels(model, mode))
         self._padded_rows = lru_cache(None)(lambda mode: metrics.padded_rows.labels(model, mode))
@@ -96,6 +97,8 @@ class ModelTelemetry:
         self._batch_size(mode).observe(images)
         self._bucket(mode, bucket).inc()
         self._padded_rows(mode).inc(bucket.batch - images)
+        if not run.is_finite:
+            self._not_finite_batches(mode).inc()
         self.statistics.batches += 1
         self.statistics.gather_by_size[images].add(run.gather_s)
         self.statistics.infer_by_size[images].add(run.execute_s)
