@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +19,7 @@ import yaml
 from xlaserve_loadtest.target import TargetError
 
 COMMAND: Final = (sys.executable, "-m", "xlaserve", "serve")
+SHOW: Final = (sys.executable, "-m", "xlaserve", "config", "--show")
 STOP_TIMEOUT_S: Final = 35.0
 """A little more than the server grants itself to finish what it accepted."""
 
@@ -44,24 +46,21 @@ def configuration(models: Sequence[str], modes: Sequence[str], **more: object) -
 def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:
     """Returns a configuration file as text, with nothing but `models` (names), in nothing but `modes`.
 
-    Raises TargetError where the file can't be read or has no such model.
+    The server reads it, and says what it took it for: paths, among others. Blocks. Raises TargetError where the server
+    refuses it, or where it has no such model.
     """
-    try:
-        document = yaml.safe_load(config.read_text())
-        entries = {entry["name"]: entry for entry in document["models"]}
-        chosen = [entries[model] for model in models]
-    except (OSError, yaml.YAMLError) as error:
-        raise TargetError(f"--config {config}: {error}") from None
-    except (KeyError, TypeError) as error:
-        raise TargetError(f"--config {config}: no models, or none called {error}") from None
+    shown = subprocess.run([*SHOW, "--config", str(config)], capture_output=True, text=True, check=False)
+    if shown.returncode:
+        raise TargetError(f"--config {config}: {shown.stderr.strip().removeprefix('xlaserve: ')}")
+    document = yaml.safe_load(shown.stdout)
+    entries = {entry["name"]: entry for entry in document["models"]}
+    if unknown := [model for model in models if model not in entries]:
+        raise TargetError(f"--config {config}: expected models of it ({', '.join(entries)}), got {', '.join(unknown)}")
+    chosen = [entries[model] for model in models]
     for entry in chosen:
         entry["modes"] = list(modes)
-        if entry.get("default_mode") not in modes:
-            entry.pop("default_mode", None)
-        for field in ("source", "weights", "labels"):
-            value = entry.get(field)
-            if isinstance(value, str) and ":" not in value and value not in ("imagenet", "random"):
-                entry[field] = str((config.parent / value).absolute())
+        if entry["default_mode"] not in modes:
+            entry["default_mode"] = None
     return json.dumps({**document, "models": chosen})
 
 

@@ -163,7 +163,7 @@ class Fleet:
         if settings.config is None:
             config = configuration([name for name in settings.models if served_name(name) in models], served)
         else:
-            config = narrowed(settings.config, models, served)
+            config = await asyncio.to_thread(narrowed, settings.config, models, served)
         if settings.is_in_process:
             self._progress.say(f"compiling {', '.join(models)} ({', '.join(arm.mode for arm in own)})")
             worker = await stack.enter_async_context(WorkerProcess())

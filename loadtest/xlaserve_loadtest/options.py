@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve_loadtest import arrivals, payload, report
+from xlaserve_loadtest.arms import ALL, MODES
 from xlaserve_loadtest.arrivals import ArrivalsError, ClosedLoop, Loop, OpenLoop
 from xlaserve_loadtest.crew import MOST_IN_FLIGHT
 from xlaserve_loadtest.payload import Mix
@@ -152,6 +153,11 @@ def _check(options: argparse.Namespace, found: argparse.ArgumentParser) -> None:
         "--images-per-request: the scenario sets it": options.scenario and options.images_per_request,
         "--in-process takes pixels": options.in_process
         and (options.payload == "encoded" or (options.images and options.payload is None)),
+        f"--mode: expected {', '.join(MODES)} or all, got {','.join(options.mode)}": not options.target
+        and options.mode != (ALL,)
+        and not set(options.mode) <= set(MODES),
+        f"--baseline: expected {', '.join(MODES)}, got {options.baseline}": not options.target
+        and options.baseline not in MODES,
         f"--images: no folder {options.images}": options.images and not options.images.is_dir(),
         f"--config: no file {options.config}": options.config and not options.config.is_file(),
         f"--record: no folder {options.record and options.record.parent}": options.record

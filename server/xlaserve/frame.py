@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -119,6 +120,7 @@ def best_input(height: int, width: int, inputs: Sequence[tuple[int, int]]) -> tu
     return min(holding, key=math.prod) if holding else max(close, key=math.prod)
 
 
+@lru_cache(maxsize=256)
 def whole(height: int, width: int) -> Frame:
     """Returns the frame of an image that is the input as it is."""
     return Frame(height, width, height, width, 0, 0, height, width)

@@ -247,7 +247,8 @@ def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
 def _orientation(exif: object) -> int:
     """Returns the EXIF orientation, from 1 to 8; 1, which is upright, where there is none that can be read.
 
-    Reads the one entry by itself, since Pillow's TIFF parser reads them all and writes warnings about them.
+    As Pillow's `exif_transpose` reads it, of whatever integers it is made, but by itself: Pillow's TIFF parser reads
+    every entry, and writes warnings about them.
     """
     if not isinstance(exif, bytes):
         return 1

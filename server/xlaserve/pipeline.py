@@ -6,9 +6,8 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ Render = Callable[[Outputs, Frame], Any]
 """From one image's rows of the outputs, and where it lies in the model's input, to what a protocol answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What a client asks for, whichever protocol it came by."""
 
     mode: str
@@ -42,8 +40,7 @@ class Request:
     """What takes too long for the event loop to be done there; it may raise a RequestError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What the model gave, and where the time went."""
 
     served: Served
@@ -61,8 +58,7 @@ class Answer:
     render_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Images of a request that have one resolution."""
 
     rows: Sequence[int]

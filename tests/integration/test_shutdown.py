@@ -390,6 +390,7 @@ async def acquire_or_die(self, share):
     await acquire(self, share)
 
 Lanes.acquire = acquire_or_die
+Lanes.try_acquire = lambda self, share: False
 """
 
 

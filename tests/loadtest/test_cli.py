@@ -330,6 +330,10 @@ def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(load
     [
         ["--mode", "xla,,graph"],
         ["--mode", "xla,xla"],
+        ["--mode", "xla,grph"],
+        ["--mode", "xla,all"],
+        ["--in-process", "--mode", "jit"],
+        ["--mode", "xla,graph", "--baseline", "grph"],
         ["--duration", "0"],
         ["--duration", "nan"],
         ["--concurrency", "0"],

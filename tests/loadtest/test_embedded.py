@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from xlaserve import config
 from xlaserve_loadtest import embedded
 from xlaserve_loadtest.embedded import EmbeddedServer, configuration, narrowed, served_name
 from xlaserve_loadtest.target import TargetError, describe
@@ -128,24 +129,40 @@ def test_a_configuration_is_made_for_a_model(model, name, source, weights):
 def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path):
     path = tmp_path / "models.yaml"
     path.write_text(
-        "lanes: 2\nmodels:\n"
-        "  - {name: mine, source: mine.keras, modes: [xla], default_mode: xla, labels: labels.txt}\n"
+        "lanes: 2\ncompile_cache: cache\nmodels:\n"
+        "  - {name: mine, source: mine.keras, modes: [xla], default_mode: xla, labels: labels.txt, buckets: auto,\n"
+        "     auto_buckets: {demand: demand.json}}\n"
         "  - {name: other, source: 'builtin:noop'}\n"
     )
     document = json.loads(narrowed(path, ["mine"], ["graph", "eager"]))
     (entry,) = document["models"]
-    assert document["lanes"] == 2
-    assert entry == {
-        "name": "mine",
-        "source": str(tmp_path / "mine.keras"),
-        "modes": ["graph", "eager"],
-        "labels": str(tmp_path / "labels.txt"),
-    }
+    assert (document["lanes"], document["compile_cache"]) == (2, str(tmp_path / "cache"))
+    assert (entry["name"], entry["modes"], entry["default_mode"]) == ("mine", ["graph", "eager"], None)
+    assert entry["source"] == str(tmp_path / "mine.keras")
+    assert entry["labels"] == str(tmp_path / "labels.txt")
+    assert entry["auto_buckets"]["demand"] == str(tmp_path / "demand.json")
 
 
-@pytest.mark.parametrize("text", ["models: [{name: other}]", "lanes: 2", "{", "models: 3"])
-def test_a_configuration_file_without_the_model_is_refused(tmp_path, text):
+def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester(tmp_path, monkeypatch):
+    path = tmp_path / "models.yaml"
+    path.write_text("{profile_dir: p, models: [{name: mine, source: m/it.keras, modes: [xla], weights: w}]}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(narrowed(Path("models.yaml"), ["mine"], ["xla"]))
+    assert config.load(tmp_path / "run" / "config.yaml") == config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: [{name: other, source: 'builtin:noop'}]", r"expected models of it \(other\), got mine"),
+        ("lanes: 2", r"expected models of it \(digits\), got mine"),
+        ("{", "not YAML"),
+        ("models: 3", "models: .*got 3"),
+    ],
+)
+def test_a_configuration_file_without_the_model_is_refused(tmp_path, text, message):
     path = tmp_path / "models.yaml"
     path.write_text(text)
-    with pytest.raises(TargetError, match="--config"):
+    with pytest.raises(TargetError, match=f"--config .*{message}"):
         narrowed(path, ["mine"], ["xla"])

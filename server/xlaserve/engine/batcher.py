@@ -167,17 +167,17 @@ class Batcher:
         if self._has_ended:
             raise ModelNotReady(f"model {self._name} was unloaded")
         queue = self._queues[mode, pixels.shape[1], pixels.shape[2]]
+        is_brief = len(pixels) in queue.costs.brief and not queue.jobs and not self._max_queue_delay_s
+        if is_brief and self._lanes.try_acquire(self._share):
+            return self._run_here(queue, pixels)
         job = Job(queue, pixels, deadline, self._clock(), self._loop.create_future())
         self._unsettled.add(job)
         if not queue.jobs:
             queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next, but without credit for its rest
         queue.append(job)
         try:
-            if len(pixels) in queue.costs.brief and self._lanes.try_acquire(self._share):
-                self._try_start_batch(in_free_lane=True)
-            if job.waiting:
-                self._changed.set()
-                self._lanes.grant()
+            self._changed.set()
+            self._lanes.grant()
             return await job.settled
         finally:
             queue.remove(job)
@@ -204,7 +204,15 @@ class Batcher:
         while True:
             await self._wait_for_work()
             await self._lanes.acquire(self._share)
-            self._try_start_batch()
+            try:
+                started = self._start_batch()
+            except Exception:
+                log.exception("model %s: no batch could be formed", self._name)
+                waiting = [job for job in self._unsettled if job.waiting]
+                fail(waiting, ExecutionFailed, f"model {self._name} could not run this request")
+                started = False
+            if not started:
+                self._lanes.release()
 
     async def _wait_for_work(self) -> None:
         while (patience_s := self._patience_s()) > 0:
@@ -229,22 +237,32 @@ class Batcher:
         queue = self._next_queue(self._clock())
         return queue is not None and queue.is_full
 
-    def _try_start_batch(self, *, in_free_lane: bool = False) -> None:
-        """Starts the batch that is next in the lane that was acquired for it; gives that back where there is none.
-
-        A brief one is run at once, but only `in_free_lane`: the event loop can't wait until another batch has left it.
-        """
+    def _run_here(self, queue: Queue, pixels: Images) -> Result:
+        """Runs a request that fills a brief program on the event loop, in the free lane that was acquired for it."""
+        mode, height, width = queue.shape
+        images = len(pixels)
+        bucket = Bucket(images, height, width)
+        running = self._lanes.busy + 1
+        began = self._clock()
+        run: Run | BaseException
         try:
-            started = self._start_batch(in_free_lane)
-        except Exception:
-            log.exception("model %s: no batch could be formed", self._name)
-            waiting = [job for job in self._unsettled if job.waiting]
-            fail(waiting, ExecutionFailed, f"model {self._name} could not run this request")
-            started = False
-        if not started:
-            self._lanes.release()
+            outputs = self._programs[mode, bucket].executable(pixels)
+            run = Run(outputs, 0.0, 0.0, self._clock() - began)
+        except Exception as error:
+            run = error
+        now = self._clock()
+        execute_s = now - began
+        queue.virtual_s = max(queue.virtual_s, self._virtual_s)
+        self._charge(queue, execute_s)
+        note(self.demand[height, width], images, images)
+        self._lanes.release()
+        self._observe(mode, bucket, images, run)
+        if isinstance(run, Run):
+            queue.costs.observe(images, running, turn_s=execute_s, execute_s=execute_s, now=now)
+            return Result(run.outputs, 0.0, 0.0, execute_s)
+        raise ExecutionFailed(f"model {self._name} could not run this batch") from run
 
-    def _start_batch(self, in_free_lane: bool) -> bool:
+    def _start_batch(self) -> bool:
         """Starts the batch that the plan puts first; False where every job has gone."""
         now = self._clock()
         queue = self._next_queue(now)
@@ -269,10 +287,7 @@ class Batcher:
             pixels = [job.pixels[start:stop] for job, start, stop in taken.pieces]
             batch = Batch(self._programs[mode, taken.bucket].executable, taken.bucket, pixels)
             finish = partial(self._finish, taken)
-            if in_free_lane and rows in queue.costs.brief and len(pixels[0]) == rows:
-                self._worker.run_to(batch, finish)
-            else:
-                self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
+            self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
         except Exception as error:  # the worker was stopped, or memory is short: the jobs left their queue already
             self._finish(taken, error)
         return True
@@ -298,26 +313,29 @@ class Batcher:
         fail(late, DeadlineExceeded, f"model {self._name}: the deadline passed while the request waited")
 
     def _finish(self, taken: Taken, run: Run | BaseException) -> None:
-        """Settles the jobs of a batch, charges what it took, unless it failed, and gives its lane back. Raises nothing."""
-        mode, bucket, images = taken.mode, taken.bucket, taken.images
+        """Settles the jobs of a batch, charges what it took unless it failed, gives its lane back. Raises nothing."""
         # Jobs are settled before anybody is told, so that no observer can keep them from it.
         try:
             if isinstance(run, Run):
-                try:
-                    scatter(taken.pieces, run)
-                except Exception as error:  # outputs that are not what the model promised
-                    run = error
-                else:
-                    self._account(taken, run)
-                    self._observer.batch_ran(mode, bucket, images, run)
-                    return
+                scatter(taken.pieces, run)
+                self._account(taken, run)
+        except Exception as error:  # outputs that are not what the model promised
+            run = error
+        if not isinstance(run, Run):
             fail((piece.job for piece in taken.pieces), ExecutionFailed, f"model {self._name} could not run this batch")
-            log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
-            self._observer.batch_failed(mode, bucket, images)
+        self._lanes.release()
+        self._observe(taken.mode, taken.bucket, taken.images, run)
+
+    def _observe(self, mode: Mode, bucket: Bucket, images: int, run: Run | BaseException) -> None:
+        """Tells the observer and the log what came of a batch. Raises nothing."""
+        try:
+            if isinstance(run, Run):
+                self._observer.batch_ran(mode, bucket, images, run)
+            else:
+                log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
+                self._observer.batch_failed(mode, bucket, images)
         except Exception:
             log.exception("model %s: a batch in %s %s could not be observed", self._name, mode, bucket)
-        finally:
-            self._lanes.release()
 
     def _account(self, taken: Taken, run: Run) -> None:
         now = self._clock()

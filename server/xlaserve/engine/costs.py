@@ -16,7 +16,8 @@ from xlaserve.engine.bucket_choice import OVERHEAD_S
 from xlaserve.engine.buckets import Cost, Planner
 
 BRIEF_S: Final = 50e-6
-"""What it takes to hand a batch to a thread and back, and to switch between threads."""
+"""A program that takes no longer runs on the event loop, where a request fills it and a lane is free: to hand a batch
+to a thread and back, and to switch between threads, takes as long."""
 
 NEWEST: Final = 1 / 8
 """The part of an estimate that the newest batch makes."""

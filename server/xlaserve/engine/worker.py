@@ -6,9 +6,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,8 +17,7 @@ from xlaserve.engine.program import Executable, Images, Outputs, is_finite
 LANE: Final = "lane"
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows that run together, padded to `bucket`."""
 
     executable: Executable
@@ -28,8 +26,7 @@ class Batch:
     """Arrays `[n, height, width, 3]` of the bucket's size, together at least one row and at most the bucket's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """A batch that ran."""
 
     outputs: Outputs
@@ -122,8 +119,7 @@ class Worker:
         # Padding repeats a real row: it is as finite as that.
         return Run(outputs, gathered - begin, start - gathered, end - start, is_finite(outputs))
 
-    def run_to(self, batch: Batch, done: Done) -> None:
-        """Runs `batch` and calls `done` with what came of it; blocks."""
+    def _run_to(self, batch: Batch, done: Done) -> None:
         try:
             result: Run | BaseException = self.run(batch)
         except BaseException as error:  # even SystemExit: nobody else would tell those who wait
@@ -132,7 +128,7 @@ class Worker:
 
     def _work(self) -> None:
         while submitted := self._submitted.get():
-            self.run_to(*submitted)
+            self._run_to(*submitted)
             del submitted  # which holds a request's images
 
     def _take_buffer(self, bucket: Bucket) -> Images:

@@ -30,9 +30,9 @@ PIXEL_DTYPES: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
 }
 """By datatype: the field of `contents` that holds it, and how it stands in raw bytes."""
 OUTPUT_FIELDS: Final = {
-    "float32": ("FP32", "fp32_contents"),
-    "int32": ("INT32", "int_contents"),
-    "uint8": ("UINT8", "uint_contents"),
+    np.dtype(np.float32): ("FP32", "fp32_contents"),
+    np.dtype(np.int32): ("INT32", "int_contents"),
+    np.dtype(np.uint8): ("UINT8", "uint_contents"),
 }
 """By an output's NumPy type: its datatype, and the field of `contents` that holds it."""
 MAX_TYPED_VALUES: Final = 2**21
@@ -83,7 +83,7 @@ def reject_parameters(parameters: Mapping[str, pb.InferParameter], where: str) -
 
 def add_output(name: str, values: NDArray[Value], response: pb.ModelInferResponse, as_raw: bool) -> None:
     """Adds a model's output to `response`, of the datatype that its values have."""
-    datatype, field = OUTPUT_FIELDS[values.dtype.name]
+    datatype, field = OUTPUT_FIELDS[values.dtype]
     tensor = response.outputs.add(name=name, datatype=datatype, shape=values.shape)
     if as_raw:
         response.raw_output_contents.append(values.tobytes())

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.worker import Run
@@ -25,8 +26,7 @@ class Duration:
         self.seconds += seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(NamedTuple):
     """Where a request's time went, in seconds."""
 
     decode_s: float

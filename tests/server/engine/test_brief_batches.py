@@ -51,13 +51,15 @@ class Noted:
         self.failed += 1
 
 
-Serve = Callable[[dict[int, Cost]], AbstractAsyncContextManager[tuple[Batcher, Noted, Lanes]]]
+Serve = Callable[..., AbstractAsyncContextManager[tuple[Batcher, Noted, Lanes]]]
 
 
 @pytest.fixture
 def serve() -> Serve:
     @asynccontextmanager
-    async def serving(costs: dict[int, Cost]) -> AsyncIterator[tuple[Batcher, Noted, Lanes]]:
+    async def serving(
+        costs: dict[int, Cost], max_queue_delay_s: float = 0.0
+    ) -> AsyncIterator[tuple[Batcher, Noted, Lanes]]:
         worker, lanes, noted = Worker(1), Lanes(1), Noted()
         batcher = Batcher(
             name="brief",
@@ -67,6 +69,7 @@ def serve() -> Serve:
             observer=noted,
             max_images=100,
             max_bytes=10**9,
+            max_queue_delay_s=max_queue_delay_s,
         )
         yield batcher, noted, lanes
         await batcher.drain(30.0)
@@ -100,6 +103,13 @@ async def test_what_takes_longer_or_must_be_gathered_runs_on_a_thread(
         assert await ask(batcher, range(images)) == list(range(images))
     assert noted.threads
     assert threading.get_ident() not in noted.threads
+
+
+async def test_a_brief_batch_waits_for_company_where_that_is_configured(serve: Serve) -> None:
+    async with serve({1: BRIEF, 2: BRIEF}, max_queue_delay_s=300.0) as (batcher, noted, _):
+        answers = await asyncio.gather(ask(batcher, [7]), ask(batcher, [8]))
+    assert answers == [[7], [8]]
+    assert noted.batches == [2]
 
 
 async def test_requests_at_once_are_each_answered_with_their_own(serve: Serve) -> None:
