@@ -238,11 +238,13 @@ class Batcher:
         return queue is not None and queue.is_full
 
     def _run_here(self, queue: Queue, pixels: Images) -> Result:
-        """Runs a request that fills a brief program on the event loop, in the free lane that was acquired for it."""
+        """Runs a request that fills a brief program on the event loop, in the free lane that was acquired for it.
+
+        What that takes says nothing of batches that are handed over, which are what is planned.
+        """
         mode, height, width = queue.shape
         images = len(pixels)
         bucket = Bucket(images, height, width)
-        running = self._lanes.busy + 1
         began = self._clock()
         run: Run | BaseException
         try:
@@ -250,15 +252,13 @@ class Batcher:
             run = Run(outputs, 0.0, 0.0, self._clock() - began)
         except Exception as error:
             run = error
-        now = self._clock()
-        execute_s = now - began
+        execute_s = self._clock() - began
         queue.virtual_s = max(queue.virtual_s, self._virtual_s)
         self._charge(queue, execute_s)
         note(self.demand[height, width], images, images)
         self._lanes.release()
         self._observe(mode, bucket, images, run)
         if isinstance(run, Run):
-            queue.costs.observe(images, running, turn_s=execute_s, execute_s=execute_s, now=now)
             return Result(run.outputs, 0.0, 0.0, execute_s)
         raise ExecutionFailed(f"model {self._name} could not run this batch") from run
 
@@ -313,7 +313,10 @@ class Batcher:
         fail(late, DeadlineExceeded, f"model {self._name}: the deadline passed while the request waited")
 
     def _finish(self, taken: Taken, run: Run | BaseException) -> None:
-        """Settles the jobs of a batch, charges what it took unless it failed, gives its lane back. Raises nothing."""
+        """Settles the jobs of a batch, charges what it took and gives its lane back. Raises nothing.
+
+        One that failed stays charged with what it should have taken.
+        """
         # Jobs are settled before anybody is told, so that no observer can keep them from it.
         try:
             if isinstance(run, Run):
@@ -321,9 +324,12 @@ class Batcher:
                 self._account(taken, run)
         except Exception as error:  # outputs that are not what the model promised
             run = error
-        if not isinstance(run, Run):
-            fail((piece.job for piece in taken.pieces), ExecutionFailed, f"model {self._name} could not run this batch")
-        self._lanes.release()
+        try:
+            if not isinstance(run, Run):
+                jobs = (piece.job for piece in taken.pieces)
+                fail(jobs, ExecutionFailed, f"model {self._name} could not run this batch")
+        finally:
+            self._lanes.release()
         self._observe(taken.mode, taken.bucket, taken.images, run)
 
     def _observe(self, mode: Mode, bucket: Bucket, images: int, run: Run | BaseException) -> None:
