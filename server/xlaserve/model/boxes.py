@@ -59,8 +59,10 @@ def suppress(
     classes = tf.gather(classes, order, batch_dims=1)
     apart = boxes
     if not across_classes:
-        # Each class in a place of its own, so that boxes of two never overlap.
-        apart += tf.cast(classes, tf.float32)[..., tf.newaxis] * (tf.reduce_max(boxes, axis=(1, 2), keepdims=True) + 1)
+        # Each class in a place of its own, so that boxes of two never overlap. The places of thousands of classes are so
+        # far out that float32 would lose the boxes' fractions, and then their pixels.
+        apart = tf.cast(boxes, tf.float64)
+        apart += tf.cast(classes, tf.float64)[..., tf.newaxis] * (tf.reduce_max(apart, axis=(1, 2), keepdims=True) + 1)
     chosen, count = tf.image.non_max_suppression_padded(
         apart,
         scores,

@@ -72,3 +72,28 @@ def test_no_more_objects_come_out_than_wanted_and_the_best_of_many() -> None:
     found, _, _, count = run(many, scores)
     assert count == 4
     assert [int(box[0]) for box in found] == [len(many) - 1 - place for place in range(4)]
+
+
+def test_thousands_of_classes_cost_small_boxes_no_precision() -> None:
+    generator = np.random.default_rng(0)
+    classes, pairs = 5000, 200
+    corners = generator.uniform(0, 630, (pairs, 1, 2)).repeat(2, axis=1)
+    corners[:, 1] += generator.uniform(0.1, 2, (pairs, 2))  # the second of a pair, beside the first
+    candidates = np.concatenate([corners, corners + 4], axis=2).reshape(-1, 4).astype(np.float32)
+    scores = np.zeros((2 * pairs, classes), np.float32)
+    of_pair = classes - 1 - np.arange(pairs)
+    scores[np.arange(2 * pairs), of_pair.repeat(2)] = np.tile([0.9, 0.8], pairs)
+    one, other = candidates[0::2].astype(np.float64), candidates[1::2].astype(np.float64)
+    shared = np.prod(np.minimum(one, other)[:, 2:] - np.maximum(one, other)[:, :2], axis=1)
+    iou = shared / (2 * 16 - shared)
+    stay = iou <= 0.5
+    assert np.abs(iou - 0.5).min() > 1e-4, "no pair is so close to the threshold that rounding decides"
+    assert 20 < stay.sum() < pairs - 20
+
+    options: dict[str, Any] = {"max_detections": 2 * pairs, "score_threshold": 0.2, "iou_threshold": 0.5}
+    for jit_compile in (True, False):
+        compiled = tf.function(lambda *inputs: suppress(*inputs, **options), jit_compile=jit_compile, autograph=False)
+        _, _, found, (count,) = compiled(tf.constant([candidates]), tf.constant([scores]))
+        assert count == pairs + stay.sum()
+        expected = [*of_pair, *of_pair[stay]]
+        assert sorted(found[0, : int(count)].numpy()) == sorted(expected)
