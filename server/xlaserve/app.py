@@ -37,7 +37,7 @@ from xlaserve.rpc.inference import Inference
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.server import GrpcServer
 from xlaserve.rpc.vision import Vision
-from xlaserve.telemetry.http import HttpEndpoint
+from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, gauge
 
 log = logging.getLogger(__name__)
@@ -116,9 +116,15 @@ class App:
         )
         self._grpc = GrpcServer(settings, open_inference, vision, self._health, admin)
         self._http = HttpEndpoint(
-            settings.host, settings.http_port, self._metrics.registry, is_live=lambda: True, is_ready=self._is_ready
+            settings.host,
+            settings.http_port,
+            self._metrics.registry,
+            is_live=lambda: True,
+            is_ready=lambda: self._was_ready,
+            refresh=partial(on_loop, asyncio.get_running_loop(), self._take_snapshot),
         )
         self._metrics.add_gauges(self._gauges)
+        self._take_snapshot()
 
     async def run(self) -> int:
         """Serves until a signal, and returns the exit status: 0, or 1 after a crash.
@@ -262,8 +268,12 @@ class App:
             if not path.parent.is_dir():
                 raise ConfigError(f"ready_file: expected a file in a folder that exists, got {path}")
 
+    def _take_snapshot(self) -> None:
+        """Reads on the event loop what the HTTP endpoint shows on its own thread."""
+        self._was_ready = self._is_ready()
+        self._metrics.read_gauges()
+
     def _gauges(self) -> Iterable[Metric]:
-        """Collects what is read at a scrape, on the HTTP endpoint's thread."""
         waiting = gauge("xlaserve_queue_images", "Images that wait for a batch.", ("model",))
         admitted = gauge("xlaserve_in_flight_images", "Images that are decoded, wait or run.", ("model",))
         size = gauge("xlaserve_in_flight_bytes", "Bytes of those images, encoded and decoded.", ("model",))

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import sys
-from collections.abc import Callable, Iterable
-from socket import AF_INET6
-from socketserver import TCPServer, ThreadingMixIn
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from http import HTTPStatus
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from xlaserve.errors import ConfigError
 
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment
-
 _log = logging.getLogger(__name__)
 
-_CLIENT_TIMEOUT_S: Final = 5.0
-_STOP_POLL_S: Final = 0.1
+CLIENT_TIMEOUT_S: Final = 5.0
+"""A client sends its whole request within this time, and takes its whole answer within the same again."""
+MAX_CONNECTIONS: Final = 128
+"""Beyond it, a new connection takes the place of the one that has kept us waiting for its request longest."""
+MAX_HEAD_BYTES: Final = 16 * 1024
+ACCEPT_RETRY_S: Final = 0.1
+REFRESH_TIMEOUT_S: Final = 0.5
+"""How long a scrape waits for the event loop. Then it shows what was seen last."""
 
 _INDEX: Final = """xlaserve
 /metrics  for Prometheus
@@ -30,10 +34,17 @@ _INDEX: Final = """xlaserve
 """
 
 
-class HttpEndpoint:
-    """Serves /metrics, /healthz and /readyz from threads of its own, so that it answers whatever the event loop does.
+class _Answer(NamedTuple):
+    status: str
+    body: bytes
+    headers: list[tuple[str, str]]
 
-    `is_live` and `is_ready` are called on those threads.
+
+class HttpEndpoint:
+    """Serves /metrics, /healthz and /readyz from one thread of its own, whatever the event loop does.
+
+    `is_live` and `is_ready` are called on that thread. So is `refresh`, before /metrics and /readyz are answered: it
+    has what they show read anew elsewhere, and its future says when that is done.
     """
 
     def __init__(
@@ -41,85 +52,191 @@ class HttpEndpoint:
         host: str,
         port: int,
         registry: CollectorRegistry,
+        *,
         is_live: Callable[[], bool],
         is_ready: Callable[[], bool],
+        refresh: Callable[[], Future[None]] | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._metrics = make_wsgi_app(registry)
         self._is_live = is_live
         self._is_ready = is_ready
-        self._server: _Server | None = None
+        self._refresh = refresh
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+        self._stopping = asyncio.Event()
+        self._asking: dict[asyncio.Task[None], None] = {}
+        """Connections whose request has not come in full, the oldest first."""
+        self._answering: dict[asyncio.Task[None], None] = {}
 
     def start(self) -> None:
         """Listens, and answers from now on. Raises ConfigError if it can't listen there."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            self._server = _Server(self._host, self._port)
+            self._socket = socket.create_server((self._host, self._port), family=family, backlog=MAX_CONNECTIONS)
         except OSError as error:
             raise ConfigError(
                 f"http_port: expected a free port on host {self._host}, got {self._port}: {error.strerror}"
             ) from None
-        self._server.set_app(self._answer)
-        Thread(target=self._server.serve_forever, args=(_STOP_POLL_S,), name="http", daemon=True).start()
+        self._socket.setblocking(False)
+        self._loop, self._stopping = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = Thread(target=self._run, args=(self._socket, self._loop), name="http", daemon=True)
+        self._thread.start()
 
     @property
     def address(self) -> str:
         """HOST:PORT, with the port that was taken. Only while it is started."""
-        if self._server is None:
+        if self._socket is None:
             raise RuntimeError("the HTTP endpoint is not started")
-        host, port = self._server.server_address[:2]
+        host, port = self._socket.getsockname()[:2]
         return f"[{host!s}]:{port}" if ":" in self._host else f"{host!s}:{port}"
 
     def stop(self) -> None:
         """Closes the port; answers on their way are not waited for. Does nothing if it is not started."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+            self._socket = self._loop = self._thread = None
 
-    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
+    def _run(self, listening: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:  # cancels the connections that are left
+            runner.run(self._serve(listening))
+
+    async def _serve(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listening:
+            loop.add_reader(listening, self._accept, listening, loop)
+            await self._stopping.wait()
+            loop.remove_reader(listening)
+
+    def _accept(self, listening: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            client, _ = listening.accept()
+        except BlockingIOError:  # the client has gone
+            return
+        except OSError as error:  # out of file descriptors: some are free once somebody's time is up
+            _log.debug("HTTP: %r", error)
+            loop.remove_reader(listening)
+            loop.call_later(ACCEPT_RETRY_S, self._accept_again, listening, loop)
+            return
+        client.setblocking(False)
+        if len(self._asking) + len(self._answering) >= MAX_CONNECTIONS:
+            waiting = self._asking or self._answering
+            oldest = next(iter(waiting))
+            del waiting[oldest]
+            oldest.cancel()
+        task = loop.create_task(self._converse(client))
+        self._asking[task] = None
+        task.add_done_callback(partial(self._close, client))
+
+    def _accept_again(self, listening: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._stopping.is_set():
+            loop.add_reader(listening, self._accept, listening, loop)
+
+    async def _converse(self, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CLIENT_TIMEOUT_S):
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    received = await loop.sock_recv(client, MAX_HEAD_BYTES)
+                    head += received
+                    if not received or len(head) > MAX_HEAD_BYTES:
+                        return
+            task = asyncio.current_task()
+            assert task is not None
+            del self._asking[task]
+            self._answering[task] = None
+            async with asyncio.timeout(CLIENT_TIMEOUT_S):
+                await loop.sock_sendall(client, _to_bytes(await self._answer(head.decode("latin-1"))))
+                client.shutdown(socket.SHUT_WR)
+                while await loop.sock_recv(client, MAX_HEAD_BYTES):  # closing over unread bytes takes back the answer
+                    pass
+        except (TimeoutError, OSError) as error:
+            _log.debug("HTTP client: %r", error)
+
+    def _close(self, client: socket.socket, task: asyncio.Task[None]) -> None:
+        self._asking.pop(task, None)
+        self._answering.pop(task, None)
+        client.close()
+        if not task.cancelled() and (error := task.exception()):
+            _log.error("unexpected error", exc_info=error)
+
+    async def _answer(self, head: str) -> _Answer:
+        request, *lines = head.split("\r\n")
+        try:
+            method, target, version = request.split()
+        except ValueError:
+            version = ""
+        if not version.startswith("HTTP/1."):
+            return _text(HTTPStatus.BAD_REQUEST, "expected HTTP/1.1\n")
+        path, _, query = target.partition("?")
         if path not in ("/", "/metrics", "/healthz", "/readyz"):
-            status, text = "404 Not Found", "not found; see /\n"
-        elif environ["REQUEST_METHOD"] != "GET":
-            status, text = "405 Method Not Allowed", "only GET\n"
-        elif path == "/metrics":
-            return self._metrics(environ, start_response)  # type: ignore[no-any-return]
-        elif path == "/":
-            status, text = "200 OK", _INDEX
-        elif path == "/healthz":
-            status, text = ("200 OK", "ok\n") if self._is_live() else ("503 Service Unavailable", "not live\n")
+            return _text(HTTPStatus.NOT_FOUND, "not found; see /\n")
+        if method != "GET":
+            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET\n", ("Allow", "GET"))
+        if path in ("/metrics", "/readyz"):
+            await self._wait_for_refresh()
+        return self._scrape(query, lines) if path == "/metrics" else self._page(path)
+
+    def _page(self, path: str) -> _Answer:
+        if path == "/":
+            return _text(HTTPStatus.OK, _INDEX)
+        if path == "/healthz":
+            holds, yes, no = self._is_live(), "ok\n", "not live\n"
         else:
-            status, text = ("200 OK", "ready\n") if self._is_ready() else ("503 Service Unavailable", "not ready\n")
-        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")]
-        if status.startswith("405"):
-            headers.append(("Allow", "GET"))
-        start_response(status, headers)
-        return [text.encode()]
+            holds, yes, no = self._is_ready(), "ready\n", "not ready\n"
+        return _text(HTTPStatus.OK, yes) if holds else _text(HTTPStatus.SERVICE_UNAVAILABLE, no)
+
+    async def _wait_for_refresh(self) -> None:
+        if self._refresh is None:
+            return
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(self._refresh()), REFRESH_TIMEOUT_S)
+        except TimeoutError:
+            _log.debug("the event loop did not answer within %g s", REFRESH_TIMEOUT_S)
+        except Exception:
+            _log.exception("reading the gauges failed")
+
+    def _scrape(self, query: str, lines: list[str]) -> _Answer:
+        """Returns the metrics, in the format and the encoding that the client takes."""
+        fields = (line.partition(":") for line in lines)
+        headers = {f"HTTP_{name.upper().replace('-', '_')}": value.strip() for name, _, value in fields}
+        status: list[tuple[str, list[tuple[str, str]]]] = []
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "QUERY_STRING": query, **headers}
+        body = b"".join(self._metrics(environ, lambda *started: status.append(started)))
+        return _Answer(status[0][0], body, status[0][1])
 
 
-class _Handler(WSGIRequestHandler):
-    timeout = _CLIENT_TIMEOUT_S  # of each read and write
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: probes and scrapes would fill the log."""
+def _text(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> _Answer:
+    plain = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"), *headers]
+    return _Answer(f"{status.value} {status.phrase}", text.encode(), plain)
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    request_queue_size = 64
+def _to_bytes(answer: _Answer) -> bytes:
+    headers = [*answer.headers, ("Content-Length", str(len(answer.body))), ("Connection", "close")]
+    lines = [f"HTTP/1.1 {answer.status}", *(f"{name}: {value}" for name, value in headers), "", ""]
+    return "\r\n".join(lines).encode("latin-1") + answer.body
 
-    def __init__(self, host: str, port: int) -> None:
-        if ":" in host:
-            self.address_family = AF_INET6
-        super().__init__((host, port), _Handler)
 
-    def server_bind(self) -> None:
-        # The standard library's looks the host's name up, which can take seconds where DNS does not answer.
-        TCPServer.server_bind(self)
-        host, self.server_port = self.server_address[:2]
-        self.server_name = str(host)
-        self.setup_environ()
+def on_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> Future[None]:
+    """Has `work` done on `loop`, from another thread; the future says when. A closed loop does nothing."""
+    done: Future[None] = Future()
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        _log.debug("HTTP client %s: %r", client_address, sys.exception())
+    def run() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            work()
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    try:
+        loop.call_soon_threadsafe(run)
+    except RuntimeError:
+        done.set_result(None)
+    return done

@@ -111,18 +111,32 @@ class Metrics:
             registry=registry,
         )
         ProcessCollector(registry=registry)
+        self._gauges: list[_Gauges] = []
 
     def add_gauges(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Registers gauges that are read when /metrics is."""
-        self.registry.register(_Gauges(collect))
+        """Registers gauges of the event loop's state: `collect` is called by `read_gauges` alone."""
+        gauges = _Gauges(collect)
+        self._gauges.append(gauges)
+        self.registry.register(gauges)
+
+    def read_gauges(self) -> None:
+        """Reads the gauges anew, on the event loop, whose state they show; /metrics shows what was read last."""
+        for gauges in self._gauges:
+            gauges.read()
 
 
 class _Gauges(Collector):
+    """Metrics that are read on one thread and shown on others, whole."""
+
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect = collect
+        self._read: tuple[Metric, ...] = ()
+
+    def read(self) -> None:
+        self._read = tuple(self._collect())
 
     def collect(self) -> Iterable[Metric]:
-        return self._collect()
+        return self._read
 
 
 def gauge(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import asyncio
+import gzip
+import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import Metric
 
 from xlaserve.errors import ConfigError
-from xlaserve.telemetry.http import HttpEndpoint
+from xlaserve.telemetry import http
+from xlaserve.telemetry.http import HttpEndpoint, on_loop
+from xlaserve.telemetry.metrics import Metrics, gauge
 
 
 class Server:
@@ -23,7 +30,7 @@ class Server:
         self.registry = CollectorRegistry()
 
     def endpoint(self, host: str = "127.0.0.1", port: int = 0) -> HttpEndpoint:
-        return HttpEndpoint(host, port, self.registry, lambda: self.live, lambda: self.ready)
+        return HttpEndpoint(host, port, self.registry, is_live=lambda: self.live, is_ready=lambda: self.ready)
 
 
 @pytest.fixture
@@ -47,6 +54,11 @@ def ask(endpoint: HttpEndpoint, path: str, method: str = "GET") -> tuple[int, st
         return response.status, response.read().decode()
     finally:
         connection.close()
+
+
+def connect(endpoint: HttpEndpoint) -> socket.socket:
+    host, port = endpoint.address.split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
 
 
 def test_metrics_are_those_of_the_registry(server: Server, endpoint: HttpEndpoint) -> None:
@@ -97,11 +109,141 @@ def test_clients_that_hang_keep_nobody_waiting(endpoint: HttpEndpoint) -> None:
 
 
 def test_a_client_that_hangs_is_let_go(endpoint: HttpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlaserve.telemetry.http._Handler.timeout", 0.05)
-    host, port = endpoint.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    monkeypatch.setattr(http, "CLIENT_TIMEOUT_S", 0.05)
+    with connect(endpoint) as client:
         client.sendall(b"GET ")
         assert client.recv(1) == b""
+
+
+def test_a_client_that_sends_byte_by_byte_is_let_go(endpoint: HttpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "CLIENT_TIMEOUT_S", 0.1)
+    with connect(endpoint) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+        give_up_at = time.monotonic() + 10
+        client.settimeout(0.01)
+        while time.monotonic() < give_up_at:
+            try:
+                client.sendall(b"x")
+                assert client.recv(1) == b""
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                pass
+            return
+    pytest.fail("it was waited for as long as it sent something now and then")
+
+
+def test_a_flood_of_half_open_connections_takes_no_threads_and_no_answers(endpoint: HttpEndpoint) -> None:
+    threads = threading.active_count()
+    flood = [connect(endpoint) for _ in range(3 * http.MAX_CONNECTIONS)]
+    try:
+        for client in flood[::2]:
+            client.sendall(b"GET /metr")
+        assert ask(endpoint, "/healthz") == (200, "ok\n")
+        assert ask(endpoint, "/metrics")[0] == 200
+        assert threading.active_count() <= threads
+        with pytest.raises(ConnectionError):  # the oldest made room long before its time was up
+            flood[0].sendall(b"GET /")
+            if flood[0].recv(1) == b"":
+                raise ConnectionError
+    finally:
+        for client in flood:
+            client.close()
+
+
+def test_a_head_without_end_is_refused(endpoint: HttpEndpoint) -> None:
+    with connect(endpoint) as client, pytest.raises(ConnectionError):
+        while True:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nX: " + bytes(http.MAX_HEAD_BYTES))
+
+
+def test_a_body_that_nobody_asked_for_does_not_cost_the_answer(endpoint: HttpEndpoint) -> None:
+    with connect(endpoint) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nContent-Length: 100000\r\n\r\n" + bytes(100_000))
+        client.shutdown(socket.SHUT_WR)
+        assert b"".join(iter(lambda: client.recv(4096), b"")).endswith(b"\r\n\r\nok\n")
+
+
+def test_metrics_come_compressed_where_a_client_takes_that(server: Server, endpoint: HttpEndpoint) -> None:
+    Gauge("xlaserve_lanes", "Lanes.", registry=server.registry).set(3)
+    request = Request(f"http://{endpoint.address}/metrics?name[]=xlaserve_lanes", headers={"Accept-Encoding": "gzip"})
+    with urlopen(request, timeout=10) as response:
+        assert b"xlaserve_lanes 3.0" in gzip.decompress(response.read())
+
+
+class Loop:
+    """An event loop on a thread of its own, with a number that only it may read."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.metrics = Metrics()
+        self.metrics.add_gauges(self._gauges)
+        self.readers: set[threading.Thread] = set()
+        self.value = 1
+
+    def _gauges(self) -> list[Metric]:
+        self.readers.add(threading.current_thread())
+        family = gauge("xlaserve_value", "A number.", ())
+        family.add_metric((), self.value)
+        return [family]
+
+    def shown(self) -> float | None:
+        endpoint = HttpEndpoint(
+            "127.0.0.1",
+            0,
+            self.metrics.registry,
+            is_live=lambda: True,
+            is_ready=lambda: True,
+            refresh=lambda: on_loop(self.loop, self.metrics.read_gauges),
+        )
+        endpoint.start()
+        try:
+            found = re.search(r"^xlaserve_value (\S+)$", ask(endpoint, "/metrics")[1], re.MULTILINE)
+            return found and float(found[1])
+        finally:
+            endpoint.stop()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    loop.thread.start()
+    yield loop
+    loop.loop.call_soon_threadsafe(loop.loop.stop)
+    loop.thread.join()
+    loop.loop.close()
+
+
+def test_gauges_are_read_anew_by_the_event_loop_alone(loop: Loop) -> None:
+    for loop.value in (1, 2):
+        assert loop.shown() == loop.value
+    assert loop.readers == {loop.thread}
+
+
+def test_a_stalled_event_loop_shows_what_was_read_last(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loop.shown() == 1
+    monkeypatch.setattr(http, "REFRESH_TIMEOUT_S", 0.05)
+    loop.value = 2
+    released = threading.Event()
+    loop.loop.call_soon_threadsafe(released.wait)
+    try:
+        assert loop.shown() == 1
+    finally:
+        released.set()
+    assert loop.shown() == 2
+
+
+def test_gauges_that_cannot_be_read_leave_the_rest(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    loop.metrics.add_gauges(lambda: (_ for _ in ()).throw(RuntimeError("broken")))
+    assert loop.shown() == 1
+    assert "reading the gauges failed" in caplog.text
+
+
+def test_a_loop_that_has_ended_is_not_waited_for() -> None:
+    ended = asyncio.new_event_loop()
+    ended.close()
+    assert on_loop(ended, lambda: pytest.fail("ran")).done()
 
 
 def test_nothing_is_written_to_stderr(endpoint: HttpEndpoint, capfd: pytest.CaptureFixture[str]) -> None:
