@@ -46,6 +46,7 @@ class Costs:
         self._warmed: dict[int, Cost] = {}
         self._turns: dict[int, Cost] = {}
         self._planned: dict[int, Cost] = {}
+        self._planner: Planner | None = None
         self._known: set[int] = set()
         """Buckets that ran since they were added; of them `_seen` since the last plan."""
         self._seen: set[int] = set()
@@ -65,6 +66,16 @@ class Costs:
         self.cheapest_s = self._least_s
         """No image is answered in less. The least that was ever seen: a batch that took long refuses no request."""
         self._plan()
+
+    @property
+    def planner(self) -> Planner:
+        """The planner for the costs as they were when they last had drifted.
+
+        Made when it is asked for, so that a model with many modes and resolutions does not make all at once.
+        """
+        if self._planner is None:
+            self._planner = Planner(self._planned, self._lanes)
+        return self._planner
 
     def turn_s(self, bucket: int, running: int) -> float:
         """Returns the seconds that a batch is expected to take when `running` lanes run, this one included."""
@@ -112,8 +123,8 @@ class Costs:
         return Cost(alone_s + OVERHEAD_S, loaded_s + OVERHEAD_S)
 
     def _plan(self) -> None:
-        self.planner = Planner(self._turns, self._lanes)
         self._planned = dict(self._turns)
+        self._planner = None
 
 
 def _parts(running: int, lanes: int) -> tuple[float, float]:
