@@ -56,21 +56,22 @@ PROFILES: Final = Path("xlaserve-profiles")
 class App:
     """A server: build it on a running event loop, then `run` it.
 
-    `read_models` reads the configured models anew when a client loads one; `on_record` is told of every program that
-    warm-up compiled, on the compiling thread; `on_loaded` that every model was loaded or failed. `xla_events` is
-    entered already.
+    `read_settings` reads the configuration anew, on a thread, for a load and on SIGHUP; `on_record` is told of every
+    program that warm-up compiled, on the compiling thread; `on_loaded` that every model was loaded or failed.
+    `xla_events` is entered already.
     """
 
     def __init__(
         self,
         settings: Settings,
         *,
-        read_models: Callable[[], Iterable[ModelSettings]] | None = None,
+        read_settings: Callable[[], Settings] | None = None,
         on_record: Callable[[Entry], None] = lambda entry: None,
         on_loaded: Callable[[], None] = lambda: None,
         xla_events: StderrTap | None = None,
     ) -> None:
         self._settings = settings
+        self._read_settings = read_settings or (lambda: settings)
         self._on_loaded = on_loaded
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
         self._cache = CompileCache(settings) if settings.compile_cache and self._has_tensorflow else None
@@ -89,12 +90,14 @@ class App:
         self._stopping = asyncio.Event()
         self._draining = asyncio.Event()
         """Refuses new requests, or is about to."""
+        self._has_news = asyncio.Event()
+        """The configuration is to be read again."""
         self._has_crashed = False
         self._last_signal_at = -math.inf
         self.repository = Repository(
             settings=settings,
             load_model=self._load_model,
-            read_models=read_models or (lambda: settings.models),
+            read_models=lambda: self._read_settings().models,
             lanes=self._lanes,
             worker=self._worker,
             metrics=self._metrics,
@@ -107,7 +110,7 @@ class App:
         self._pipeline = Pipeline(settings)
         self._inference = Inference(self.repository, self._pipeline, self._metrics)
         self._health = Health(self._is_ready, self.repository.serving, self._inference.streams)
-        open_inference = OpenInference(self._inference, self.repository, self.device, settings.model_control)
+        open_inference = OpenInference(self._inference, self.repository, self.device, settings.has_model_control)
         vision = Vision(self._inference, self.repository, settings.max_message_bytes, self._watch.unexpected)
         admin = (
             Admin(Profiler((settings.profile_dir or PROFILES) if self._has_tensorflow else None))
@@ -136,6 +139,7 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._has_news.set)
         self._remove_ready_file()
         self._http.start()
         try:
@@ -146,7 +150,7 @@ class App:
                 if await self._load():
                     if self._is_ready():
                         self._write_ready_file()
-                    await self._stopping.wait()
+                    await self._serve()
             finally:
                 await self._stop()
         finally:
@@ -194,6 +198,35 @@ class App:
         ready = [name for name, serves in self.repository.serving().items() if serves]
         log.info("ready: %s", ", ".join(ready) or "no model")
         return True
+
+    async def _serve(self) -> None:
+        """Serves until a signal ends it, and reads the configuration again whenever SIGHUP came."""
+        following = asyncio.create_task(self._follow_configuration())
+        try:
+            await self._stopping.wait()
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+
+    async def _follow_configuration(self) -> None:
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            try:
+                await self._reconfigure()
+            except ConfigError as error:
+                log.error("the configuration is as before: %s", error)
+            except Exception:
+                log.exception("the configuration could not be read again")
+
+    async def _reconfigure(self) -> None:
+        log.info("reading the configuration again")
+        settings = await asyncio.to_thread(self._read_settings)
+        fixed = [name for name in Settings.model_fields if name != "models"]
+        if waiting := [name for name in fixed if getattr(settings, name) != getattr(self._settings, name)]:
+            log.warning("changed in the configuration, but only a restart applies it: %s", ", ".join(waiting))
+        done = await self.repository.reconfigure(settings.models)
+        log.info("read the configuration again: %s", "; ".join(done) or "no model changed")
 
     async def _stop(self) -> None:
         """Lets accepted work finish and refuses new, as clients see it: first health, then calls, then the port."""

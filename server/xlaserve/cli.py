@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
     flag = f"--{name.replace('_', '-')}"
     text = (field.description or "").replace("\n", " ").replace("%", "%%")
-    if field.annotation is bool:
+    if field.annotation in (bool, bool | None):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
     elif name == "models":
         group.add_argument(flag, type=_yaml, metavar="YAML", help=f"{text} A YAML or JSON list.")

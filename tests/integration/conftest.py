@@ -50,7 +50,6 @@ def compile_with_brake(self, mode, bucket):
         time.sleep(0.001)  # too long for the event loop, so that a thread is what the brake stops
         while os.path.exists(os.environ["BRAKE"]):
             time.sleep(0.005)
-        time.sleep(0.001)  # or its batches would be brief enough to run on the event loop
         return run(images)
 
     return Compilation(executable, 0.0, 0.0)

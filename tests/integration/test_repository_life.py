@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections import Counter
@@ -318,3 +319,51 @@ def test_weights_that_cannot_be_fetched_fail_the_model_and_random_ones_are_said_
     metadata = stub.ModelMetadata(pb.ModelMetadataRequest(name="random"), timeout=PATIENCE_S)
     assert metadata.properties["weights"] == "random"
     assert "model random has random weights: its answers mean nothing" in server.stderr
+
+
+def test_hanging_up_has_the_configuration_read_again(start_server: Any, control: Any, connect: Any) -> None:
+    server = start_server({"models": [NOOP, {**NOOP, "name": "gone"}]})
+    operator = control(server)
+
+    def hang_up(until: str) -> None:
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for(lambda: until in server.stderr, f"it never said {until!r}")
+
+    clients = [connect(server) for _ in range(2)]
+    with traffic(lambda: clients[0].ask(1, 2, 3)) as outcomes:
+        hang_up("read the configuration again: no model changed")
+        operator.configure({**NOOP, "version": "2"}, {**NOOP, "name": "new"}, max_queue_images=77)
+        hang_up("read the configuration again: noop loaded; new loaded; gone unloaded")
+        assert "only a restart applies it: max_queue_images" in server.stderr
+        assert operator.health("new") == operator.health("noop") == "SERVING"
+        assert operator.health("gone") == "NOT_SERVING"
+
+        server.config_file.write_text("models: [")
+        hang_up("the configuration is as before: configuration file")
+        server.config_file.unlink()
+        hang_up("can't be read: ")
+    assert outcomes.keys() == {Status.OK}
+    assert server.stop() == 0
+    assert "Traceback" not in server.stderr
+
+
+def test_hanging_up_ends_no_server_whatever_it_does(start_server: Any, control: Any, connect: Any, brake: Any) -> None:
+    brake.pull()
+    server = start_server({"models": [NOOP]}, env=brake.env, wait=False)
+    server.wait_for(lambda: "noop: compiling" in server.stderr, "it did not compile")
+    server.process.send_signal(signal.SIGHUP)
+    brake.release()
+    server.wait_until_ready()
+    server.wait_for(lambda: "read the configuration again: no model changed" in server.stderr, "it was not read again")
+
+    brake.pull()
+    client = connect(server)
+    accepted = client.send(1)
+    server.wait_for(lambda: server.metric("xlaserve_in_flight_images") == 1, "it was not accepted")
+    server.process.terminate()
+    server.wait_for(lambda: "draining: " in server.stderr, "it did not drain")
+    server.process.send_signal(signal.SIGHUP)
+    server.metric("xlaserve_ready")
+    brake.release()
+    assert client.outcome(accepted, 1) is Status.OK
+    assert server.wait() == 0

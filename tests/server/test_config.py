@@ -141,6 +141,16 @@ def test_a_version_may_be_written_as_a_number(write: Write) -> None:
     assert load_model(write, "version: 12").version == "12"
 
 
+@pytest.mark.parametrize(
+    ("host", "is_on"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_clients_control_models_by_default_only_where_the_server_listens_on_loopback(host: str, is_on: bool) -> None:
+    assert Settings(host=host).has_model_control is is_on
+    assert Settings(host=host, model_control=True).has_model_control
+    assert not Settings(host=host, model_control=False).has_model_control
+
+
 def test_settings_are_frozen() -> None:
     settings = Settings()
     with pytest.raises(ValidationError, match="frozen"):

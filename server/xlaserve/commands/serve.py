@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 
 from xlaserve import console
@@ -27,13 +28,15 @@ def run(invocation: Invocation) -> int:
             progress = stack.enter_context(console.WarmUp(settings))
             app = App(
                 settings,
-                read_models=lambda: invocation.load().models,
+                read_settings=invocation.load,
                 on_record=progress.record,
                 on_loaded=progress.end,
                 xla_events=tap,
             )
             return await app.run()
 
+    # A terminal that closes, or whoever wants the configuration read again, must not end a server that still starts.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return run_loop(serve())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -41,8 +42,8 @@ class Settings(Frozen):
     """Serve gRPC reflection, for grpcurl and its like."""
     channelz: bool = False
     """Serve grpc.channelz.v1, for debugging connections."""
-    model_control: bool = True
-    """Let clients load and unload models."""
+    model_control: bool | None = None
+    """Let clients load and unload models; by default only where it listens on loopback."""
     admin: bool = False
     """Serve xlaserve.v1.Admin, which records profiles. Only where nobody but operators reaches the port: it is not
     authenticated, and a recording slows requests down and fills `profile_dir`."""
@@ -114,6 +115,11 @@ class Settings(Frozen):
     models: tuple[ModelSettings, ...] = BUILTIN_MODELS
     """The models to serve."""
 
+    @property
+    def has_model_control(self) -> bool:
+        """Whether clients may load and unload models."""
+        return _is_loopback(self.host) if self.model_control is None else self.model_control
+
     @field_validator("device")
     @classmethod
     def _check_device(cls, value: str) -> str:
@@ -137,3 +143,10 @@ class Settings(Frozen):
         if self.grpc_port == self.http_port != 0:
             raise ValueError(f"grpc_port and http_port: expected two ports, got {self.grpc_port} for both")
         return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

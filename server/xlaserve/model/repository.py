@@ -8,11 +8,11 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -30,9 +30,10 @@ from xlaserve.engine.ledger import Entry
 from xlaserve.engine.program import AnySize, Executable
 from xlaserve.engine.verify import Verifier
 from xlaserve.engine.worker import Worker
-from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown
+from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError
 from xlaserve.model import verification
 from xlaserve.model.catalog import Model
+from xlaserve.model.changes import Changes
 from xlaserve.model.version import Served, State, Version
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
@@ -79,7 +80,7 @@ class Repository:
         self._read_models = read_models
         self._versions: dict[str, list[Version]] = {}
         self._served: dict[str, Served] = {}
-        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._changes = Changes()
         self._stop = threading.Event()
         self._has_started = False
         # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at last.
@@ -126,35 +127,44 @@ class Repository:
     async def load_all(self) -> None:
         """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""
         for version in [self._begin(model) for model in self._settings.models]:
-            async with self._changing[version.name]:
-                if version.state is not State.LOADING or version not in self._versions[version.name]:
-                    continue  # a client loaded or unloaded it meanwhile
-                try:
-                    await self._bring_up(version)
-                except ModelFailed:
-                    if self._settings.exit_on_model_failure:
-                        raise
+            try:
+                await self._changes.make(version.name, "start", partial(self._start, version))
+            except ModelFailed:
+                if self._settings.exit_on_model_failure:
+                    raise
         self._has_started = True
 
     async def load(self, name: str) -> None:
         """Loads, compiles and warms a configured model, puts it in the place of the one that serves, and drains that.
 
-        Raises ModelNotFound, ShuttingDown, or ModelFailed with the reason; the one that serves then goes on.
+        One that has not begun is the load of all who ask meanwhile, and none is undone when they give up. Raises
+        ModelNotFound, ShuttingDown, or ModelFailed with the reason; the one that serves then goes on.
         """
-        settings = self._configured_model(name)
-        async with self._changing[name]:
-            self._check_stop()
-            await self._bring_up(self._begin(settings))
+        await self._changes.make(name, "load", partial(self._load, name))
 
     async def unload(self, name: str) -> None:
         """Takes no new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
         self.find(name)
-        async with self._changing[name]:
-            self._served.pop(name, None)
-            for version in self._versions[name]:
-                await self._end(version, self._settings.drain_timeout_s)
-            self._versions[name] = self._versions[name][:1]
-            gc.collect()  # a model's graph refers to itself
+        await self._changes.make(name, "unload", partial(self._unload, name))
+
+    async def reconfigure(self, models: Iterable[ModelSettings]) -> list[str]:
+        """Makes the server serve `models`, which are what is configured now, and returns what that took, in words.
+
+        Loads what is new, has other settings, or does not serve, and unloads what is gone. What fails says so as its
+        state, and leaves what served.
+        """
+        configured = {model.name: model for model in models}
+        serving = {name: served.settings for name, served in self._served.items()}
+        changed = [name for name, settings in configured.items() if serving.get(name) != settings]
+        gone = [name for name in serving if name not in configured]
+        results = await asyncio.gather(*map(self.load, changed), *map(self.unload, gone), return_exceptions=True)
+        done = [f"{name} loaded" for name in changed] + [f"{name} unloaded" for name in gone]
+        for number, result in enumerate(results):
+            if isinstance(result, XlaserveError):
+                done[number] = f"{[*changed, *gone][number]} as before: {result}"
+            elif isinstance(result, BaseException):
+                raise result
+        return done
 
     def stop_loading(self) -> None:
         """Ends loads and warm-ups as soon as they can be, and takes no more."""
@@ -177,6 +187,23 @@ class Repository:
         if name not in models:
             raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {', '.join(models)}")
         return models[name]
+
+    async def _start(self, version: Version) -> None:
+        if version.state is State.LOADING and version in self._versions[version.name]:
+            await self._bring_up(version)  # else a client loaded or unloaded it meanwhile
+
+    async def _load(self, name: str) -> None:
+        self._check_stop()
+        settings = await asyncio.to_thread(self._configured_model, name)
+        self._check_stop()
+        await self._bring_up(self._begin(settings))
+
+    async def _unload(self, name: str) -> None:
+        self._served.pop(name, None)
+        for version in self._versions[name]:
+            await self._end(version, self._settings.drain_timeout_s)
+        self._versions[name] = self._versions[name][:1]
+        gc.collect()  # a model's graph refers to itself
 
     def _begin(self, settings: ModelSettings) -> Version:
         """Returns a new version, announced as loading."""

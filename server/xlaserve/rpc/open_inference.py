@@ -127,8 +127,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         self._check_control(request.repository_name)
         if request.parameters:
             raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")
-        # What a client began goes on when it hangs up.
-        await asyncio.shield(asyncio.create_task(self._repository.load(request.model_name)))
+        await self._repository.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
 
     @answers_errors
@@ -140,7 +139,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         for key in request.parameters:
             if key != "unload_dependents":
                 raise InvalidArgument("parameters", "unload_dependents at most", repr(key[:64]))
-        await asyncio.shield(asyncio.create_task(self._repository.unload(request.model_name)))
+        await self._repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
     async def _infer(self, method: str, request: InferMessage, deadline: float) -> pb.ModelInferResponse:
@@ -169,7 +168,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
     def _check_control(self, repository_name: str) -> None:
         _check_repository(repository_name)
         if not self._model_control:
-            raise UnsupportedFeature("this server does not let clients load or unload models (model_control: false)")
+            raise UnsupportedFeature("this server does not let clients load or unload models (see model_control)")
 
 
 def _check_repository(name: str) -> None:

@@ -110,7 +110,7 @@ class House:
     def __init__(self, **settings: Any) -> None:
         self.configured = [model("a")]
         self.settings_of_all: dict[str, Any] = {"drain_timeout_s": PATIENCE_S, **settings}
-        self.compiling, self.loading = Gate(), Gate()
+        self.compiling, self.loading, self.reading = Gate(), Gate(), Gate()
         self.programs: list[Program] = []
         self.compile_error: Exception | None = None
         self.load_errors: dict[str, Exception] = {}
@@ -156,7 +156,7 @@ class House:
         return [version.state for version in self.repository.index() if version.name == name]
 
     async def close(self) -> None:
-        for gate in (self.compiling, self.loading, *(program.running for program in self.programs)):
+        for gate in (self.compiling, self.loading, self.reading, *(program.running for program in self.programs)):
             gate.open()
         await self.repository.drain(timeout_s=PATIENCE_S)
         await asyncio.to_thread(self._worker.stop)
@@ -182,6 +182,7 @@ class House:
         return Model(settings, self.programs[-1], buckets, Classification(1), "built in")
 
     def _read_models(self) -> Iterable[ModelSettings]:
+        self.reading()
         if self.read_error:
             raise self.read_error
         return self.configured
@@ -464,6 +465,74 @@ async def test_changes_of_one_model_come_one_after_the_other(house: House) -> No
     begin, end = [State.LOADING, State.COMPILING, State.READY], [State.DRAINING, State.UNLOADED]
     assert house.changes == [("a", state) for state in (*begin, *end, *end, *begin)]
     assert await house.ask() == [3]
+
+
+async def test_loads_that_wait_are_one_and_outlive_those_who_asked(house: House) -> None:
+    await house.repository.load_all()
+    house.loading.close()
+    asked = [asyncio.create_task(house.repository.load("a"))]
+    await house.loading.reached()
+    asked += [asyncio.create_task(house.repository.load("a")) for _ in range(200)]
+    await asyncio.sleep(0)
+    for task in asked[:100]:
+        task.cancel()
+    house.loading.open()
+    await asyncio.wait(asked)
+    assert not any(task.exception() for task in asked[100:])
+    assert await house.ask() == [3]  # that at the start, the one under way, and one for all who waited
+
+
+async def test_a_load_that_everybody_gave_up_still_ends(house: House) -> None:
+    await house.repository.load_all()
+    house.loading.close()
+    asked = asyncio.create_task(house.repository.load("a"))
+    await house.loading.reached()
+    asked.cancel()
+    await asyncio.wait([asked])
+    house.changes.clear()
+    house.loading.open()
+    await house.sees(State.READY)
+    assert await house.ask() == [2]
+
+
+async def test_a_load_that_is_asked_for_after_an_unload_comes_after_it(house: House) -> None:
+    await house.repository.load_all()
+    load, unload = house.repository.load, house.repository.unload
+    await asyncio.gather(load("a"), load("a"), unload("a"), load("a"), load("a"))
+    assert await house.ask() == [3]
+
+
+async def test_a_load_reads_the_configuration_away_from_the_event_loop(house: House) -> None:
+    await house.repository.load_all()
+    house.reading.close()
+    loading = asyncio.create_task(house.repository.load("a"))
+    await house.reading.reached()
+    assert await house.ask() == [1]
+    house.reading.open()
+    await loading
+    assert await house.ask() == [2]
+
+
+async def test_a_new_configuration_loads_what_changed_and_unloads_what_is_gone(house: House) -> None:
+    house.configured = [model("a"), model("b"), model("c")]
+    await house.repository.load_all()
+    house.configured = [model("a"), model("b", version="2"), model("d")]
+    assert await house.repository.reconfigure(house.configured) == ["b loaded", "d loaded", "c unloaded"]
+    assert house.repository.serving() == {"a": True, "b": True, "c": False, "d": True}
+    assert (await house.ask("a"), len(house.programs)) == ([1], 5)
+    assert house.repository.get("b").settings.version == "2"
+    assert await house.repository.reconfigure(house.configured) == []
+
+
+async def test_what_fails_in_a_new_configuration_leaves_what_served(house: House) -> None:
+    house.configured = [model("a"), model("b")]
+    await house.repository.load_all()
+    house.load_errors["a"] = ModelFailed("weights: expected a file")
+    house.configured = [model("a", version="2"), model("b", version="2")]
+    failed, loaded = await house.repository.reconfigure(house.configured)
+    assert failed.startswith("a as before: ") and "weights: expected a file" in failed
+    assert loaded == "b loaded"
+    assert await house.ask("a") == [1]
 
 
 async def test_what_a_client_loads_before_start_up_comes_to_it_is_compiled_once(house: House) -> None:
