@@ -57,24 +57,47 @@ def suppress(
     scores, order = tf.math.top_k(scores, min(CANDIDATES, boxes.shape[1]))
     boxes = tf.gather(boxes, order, batch_dims=1)
     classes = tf.gather(classes, order, batch_dims=1)
-    apart = boxes
+    overlaps = _overlap(boxes, iou_threshold)
     if not across_classes:
-        # Each class in a place of its own, so that boxes of two never overlap. The places of thousands of classes are so
-        # far out that float32 would lose the boxes' fractions, and then their pixels.
-        apart = tf.cast(boxes, tf.float64)
-        apart += tf.cast(classes, tf.float64)[..., tf.newaxis] * (tf.reduce_max(apart, axis=(1, 2), keepdims=True) + 1)
-    chosen, count = tf.image.non_max_suppression_padded(
-        apart,
-        scores,
-        max_output_size=max_detections,
-        iou_threshold=iou_threshold,
-        score_threshold=score_threshold,
-        pad_to_max_output_size=True,
-        sorted_input=True,
-        canonicalized_coordinates=True,
+        overlaps &= classes[:, :, tf.newaxis] == classes[:, tf.newaxis]
+    kept = _unsuppressed(overlaps, scores > score_threshold)
+    missing = max(0, max_detections - boxes.shape[1])
+    scores, chosen = tf.math.top_k(tf.where(kept, scores, 0.0), max_detections - missing)
+    boxes, classes = (tf.gather(values, chosen, batch_dims=1) for values in (boxes, classes))
+    return padded(
+        tf.pad(boxes, [[0, 0], [0, missing], [0, 0]]),
+        tf.pad(scores, [[0, 0], [0, missing]]),
+        tf.pad(classes, [[0, 0], [0, missing]]),
+        tf.minimum(tf.reduce_sum(tf.cast(kept, tf.int32), axis=1), max_detections),
     )
-    boxes, scores, classes = (tf.gather(values, chosen, batch_dims=1) for values in (boxes, scores, classes))
-    return padded(boxes, scores, classes, count)
+
+
+def _overlap(boxes: tf.Tensor, iou_threshold: float) -> tf.Tensor:
+    """Returns which of `boxes` `[n, k, 4]` overlap by more than `iou_threshold`, `[n, k, k]`."""
+    left, top, right, bottom = tf.unstack(boxes, axis=-1)
+
+    def shared(starts: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
+        last_start = tf.maximum(starts[:, :, tf.newaxis], starts[:, tf.newaxis])
+        return tf.nn.relu(tf.minimum(ends[:, :, tf.newaxis], ends[:, tf.newaxis]) - last_start)
+
+    intersections = shared(left, right) * shared(top, bottom)
+    # IoU > t, where the union is what both areas have together less the intersection.
+    areas = (right - left) * (bottom - top) * (iou_threshold / (1 + iou_threshold))
+    return intersections > areas[:, :, tf.newaxis] + areas[:, tf.newaxis]
+
+
+def _unsuppressed(overlaps: tf.Tensor, candidates: tf.Tensor) -> tf.Tensor:
+    """Returns which of `candidates` `[n, k]`, the best first, overlap none before them that stays, `[n, k]`."""
+    places = tf.range(overlaps.shape[1])
+    hidden_by = overlaps & (places[tf.newaxis] < places[:, tf.newaxis])
+
+    def step(kept: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        # Right for the best candidate, so in the next step for all that only it can hide, and so on.
+        left = candidates & ~tf.reduce_any(hidden_by & kept[:, tf.newaxis], axis=2)
+        return left, tf.reduce_any(left != kept)
+
+    kept, _ = tf.while_loop(lambda _, has_changed: has_changed, step, (candidates, tf.constant(True)))
+    return kept
 
 
 def padded(
