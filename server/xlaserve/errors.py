@@ -12,6 +12,7 @@
     │   ├── ModelNotReady               loading, compiling, draining or unloaded
     │   ├── ModelFailed                 loading or warm-up failed; the reason is in the index
     │   └── ExecutionFailed             a batch raised; its details are in the log only
+    │       └── OutOfDeviceMemory       for want of the device's memory; a smaller batch may do
     └── OverloadError                   nothing wrong with the request, but not now
         ├── QueueFull                   the model's queue is at its bound
         ├── ProfilerBusy                another profile is being recorded
@@ -75,6 +76,10 @@ class ModelFailed(ModelError):
 
 class ExecutionFailed(ModelError):
     """Running a batch raised."""
+
+
+class OutOfDeviceMemory(ExecutionFailed):
+    """The device's memory did not hold a batch."""
 
 
 class OverloadError(XlaserveError):

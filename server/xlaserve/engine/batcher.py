@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -26,14 +26,15 @@ from xlaserve.engine.compiler import Warmed
 from xlaserve.engine.costs import Costs
 from xlaserve.engine.demand import Demand, note
 from xlaserve.engine.lanes import Lanes, Share
-from xlaserve.engine.program import Images
-from xlaserve.engine.queue import Job, Queue, Result, Shape, Taken, fail, scatter
+from xlaserve.engine.program import Images, is_finite
+from xlaserve.engine.queue import Job, Piece, Queue, Result, Shape, Taken, cut, fail, scatter
 from xlaserve.engine.worker import Batch, Run, Worker
 from xlaserve.errors import (
     DeadlineExceeded,
     ExecutionFailed,
     InvalidArgument,
     ModelNotReady,
+    OutOfDeviceMemory,
     QueueFull,
     ShuttingDown,
 )
@@ -59,7 +60,8 @@ class Batcher:
     """Serves one model's `programs` on the device's `lanes`.
 
     `max_images` and `max_bytes` bound what is admitted: decoding, waiting or running. `on_crash` is called if the batch
-    loop dies, which is a defect: the process should end.
+    loop dies, which is a defect: the process should end. A bucket for which the device's memory did not suffice is
+    retired with all larger ones, `on_retired` is told, and its batch runs in smaller ones, if there are any.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Batcher:
         max_queue_delay_s: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
         on_crash: Callable[[], None] = lambda: None,
+        on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None,
     ) -> None:
         self._name = name
         self._programs: dict[tuple[Mode, Bucket], Warmed] = {}
@@ -88,6 +91,8 @@ class Batcher:
         self._max_queue_delay_s = max_queue_delay_s
         self._clock = clock
         self._on_crash = on_crash
+        self._on_retired = on_retired
+        self._too_large: deque[tuple[Queue, Sequence[Piece]]] = deque()
         self._share = Share(self._is_next_full)
         self._virtual_s = 0.0
         self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
@@ -226,6 +231,8 @@ class Batcher:
 
     def _patience_s(self) -> float:
         """Returns how long the next batch may still wait for images; infinite without any."""
+        if self._too_large:
+            return 0.0
         return min(queue.due(self._max_queue_delay_s) for queue in self._queues.values()) - self._clock()
 
     def _next_queue(self, now: float) -> Queue | None:
@@ -249,7 +256,7 @@ class Batcher:
         run: Run | BaseException
         try:
             outputs = self._programs[mode, bucket].executable(pixels)
-            run = Run(outputs, 0.0, 0.0, self._clock() - began)
+            run = Run(outputs, 0.0, 0.0, self._clock() - began, is_finite(outputs))
         except Exception as error:
             run = error
         execute_s = self._clock() - began
@@ -264,6 +271,8 @@ class Batcher:
 
     def _start_batch(self) -> bool:
         """Starts the batch that the plan puts first; False where every job has gone."""
+        if self._too_large:
+            return self._start_again()
         now = self._clock()
         queue = self._next_queue(now)
         if queue is None:
@@ -271,26 +280,51 @@ class Batcher:
         self._drop_late(queue, now)
         if not queue.jobs:
             return False
-        busy = self._lanes.busy
-        free = self._lanes.count - busy
-        images, rows, share = queue.costs.planner.next_step(queue.images, free, busy)
-        mode, height, width = queue.shape
+        images, share, taken = self._planned(queue, queue.images, now)
+        _, height, width = queue.shape
         note(self.demand[height, width], share, images)
+        taken.pieces = queue.take(images, now)
+        self._submit(taken)
+        return True
+
+    def _start_again(self) -> bool:
+        """Starts a part of a batch that was too large; False where every job has gone."""
+        queue, left = self._too_large.popleft()
+        left = [piece for piece in left if not piece.job.settled.done()]
+        if not left:
+            return False
+        try:
+            images, _, taken = self._planned(queue, sum(stop - start for _, start, stop in left), self._clock())
+            taken.pieces, rest = cut(left, images)
+        except Exception:  # nobody else knows of them
+            fail((piece.job for piece in left), ExecutionFailed, f"model {self._name} could not run this batch")
+            raise
+        if rest:
+            self._too_large.appendleft((queue, rest))
+        self._submit(taken)
+        return True
+
+    def _planned(self, queue: Queue, waiting: int, now: float) -> tuple[int, int, Taken]:
+        """Charges the batch to start now where so many images wait. Returns its images, its lane's share and itself."""
+        busy = self._lanes.busy
+        images, rows, share = queue.costs.planner.next_step(waiting, self._lanes.count - busy, busy)
+        _, height, width = queue.shape
         taken = Taken(queue, Bucket(rows, height, width), now, busy + 1, queue.costs.turn_s(rows, busy + 1))
         self._virtual_s = max(self._virtual_s, queue.virtual_s)
         self._charge(queue, taken.expected_s)
-        taken.pieces = queue.take(images, now)
+        return images, share, taken
+
+    def _submit(self, taken: Taken) -> None:
         try:
             for job, start, _ in taken.pieces:
                 if start == 0:
-                    job.queue_s = now - job.arrived
+                    job.queue_s = taken.at - job.arrived
             pixels = [job.pixels[start:stop] for job, start, stop in taken.pieces]
-            batch = Batch(self._programs[mode, taken.bucket].executable, taken.bucket, pixels)
+            batch = Batch(self._programs[taken.mode, taken.bucket].executable, taken.bucket, pixels)
             finish = partial(self._finish, taken)
             self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
         except Exception as error:  # the worker was stopped, or memory is short: the jobs left their queue already
             self._finish(taken, error)
-        return True
 
     def _charge(self, queue: Queue, seconds: float) -> None:
         """Counts what a batch is expected to take, and later what it took more, or less."""
@@ -317,20 +351,32 @@ class Batcher:
 
         One that failed stays charged with what it should have taken.
         """
+        is_again = False
         # Jobs are settled before anybody is told, so that no observer can keep them from it.
         try:
             if isinstance(run, Run):
                 scatter(taken.pieces, run)
                 self._account(taken, run)
+            elif isinstance(run, OutOfDeviceMemory) and self._has_smaller(taken):
+                self._too_large.append((taken.queue, taken.pieces))
+                self._changed.set()
+                is_again = True
         except Exception as error:  # outputs that are not what the model promised
             run = error
         try:
-            if not isinstance(run, Run):
+            if not is_again and not isinstance(run, Run):
                 jobs = (piece.job for piece in taken.pieces)
                 fail(jobs, ExecutionFailed, f"model {self._name} could not run this batch")
         finally:
             self._lanes.release()
         self._observe(taken.mode, taken.bucket, taken.images, run)
+
+    def _has_smaller(self, taken: Taken) -> bool:
+        """Returns whether a batch that the device's memory did not hold has smaller buckets; only those go on."""
+        mode, height, width = taken.queue.shape
+        if retired := taken.queue.costs.retire(taken.bucket.batch):
+            self._on_retired(mode, [Bucket(batch, height, width) for batch in retired])
+        return taken.queue.costs.smallest < taken.bucket.batch
 
     def _observe(self, mode: Mode, bucket: Bucket, images: int, run: Run | BaseException) -> None:
         """Tells the observer and the log what came of a batch. Raises nothing."""

@@ -77,6 +77,25 @@ class Costs:
             self._planner = Planner(self._planned, self._lanes)
         return self._planner
 
+    def retire(self, batch: int) -> list[int]:
+        """Plans without the buckets from `batch` on, unless there is none smaller. Returns those that went."""
+        retired = [bucket for bucket in self._warmed if bucket >= batch]
+        if len(retired) == len(self._warmed):
+            return []
+        for bucket in retired:
+            del self._warmed[bucket], self._turns[bucket]
+            self._known.discard(bucket)
+            self._seen.discard(bucket)
+        self.brief -= set(retired)
+        if retired:
+            self._plan()
+        return retired
+
+    @property
+    def smallest(self) -> int:
+        """The smallest bucket."""
+        return min(self._warmed)
+
     def turn_s(self, bucket: int, running: int) -> float:
         """Returns the seconds that a batch is expected to take when `running` lanes run, this one included."""
         return self._turns[bucket].at(running, self._lanes)
@@ -84,6 +103,8 @@ class Costs:
     def observe(self, bucket: int, running: int, *, turn_s: float, execute_s: float, now: float) -> None:
         """Takes into account what a batch took that began when `running` lanes ran."""
         self._least_s = self.cheapest_s = min(self._least_s, execute_s)
+        if bucket not in self._turns:  # it was retired meanwhile
+            return
         turns = self._turns[bucket]
         ratio = turn_s / turns.at(running, self._lanes)
         change = NEWEST * (min(max(ratio, 1 / MOST_JUMP), MOST_JUMP) - 1)

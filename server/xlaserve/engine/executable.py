@@ -19,6 +19,7 @@ from xlaserve.engine.frozen import (
     UnfreezableError,
     assigns_variables,
     has_xla,
+    memory_named,
     trim_heap,
 )
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
@@ -176,9 +177,10 @@ class Function:
         self.function = function
 
     def __call__(self, images: Images) -> Outputs:
-        """Runs `images` and returns the outputs."""
-        # `numpy` waits for the result and copies it out of TensorFlow's memory.
-        return tuple(output.numpy() for output in self.function(tf.convert_to_tensor(images)))
+        """Runs `images` and returns the outputs. Raises OutOfDeviceMemory, or what TensorFlow does."""
+        with memory_named():
+            # `numpy` waits for the result and copies it out of TensorFlow's memory.
+            return tuple(output.numpy() for output in self.function(tf.convert_to_tensor(images)))
 
 
 class FixedShape:

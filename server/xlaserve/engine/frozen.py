@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from tensorflow.python.framework import convert_to_constants
 
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.stablehlo import MUST_COMPILE
+from xlaserve.errors import OutOfDeviceMemory
 
 MOST_BYTES: Final = 2**31 - 2**26
 """Of weights: a graph is a protocol buffer, which ends at 2 GiB."""
@@ -40,6 +42,9 @@ MOST_CLUSTERED: Final = 10
 
 _WRITES: Final = re.compile(r"Assign|Resource(\w*Apply|Scatter|StridedSliceAssign|CountUpTo)|Rng(ReadAnd)?Skip")
 """What the names of operations begin with that change a variable."""
+EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
+"""How XLA spells it in errors that TensorFlow passes on as another kind, internal ones for example."""
+
 _XLA_ALONE: Final = "Xla"
 """What the names of operations begin with that have no other implementation."""
 
@@ -68,8 +73,20 @@ class FrozenGraph:
         self._run = self._session.make_callable(fetches, feed_list=[function.inputs[0].name])
 
     def __call__(self, images: Images) -> Outputs:
-        """Runs `images`; blocks. What it returns owns its memory."""
-        return tuple(map(np.array, self._run(images)))
+        """Runs `images`; blocks. What it returns owns its memory. Raises OutOfDeviceMemory, or what TensorFlow does."""
+        with memory_named():
+            return tuple(map(np.array, self._run(images)))
+
+
+@contextmanager
+def memory_named() -> Iterator[None]:
+    """Raises OutOfDeviceMemory for what TensorFlow and XLA raise for want of memory."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if isinstance(error, tf.errors.ResourceExhaustedError) or EXHAUSTED in str(error):
+            raise OutOfDeviceMemory("the device's memory did not hold a batch") from error
+        raise
 
 
 def _freeze(function: Any) -> Any:

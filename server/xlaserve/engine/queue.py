@@ -144,6 +144,19 @@ class Taken:
         return sum(stop - start for _, start, stop in self.pieces)
 
 
+def cut(pieces: Sequence[Piece], images: int) -> tuple[list[Piece], list[Piece]]:
+    """Returns the first `images` images, and the rest."""
+    first, rest = [], []
+    for job, start, stop in pieces:
+        middle = min(start + images, stop)
+        images -= middle - start
+        if start < middle:
+            first.append(Piece(job, start, middle))
+        if middle < stop:
+            rest.append(Piece(job, middle, stop))
+    return first, rest
+
+
 def fail(jobs: Iterable[Job], error: type[XlaserveError], message: str) -> None:
     """Settles `jobs`, save those that are settled, with an error each, and takes what waits of them from the queue."""
     for job in jobs:

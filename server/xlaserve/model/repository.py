@@ -282,6 +282,7 @@ class Repository:
             max_bytes=self._settings.max_queue_bytes,
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
             on_crash=self._on_crash,
+            on_retired=version.retired,
         )
         if any_size is not None:
             # Graph mode is as far from XLA as the model's own reference, which nobody may call while the model serves.

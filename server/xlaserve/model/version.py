@@ -59,6 +59,12 @@ class Version:
             self.warnings.append(warning)
             log.warning("model %s: %s", self.name, warning)
 
+    def retired(self, mode: Mode, buckets: list[Bucket]) -> None:
+        """Says that buckets serve no more, for want of memory. On the event loop."""
+        self.telemetry.buckets_retired(mode, len(buckets))
+        names = ", ".join(map(str, buckets))
+        self.warn(f"mode {mode}: the device's memory did not hold a batch; smaller buckets serve in place of {names}")
+
     @property
     def auto_text(self) -> str:
         """`auto` in words: `1x224x224 in graph, 8x224x224 in xla`."""

@@ -77,6 +77,12 @@ class Metrics:
         self.failed_batches = LoopCounter(
             "xlaserve_failed_batches", "Batches that raised.", ("model",), registry=registry
         )
+        self.retired_buckets = LoopCounter(
+            "xlaserve_retired_buckets",
+            "Buckets that serve no more, as the device's memory did not hold a batch.",
+            ("model", "mode"),
+            registry=registry,
+        )
         self.not_finite_batches = LoopCounter(
             "xlaserve_not_finite_batches",
             "Batches with NaN or infinity in their outputs.",

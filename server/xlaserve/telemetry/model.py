@@ -67,6 +67,7 @@ class ModelTelemetry:
         self._gather_s = metrics.gather_s.labels(model)
         self._encode_s = metrics.encode_s.labels(model)
         self._failed_batches = metrics.failed_batches.labels(model)
+        self._retired_buckets = lru_cache(None)(lambda mode: metrics.retired_buckets.labels(model, mode))
         self._not_finite_batches = lru_cache(None)(lambda mode: metrics.not_finite_batches.labels(model, mode))
         self._execute_s = lru_cache(None)(lambda mode: metrics.execute_s.labels(model, mode))
         self._batch_size = lru_cache(None)(lambda mode: metrics.batch_size.labels(model, mode))
@@ -106,6 +107,10 @@ class ModelTelemetry:
     def batch_failed(self, mode: Mode, bucket: Bucket, images: int) -> None:
         """A batch raised."""
         self._failed_batches.inc()
+
+    def buckets_retired(self, mode: Mode, buckets: int) -> None:
+        """So many buckets serve no more, for want of memory."""
+        self._retired_buckets(mode).inc(buckets)
 
     def request_answered(self, method: str, mode: Mode, images: int, timings: Timings) -> None:
         """A request succeeded."""

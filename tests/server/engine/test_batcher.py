@@ -8,6 +8,7 @@ import math
 import random
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,7 @@ from xlaserve.errors import (
     ExecutionFailed,
     InvalidArgument,
     ModelNotReady,
+    OutOfDeviceMemory,
     QueueFull,
     ShuttingDown,
     XlaserveError,
@@ -76,6 +78,7 @@ class Model:
         self.worker = worker or FakeWorker(loop, self.lanes.count, cost_s)
         self.observer = Observer()
         self.crashes = 0
+        self.retired: list[list[int]] = []
         self.executables = {mode: Executable(mode, echo) for mode in modes}
         self.batcher = Batcher(
             name="model",
@@ -93,6 +96,7 @@ class Model:
             max_queue_delay_s=max_queue_delay_s,
             clock=loop.time,
             on_crash=self._crash,
+            on_retired=lambda mode, buckets: self.retired.append([bucket.batch for bucket in buckets]),
         )
         self._pictures = pictures
 
@@ -368,6 +372,54 @@ async def test_what_waits_of_a_split_job_leaves_the_queue_when_one_of_its_batche
         await large
     assert numbers_of(await small) == [100]
     assert [len(batch.numbers) for batch in model.started] == [8, 8, 1]  # the second was beside the lane already
+
+
+def short_of_memory(largest: int) -> Callable[[Started], BaseException | None]:
+    """A device that holds batches up to `largest` only."""
+    return lambda batch: OutOfDeviceMemory("too large") if batch.bucket > largest else None
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+async def test_a_batch_that_memory_does_not_hold_runs_again_in_smaller_buckets(
+    virtual_time: object, make: Make, lanes: int
+) -> None:
+    model = make(lanes=Lanes(lanes))
+    model.worker.error_of = short_of_memory(2)
+    jobs = [model.ask(numbers) for numbers in (range(11), (20, 21), (30,), (40, 41, 42))]
+    results = await asyncio.gather(*jobs)
+    assert [numbers_of(result) for result in results] == [[*range(11)], [20, 21], [30], [40, 41, 42]]
+    assert sorted(bucket for retired in model.retired for bucket in retired) == [4, 8]
+    started = len(model.worker.started)
+    assert numbers_of(await model.answer(range(9))) == [*range(9)]
+    assert {batch.bucket for batch in model.worker.started[started:]} <= {1, 2}
+    assert lanes_are_free(model.lanes)
+
+
+async def test_a_batch_that_is_too_large_in_the_smallest_bucket_fails_its_jobs_only(
+    virtual_time: object, make: Make
+) -> None:
+    model = make()
+    model.worker.error_of = lambda batch: OutOfDeviceMemory("too large") if 3 in batch.numbers else None
+    first, second = model.ask((1, 2, 3, 4)), model.ask((5,))
+    with pytest.raises(ExecutionFailed):
+        await first
+    assert numbers_of(await second) == [5]
+    assert numbers_of(await model.answer((6,))) == [6]
+    assert lanes_are_free(model.lanes)
+
+
+async def test_a_job_that_is_cancelled_before_its_batch_runs_again_is_left_out(
+    virtual_time: object, make: Make
+) -> None:
+    model = make(cost_s={1: 1.0, 4: 1.0})
+    model.worker.error_of = short_of_memory(1)
+    first, second = model.ask((1,)), model.ask((2, 3))
+    third = model.ask((4,))
+    await asyncio.sleep(2.5)  # its first image runs again
+    assert model.retired == [[4]]
+    second.cancel()
+    assert [numbers_of(await job) for job in (first, third)] == [[1], [4]]
+    assert lanes_are_free(model.lanes)
 
 
 async def test_outputs_that_are_not_rows_fail_the_batch(virtual_time: object, make: Make) -> None:
@@ -924,6 +976,7 @@ class Chaos:
         self.lanes = Lanes(self.chance.randint(1, 4))
         self.worker = FakeWorker(asyncio.get_running_loop(), self.lanes.count, COST_S)
         self.failed: set[int] = set()
+        self.too_large: Counter[int] = Counter()
         if self.fails:
             self.worker.error_of = self.fail_some
         self.sizes = [SQUARE, WIDE, TALL][: self.chance.randint(1, 3)]
@@ -934,8 +987,12 @@ class Chaos:
         self.cancelled: set[asyncio.Task[Result]] = set()
 
     def fail_some(self, batch: Started) -> BaseException | None:
-        if self.chance.random() >= 0.2:
+        chance = self.chance.random()
+        if chance >= 0.2:
             return None
+        if chance < 0.05 and batch.bucket > min(COST_S):
+            self.too_large.update(batch.numbers)
+            return OutOfDeviceMemory("too large")
         self.failed.update(batch.numbers)
         return OSError("no luck")
 
@@ -993,8 +1050,8 @@ class Chaos:
         assert answered, "a batcher that refuses everything would pass"
 
     def check_what_is_left(self) -> None:
-        ran = [number for batch in self.worker.started for number in batch.numbers]
-        assert len(ran) == len(set(ran)), "an image ran twice"
+        ran = Counter(number for batch in self.worker.started for number in batch.numbers)
+        assert max((ran - self.too_large).values()) == 1, "an image ran twice"
         assert all(model.is_empty() and not model.crashes for model in self.models)
         assert not self.worker.running
         assert lanes_are_free(self.lanes)

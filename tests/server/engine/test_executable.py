@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tensorflow.compiler.tf2xla.python import xla
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.executable import Forward, TensorFlowProgram
-from xlaserve.errors import ModelFailed
+from xlaserve.engine.executable import Forward, Function, TensorFlowProgram
+from xlaserve.errors import ModelFailed, OutOfDeviceMemory
 from xlaserve.model.keras_runtime import keras
 
 BUCKET = Bucket(2, 4, 5)
@@ -209,3 +209,24 @@ def test_the_reference_has_nothing_of_xla_even_where_a_model_asks_for_it() -> No
     np.testing.assert_array_equal(TensorFlowProgram(compiled).reference(pixels), has_no_xla_kernel(pixels))
     with pytest.raises(tf.errors.OpError):  # the switch is back where it was
         compiled(tf.constant(pixels))
+
+
+def test_a_lack_of_memory_has_a_name() -> None:
+    def large(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (tf.fill((len(pixels), 2**42), 1.0),)
+
+    with pytest.raises(OutOfDeviceMemory) as raised:
+        TensorFlowProgram(large).compile(Mode.EAGER, BUCKET)
+    assert isinstance(raised.value.__cause__, tf.errors.ResourceExhaustedError)
+
+
+def test_of_the_errors_that_xla_passes_on_only_those_of_memory_are_taken_for_one() -> None:
+    def failing(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        raise tf.errors.InternalError(None, None, message)
+
+    message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes."
+    with pytest.raises(OutOfDeviceMemory):
+        Function(failing)(images(0))
+    message = "Autotuning failed"
+    with pytest.raises(tf.errors.InternalError):
+        Function(failing)(images(0))
