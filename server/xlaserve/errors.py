@@ -25,6 +25,18 @@ The mapping to gRPC status codes is `xlaserve.rpc.status`.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+_NO_CAUSE: Final = re.compile(
+    r"Graph execution error|Detected at node|<stack traces unavailable>|The op is created at|File \"|Traceback \("
+    r"|in user code|Exception encountered when calling|Arguments received by|\[\[|[•^~]"
+)
+"""How lines of TensorFlow's and Keras's messages begin that say where, and not what."""
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_FOLDERS: Final = re.compile(r"(?<=['\"])/(?:[^/'\"]+/)+|(?<![\w.:/])/(?:[^\s/'\"]+/)+")
+_LONGEST: Final = 500
+
 
 class XlaserveError(Exception):
     """Root of the tree. `str(error)` is safe to send to a client."""
@@ -100,3 +112,28 @@ class DeadlineExceeded(OverloadError):
 
 class ShuttingDown(OverloadError):
     """The server is draining and takes no new work."""
+
+
+def cause(error: BaseException) -> str:
+    """Returns the line of an error of any library that says what is wrong, or its type where it says nothing.
+
+    Like `telling_line`, it may be sent to clients.
+    """
+    if line := telling_line(str(error)):
+        return line
+    origin = error.__cause__ or error.__context__
+    return cause(origin) if origin is not None else type(error).__name__
+
+
+def telling_line(text: str) -> str:
+    """Returns the line of an error's text that says what is wrong: no trace, and of paths only the last part.
+
+    Empty where there is none.
+    """
+    is_code = False
+    for line in text.splitlines():
+        told = _COLOUR.sub("", line).strip()
+        if told and not is_code and not _NO_CAUSE.match(told):
+            return _FOLDERS.sub("", told)[:_LONGEST]
+        is_code = told.startswith("File ")
+    return ""

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from xlaserve import errors
-from xlaserve.errors import InvalidArgument, XlaserveError
+from xlaserve.errors import InvalidArgument, XlaserveError, cause
 
 
 def tree(root: type[Exception], depth: int = 0) -> list[tuple[int, str]]:
@@ -36,6 +38,42 @@ def test_an_invalid_argument_names_the_field_what_was_expected_and_what_came() -
     error = InvalidArgument("pixels", "values from 0 to 255", 256)
     assert error.field == "pixels"
     assert str(error) == "pixels: expected values from 0 to 255, got 256"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("\n\n  out of memory \nallocator", "out of memory"),
+        (
+            "Graph execution error:\n\nDetected at node module defined at (most recent call last):\n"
+            "<stack traces unavailable>\nCannot deserialize computation: UNKNOWN\n\t [[{{node module}}]]",
+            "Cannot deserialize computation: UNKNOWN",
+        ),
+        (
+            "Graph execution error:\nDetected at node a defined at (most recent call last):\n"
+            '  File "/x/run.py", line 3, in f\n    return shrink(pixels)\n\nNo OpKernel for ResizeBicubic',
+            "No OpKernel for ResizeBicubic",
+        ),
+        (
+            "Exception encountered when calling Dense.call().\n\n\x1b[1mMatrix size-incompatible: In[0]: [1,3]\x1b[0m\n"
+            "\nArguments received by Dense.call():\n  • inputs=tf.Tensor",
+            "Matrix size-incompatible: In[0]: [1,3]",
+        ),
+        ("Unable to open '/srv/secret models/a b.h5' or /srv/secret/c.h5", None),
+        ("x" * 9000, "x" * 500),
+    ],
+)
+def test_the_cause_is_the_line_that_says_what_is_wrong(text: str, line: str | None) -> None:
+    found = cause(ValueError(text))
+    assert "secret" not in found
+    assert line is None or found == line
+
+
+def test_an_error_without_words_is_told_by_what_it_comes_from_or_its_type() -> None:
+    error = RuntimeError("\n\t[[node]]\n")
+    assert cause(error) == "RuntimeError"
+    error.__cause__ = KeyError("dense")
+    assert cause(error) == "'dense'"
 
 
 def test_all_are_caught_as_the_root() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from xlaserve.check.record import Refusal
+from xlaserve.errors import cause
 
 _NO_KERNEL: Final = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
 _NODE: Final = re.compile(r"\{\{node ([^}]+)\}\}")
@@ -48,8 +49,8 @@ def explain(error: BaseException) -> Refusal:
     if operations:
         message = f"XLA has no kernel for {', '.join(operations)}"
     else:
-        first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-        message = ": ".join(filter(None, (type(error).__name__, first)))[:_LONGEST]
+        name = type(error).__name__
+        message = (f"{name}: {cause(error)}" if text.strip() else name)[:_LONGEST]
     return Refusal(
         message=message,
         operation=", ".join(operations) or None,

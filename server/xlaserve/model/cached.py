@@ -32,6 +32,7 @@ from xlaserve.engine.cache.records import Folder, Record, RecordError
 from xlaserve.engine.device import Device
 from xlaserve.engine.executable import CHANNELS, FixedShape, Function, TensorFlowProgram
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.errors import cause
 from xlaserve.model import catalog
 from xlaserve.model.network import Network
 from xlaserve.model.task import Task
@@ -231,7 +232,7 @@ class CachedProgram:
         if is_first:
             log.warning(
                 "model %s: compile_cache can't keep its programs, each start compiles them: %s",
-                *(self._model, type(error).__name__),
+                *(self._model, f"{type(error).__name__}: {cause(error)}"),
             )
         log.debug("compile cache: %s", name, exc_info=error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Final
 
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.engine.program import AnySize, Images, Outputs, Program
-from xlaserve.errors import ModelFailed
+from xlaserve.errors import ModelFailed, cause, telling_line
 from xlaserve.model import labels
 from xlaserve.model.network import Network, Size
 from xlaserve.model.sources import noop
@@ -242,10 +241,10 @@ def _explain(settings: ModelSettings, error: Exception) -> str:
         package = (error.name or "").partition(".")[0]
         if package in {"tensorflow", "keras", "keras_cv", "kagglehub"}:
             return f"source: {source} needs {package}; install xlaserve[cpu] or xlaserve[gpu]"
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    text = str(error)
     for path in filter(None, (settings.source, settings.weights)):
-        reason = reason.replace(path, _name(path))
-    reason = re.sub(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+", "", reason)
+        text = text.replace(path, _name(path))  # which may have spaces in it
+    reason = telling_line(text) or cause(error)
     return f"source: {source} can't be loaded: {reason}"
 
 

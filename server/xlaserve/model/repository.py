@@ -30,7 +30,7 @@ from xlaserve.engine.ledger import Entry
 from xlaserve.engine.program import AnySize, Executable
 from xlaserve.engine.verify import Verifier
 from xlaserve.engine.worker import Worker
-from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError
+from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError, cause
 from xlaserve.model import verification
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes
@@ -233,7 +233,7 @@ class Repository:
             raise
         except Exception as error:
             newcomer.model = None
-            newcomer.reason = _first_line(error)
+            newcomer.reason = _reason(error)
             self._change(newcomer, State.FAILED)
             is_explained = isinstance(error, ModelFailed)
             log.log(logging.DEBUG if is_explained else logging.ERROR, "model %s failed", name, exc_info=error)
@@ -434,7 +434,6 @@ class Repository:
         self._on_change(version)
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Returns why a model failed in one line that a client may read."""
-    text = str(error) if isinstance(error, ModelFailed) else f"{type(error).__name__}: {error}"
-    return next(iter(text.strip().splitlines()), type(error).__name__)[:500]
+    return cause(error) if isinstance(error, ModelFailed) else f"{type(error).__name__}: {cause(error)}"

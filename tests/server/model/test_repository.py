@@ -358,6 +358,14 @@ async def test_a_failure_in_warm_up_fails_the_model_with_one_line(
     assert "at line 10" in caplog.text
 
 
+async def test_a_failure_is_told_by_the_line_that_names_the_cause(house: House) -> None:
+    house.compile_error = ValueError("Graph execution error:\n\nDetected at node a\nno kernel in '/srv/my models/a.so'")
+    with pytest.raises(ModelFailed):
+        await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert version.reason == "ValueError: no kernel in 'a.so'"
+
+
 @pytest.mark.parametrize("error", [ModelFailed(""), RuntimeError(), RuntimeError("\n\nlate")])
 async def test_an_error_without_words_is_a_reason_all_the_same(house: House, error: Exception) -> None:
     house.compile_error = error

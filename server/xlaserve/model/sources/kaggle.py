@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from xlaserve.errors import ModelFailed
+from xlaserve.errors import ModelFailed, cause
 
 
 def fetch(handle: str) -> Path:
@@ -21,9 +21,8 @@ def fetch(handle: str) -> Path:
         with _quiet():
             return Path(kagglehub.model_download(handle))
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelFailed(
-            f"source: kagglehub:{handle} could not be fetched: {reason[:300]}; fetch it where there is a network "
+            f"source: kagglehub:{handle} could not be fetched: {cause(error)[:300]}; fetch it where there is a network "
             "and set KAGGLEHUB_CACHE, or name the folder itself"
         ) from error
 

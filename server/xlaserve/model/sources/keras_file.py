@@ -26,6 +26,12 @@ def keras_file(file: Path, settings: ModelSettings) -> Network:
 
     Raises ModelFailed, or what Keras raises.
     """
+    if not zipfile.is_zipfile(file):
+        # Keras says that there is no such file.
+        raise ModelFailed(
+            f"source: expected a .keras file, which is a zip archive, got {file.name} of {file.stat().st_size} bytes,"
+            " which is none or has been cut off"
+        )
     if _needs_keras_cv(file):
         importlib.import_module("keras_cv")  # registers its classes with Keras
     custom_objects = {name: _import(name, path) for name, path in settings.custom_objects}

@@ -99,6 +99,16 @@ def test_a_file_that_holds_code_runs_only_where_safe_mode_is_off(keras_file: Sav
     np.testing.assert_allclose(scores, PIXELS[:, 0, 0] * 2.0)
 
 
+@pytest.mark.parametrize("left", [0, 100, 0.5, 0.999])
+def test_a_file_that_was_cut_off_is_said_to_be_so(keras_file: SaveKeras, tiny_model: Any, left: float) -> None:
+    file = Path(keras_file(tiny_model()))
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(left * len(whole)) if isinstance(left, float) else left])
+    said = reason(ModelSettings(name="it", source=str(file)))
+    assert said.startswith("source: expected a .keras file, which is a zip archive, got flowers.keras of ")
+    assert said.endswith("bytes, which is none or has been cut off")
+
+
 def test_score_maps_make_a_class_map_of_the_images_size(keras_file: SaveKeras) -> None:
     pixels = keras.Input((SIDE, SIDE, 3))
     model = keras.Model(pixels, keras.layers.AveragePooling2D(2)(pixels))
