@@ -106,6 +106,7 @@ class App:
             on_record=on_record,
             on_crash=self._crash,
             has_tf32=self.device.tf32,
+            on_cpu=self.device.kind == "cpu",
         )
         self._pipeline = Pipeline(settings)
         self._inference = Inference(self.repository, self._pipeline, self._metrics)

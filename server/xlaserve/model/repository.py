@@ -32,6 +32,7 @@ from xlaserve.engine.verify import Verifier
 from xlaserve.engine.worker import Worker
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError, cause
 from xlaserve.model import verification
+from xlaserve.model.advice import slower
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes
 from xlaserve.model.version import Served, State, Version
@@ -66,6 +67,7 @@ class Repository:
         on_record: Callable[[Entry], None] = lambda entry: None,
         on_crash: Callable[[], None] = lambda: None,
         has_tf32: bool = False,
+        on_cpu: bool = True,
     ) -> None:
         self._settings = settings
         self._load_model = load_model
@@ -77,6 +79,7 @@ class Repository:
         self._on_record = on_record
         self._on_crash = on_crash
         self._has_tf32 = has_tf32
+        self._on_cpu = on_cpu
         self._read_models = read_models
         self._versions: dict[str, list[Version]] = {}
         self._served: dict[str, Served] = {}
@@ -261,6 +264,8 @@ class Repository:
                 logging.WARNING if is_large else logging.INFO,
                 *("model %s: precision %s", settings.name, version.precision_text),
             )
+        for advice in slower(settings, programs, on_cpu=self._on_cpu):
+            version.warn(advice)
         warmed = {bucket for _, bucket in programs}
         if settings.has_auto_buckets or verifier.is_dependent:
             model = version.model = replace(model, buckets=tuple(sorted(warmed)))

@@ -1,0 +1,48 @@
+"""Settings that make a model slower than it need be, said at warm-up: with what was measured, where it was."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xlaserve.config import Bucket, Mode, ModelSettings, Precision
+from xlaserve.engine.auto_buckets import Programs
+
+CLEARLY: Final = 1.5
+"""So many times the seconds of another mode are worth a warning: auto's own margin would make one of noise."""
+
+LEAST_S: Final = 1e-3
+"""What a batch has to gain."""
+
+
+def slower(settings: ModelSettings, programs: Programs, *, on_cpu: bool) -> list[str]:
+    """Returns a sentence for each setting of a model that another would be faster than; none where `auto` decides."""
+    if Mode.XLA not in settings.modes or settings.effective_default_mode is Mode.AUTO:
+        return []
+    is_converted = on_cpu and settings.precision is not Precision.FLOAT32
+    measured = _measured(programs)
+    if is_converted:
+        found = (
+            f"{measured}; float32 may be faster than both"
+            if measured
+            else "in float32 MobileNetV2 ran seven times as many images a second, ResNet50 twice as many"
+        )
+        return [
+            f"precision {settings.precision} in mode xla: on a CPU XLA converts to float32 and back: {found};"
+            " bfloat16 pays in mode graph, where the processor multiplies it"
+        ]
+    is_default = settings.effective_default_mode is Mode.XLA
+    return [f"mode xla, the default: {measured}; mode auto takes the faster one"] if is_default and measured else []
+
+
+def _measured(programs: Programs) -> str:
+    """Returns how much faster than XLA another mode is, in the bucket where it is most so; empty if nowhere."""
+    ratios: dict[float, tuple[Bucket, Mode]] = {}
+    for (mode, bucket), program in programs.items():
+        xla = programs.get((Mode.XLA, bucket))
+        if xla is not None and xla.cost.loaded_s - program.cost.loaded_s >= LEAST_S:
+            ratios[xla.cost.loaded_s / max(program.cost.loaded_s, LEAST_S)] = bucket, mode
+    if not ratios or max(ratios) < CLEARLY:
+        return ""
+    bucket, mode = ratios[max(ratios)]
+    xla_s, other_s = (programs[each, bucket].cost.loaded_s for each in (Mode.XLA, mode))
+    return f"a batch in {bucket} takes {xla_s * 1000:.3g} ms in xla and {other_s * 1000:.3g} ms in {mode}"
