@@ -22,6 +22,14 @@ NOOP = "[{name: noop, source: 'builtin:noop', buckets: [1, 2], modes: [xla, grap
 # Without TensorFlow, which takes seconds to import.
 BROKEN = "[{name: broken, source: 'builtin:noop', weights: other}]"
 COMMAND = (sys.executable, "-m", "xlaserve")
+NO_TEMPORARY_FOLDER = """
+import tempfile
+
+def find_none():
+    raise FileNotFoundError(2, "No usable temporary directory found")
+
+tempfile._get_default_tempdir = find_none
+"""
 ENDLESS_COMPILATION = """
 import threading
 from xlaserve.model.sources.noop import NoopProgram
@@ -116,6 +124,26 @@ def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command,
 @pytest.mark.parametrize("command", ["explain", "profile", "check"])
 def test_a_model_of_a_configuration_that_was_not_named_is_said_to_need_it(command):
     assert_refused(xlaserve(command, "mine"), "got mine; --config names the file that configures others")
+
+
+@pytest.fixture
+def without_temporary_folder(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(NO_TEMPORARY_FOLDER)
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.mark.parametrize("command", ["explain digits", "check digits", "warm", "warm --compile-cache cache"])
+def test_a_file_system_without_a_temporary_folder_is_said_in_a_sentence(
+    command, without_temporary_folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = xlaserve(*command.split(), env=without_temporary_folder)
+    assert_refused(done, "TMPDIR: expected a folder for temporary files that can be written")
+
+
+def test_a_server_without_tensorflow_takes_no_temporary_folder(without_temporary_folder):
+    done = xlaserve("warm", "--json", "--models", NOOP, env=without_temporary_folder)
+    assert done.returncode == 0, done.stderr
 
 
 # Usage.

@@ -19,6 +19,7 @@ from xlaserve.check.record import Checked
 from xlaserve.commands import subject
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Precision, Settings
+from xlaserve.engine.device import check_temporary_folder
 from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
 
@@ -44,6 +45,7 @@ def run(invocation: Invocation) -> int:
 
 def _run(invocation: Invocation) -> int:
     own, settings = invocation.own, invocation.settings
+    check_temporary_folder()
     asked = _asked(own, settings)
     # One lane with all threads: each program runs alone, and as fast as it can. And all bits of float32: what is looked
     # for are differences between the modes.

@@ -15,6 +15,7 @@ from rich.table import Table
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Mode
+from xlaserve.engine.device import check_temporary_folder
 from xlaserve.inspection import dump, graph, page
 from xlaserve.inspection.words import amount, seconds
 
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 def run(invocation: Invocation) -> int:
     """Prints the explanation, or one stage's program; writes all of it where a folder is given."""
     own = invocation.own
+    check_temporary_folder()
     if own.out is not None:
         arguments.make_folder(own.out)
     peak = (own.peak_gflops and own.peak_gflops * 1e9, own.bandwidth_gbs and own.bandwidth_gbs * 1e9)

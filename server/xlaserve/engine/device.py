@@ -92,6 +92,7 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     if not uses_tensorflow:
         return choose(settings, usable_cores(), ())
     os.environ["KERAS_BACKEND"] = "tensorflow"
+    check_temporary_folder()
     _set_flags()
     with _stderr_to_log():
         try:
@@ -117,6 +118,16 @@ def configure(settings: Settings, uses_tensorflow: bool) -> Device:
     tf.config.threading.set_intra_op_parallelism_threads(_pool_threads(device))
     tf.config.threading.set_inter_op_parallelism_threads(device.lanes)
     return device
+
+
+def check_temporary_folder() -> None:
+    """Raises ConfigError where there is none: TensorFlow can't even be imported then."""
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        raise ConfigError(
+            "TMPDIR: expected a folder for temporary files that can be written, or /tmp, for TensorFlow, got none"
+        ) from None
 
 
 def _set_flags() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.engine import flags
+from xlaserve.engine.device import check_temporary_folder
 
 LOG_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
 _ERRORS, _FATAL = "2", "3"
@@ -26,6 +27,7 @@ class Executables:
     """TensorFlow's folder of executables. Safe to use from several threads, each with functions of its own."""
 
     def __init__(self) -> None:
+        check_temporary_folder()
         self._folder = Path(tempfile.mkdtemp(prefix="xlaserve-executables-"))
 
     def set_environment(self) -> None:
