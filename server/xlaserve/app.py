@@ -118,7 +118,7 @@ class App:
             if settings.admin
             else None
         )
-        self._grpc = GrpcServer(settings, open_inference, vision, self._health, admin)
+        self._grpc = GrpcServer(settings, open_inference, vision, self._health, admin, metrics=self._metrics)
         self._http = HttpEndpoint(
             settings.host,
             settings.http_port,
@@ -340,6 +340,8 @@ class App:
                     agreements.add_metric((name, mode, version.settings.precision), difference.agreement)
         under_way = gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", ())
         under_way.add_metric((), self._inference.under_way)
+        held = gauge("xlaserve_in_flight_message_bytes", "Bytes of messages that arrived and are still held.", ())
+        held.add_metric((), self._grpc.intake.held_bytes)
         lanes = gauge("xlaserve_lanes", "Batches that the device runs at the same time.", ())
         lanes.add_metric((), self.device.lanes)
         watch = gauge(
@@ -362,6 +364,7 @@ class App:
             agreements,
             *verified,
             under_way,
+            held,
             lanes,
             watch,
             ready,

@@ -164,7 +164,8 @@ def outputs(*names: str, **parameters: int) -> Change:
         (outputs("nope"), INVALID, "outputs: expected each of scores once at most, got 'nope'"),
         (outputs(""), INVALID, "outputs: expected each of scores once at most, got ''"),
         (outputs("scores", "scores"), INVALID, "outputs: expected each of scores once at most, got 'scores'"),
-        (outputs(*["scores"] * 500_000), INVALID, "outputs: expected each of scores once at most"),
+        (outputs(*["scores"] * 5_000), INVALID, "outputs: expected each of scores once at most"),
+        (outputs(*["scores"] * 500_000), INVALID, "message: expected at most 8192 fields, got more"),
         (outputs("scores", classification=0), INVALID, "outputs.scores.classification: expected an int64 of at least"),
         (outputs("scores", classification=-5), INVALID, "outputs.scores.classification: expected an int64 of at least"),
         (outputs("scores", binary_data=1), INVALID, "outputs.scores.parameters: expected none, got 'binary_data'"),
@@ -424,7 +425,7 @@ def test_encoded_images_of_another_type_are_refused(oip, valid, kind):
     assert ask(oip, request) == (INVALID, f"image.datatype: expected BYTES, got {kind!r}")
 
 
-@pytest.mark.parametrize("count", [0, 2, 4_000_000])
+@pytest.mark.parametrize("count", [0, 2, 4_000])
 def test_encoded_contents_in_another_number_are_refused(oip, valid, count):
     request = valid("image", raw=False)
     request.inputs[0].contents.bytes_contents[:] = [b""] * count
@@ -493,7 +494,7 @@ def test_a_message_of_millions_of_fields_stops_nobody_else(channel, server, fiel
         infer(message + field * 8_000_000, timeout=60)
     assert time.monotonic() - began < 5
     assert caught.value.code() is INVALID
-    assert server.metric("process_resident_memory_bytes") - before < 1e9
+    assert server.metric("process_resident_memory_bytes") - before < 2e8
 
 
 def test_refused_requests_leave_no_memory_behind(oip, valid, server):

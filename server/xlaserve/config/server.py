@@ -87,6 +87,20 @@ class Settings(Frozen):
     """Bytes, encoded and decoded, that may wait in one model's queue."""
     max_message_bytes: int = Field(64 * MIB, ge=1024, le=2**31 - 1)
     """Largest gRPC message."""
+    max_inflight_bytes: int = Field(1024 * MIB, ge=1024)
+    """Bytes of messages that the server holds at a time for all clients and models, from when one has arrived until it
+    is answered. More get RESOURCE_EXHAUSTED."""
+    max_resident_bytes: int | None = Field(None, ge=1)
+    """Memory that the process should stay within; by default four fifths of the container's or the machine's. Once no
+    more than `max_inflight_bytes` are left of it, only as many messages arrive at a time as would fit into those were
+    each of `max_message_bytes`, and those that take longest get RESOURCE_EXHAUSTED."""
+    max_concurrent_calls: int = Field(4096, ge=1, le=1_000_000)
+    """Calls of all kinds at a time, those whose answers are not yet read by their clients included. More get
+    RESOURCE_EXHAUSTED."""
+    max_connections: int = Field(1000, ge=1, le=1_000_000)
+    """Clients that may be connected at a time. Each can have sent 256 KiB before anybody asks for them."""
+    max_connection_idle_s: float = Field(600.0, gt=0, le=86_400)
+    """A connection without calls is closed after so long; clients connect anew with their next call."""
     max_image_bytes: int = Field(32 * MIB, ge=1)
     """Largest encoded image."""
     max_image_pixels: int = Field(64_000_000, ge=1)

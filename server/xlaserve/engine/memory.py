@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -46,6 +47,15 @@ def resident_bytes(process: Path = _PROCESS) -> int:
 def peak_bytes(process: Path = _PROCESS) -> int:
     """Returns its largest resident size since `forget_peak`. Raises OSError off Linux."""
     return _status_bytes(process, "VmHWM")
+
+
+def usable_memory_bytes(memory_max: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Returns the memory that the process may take: the machine's, or its container's where that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(memory_max.read_text()))
+    except (OSError, ValueError):  # no container, or "max"
+        return machine
 
 
 def _status_bytes(process: Path, field: str) -> int:

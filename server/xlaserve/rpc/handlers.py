@@ -1,54 +1,189 @@
 """Servicers to gRPC handlers.
 
-As the generated code does it, save that bytes which are no message of their method reach it as None: inside grpc they
-would become a traceback in the log and, at the client, UNKNOWN with the name of a Python class.
+As the generated code does it, save that bytes which are no message of their method reach it as None, since inside grpc
+they would become a traceback in the log and, at the client, UNKNOWN with the name of a Python class; and that messages
+are counted for as long as they are held (see `intake`). To grpcio every method takes a stream, so that no message
+arrives before it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from xlaserve.errors import XlaserveError
+from xlaserve.rpc.inference import explain
+from xlaserve.rpc.intake import Context, Intake
+from xlaserve.rpc.status import status_of
+from xlaserve.rpc.wire import LARGE_BYTES, Shape, memory_bytes, shape_of
+
+STREAM_BYTES: Final = 8 * 1024 * 1024
+"""What a stream may hold, of messages and of answers that its client does not read, before its next message is read."""
+
 Parser = Callable[[bytes], object | None]
 """Bytes to what a method takes, None for bytes that are no message of it."""
 
-MAKE: Final = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-
 
 def add(
-    servicer: object, service: ServiceDescriptor, server: grpc.aio.Server, parsers: Mapping[str, Parser] | None = None
+    servicer: object,
+    service: ServiceDescriptor,
+    server: grpc.aio.Server,
+    intake: Intake,
+    *,
+    parsers: Mapping[str, Parser] | None = None,
+    on_refused: Callable[[str, str], None] = lambda method, status: None,
 ) -> None:
     """Makes `server` answer the methods of `service` with those of `servicer` that have their names.
 
-    `parsers` replace protobuf's for the input messages that they are named for.
+    `parsers` replace protobuf's for the input messages that they are named for. `on_refused` is told the method and the
+    status of each message that is not taken in.
     """
     parsers = parsers or {}
     handlers = {
         method.name: _handler(
             getattr(servicer, method.name),
             method,
-            parsers.get(method.input_type.name) or _parser(GetMessageClass(method.input_type)),
+            Reader(
+                intake,
+                shape_of(method.input_type),
+                parsers.get(method.input_type.name) or _parser(GetMessageClass(method.input_type)),
+                partial(on_refused, method.name),
+            ),
         )
         for method in service.methods
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads messages of one type."""
+
+    intake: Intake
+    shape: Shape
+    parse: Parser
+    on_refused: Callable[[str], None]
+    """Is told the status."""
+
+    async def read(self, context: Context) -> tuple[object, int]:
+        """Returns the call's next message, and its bytes, which are taken of the intake; EOF at the end.
+
+        Raises QueueFull, and InvalidArgument for a message of too many fields.
+        """
+        try:
+            data = await self.intake.receive(context)
+            if data is grpc.aio.EOF:
+                return data, 0
+            size_bytes = len(data)
+            if size_bytes >= LARGE_BYTES:
+                size_bytes = memory_bytes(data, self.shape)
+            self.intake.take(size_bytes)
+        except (DecodeError, IndexError):
+            return None, 0
+        except XlaserveError as error:
+            self.on_refused(status_of(error)[0].name)
+            raise
+        return self.parse(data), size_bytes
+
+    async def read_only(self, context: Context) -> tuple[Any, int]:
+        """Returns the call's one message, and its bytes. Aborts the call where it is not taken in."""
+        try:
+            message, size_bytes = await self.read(context)
+        except XlaserveError as error:
+            await context.abort(*explain(error))
+            raise
+        if message is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
+            raise asyncio.CancelledError
+        return message, size_bytes
+
+
+class Messages:
+    """A stream's messages, for `async for`. What it holds is released by `release`, or with `close` at the latest."""
+
+    def __init__(self, reader: Reader, context: Context) -> None:
+        self._reader = reader
+        self._context = context
+        self._held_bytes = 0
+        self._released = asyncio.Event()
+
+    def __aiter__(self) -> Messages:
+        return self
+
+    async def __anext__(self) -> tuple[Any, int]:
+        """Returns the next message and its bytes. Waits while more than `STREAM_BYTES` are held."""
+        while self._held_bytes > STREAM_BYTES:
+            self._released.clear()
+            await self._released.wait()
+        message, size_bytes = await self._reader.read(self._context)
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        self._held_bytes += size_bytes
+        return message, size_bytes
+
+    def hold(self, size_bytes: int) -> None:
+        """Counts an answer until its `release`."""
+        self._held_bytes += size_bytes
+        self._reader.intake.hold(size_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        """Is told that a message or an answer is held no longer."""
+        self._held_bytes -= size_bytes
+        self._reader.intake.release(size_bytes)
+        self._released.set()
+
+    def close(self) -> None:
+        """Releases everything."""
+        self.release(self._held_bytes)
+
+
 def _handler(
-    method: Callable[..., object], descriptor: MethodDescriptor, parser: Parser
+    method: Callable[..., Any], descriptor: MethodDescriptor, reader: Reader
 ) -> grpc.RpcMethodHandler[Message, Message]:
-    make = MAKE[descriptor.client_streaming, descriptor.server_streaming]
-    response = GetMessageClass(descriptor.output_type)
-    return make(method, parser, response.SerializeToString)  # type: ignore[arg-type]
+    serialize = GetMessageClass(descriptor.output_type).SerializeToString
+    intake = reader.intake
+
+    async def answer(_: object, context: Context) -> bytes:
+        message, size_bytes = await reader.read_only(context)
+        answered = method(message, context)
+        del message  # what abort raises and this frame hold each other
+        try:
+            response: bytes = serialize(await answered)
+        finally:
+            intake.release(size_bytes)
+        answer_bytes = len(response)
+        if answer_bytes >= LARGE_BYTES:
+            intake.hold(answer_bytes)
+            context.add_done_callback(lambda _: intake.release(answer_bytes))  # type: ignore[arg-type]
+        return response
+
+    async def answer_stream(_: object, context: Context) -> None:
+        messages = Messages(reader, context)
+        try:
+            await method(messages, context)
+        finally:
+            messages.close()
+
+    async def answer_with_stream(_: object, context: Context) -> AsyncIterator[Message]:
+        message, size_bytes = await reader.read_only(context)
+        intake.release(size_bytes)  # nobody watches anything with a large message
+        async with aclosing(method(message, context)) as responses:
+            async for response in responses:
+                yield response
+
+    if descriptor.server_streaming and not descriptor.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(answer_with_stream, None, serialize)
+    if descriptor.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(answer_stream, None, serialize)
+    return grpc.stream_unary_rpc_method_handler(answer)
 
 
 def _parser(message: type[Message]) -> Parser:

@@ -1,8 +1,9 @@
 """ModelInferRequest without copies: pixels stay in the bytes that arrived.
 
 Protobuf copies a bytes field into its arena, and again for Python: at 150 KB an image that is most of what parsing
-costs. Large messages are therefore taken apart here, after the wire format's rules (protobuf.dev, "Encoding"): the raw
-tensors are viewed where they lie, and protobuf parses the little that is left.
+costs. Large messages, those where a copy costs more than looking at each field in Python, are therefore taken apart
+here: the raw tensors are viewed where they lie, unknown fields are dropped, and protobuf parses the rest, which is
+little.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from xlaserve.rpc.wire import FIXED32, FIXED64, LARGE_BYTES, LENGTH, VARINT, varint
 from xlaserve_proto import open_inference_pb2 as pb
 
-LARGE_BYTES: Final = 16 * 1024
-"""From here on a copy costs more than looking at each field in Python."""
 MAX_FIELDS: Final = 256
 """More than any honest request has. Protobuf takes apart what has more: in Python each would cost a microsecond of the
 event loop and a hundred bytes, and a message has room for millions."""
 
 _RAW_TAG: Final = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | 2
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_KNOWN: Final = frozenset({0, *pb.ModelInferRequest.DESCRIPTOR.fields_by_number})
+"""0 is no field, which is for protobuf to say."""
 
 
 class InferMessage(NamedTuple):
@@ -55,36 +56,22 @@ def _view(data: bytes) -> InferMessage | None:
             rest.append(view[kept_to:])
             return InferMessage(pb.ModelInferRequest.FromString(b"".join(rest)), tuple(raw))
         begin = position
-        tag, position = _varint(data, position)
+        tag, position = varint(data, position)
         kind = tag & 7
-        if kind == _LENGTH:
-            length, position = _varint(data, position)
-            end = position + length
-            if end > len(data):
-                raise DecodeError
+        if kind == LENGTH:
+            length, position = varint(data, position)
             if tag == _RAW_TAG:
-                raw.append(view[position:end])
-                rest.append(view[kept_to:begin])
-                kept_to = end
-            position = end
-        elif kind == _VARINT:
-            _, position = _varint(data, position)
-        elif kind in (_FIXED64, _FIXED32):
-            position += 8 if kind == _FIXED64 else 4
+                raw.append(view[position : position + length])
+            position += length
+        elif kind == VARINT:
+            _, position = varint(data, position)
+        elif kind in (FIXED64, FIXED32):
+            position += 8 if kind == FIXED64 else 4
         else:
             raise DecodeError
-    return None
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns the number at `position` and where it ends."""
-    number = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-        shift += 7
-        if shift > 63:
+        if position > len(data):
             raise DecodeError
+        if tag == _RAW_TAG or tag >> 3 not in _KNOWN:
+            rest.append(view[kept_to:begin])
+            kept_to = position
+    return None

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Final
 
 from xlaserve import __version__
 from xlaserve.config import PixelRange
 from xlaserve.engine.device import Device
-from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.errors import InvalidArgument, UnsupportedFeature, XlaserveError
 from xlaserve.model.repository import Repository
 from xlaserve.model.task import Classification
 from xlaserve.model.version import Served, State
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc import describe, tensors
+from xlaserve.rpc.handlers import Messages
 from xlaserve.rpc.infer_message import InferMessage
 from xlaserve.rpc.inference import Context, Inference, answers_errors, explain, no_message
 from xlaserve.telemetry.model import Timings
@@ -53,23 +53,38 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
 
     # Writes by itself instead of yielding: a generator may be left half-way, and its tasks with it.
     @answers_errors
-    async def ModelStreamInfer(  # type: ignore[override]
-        self, requests: AsyncIterator[InferMessage | None], context: Context
-    ) -> None:
+    async def ModelStreamInfer(self, requests: Messages, context: Context) -> None:  # type: ignore[override]
         """Runs a model on each request of a stream; a window of them at a time, answered in their order."""
         deadline = self._inference.deadline(context)
         answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW)
+        refusal: XlaserveError | None = None
+
+        async def answer(request: InferMessage | None, size_bytes: int) -> pb.ModelStreamInferResponse:
+            try:
+                response = await self._stream_infer(request, deadline)
+            finally:
+                requests.release(size_bytes)
+            requests.hold(response.ByteSize())
+            return response
 
         async with self._inference.streams.open(), asyncio.TaskGroup() as tasks:
 
             async def read() -> None:
-                async for request in requests:
-                    await answers.put(tasks.create_task(self._stream_infer(request, deadline)))
+                nonlocal refusal
+                try:
+                    async for request, size_bytes in requests:
+                        await answers.put(tasks.create_task(answer(request, size_bytes)))
+                except XlaserveError as error:
+                    refusal = error
                 await answers.put(None)
 
             tasks.create_task(read())
-            while (answer := await answers.get()) is not None:
-                await context.write(await answer)
+            while (answered := await answers.get()) is not None:
+                response = await answered
+                await context.write(response)
+                requests.release(response.ByteSize())
+        if refusal is not None:
+            raise refusal
 
     @answers_errors
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:

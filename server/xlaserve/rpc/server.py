@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import grpc
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from xlaserve.config import Settings
+from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.rpc import handlers, infer_message
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.hang_up import hang_up
 from xlaserve.rpc.health import Health
+from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.vision import Vision
+from xlaserve.telemetry.metrics import Metrics
 from xlaserve_proto import admin_pb2, open_inference_pb2, vision_pb2
+
+RESIDENT_SHARE: Final = 0.8
+"""Of the memory that there is, where `max_resident_bytes` is not set."""
+HANDSHAKE_TIMEOUT_MS: Final = 10_000
+"""For a client that connects and says nothing."""
+KEEPALIVE_MS: Final = 60_000
+"""After so long without a word a client is asked whether it is there."""
+KEEPALIVE_TIMEOUT_MS: Final = 20_000
+MAX_CONNECTION_STREAMS: Final = 1024
+"""Calls of one connection at a time; further ones wait at the client."""
+WINDOW_BYTES: Final = 256 * 1024
+"""Of messages that nobody has asked for yet, for each connection."""
+FRAME_BYTES: Final = 1024 * 1024
 
 
 class GrpcServer:
     """Serves `open_inference`, `vision`, health and perhaps `admin`; reflection and channelz as `settings` say."""
 
     def __init__(
-        self, settings: Settings, open_inference: OpenInference, vision: Vision, health: Health, admin: Admin | None
+        self,
+        settings: Settings,
+        open_inference: OpenInference,
+        vision: Vision,
+        health: Health,
+        admin: Admin | None,
+        *,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._server = grpc.aio.server(
-            options=(
-                ("grpc.max_receive_message_length", settings.max_message_bytes),
-                ("grpc.max_send_message_length", -1),
-                # Two servers on one port would share its connections unseen.
-                ("grpc.so_reuseport", 0),
-                ("grpc.enable_channelz", int(settings.channelz)),
-            )
+            options=_options(settings), maximum_concurrent_rpcs=settings.max_concurrent_calls
         )
+        self.intake = Intake(
+            settings.max_inflight_bytes,
+            settings.max_message_bytes,
+            settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
+        )
+
+        def on_refused(method: str, status: str) -> None:
+            metrics.refused.labels(method, status).inc()
+
         # For each registered method grpcio keeps a future and waits on all of them anew at every call, which for all of
         # ours takes 13 microseconds (grpcio 1.85). Generic handlers answer the same methods.
         self._server.add_registered_method_handlers = _leave_to_generic_handlers  # type: ignore[method-assign, assignment]
@@ -41,12 +69,18 @@ class GrpcServer:
             open_inference,
             open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
             self._server,
+            self.intake,
             parsers={"ModelInferRequest": infer_message.parse},
+            on_refused=on_refused,
         )
-        handlers.add(vision, vision_pb2.DESCRIPTOR.services_by_name["Vision"], self._server)
+        handlers.add(
+            vision, vision_pb2.DESCRIPTOR.services_by_name["Vision"], self._server, self.intake, on_refused=on_refused
+        )
         if admin is not None:
-            handlers.add(admin, admin_pb2.DESCRIPTOR.services_by_name["Admin"], self._server)
-        handlers.add(health, health_pb2.DESCRIPTOR.services_by_name["Health"], self._server)  # type: ignore[arg-type]
+            handlers.add(
+                admin, admin_pb2.DESCRIPTOR.services_by_name["Admin"], self._server, self.intake, on_refused=on_refused
+            )
+        handlers.add(health, health_pb2.DESCRIPTOR.services_by_name["Health"], self._server, self.intake)  # type: ignore[arg-type]
         if settings.channelz:
             channelz.add_channelz_servicer(self._server)
         if settings.reflection:
@@ -78,6 +112,28 @@ class GrpcServer:
         """
         await hang_up(int(self.address.rpartition(":")[2]), grace_s)
         await self._server.stop(grace_s)
+
+
+def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # Two servers on one port would share its connections unseen.
+        ("grpc.so_reuseport", 0),
+        ("grpc.enable_channelz", int(settings.channelz)),
+        # Who connects, and stays.
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", int(settings.max_connection_idle_s * 1000)),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_concurrent_streams", min(MAX_CONNECTION_STREAMS, settings.max_concurrent_calls)),
+        # What a connection may send unasked: else gRPC probes, and lets fast ones send megabytes. Small frames cost.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        ("grpc.http2.max_frame_size", FRAME_BYTES),
+    )
 
 
 def _leave_to_generic_handlers(service: str, handlers: object) -> None:

@@ -39,7 +39,7 @@ class Metrics:
         )
         self.refused = Counter(
             "xlaserve_requests_refused",
-            "Requests that named no model of the repository, by gRPC status.",
+            "Requests that were not taken in or named no model of the repository, by gRPC status.",
             ("method", "status"),
             registry=registry,
         )

@@ -1,25 +1,24 @@
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import grpc
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
-from xlaserve.rpc import handlers
+from xlaserve.rpc import handlers, infer_message
+from xlaserve.rpc.intake import Intake
+from xlaserve.rpc.wire import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as oip_pb2
 from xlaserve_proto import vision_pb2
 
+OIP = oip_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 SERVICES = [
-    oip_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+    OIP,
     vision_pb2.DESCRIPTOR.services_by_name["Vision"],
 ]
-
-
-class Servicer:
-    """Has every method that it is asked for."""
-
-    def __getattr__(self, name: str) -> str:
-        return f"the method {name}"
 
 
 class Server:
@@ -36,32 +35,215 @@ class Server:
         return {name: handler.service(SimpleNamespace(method=path)) for name, path in paths.items()}
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(service: Any) -> None:
+class Servicer:
+    """Has every method that it is asked for, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.answers: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        async def method(message: Any, context: Any) -> Any:
+            self.asked.append((name, message))
+            answer = self.answers.get(name)
+            return await answer(message) if callable(answer) else answer
+
+        return method
+
+
+class Aborted(Exception):
+    pass
+
+
+class Context:
+    """A call whose client sends `messages`."""
+
+    def __init__(self, *messages: bytes) -> None:
+        self.messages = [*messages]
+        self.status: grpc.StatusCode | None = None
+        self.details = ""
+        self.done: list[Any] = []
+
+    async def read(self) -> Any:
+        return self.messages.pop(0) if self.messages else grpc.aio.EOF
+
+    async def abort(self, status: grpc.StatusCode, details: str) -> None:
+        self.status, self.details = status, details
+        raise Aborted
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.done.append(callback)
+
+
+@pytest.fixture
+def intake() -> Intake:
+    return Intake(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
+
+
+def add(service: Any, servicer: Any, intake: Intake, **options: Any) -> dict[str, Any]:
     server = Server()
-    handlers.add(Servicer(), service, server)
-    found = server.found(service)
+    handlers.add(servicer, service, cast(Any, server), intake, **options)
     assert [handler.service_name() for handler in server.generic] == [service.full_name]
+    return server.found(service)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(service: Any, intake: Intake) -> None:
+    servicer = Servicer()
+    found = add(service, servicer, intake)
     for method in service.methods:
         handler = found[method.name]
-        assert (handler.request_streaming, handler.response_streaming) == (
-            method.client_streaming,
-            method.server_streaming,
-        )
-        assert (handler.stream_stream or handler.unary_unary) == f"the method {method.name}"
+        assert handler.request_streaming
+        assert handler.response_streaming == method.server_streaming
+        servicer.answers[method.name] = GetMessageClass(method.output_type)()
+        await (handler.stream_stream or handler.stream_unary)(None, Context(b""))
+    assert [name for name, _ in servicer.asked] == [method.name for method in service.methods]
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_messages_are_parsed_and_what_is_none_becomes_none(service: Any) -> None:
-    server = Server()
-    handlers.add(Servicer(), service, server)
-    for handler in server.found(service).values():
-        assert handler.request_deserializer(b"") is not None
-        for data in (b"\xff\xff\xff", b"\x0a\xff"):
-            assert handler.request_deserializer(data) is None
-    if classify := server.found(service).get("Classify"):
-        request = vision_pb2.ClassifyRequest(model="digits", images=[b"png"])
-        assert classify.request_deserializer(request.SerializeToString()) == request
-        assert classify.request_deserializer(b"\x0a\x02\xff\xfe") is None  # a name that is not UTF-8
-        response = vision_pb2.ClassifyResponse(model="digits")
-        assert classify.response_serializer(response) == response.SerializeToString()
+async def test_messages_are_parsed_and_what_is_none_becomes_none(service: Any, intake: Intake) -> None:
+    servicer = Servicer()
+    for method in service.methods:
+        servicer.answers[method.name] = GetMessageClass(method.output_type)()
+    for name, handler in add(service, servicer, intake).items():
+        if handler.stream_unary is None:
+            continue
+        assert await handler.stream_unary(None, Context(b"")) == b""
+        assert servicer.asked[-1][1] is not None
+        for data in (b"\xff\xff\xff", b"\x0a\xff", b"\x0b" * LARGE_BYTES):
+            await handler.stream_unary(None, Context(data))
+            assert servicer.asked[-1] == (name, None)
+
+
+async def test_messages_and_answers_are_those_of_the_method(intake: Intake) -> None:
+    servicer = Servicer()
+    handler = add(vision_pb2.DESCRIPTOR.services_by_name["Vision"], servicer, intake)["Classify"]
+    request = vision_pb2.ClassifyRequest(model="digits", images=[b"png"])
+    response = servicer.answers["Classify"] = vision_pb2.ClassifyResponse(model="digits")
+    assert await handler.stream_unary(None, Context(request.SerializeToString())) == response.SerializeToString()
+    assert servicer.asked[-1] == ("Classify", request)
+    await handler.stream_unary(None, Context(b"\x0a\x02\xff\xfe"))  # a name that is not UTF-8
+    assert servicer.asked[-1] == ("Classify", None)
+
+
+async def test_a_message_and_a_large_answer_are_counted_for_as_long_as_they_are_held(intake: Intake) -> None:
+    servicer = Servicer()
+    handler = add(vision_pb2.DESCRIPTOR.services_by_name["Vision"], servicer, intake)["Classify"]
+    data = vision_pb2.ClassifyRequest(model="digits", images=[bytes(20_000)]).SerializeToString()
+    held = []
+
+    async def answer(request: vision_pb2.ClassifyRequest) -> vision_pb2.ClassifyResponse:
+        held.append(intake.held_bytes)
+        return vision_pb2.ClassifyResponse(model="m" * 50_000)
+
+    servicer.answers["Classify"] = answer
+    context = Context(data)
+    response = await handler.stream_unary(None, context)
+    assert vision_pb2.ClassifyResponse.FromString(response).model == "m" * 50_000
+    assert held == [len(data)]
+    assert intake.held_bytes == len(response)
+    for callback in context.done:
+        callback(context)
+    assert intake.held_bytes == 0
+
+
+async def test_unknown_fields_count(intake: Intake) -> None:
+    servicer = Servicer()
+    handler = add(OIP, servicer, intake, parsers={"ModelInferRequest": infer_message.parse})["ModelInfer"]
+    held = []
+
+    async def answer(request: Any) -> oip_pb2.ModelInferResponse:
+        held.append(intake.held_bytes)
+        return oip_pb2.ModelInferResponse()
+
+    servicer.answers["ModelInfer"] = answer
+    data = oip_pb2.ModelInferRequest(model_name="digits").SerializeToString() + b"\xb2\x06\xd0\x86\x03" + bytes(50_000)
+    await handler.stream_unary(None, Context(data))
+    assert held == [len(data)]
+    assert intake.held_bytes == 0
+
+
+async def test_a_method_that_raises_or_is_cancelled_releases_its_message(intake: Intake) -> None:
+    servicer = Servicer()
+    handler = add(OIP, servicer, intake)["ModelReady"]
+
+    async def fail(request: Any) -> None:
+        raise asyncio.CancelledError if request.name == "c" else Aborted
+
+    servicer.answers["ModelReady"] = fail
+    for name, error in (("c", asyncio.CancelledError), ("a", Aborted)):
+        with pytest.raises(error):
+            await handler.stream_unary(None, Context(oip_pb2.ModelReadyRequest(name=name).SerializeToString()))
+    assert intake.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (bytes(2_000_000), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (b"\x3a\x00" * 50_000, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_what_is_not_taken_in_is_refused_before_it_is_parsed_and_counted(
+    intake: Intake, data: bytes, status: grpc.StatusCode
+) -> None:
+    refused, parsed = [], []
+    handler = add(
+        OIP,
+        Servicer(),
+        intake,
+        parsers={"ModelInferRequest": parsed.append},
+        on_refused=lambda *args: refused.append(args),
+    )["ModelInfer"]
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        data = oip_pb2.ModelInferRequest(raw_input_contents=[data]).SerializeToString()
+    context = Context(data)
+    with pytest.raises(Aborted):
+        await handler.stream_unary(None, context)
+    assert context.status is status
+    assert refused == [("ModelInfer", status.name)]
+    assert not parsed
+    assert intake.held_bytes == 0
+
+
+async def test_a_client_that_has_gone_is_not_answered(intake: Intake) -> None:
+    handler = add(OIP, Servicer(), intake)["ModelReady"]
+    with pytest.raises(asyncio.CancelledError):
+        await handler.stream_unary(None, Context())
+
+
+async def test_a_stream_that_is_not_read_reads_no_further(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "STREAM_BYTES", 1000)
+    sent = [oip_pb2.ModelInferRequest(id="m" * 400).SerializeToString()] * 10
+    context = Context(*sent)
+    seen = asyncio.Event()
+    messages: list[handlers.Messages] = []
+
+    class Reads:
+        async def ModelStreamInfer(  # noqa: N802 - named as in the contract
+            self, requests: handlers.Messages, context: Any
+        ) -> None:
+            messages.append(requests)
+            async for _, size_bytes in requests:
+                requests.release(size_bytes)
+                requests.hold(600)  # an answer, which nobody fetches
+                seen.set()
+
+        def __getattr__(self, name: str) -> None:
+            return None
+
+    handler = add(OIP, Reads(), intake)["ModelStreamInfer"]
+    task = asyncio.create_task(handler.stream_stream(None, context))
+    await seen.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(context.messages) == 8
+    assert intake.held_bytes == 1200
+    messages[0].release(600)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(context.messages) == 7
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert intake.held_bytes == 0

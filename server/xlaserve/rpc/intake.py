@@ -1,0 +1,110 @@
+"""How much of clients' messages the server holds: those that arrive, and those that were not answered yet.
+
+Messages that have arrived are counted, and refused beyond a bound. What is still arriving lies in gRPC's own buffers,
+which neither tell their size nor take a bound; but only a message that is being received has more than a window's bytes
+there. Where the process runs short of memory, no more messages are received at a time than the bound has room for were
+each of the largest size. Those that take longest are refused for those that come anew: honest ones are quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+
+from xlaserve.engine.memory import resident_bytes
+from xlaserve.errors import QueueFull
+
+LOOK_S: Final = 0.05
+"""How often the process's memory is looked at while many messages arrive."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Intake:
+    """Bounds `held_bytes` by `max_bytes`, and what arrives as far as memory is short: `resident` tells the bytes that
+    the process takes, of which there should be less than `max_resident_bytes`."""
+
+    def __init__(
+        self,
+        max_bytes: int,
+        max_message_bytes: int,
+        max_resident_bytes: int,
+        resident: Callable[[], int] = resident_bytes,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._max_message_bytes = max_message_bytes
+        self._short_from_bytes = max_resident_bytes - max_bytes
+        self._resident = resident
+        self._arriving: dict[asyncio.Task[object], None] = {}
+        self._refused: set[asyncio.Task[object]] = set()
+        self._is_short = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.held_bytes = 0
+        """Of messages that have arrived, and of large answers that have not left."""
+
+    async def receive(self, context: Context) -> Any:
+        """Returns the call's next message as bytes, or `grpc.aio.EOF`. Raises QueueFull."""
+        task = asyncio.current_task()
+        assert task is not None
+        arriving = self._arriving
+        if len(arriving) >= self._sure:
+            self._crowd()
+        arriving[task] = None
+        try:
+            return await context.read()
+        except asyncio.CancelledError:
+            if task not in self._refused:
+                raise
+            self._refused.remove(task)
+            task.uncancel()
+            raise QueueFull("the server is short of memory, and this message took longest to arrive") from None
+        finally:
+            arriving.pop(task, None)
+
+    def take(self, size_bytes: int) -> None:
+        """Counts what is held, until `release`. Raises QueueFull."""
+        if self.held_bytes + size_bytes > self._max_bytes:
+            raise QueueFull(
+                f"{size_bytes} more bytes exceed max_inflight_bytes {self._max_bytes}; {self.held_bytes} are held"
+            )
+        self.held_bytes += size_bytes
+
+    def hold(self, size_bytes: int) -> None:
+        """Counts an answer, which is never refused, until `release`."""
+        self.held_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Ends what `take` or `hold` began."""
+        self.held_bytes -= size_bytes
+
+    @property
+    def _sure(self) -> int:
+        """Messages that may arrive at a time, however short memory is."""
+        return max(1, (self._max_bytes - self.held_bytes) // self._max_message_bytes)
+
+    def _crowd(self) -> None:
+        """Is told that one more message begins to arrive than may be sure of its place."""
+        if self._is_short:
+            self._refuse(keep=self._sure - 1)
+        if self._timer is None:
+            self._look()
+
+    def _look(self) -> None:
+        if len(self._arriving) < self._sure:
+            self._is_short, self._timer = False, None
+            return
+        self._is_short = self._resident() >= self._short_from_bytes
+        if self._is_short:
+            self._refuse(keep=self._sure)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _refuse(self, keep: int) -> None:
+        """Refuses the messages that have been arriving for longest."""
+        while len(self._arriving) > keep:
+            task = next(iter(self._arriving))
+            del self._arriving[task]
+            self._refused.add(task)
+            task.cancel()

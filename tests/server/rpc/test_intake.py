@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from xlaserve.errors import QueueFull
+from xlaserve.rpc.intake import LOOK_S, Intake
+
+
+class Client:
+    """Sends a message when it is told to."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> object:
+        return await self.sent
+
+
+class Host:
+    """An intake that is sure of four messages, in a process that takes `resident_bytes` of 1,000."""
+
+    def __init__(self) -> None:
+        self.resident_bytes = 0
+        self.looks = 0
+        self.intake = Intake(400, 100, 1000, self._resident)
+
+    def _resident(self) -> int:
+        self.looks += 1
+        return self.resident_bytes
+
+    def receive(self) -> tuple[Client, asyncio.Task[object]]:
+        client = Client()
+        return client, asyncio.create_task(self.intake.receive(cast(Any, client)))
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_message_is_given_as_it_arrived(host: Host) -> None:
+    client, task = host.receive()
+    await settle()
+    client.sent.set_result(b"data")
+    assert await task == b"data"
+    client, task = host.receive()
+    client.sent.set_result(grpc.aio.EOF)
+    assert await task is grpc.aio.EOF
+
+
+async def test_what_is_held_is_bounded(host: Host) -> None:
+    host.intake.take(300)
+    with pytest.raises(QueueFull, match="101 more bytes exceed max_inflight_bytes 400; 300 are held"):
+        host.intake.take(101)
+    host.intake.take(100)
+    host.intake.release(300)
+    host.intake.hold(1000)  # an answer
+    assert host.intake.held_bytes == 1100
+    with pytest.raises(QueueFull):
+        host.intake.take(1)
+
+
+async def test_any_number_arrive_while_there_is_memory(host: Host) -> None:
+    host.resident_bytes = 599
+    calls = [host.receive() for _ in range(100)]
+    await asyncio.sleep(3 * LOOK_S)
+    assert host.looks >= 2
+    for client, _ in calls:
+        client.sent.set_result(b"data")
+    assert await asyncio.gather(*(task for _, task in calls)) == [b"data"] * 100
+
+
+async def test_memory_is_not_looked_at_while_few_arrive(host: Host) -> None:
+    for _ in range(10):
+        calls = [host.receive() for _ in range(4)]
+        await settle()
+        for client, _ in calls:
+            client.sent.set_result(b"data")
+        await settle()
+    assert host.looks == 0
+
+
+async def test_where_memory_is_short_those_that_take_longest_are_refused_and_new_ones_let_in(host: Host) -> None:
+    calls = [host.receive() for _ in range(10)]
+    await settle()
+    host.resident_bytes = 600
+    await asyncio.sleep(3 * LOOK_S)
+    for _, task in calls[:6]:
+        with pytest.raises(QueueFull, match="short of memory"):
+            await task
+    assert not any(task.done() for _, task in calls[6:])
+    client, task = host.receive()
+    await settle()
+    assert calls[6][1].done()
+    client.sent.set_result(b"quick")
+    assert await task == b"quick"
+    with pytest.raises(QueueFull):
+        await calls[6][1]
+    for client, _ in calls[7:]:
+        client.sent.set_result(b"data")
+    assert [await task for _, task in calls[7:]] == [b"data"] * 3
+
+
+async def test_what_is_held_leaves_less_room_for_what_arrives_but_always_for_one(host: Host) -> None:
+    host.resident_bytes = 600
+    host.intake.hold(10_000)
+    calls = [host.receive() for _ in range(5)]
+    await settle()
+    assert [task.done() for _, task in calls] == [True] * 4 + [False]
+    calls[4][0].sent.set_result(b"data")
+    assert await calls[4][1] == b"data"
+    for _, task in calls[:4]:
+        with pytest.raises(QueueFull):
+            await task
+
+
+async def test_a_caller_that_is_cancelled_is_cancelled_and_not_refused(host: Host) -> None:
+    _, task = host.receive()
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_the_process_is_looked_at_no_more_once_the_crowd_has_gone(host: Host) -> None:
+    calls = [host.receive() for _ in range(10)]
+    await settle()
+    for client, _ in calls:
+        client.sent.set_result(b"data")
+    await asyncio.sleep(2 * LOOK_S)
+    looks = host.looks
+    await asyncio.sleep(3 * LOOK_S)
+    assert host.looks == looks
