@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import numpy as np
 
 from xlaserve_loadtest.arrivals import ClosedLoop, OpenLoop
 from xlaserve_loadtest.crew import Outcome
-from xlaserve_loadtest.plan import Block
+from xlaserve_loadtest.plan import Block, lasting, length_s
 from xlaserve_loadtest.record import Status
-from xlaserve_loadtest.search import Point, Slo, highest_rate
+from xlaserve_loadtest.search import USUAL_STEPS, Point, Slo, highest_rate
 from xlaserve_loadtest.settings import Settings
 
 FIRST_SLOTS: Final = 8
@@ -20,6 +20,8 @@ FIRST_S: Final = 2.0
 COUNT_MARGIN: Final = 1.25
 """Poisson arrivals may be fewer than expected, and the percentile needs its count."""
 LONGEST_S: Final = 60.0
+FAST_PER_S: Final = 1e6
+"""A rate at which any percentile is told in a moment."""
 
 
 class _Progress(Protocol):
@@ -41,17 +43,23 @@ async def hunt(
     """Searches the highest rate of each arm that keeps `settings.slo`; every rate that is tried becomes a block."""
     slo = settings.slo
     assert slo is not None
-    for arm in arms:
-        progress.arm(f"{arm}: first guess", None)
-        first = Block(arm, ClosedLoop(FIRST_SLOTS), settings.warmup_s, min(FIRST_S, settings.duration_s), "curve")
-        outcome = await run_block(first)
+    about_s = estimate_s(settings)
+    progress.say(f"searching the highest rate of {', '.join(arms)}: about {lasting(about_s * len(arms))}")
+    for left, arm in zip(range(len(arms), 0, -1), arms, strict=True):
+        progress.arm(f"{arm}: first guess", about_s * left)
+        outcome = await run_block(_first_block(arm, settings))
         if not outcome.answered.size:
             recorder.event(outcome.end_ns, "error", f"{arm}: nothing was answered, so there is no rate to search")
             continue
 
-        async def measure(rate_per_s: float, arm: str = arm) -> Point:
-            progress.arm(f"{arm}: {rate_per_s:,.1f}/s", None)
-            found = await run_block(_search_block(arm, rate_per_s, settings, slo))
+        steps = iter(range(USUAL_STEPS, 0, -1))
+
+        async def measure(
+            rate_per_s: float, arm: str = arm, later: int = left - 1, steps: Iterator[int] = steps
+        ) -> Point:
+            block = _search_block(arm, rate_per_s, settings, slo)
+            progress.arm(f"{arm}: {rate_per_s:,.1f}/s", about_s * later + length_s(block) * next(steps, 1))
+            found = await run_block(block)
             point = as_point(rate_per_s, found, slo)
             latency = (
                 "too few answers" if point.latency_ms is None else f"p{slo.percentile:g} {point.latency_ms:.3g} ms"
@@ -62,6 +70,17 @@ async def hunt(
         found = await highest_rate(measure, slo, outcome.answered.size / outcome.window_s() / 2)
         rate = "no rate that was tried" if found is None else f"{found:,.1f}/s"
         progress.say(f"{arm}: highest rate with {slo}: {rate}")
+
+
+def estimate_s(settings: Settings) -> float:
+    """Returns how long the search of one arm's highest rate usually takes.
+
+    It takes longer where rates are so low that the percentile needs more time than `duration_s`, or where what was
+    found does not hold.
+    """
+    assert settings.slo is not None
+    step = _search_block("", FAST_PER_S, settings, settings.slo)
+    return length_s(_first_block("", settings)) + USUAL_STEPS * length_s(step)
 
 
 def as_point(rate_per_s: float, outcome: Outcome, slo: Slo) -> Point:
@@ -80,6 +99,10 @@ def as_point(rate_per_s: float, outcome: Outcome, slo: Slo) -> Point:
         latency_ms=float(np.percentile(latencies_ms, slo.percentile, method="inverted_cdf")) if is_enough else None,
         failed=int((measured["status"] != Status.OK).sum()) + outcome.dropped,
     )
+
+
+def _first_block(arm: str, settings: Settings) -> Block:
+    return Block(arm, ClosedLoop(FIRST_SLOTS), settings.warmup_s, min(FIRST_S, settings.duration_s), "curve")
 
 
 def _search_block(arm: str, rate_per_s: float, settings: Settings, slo: Slo) -> Block:

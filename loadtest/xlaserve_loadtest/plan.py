@@ -15,6 +15,9 @@ BLOCK_S: Final = 1.0
 LEAST_ROUNDS: Final = 4
 """Of mirrored blocks: with fewer, no interval over blocks means anything."""
 
+OVERHEAD_S: Final = 0.15
+"""What it takes to begin and end a block."""
+
 Role = Literal["measure", "search", "curve"]
 
 
@@ -70,3 +73,15 @@ def mirrored(
 def rounds_of(blocks: Sequence[Block]) -> int:
     """Returns how many mirrored rounds the blocks hold."""
     return len({block.round for block in blocks if block.round is not None})
+
+
+def length_s(block: Block) -> float:
+    """Returns about how long a block takes."""
+    return block.warmup_s + block.duration_s + OVERHEAD_S
+
+
+def lasting(seconds: float) -> str:
+    """Returns a length of time in words: `45 s`, `12 min`, `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

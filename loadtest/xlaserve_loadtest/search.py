@@ -15,6 +15,8 @@ LOWEST: Final = 1 / 64
 """Share of the first guess below which no rate is tried: a target that holds none of these has another trouble."""
 REPEATS: Final = 2
 """A found rate must hold so many times more."""
+USUAL_STEPS: Final = 9
+"""Rates that a search usually measures: two or three until it has a bracket, four to halve that, and REPEATS."""
 BACK_OFF: Final = 0.95
 """A rate that did not hold when it was repeated is lowered by this factor."""
 LEAST_ANSWERED: Final = 0.97

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from xlaserve_loadtest import arms as arms_of
 from xlaserve_loadtest import arrivals, crew, environment, fleet, plan, steady, usage
@@ -25,8 +24,6 @@ from xlaserve_loadtest.recorder import Recorder
 from xlaserve_loadtest.run_file import RunWriter
 from xlaserve_loadtest.settings import Settings
 from xlaserve_loadtest.target import Array, TargetError
-
-_BLOCK_OVERHEAD_S: Final = 0.15
 
 
 class Session:
@@ -132,10 +129,12 @@ class Session:
             loads.append(_blocks(loop, names, settings, first_round=sum(map(plan.rounds_of, loads))))
         if settings.save_arrivals:
             self._save_arrivals(loads[0][0], settings.save_arrivals)
-        self._progress.say(f"measuring {', '.join(names)}")
+        whole_s = sum(plan.length_s(block) for blocks in loads for block in blocks)
+        sooner = ", less where everything is steady sooner" if settings.ends_when_steady else ""
+        self._progress.say(f"measuring {', '.join(names)}: about {plan.lasting(whole_s)}{sooner}")
         for position, blocks in enumerate(loads):
             self._recorder.windows.clear()
-            rest_s = sum(_length_s(block) for later in loads[position + 1 :] for block in later)
+            rest_s = sum(plan.length_s(block) for later in loads[position + 1 :] for block in later)
             await self._run_blocks(blocks, rest_s)
 
     async def _run_blocks(self, blocks: Sequence[Block], rest_s: float) -> None:
@@ -143,7 +142,7 @@ class Session:
         for number, block in enumerate(blocks, start=1):
             if block.arm in self._silent:
                 continue
-            left_s = rest_s + sum(map(_length_s, blocks[number - 1 :]))
+            left_s = rest_s + sum(map(plan.length_s, blocks[number - 1 :]))
             self._progress.arm(f"{block.arm}: block {number} of {len(blocks)}", left_s)
             is_last = all(later.arm != block.arm for later in blocks[number:])
             outcome = await self._run_block(block, is_last=is_last)
@@ -221,10 +220,6 @@ def _blocks(loop: Loop, names: Sequence[str], settings: Settings, *, first_round
         first_round=first_round,
         rounds=rounds,
     )
-
-
-def _length_s(block: Block) -> float:
-    return block.warmup_s + block.duration_s + _BLOCK_OVERHEAD_S
 
 
 def _covering(requests: Sequence[Request], images: int) -> int:

@@ -312,6 +312,7 @@ def test_scenarios_have_their_rules(loadtest, start_puppet, scenario, images, lo
     assert ran.run.header.scenario == scenario
     assert (block.load.type, block.load.concurrency, block.load.images_per_request) == (load, concurrency, images)
     assert "shorter than the official" in ran.out
+    assert "measuring xla: about 1 s, less where" in ran.err
 
 
 def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(loadtest, start_puppet):
@@ -320,6 +321,7 @@ def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(load
     ran = loadtest("--mode", "xla", "--scenario", "server", "--slo-ms", "5000", "--target", target)
     roles = [block.role for block in ran.run.blocks]
     assert roles[0] == "curve"
+    assert "searching the highest rate of xla: about" in ran.err
     assert set(roles[1:]) == {"search"}
     assert ran.run.header.configuration["slo"] == "p99<5000ms"
     assert ran.run.header.configuration["find_max"] is True

@@ -67,3 +67,10 @@ def test_nonsense_is_refused():
         mirrored(("xla", "xla"))
     with pytest.raises(ValueError, match="duration"):
         mirrored(duration_s=0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (43.2, "43 s"), (99.4, "99 s"), (720, "12 min"), (12_600, "3.5 h")]
+)
+def test_a_length_of_time_is_told_in_words(seconds, words):
+    assert plan.lasting(seconds) == words

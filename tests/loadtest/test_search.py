@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from xlaserve_loadtest.search import PRECISION, Point, Slo, highest_rate
+from xlaserve_loadtest.search import PRECISION, USUAL_STEPS, Point, Slo, highest_rate
 
 SLO = Slo(99, 50)
 
@@ -34,6 +34,14 @@ async def test_the_highest_rate_is_found_from_any_start(capacity_per_s, guess):
     found = await highest_rate(target, SLO, guess * capacity_per_s)
     assert 0.9 * capacity_per_s / (1 + PRECISION) <= found <= 0.9 * capacity_per_s
     assert len(target.tried) < 30
+
+
+@pytest.mark.parametrize("capacity_per_s", [10, 330, 4000])
+@pytest.mark.parametrize("guess", [0.3, 0.5, 0.7])
+async def test_a_search_takes_about_as_many_steps_as_its_estimate_counts(capacity_per_s, guess):
+    target = Target(capacity_per_s)
+    await highest_rate(target, SLO, guess * capacity_per_s)
+    assert len(target.tried) == pytest.approx(USUAL_STEPS, abs=3)
 
 
 async def test_what_is_found_holds_when_it_is_repeated():
