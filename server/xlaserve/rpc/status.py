@@ -18,6 +18,7 @@ STATUS: Final[dict[type[errors.XlaserveError], StatusCode]] = {
     errors.ModelNotReady: StatusCode.UNAVAILABLE,
     errors.ModelFailed: StatusCode.FAILED_PRECONDITION,
     errors.ExecutionFailed: StatusCode.INTERNAL,
+    errors.OutOfDeviceMemory: StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFull: StatusCode.RESOURCE_EXHAUSTED,
     errors.ProfilerBusy: StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
