@@ -319,3 +319,15 @@ def test_weights_of_a_model_are_kept_once_for_all_buckets(
         program.compile(Mode.XLA, Bucket(batch, 4, 5))
     assert file_of(tmp_path, "weights-").exists()
     assert len(list((tmp_path / "cache").rglob(f"xla-*{SUFFIX}"))) == 3
+
+
+def test_a_program_that_was_found_to_be_wrong_is_made_anew_even_where_it_stays(
+    open_cache: Callable[..., CompileCache],
+) -> None:
+    scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    network = cached.network(open_cache(read_only=True), DEVICE, SETTINGS, source := Source(2.0))
+    kept = network.program.compile(Mode.XLA, BUCKET)
+    assert (kept.from_cache, source.built) == (True, 0)
+    kept.forget()
+    anew = network.program.compile(Mode.XLA, BUCKET)
+    assert (anew.from_cache, source.built) == (False, 1)
