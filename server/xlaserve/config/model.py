@@ -197,9 +197,9 @@ class ModelSettings(Frozen):
     float32. Warm-up measures how far its answers then are from those in float32."""
     verification: Literal["refuse", "warn", "off"] = "refuse"
     """Warm-up holds every program's answers to a few images against those that TensorFlow gives operation by operation.
-    With `refuse`, a model fails of which XLA made a program that is off by more than rounding in float32 explains, a
-    thousandth of the largest number. `warn` says so and serves it; `off` compares nothing. Narrower precisions, and
-    modes without XLA, are never refused."""
+    A program that is off by more than a thousandth of the largest number is said to be. With `refuse`, a model fails of
+    which XLA made one that is off by more than a hundredth, which rounding in float32 does not explain; `warn` serves
+    it, `off` compares nothing. Narrower precisions, and modes without XLA, are never refused."""
     batch_dependence: Literal["single", "refuse", "allow"] = "single"
     """What becomes of a model that answers an image otherwise in other company, as one does that takes a mean over the
     batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
