@@ -34,6 +34,7 @@ from xlaserve.config import PixelRange
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
 from xlaserve.frame import Frame
 
+_STEP: Final = 1 << 20
 _MAX_SIDE: Final = 65_535  # JPEG's own bound; one pixel wide and 64 million high would take gigabytes to resize
 # A few bytes of these cost many times more than a few bytes of pixels:
 _MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write about ten
@@ -88,7 +89,11 @@ Hold = Callable[[int], AbstractContextManager[object]]
 """Waits until so many bytes may be taken, and holds them meanwhile."""
 
 
-def decode(data: bytes, place: Place, limits: ImageLimits, hold: Hold = nullcontext) -> Decoded:
+Encoded = bytes | memoryview
+"""An encoded image, perhaps where it lies in a message."""
+
+
+def decode(data: Encoded, place: Place, limits: ImageLimits, hold: Hold = nullcontext) -> Decoded:
     """Returns the image as RGB pixels of the size that `place` gives it.
 
     Holds the bytes that it takes at its peak, once the header is read and before any pixel is allocated. Raises
@@ -98,7 +103,7 @@ def decode(data: bytes, place: Place, limits: ImageLimits, hold: Hold = nullcont
         raise ImageTooLarge(
             f"image: expected at most {limits.max_image_bytes} encoded bytes (max_image_bytes), got {len(data)}"
         )
-    with _open(data, limits, hold) as image:
+    with _open(bytes(data), limits, hold) as image:
         image.load()
         turn = _orientation(image.info.get("exif"))  # which a PNG may hold behind its pixels
         is_sideways = turn >= 5
@@ -181,11 +186,11 @@ def _open(data: bytes, limits: ImageLimits, hold: Hold) -> Iterator[ImageFile]:
     file: type[ImageFile]
     if data.startswith(b"\xff\xd8\xff"):
         name, file = "JPEG", _JpegFile
-        if data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
+        if _count(data, b"\xff\xda") > _MAX_JPEG_SCANS:
             raise InvalidImage(f"image: expected a JPEG of at most {_MAX_JPEG_SCANS} scans, got more")
     elif data.startswith(b"\x89PNG\r\n\x1a\n"):
         name, file = "PNG", PngImageFile
-        if data.count(b"iCCP") > _MAX_PNG_PROFILES:
+        if _count(data, b"iCCP") > _MAX_PNG_PROFILES:
             raise InvalidImage("image: expected a PNG of at most one colour profile, got more")
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         name, file = "WebP", WebPImageFile
@@ -209,6 +214,11 @@ def _open(data: bytes, limits: ImageLimits, hold: Hold) -> Iterator[ImageFile]:
         raise InvalidImage(
             f"image: expected a whole {name} image, got {len(data)} bytes that are cut off, damaged or of a rare kind"
         ) from error
+
+
+def _count(data: bytes, mark: bytes) -> int:
+    """Returns how often `mark` is in `data`; in steps, since each holds the interpreter's lock."""
+    return sum(data.count(mark, start, start + _STEP + len(mark) - 1) for start in range(0, len(data), _STEP))
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:

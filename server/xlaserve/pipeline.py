@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlaserve.config import Mode, Settings
 from xlaserve.decoding import DecodingThreads, Memory
@@ -18,7 +19,7 @@ from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.queue import Result
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, whole
-from xlaserve.image import ImageLimits, Place, decode
+from xlaserve.image import Encoded, ImageLimits, Place, decode
 from xlaserve.model.version import Served
 
 CHANNELS = 3
@@ -27,12 +28,21 @@ Render = Callable[[Outputs, Frame], Any]
 """From one image's rows of the outputs, and where it lies in the model's input, to what a protocol answers."""
 
 
+class Pending(NamedTuple):
+    """Pixels that take too long for the event loop to be checked there."""
+
+    pixels: NDArray[Any]
+    """`[n, height, width, 3]`, of another type than uint8."""
+    check: Callable[[], Images]
+    """Returns them as `image.check_pixels` does, or raises a RequestError."""
+
+
 class Request(NamedTuple):
     """What a client asks for, whichever protocol it came by."""
 
     mode: str
     """Empty: the model's default."""
-    images: Images | Sequence[bytes]
+    images: Images | Pending | Sequence[Encoded]
     """Pixels `[n, height, width, 3]` that passed `image.check_pixels`, or encoded images; at least one."""
     deadline: float
     """In seconds of the clock."""
@@ -80,6 +90,9 @@ class Pipeline:
         """Returns the model's answer. Raises any RequestError, ModelError or OverloadError."""
         mode = served.mode(request.mode)
         images = request.images
+        check: Callable[[], Images] | None = None
+        if isinstance(images, Pending):
+            images, check = images
         if isinstance(images, np.ndarray):
             _check_size(served, images)
             size_bytes = images.nbytes
@@ -92,6 +105,8 @@ class Pipeline:
             rendered: list[Any] = []
             frames: Sequence[Frame]
             if isinstance(images, np.ndarray):
+                if check:
+                    images = await self._checked(served, check, request.deadline)
                 if (size := images.shape[1:3]) not in served.sizes:
                     assert served.background is not None
                     mode = await served.background.open((size[0], size[1]), mode)
@@ -116,8 +131,12 @@ class Pipeline:
         """Ends the decoding threads; what they have not begun is dropped."""
         self._threads.stop()
 
+    async def _checked(self, served: Served, check: Callable[[], Images], deadline: float) -> Images:
+        (images,) = await self._threads.map(served.settings.name, lambda row: check(), 1, deadline)
+        return images
+
     async def _decode(
-        self, encoded: Sequence[bytes], served: Served, deadline: float
+        self, encoded: Sequence[Encoded], served: Served, deadline: float
     ) -> tuple[list[Group], Sequence[Frame]]:
         """Returns the images as pixels, decoded side by side, and where in them they lie.
 
@@ -146,7 +165,13 @@ class Pipeline:
         if len(rows) == 1:
             (size,) = rows
             return [Group(range(len(encoded)), pixels[size])], frames
-        return [Group(chosen, pixels[size][chosen]) for size, chosen in rows.items()], frames
+        chosen = list(rows.items())
+
+        def select(group: int) -> Group:
+            size, images = chosen[group]
+            return Group(images, pixels[size][images])
+
+        return await self._threads.map(model, select, len(chosen), deadline), frames
 
     async def _render(self, served: Served, request: Request, outputs: Outputs, frames: Sequence[Frame]) -> list[Any]:
         render = request.render

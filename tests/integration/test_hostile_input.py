@@ -115,13 +115,13 @@ def outputs(*names: str, **parameters: int) -> Change:
         (named(model_name="digits "), NOT_FOUND, "no model 'digits '"),
         (named(model_name="../etc"), NOT_FOUND, "no model"),
         (named(model_name="a\nb\x1b[31m\r\n12:00:00 ERROR forged"), NOT_FOUND, "no model 'a\\nb\\x1b[31m\\r\\n12"),
-        (named(model_name="n" * 10_000_000), NOT_FOUND, "no model 'nnnn"),
+        (named(model_name="n" * 60_000), NOT_FOUND, "no model 'nnnn"),
         (named(model_version="2"), NOT_FOUND, "version"),
         (named(model_version="one\n12:00:00 ERROR forged"), NOT_FOUND, "version"),
-        (named(model_version="1" * 10_000_000), NOT_FOUND, "version"),
+        (named(model_version="1" * 60_000), NOT_FOUND, "version"),
         (parameter("mode", string_param="turbo"), INVALID, "mode: expected one of xla, graph, eager, got 'turbo'"),
         (parameter("mode", string_param="XLA"), INVALID, "mode: expected one of xla, graph, eager, got 'XLA'"),
-        (parameter("mode", string_param="m" * 10_000_000), INVALID, "mode: expected one of"),
+        (parameter("mode", string_param="m" * 60_000), INVALID, "mode: expected one of"),
         (parameter("mode", int64_param=1), INVALID, "parameters.mode: expected a string, got int64_param"),
         (parameter("mode"), INVALID, "parameters.mode: expected a string"),
         (parameter("timeout", int64_param=0), INVALID, "parameters.timeout: expected an int64 of at least 1"),
@@ -145,7 +145,7 @@ def outputs(*names: str, **parameters: int) -> Change:
             "parameters: expected mode, pixel_range, timeout",
         ),
         (
-            parameter("c" * 10_000_000, bool_param=True),
+            parameter("c" * 60_000, bool_param=True),
             INVALID,
             "parameters: expected mode, pixel_range, timeout",
         ),
@@ -166,6 +166,7 @@ def outputs(*names: str, **parameters: int) -> Change:
         (outputs("scores", "scores"), INVALID, "outputs: expected each of scores once at most, got 'scores'"),
         (outputs(*["scores"] * 5_000), INVALID, "outputs: expected each of scores once at most"),
         (outputs(*["scores"] * 500_000), INVALID, "message: expected at most 8192 fields, got more"),
+        (named(model_name="n" * 10_000_000), INVALID, "message: expected at most 65536 bytes besides images"),
         (outputs("scores", classification=0), INVALID, "outputs.scores.classification: expected an int64 of at least"),
         (outputs("scores", classification=-5), INVALID, "outputs.scores.classification: expected an int64 of at least"),
         (outputs("scores", binary_data=1), INVALID, "outputs.scores.parameters: expected none, got 'binary_data'"),
@@ -217,13 +218,14 @@ def no_data(request: pb.ModelInferRequest) -> None:
         (datatype("BYTES"), "pixels.datatype: expected UINT8 or INT32 or FP32, got 'BYTES'"),
         (datatype("uint8"), "pixels.datatype: expected UINT8 or INT32 or FP32, got 'uint8'"),
         (datatype(""), "pixels.datatype: expected UINT8 or INT32 or FP32, got ''"),
-        (datatype("d" * 10_000_000), "pixels.datatype: expected UINT8 or INT32 or FP32, got 'ddd"),
+        (datatype("d" * 60_000), "pixels.datatype: expected UINT8 or INT32 or FP32, got 'ddd"),
         (datatype("FP32"), "raw_input_contents of pixels: expected 12288 bytes for FP32 [1, 32, 32, 3], got 3072"),
         (shape(), "pixels.shape: expected [n, height, width, 3] with every dimension at least 1, got []"),
         (shape(3072), "pixels.shape: expected [n, height, width, 3]"),
         (shape(32, 32, 3), "pixels.shape: expected [n, height, width, 3]"),
         (shape(1, 1, 32, 32, 3), "pixels.shape: expected [n, height, width, 3]"),
-        (shape(*[1] * 5_000_000), "pixels.shape: expected [n, height, width, 3]"),
+        (shape(*[1] * 5_000_000), "message: expected at most 65536 bytes besides images and tensors, got 50000"),
+        (shape(*[1] * 60_000), "pixels.shape: expected [n, height, width, 3]"),
         (shape(1, 3, 32, 32), "pixels: expected shape [n, height, width, 3]"),
         (shape(1, 32, 32, 1), "raw_input_contents of pixels: expected 1024 bytes"),
         (shape(3, 32, 32, 1), "pixels: expected shape [n, height, width, 3]"),
@@ -392,9 +394,9 @@ FRAMED = struct.pack("<I", 4) + b"four"
         (FRAMED + b"\xff\xff\xff\xff", 2, "got 12 bytes, which end within element 1"),
         (b"\xff\xff\xff\xff" + bytes(100), 1, "got 104 bytes, which end within element 0"),
         (b"\x00\x00\x00\x80", 1, "got 4 bytes, which end within element 0"),
-        (bytes(16_000_000), 4_000_000, "image.shape: expected at most 65536 images, got [4000000]"),
-        (bytes(16_000_000), 65_536, "raw_input_contents of image: expected 65536 elements, got 15737856 bytes more"),
-        (FRAMED, 2**62, "image.shape: expected at most 65536 images"),
+        (bytes(16_000_000), 4_000_000, "image.shape: expected at most 4096 images, got [4000000]"),
+        (bytes(16_000_000), 4096, "raw_input_contents of image: expected 4096 elements, got 15983616 bytes more"),
+        (FRAMED, 2**62, "image.shape: expected at most 4096 images"),
     ],
     ids=label,
 )
@@ -528,7 +530,7 @@ def test_wrong_and_right_requests_at_the_same_time_do_not_meet(oip, valid, scans
         assert all(outcome.result() for outcome in outcomes)
 
 
-@pytest.mark.parametrize("name", ["nope\n12:00:00 ERROR forged", "\x1b[31mred", "n" * 10_000_000, "", "../digits"])
+@pytest.mark.parametrize("name", ["nope\n12:00:00 ERROR forged", "\x1b[31mred", "n" * 60_000, "", "../digits"])
 def test_a_made_up_name_is_not_found_by_any_method(oip, server, name):
     for call in (
         lambda: oip.ModelReady(pb.ModelReadyRequest(name=name)),

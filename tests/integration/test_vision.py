@@ -71,7 +71,7 @@ def test_an_answer_says_where_the_time_went(vision, scans):
         (
             {"images": []},
             grpc.StatusCode.INVALID_ARGUMENT,
-            "images: expected at least one encoded image and at most 65536, got 0",
+            "images: expected at least one encoded image and at most 4096, got 0",
         ),
         ({"images": [b""]}, grpc.StatusCode.INVALID_ARGUMENT, "image: expected JPEG, PNG or WebP, got no bytes"),
         ({"images": [b"hello"]}, grpc.StatusCode.INVALID_ARGUMENT, "image: expected JPEG, PNG or WebP, got 5 bytes"),

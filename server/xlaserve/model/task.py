@@ -98,10 +98,10 @@ class Classification(_Classes):
         `k` beyond the number of classes gives all of them. Equal scores go by index.
         """
         (scores,) = outputs
-        order = np.argsort(-scores, axis=1, kind="stable")[:, : max(k, 0)]
+        tops = [best(row, k) for row in scores]
         return [
-            [Category(int(index), self.label(int(index)), float(row[index])) for index in best]
-            for row, best in zip(scores, order, strict=True)
+            [Category(i, self.label(i), s) for i, s in zip(top.tolist(), row[top].tolist(), strict=True)]
+            for row, top in zip(scores, tops, strict=True)
         ]
 
 
@@ -208,6 +208,17 @@ class Embedding:
         """Returns the vectors `[n, dimensions]`, float32."""
         (vectors,) = outputs
         return vectors
+
+
+def best(scores: NDArray[Value], k: int) -> NDArray[np.intp]:
+    """Returns where the `k` largest of `scores` `[classes]` are, the largest first; equal ones by index, NaN last."""
+    negated = -scores
+    candidates = np.arange(len(scores))
+    if 0 < k < len(scores) // 4:
+        below = np.flatnonzero(negated <= np.partition(negated, k - 1)[k - 1])
+        if len(below) >= k:  # fewer where one of them is NaN
+            candidates = below
+    return candidates[np.argsort(negated[candidates], kind="stable")[: max(k, 0)]]
 
 
 Task = Classification | Detection | Segmentation | Embedding

@@ -20,7 +20,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from xlaserve.errors import XlaserveError
+from xlaserve.errors import InvalidArgument, XlaserveError
+from xlaserve.rpc import parts
 from xlaserve.rpc.inference import explain
 from xlaserve.rpc.intake import Context, Intake
 from xlaserve.rpc.status import status_of
@@ -30,7 +31,7 @@ STREAM_BYTES: Final = 8 * 1024 * 1024
 """What a stream may hold, of messages and of answers that its client does not read, before its next message is read."""
 
 Parser = Callable[[bytes], object | None]
-"""Bytes to what a method takes, None for bytes that are no message of it."""
+"""Bytes to what a method takes; None for bytes that are no message of it, InvalidArgument for what is beyond bounds."""
 
 
 def add(
@@ -148,7 +149,7 @@ class Messages:
 def _handler(
     method: Callable[..., Any], descriptor: MethodDescriptor, reader: Reader
 ) -> grpc.RpcMethodHandler[Message, Message]:
-    serialize = GetMessageClass(descriptor.output_type).SerializeToString
+    serialize = parts.to_bytes
     intake = reader.intake
 
     async def answer(_: object, context: Context) -> bytes:
@@ -189,10 +190,12 @@ def _handler(
 def _parser(message: type[Message]) -> Parser:
     parse = message.FromString
 
-    def parse_or_none(data: bytes) -> Message | None:
+    def parse_or_none(data: bytes) -> Message | InvalidArgument | None:
         try:
-            return parse(data)
+            return parse(data if len(data) < LARGE_BYTES else parts.split(message, data, {}).rest)
         except DecodeError:
             return None
+        except InvalidArgument as error:
+            return error.with_traceback(None)
 
     return parse_or_none

@@ -1,77 +1,50 @@
-"""ModelInferRequest without copies: pixels stay in the bytes that arrived.
-
-Protobuf copies a bytes field into its arena, and again for Python: at 150 KB an image that is most of what parsing
-costs. Large messages, those where a copy costs more than looking at each field in Python, are therefore taken apart
-here: the raw tensors are viewed where they lie, unknown fields are dropped, and protobuf parses the rest, which is
-little.
-"""
+"""ModelInferRequest without copies: pixels and images stay in the bytes that arrived."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from xlaserve.rpc.wire import FIXED32, FIXED64, LARGE_BYTES, LENGTH, VARINT, varint
+from xlaserve.errors import InvalidArgument
+from xlaserve.rpc import parts
+from xlaserve.rpc.wire import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as pb
 
-MAX_FIELDS: Final = 256
-"""More than any honest request has. Protobuf takes apart what has more: in Python each would cost a microsecond of the
-event loop and a hundred bytes, and a message has room for millions."""
+RAW: Final = "raw_input_contents"
+TYPED: Final = ("int_contents", "uint_contents", "fp32_contents")
+BYTES: Final = "bytes_contents"
 
-_RAW_TAG: Final = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | 2
-_KNOWN: Final = frozenset({0, *pb.ModelInferRequest.DESCRIPTOR.fields_by_number})
-"""0 is no field, which is for protobuf to say."""
+_CONTENTS: Final = {pb.InferTensorContents.DESCRIPTOR.fields_by_name[name].number: name for name in (*TYPED, BYTES)}
+_FIELDS: Final[parts.Fields] = {
+    pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: RAW,
+    pb.ModelInferRequest.INPUTS_FIELD_NUMBER: {
+        pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER: _CONTENTS,
+    },
+}
 
 
 class InferMessage(NamedTuple):
     """A request as it arrived."""
 
     fields: pb.ModelInferRequest
-    """Everything but `raw_input_contents`, which may be empty in it."""
-    raw: tuple[memoryview, ...]
-    """`raw_input_contents`; of absurdly many the first."""
+    """Everything but what is viewed, which may be empty in it."""
+    raw: Sequence[memoryview]
+    """`raw_input_contents`."""
+    contents: Mapping[str, Sequence[memoryview]]
+    """Lists of typed `contents` that are viewed as they were sent, by the field's name."""
 
 
-def parse(data: bytes) -> InferMessage | None:
-    """Returns the message, None where `data` is none."""
+def parse(data: bytes) -> InferMessage | InvalidArgument | None:
+    """Returns the message, None where `data` is none, and what is wrong with it where it is beyond all bounds."""
     try:
-        message = _view(data) if len(data) >= LARGE_BYTES else None
-        if message is not None:
-            return message
+        if len(data) >= LARGE_BYTES:
+            rest, views = parts.split(pb.ModelInferRequest, data, _FIELDS)
+            return InferMessage(pb.ModelInferRequest.FromString(rest), views.get(RAW, ()), views)
         fields = pb.ModelInferRequest.FromString(data)
-    except (DecodeError, IndexError):
+    except DecodeError:
         return None
-    return InferMessage(fields, tuple(map(memoryview, fields.raw_input_contents[:MAX_FIELDS])))
-
-
-def _view(data: bytes) -> InferMessage | None:
-    """Returns the message with its raw tensors viewed in `data`; None where it has too many fields for that."""
-    view = memoryview(data)
-    raw: list[memoryview] = []
-    rest: list[memoryview] = []
-    kept_to = position = 0
-    for _ in range(MAX_FIELDS):
-        if position >= len(data):
-            rest.append(view[kept_to:])
-            return InferMessage(pb.ModelInferRequest.FromString(b"".join(rest)), tuple(raw))
-        begin = position
-        tag, position = varint(data, position)
-        kind = tag & 7
-        if kind == LENGTH:
-            length, position = varint(data, position)
-            if tag == _RAW_TAG:
-                raw.append(view[position : position + length])
-            position += length
-        elif kind == VARINT:
-            _, position = varint(data, position)
-        elif kind in (FIXED64, FIXED32):
-            position += 8 if kind == FIXED64 else 4
-        else:
-            raise DecodeError
-        if position > len(data):
-            raise DecodeError
-        if tag == _RAW_TAG or tag >> 3 not in _KNOWN:
-            rest.append(view[kept_to:begin])
-            kept_to = position
-    return None
+    except InvalidArgument as error:
+        return error.with_traceback(None)
+    return InferMessage(fields, tuple(map(memoryview, fields.raw_input_contents)), {})

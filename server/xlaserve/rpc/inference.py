@@ -10,7 +10,6 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 
 from xlaserve.errors import DeadlineExceeded, InvalidArgument, ModelNotFound, XlaserveError
 from xlaserve.model.repository import Repository
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT", bound=Message | None)
+ResponseT = TypeVar("ResponseT")
 
 
 class Inference:
@@ -183,8 +182,8 @@ def answers_errors(method: Method[RequestT, ResponseT]) -> Handler[RequestT, Res
     @wraps(method)
     async def answering(self: Any, request: RequestT | None, context: Context) -> ResponseT:
         try:
-            if request is None:
-                raise no_message()
+            if request is None or isinstance(request, InvalidArgument):
+                raise request or no_message()
             return await method(self, request, context)
         except Exception as error:
             del request  # what abort raises and this frame hold each other

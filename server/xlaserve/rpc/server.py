@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from xlaserve.config import Settings
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
-from xlaserve.rpc import handlers, infer_message
+from xlaserve.rpc import handlers, infer_message, vision_messages
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.hang_up import hang_up
 from xlaserve.rpc.health import Health
@@ -74,7 +74,12 @@ class GrpcServer:
             on_refused=on_refused,
         )
         handlers.add(
-            vision, vision_pb2.DESCRIPTOR.services_by_name["Vision"], self._server, self.intake, on_refused=on_refused
+            vision,
+            vision_pb2.DESCRIPTOR.services_by_name["Vision"],
+            self._server,
+            self.intake,
+            parsers=vision_messages.PARSERS,
+            on_refused=on_refused,
         )
         if admin is not None:
             handlers.add(

@@ -9,15 +9,20 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from xlaserve.config import PixelRange
 from xlaserve.engine.program import Images, Value
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
-from xlaserve.image import check_pixels
+from xlaserve.image import Encoded, check_pixels
+from xlaserve.pipeline import Pending
+from xlaserve.rpc import parts
 from xlaserve.rpc.infer_message import InferMessage
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -36,16 +41,22 @@ OUTPUT_FIELDS: Final = {
 }
 """By an output's NumPy type: its datatype, and the field of `contents` that holds it."""
 MAX_TYPED_VALUES: Final = 2**21
-"""In one request's `contents`: Python takes them one by one, 0.1 microseconds each, on the event loop."""
-MAX_IMAGES: Final = 65_536
-"""In one request, encoded: they are taken apart on the event loop. Far beyond what any queue admits."""
+"""In one request's `contents`."""
+MAX_INLINE_VALUES: Final = 2**19
+"""INT32 and FP32 pixels become levels at about a nanosecond each. More are left to a thread."""
+MAX_TYPED_BYTES: Final = 4 * MAX_TYPED_VALUES
+MAX_IMAGES: Final = 4096
+"""In one request, encoded: they are taken apart on the event loop."""
 
 Input = pb.ModelInferRequest.InferInputTensor
+Output = pb.ModelInferResponse.InferOutputTensor
+_OUTPUTS: Final = pb.ModelInferResponse.OUTPUTS_FIELD_NUMBER
+_RAW_OUTPUTS: Final = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
 
 def images_of(
     request: InferMessage, default_range: PixelRange = PixelRange.LEVELS, pixel_range: PixelRange | None = None
-) -> Images | list[bytes]:
+) -> Images | Pending | list[Encoded]:
     """Returns the pixels or the encoded images of a request. Raises InvalidArgument or UnsupportedFeature.
 
     FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`.
@@ -67,9 +78,11 @@ def images_of(
         got = f"{tensor.datatype[:32]} {tensor.name[:64]!r}"
         raise InvalidArgument("parameters.pixel_range", f"{PixelRange.UNIT} with FP32 {PIXELS!r} alone", got)
     if tensor.name == PIXELS:
-        return check_pixels(_pixels(tensor, data), pixel_range or default_range)
+        pixels = _pixels(request, data)
+        checked = partial(check_pixels, pixels, pixel_range or default_range)
+        return checked() if pixels.dtype == np.uint8 or pixels.size <= MAX_INLINE_VALUES else Pending(pixels, checked)
     if tensor.name == IMAGE:
-        return _encoded(tensor, data)
+        return _encoded(request, data)
     raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", repr(tensor.name[:64]))
 
 
@@ -101,8 +114,9 @@ def add_bytes(name: str, rows: Sequence[Sequence[bytes]], response: pb.ModelInfe
         tensor.contents.bytes_contents.extend(elements)
 
 
-def _pixels(tensor: Input, raw: memoryview | None) -> NDArray[np.generic]:
+def _pixels(request: InferMessage, raw: memoryview | None) -> NDArray[np.generic]:
     """Returns an array of the tensor's type and shape: a view of `raw`, or a copy of `contents`."""
+    (tensor,) = request.fields.inputs
     if tensor.datatype not in PIXEL_DTYPES:
         expected = " or ".join(PIXEL_DTYPES)
         raise InvalidArgument(f"{PIXELS}.datatype", expected, repr(tensor.datatype[:32]))
@@ -115,9 +129,8 @@ def _pixels(tensor: Input, raw: memoryview | None) -> NDArray[np.generic]:
             raise InvalidArgument(f"raw_input_contents of {PIXELS}", expected, f"{len(raw)} bytes")
         return np.frombuffer(raw, dtype).reshape(shape)
     contents = getattr(tensor.contents, field)
-    if len(contents) > MAX_TYPED_VALUES:
-        expected = f"at most {MAX_TYPED_VALUES} values; raw_input_contents takes more"
-        raise InvalidArgument(f"contents of {PIXELS}", expected, f"{len(contents)} values")
+    if views := request.contents.get(field):
+        contents = _typed(field, views)
     if len(contents) != elements:
         expected = f"{elements} values in {field} for {list(shape)}"
         raise InvalidArgument(f"contents of {PIXELS}", expected, f"{len(contents)} values")
@@ -127,7 +140,24 @@ def _pixels(tensor: Input, raw: memoryview | None) -> NDArray[np.generic]:
     return np.array(contents, dtype).reshape(shape)
 
 
-def _encoded(tensor: Input, raw: memoryview | None) -> list[bytes]:
+def _typed(field: str, views: Sequence[memoryview]) -> Any:
+    """Returns the numbers of a list as they stand on the wire, packed."""
+    size_bytes = sum(map(len, views))
+    if size_bytes > MAX_TYPED_BYTES:
+        expected = f"at most {MAX_TYPED_VALUES} values; raw_input_contents takes more"
+        raise InvalidArgument(f"contents of {PIXELS}", expected, f"{size_bytes} bytes")
+    if field == "fp32_contents" and size_bytes % 4 == 0:
+        return np.frombuffer(b"".join(views), "<f4")
+    number = pb.InferTensorContents.DESCRIPTOR.fields_by_name[field].number
+    try:
+        contents = pb.InferTensorContents.FromString(b"".join(parts.record(number, *views)))
+    except DecodeError:
+        raise InvalidArgument(f"contents of {PIXELS}", f"packed values in {field}", "other bytes") from None
+    return getattr(contents, field)
+
+
+def _encoded(request: InferMessage, raw: memoryview | None) -> list[Encoded]:
+    (tensor,) = request.fields.inputs
     if tensor.datatype != "BYTES":
         raise InvalidArgument(f"{IMAGE}.datatype", "BYTES", repr(tensor.datatype[:32]))
     shape = _shape(tensor, IMAGE, "[n] or [n, 1]", ranks=(1, 2))
@@ -138,12 +168,12 @@ def _encoded(tensor: Input, raw: memoryview | None) -> list[bytes]:
         raise InvalidArgument(f"{IMAGE}.shape", f"at most {MAX_IMAGES} images", list(shape))
     if raw is not None:
         return _split(raw, count)
-    contents = tensor.contents.bytes_contents
+    contents: list[Encoded] = [*tensor.contents.bytes_contents, *request.contents.get("bytes_contents", ())]
     if len(contents) != count:
         raise InvalidArgument(
             f"contents of {IMAGE}", f"{count} elements for {list(shape)}", f"{len(contents)} elements"
         )
-    return list(contents)
+    return contents
 
 
 def _shape(tensor: Input, name: str, expected: str, ranks: Iterable[int]) -> tuple[int, ...]:
@@ -153,9 +183,9 @@ def _shape(tensor: Input, name: str, expected: str, ranks: Iterable[int]) -> tup
     return shape
 
 
-def _split(raw: memoryview, count: int) -> list[bytes]:
+def _split(raw: memoryview, count: int) -> list[Encoded]:
     """Returns the `count` elements of a raw BYTES tensor."""
-    elements = []
+    elements: list[Encoded] = []
     start = 0
     for index in range(count):
         begin = start + 4
@@ -167,10 +197,34 @@ def _split(raw: memoryview, count: int) -> list[bytes]:
                 f"{count} elements, each behind its length in 4 bytes",
                 f"{len(raw)} bytes, which end within element {index}",
             )
-        elements.append(bytes(raw[begin:start]))
+        elements.append(raw[begin:start])
     if start != len(raw):
         raise InvalidArgument(f"raw_input_contents of {IMAGE}", f"{count} elements", f"{len(raw) - start} bytes more")
     return elements
+
+
+def piece_of_values(values: NDArray[Value]) -> bytes:
+    """Returns a part of a tensor's `contents`, as it stands in a response."""
+    number = pb.InferTensorContents.DESCRIPTOR.fields_by_name[OUTPUT_FIELDS[values.dtype.name][1]].number
+    return b"".join(parts.record(number, parts.packed(values)))
+
+
+def piece_of_bytes(elements: Iterable[bytes], as_raw: bool) -> bytes:
+    """Returns a part of a tensor of BYTES, as it stands in a response."""
+    if as_raw:
+        return _join(elements)
+    records = (parts.record(pb.InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER, element) for element in elements)
+    return b"".join(chain.from_iterable(records))
+
+
+def output_parts(spec: tuple[str, str, Sequence[int]], pieces: Iterable[parts.Part], as_raw: bool) -> list[parts.Part]:
+    """Returns the parts of a response that hold an output, of this name, datatype and shape, and its pieces."""
+    name, datatype, shape = spec
+    tensor: bytes = Output(name=name, datatype=datatype, shape=shape).SerializeToString()
+    if as_raw:
+        return [*parts.record(_OUTPUTS, tensor), *parts.record(_RAW_OUTPUTS, *pieces)]
+    contents = parts.record(Output.CONTENTS_FIELD_NUMBER, *pieces)
+    return parts.record(_OUTPUTS, tensor, *contents)
 
 
 def _join(elements: Iterable[bytes]) -> bytes:

@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from itertools import chain
 from threading import Lock
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from xlaserve import class_map
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.frame import Frame
-from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
+from xlaserve.image import Encoded
+from xlaserve.model.task import Classification, DetectedObject, Detection, Embedding, Segmentation, Task, best
 from xlaserve.model.version import Served
-from xlaserve.pipeline import CHANNELS, Answer, Render, Request
+from xlaserve.pipeline import CHANNELS, Answer, Pending, Request
+from xlaserve.rpc import parts
 from xlaserve.rpc.tensors import MAX_IMAGES
+from xlaserve.rpc.wire import LARGE_BYTES
 from xlaserve.telemetry.model import Timings
 from xlaserve_proto import vision_pb2 as pb
 
 InferenceRequest = pb.ClassifyRequest | pb.DetectRequest | pb.SegmentRequest | pb.EmbedRequest
+FieldsT = TypeVar("FieldsT", pb.ClassifyRequest, pb.DetectRequest, pb.SegmentRequest, pb.EmbedRequest)
 InferenceResponse = pb.ClassifyResponse | pb.DetectResponse | pb.SegmentResponse | pb.EmbedResponse
 TaskT = TypeVar("TaskT", bound=Task)
 
 DEFAULT_TOP_K: Final = 5
+IMAGES: Final = "images"
+RGB: Final = "rgb"
+SCORE_BYTES: Final = 4
+MAX_INLINE_US: Final = 1000.0
+"""What of a response is made on the event loop, in the microseconds below; more is made on threads."""
+CATEGORY_US: Final = 2.0
+SORT_US: Final = 0.02
+DETECTION_US: Final = 4.0
+
+_VIEWED: Final[parts.Fields] = {
+    pb.ClassifyRequest.IMAGES_FIELD_NUMBER: IMAGES,
+    pb.ClassifyRequest.PIXELS_FIELD_NUMBER: {pb.Pixels.RGB_FIELD_NUMBER: RGB},
+}
+_CLASSIFICATIONS: Final = pb.ClassifyResponse.CLASSIFICATIONS_FIELD_NUMBER
+_CATEGORIES: Final = pb.Classification.CATEGORIES_FIELD_NUMBER
+_RESULTS: Final = pb.DetectResponse.RESULTS_FIELD_NUMBER
+_MAPS: Final = pb.SegmentResponse.MAPS_FIELD_NUMBER
+_EMBEDDINGS: Final = pb.EmbedResponse.EMBEDDINGS_FIELD_NUMBER
+_VALUES: Final = pb.Embedding.VALUES_FIELD_NUMBER
 METHODS: Final[dict[type[Task], str]] = {
     Classification: "Classify",
     Detection: "Detect",
@@ -32,16 +59,80 @@ METHODS: Final[dict[type[Task], str]] = {
 }
 
 
-def parse_classify(request: pb.ClassifyRequest, served: Served, deadline: float, now: float) -> Request:
+class VisionMessage(NamedTuple, Generic[FieldsT]):
+    """A request as it arrived."""
+
+    fields: FieldsT
+    """Everything but what is viewed, which may be empty in it."""
+    images: Sequence[Encoded]
+    rgb: Encoded | None
+    """Of `pixels`, where it is viewed."""
+
+
+def view(message: type[FieldsT], data: bytes) -> VisionMessage[FieldsT] | InvalidArgument | None:
+    """Returns the request, None where `data` is none, and what is wrong with it where it is beyond all bounds."""
+    try:
+        if len(data) >= LARGE_BYTES:
+            rest, views = parts.split(message, data, _VIEWED)
+            return VisionMessage(message.FromString(rest), views.get(IMAGES, ()), views.get(RGB, [None])[-1])
+        fields = message.FromString(data)
+    except DecodeError:
+        return None
+    except InvalidArgument as error:
+        return error.with_traceback(None)
+    return VisionMessage(fields, fields.images, None)
+
+
+PARSERS: Final[dict[str, Callable[[bytes], object | None]]] = {
+    "ClassifyRequest": partial(view, pb.ClassifyRequest),
+    "DetectRequest": partial(view, pb.DetectRequest),
+    "SegmentRequest": partial(view, pb.SegmentRequest),
+    "EmbedRequest": partial(view, pb.EmbedRequest),
+}
+"""By the messages of inference methods, which have their images and pixels in the same fields."""
+
+
+def parse_classify(request: VisionMessage[pb.ClassifyRequest], served: Served, deadline: float, now: float) -> Request:
     """Returns the domain's request. Raises InvalidArgument, as the others do."""
-    _task(served, Classification)
-    if request.top_k < 0:
-        raise InvalidArgument("top_k", f"a number of classes, or 0 for {DEFAULT_TOP_K}", request.top_k)
-    return _request(request, deadline)
+    task = _task(served, Classification)
+    top_k = request.fields.top_k
+    if top_k < 0:
+        raise InvalidArgument("top_k", f"a number of classes, or 0 for {DEFAULT_TOP_K}", top_k)
+    parsed = _request(request, deadline)
+    kept = min(top_k or DEFAULT_TOP_K, task.classes)
+    if is_brief(parsed.images, kept, task.classes):
+        return parsed
+    return parsed._replace(render=partial(_classification, task, kept))
 
 
-def classifications(request: pb.ClassifyRequest, answer: Answer) -> pb.ClassifyResponse:
+def _classification(task: Classification, k: int, outputs: Outputs, frame: Frame) -> bytes:
+    """Returns the classification of one image as it stands in a response."""
+    ((scores,),) = outputs
+    top = best(scores, k)
+    categories = _categories(task.classes, task.labels)
+    # One by one they would take a microsecond each as messages.
+    pairs = zip(map(categories.__getitem__, top.tolist()), scores[top].astype("<f4").view("V4").tolist(), strict=True)
+    return b"".join(parts.record(_CLASSIFICATIONS, *chain.from_iterable(pairs)))
+
+
+@lru_cache(maxsize=16)
+def _categories(classes: int, labels: tuple[str, ...] | None) -> list[bytes]:
+    """Returns for each class its Category as it stands in a Classification, up to the bytes of its score."""
+    task = Classification(classes, labels)
+    categories = []
+    for index in range(classes):
+        category = pb.Category(index=index, label=task.label(index), score=1.0).SerializeToString()
+        # Fields stand in the order of their numbers, and the score's is the last.
+        categories.append(b"".join(parts.record(_CATEGORIES, category))[:-SCORE_BYTES])
+    return categories
+
+
+def classifications(
+    request: pb.ClassifyRequest, answer: Answer
+) -> pb.ClassifyResponse | parts.Parts[pb.ClassifyResponse]:
     """Returns the likeliest classes of each image."""
+    if answer.rendered:
+        return parts.Parts(pb.ClassifyResponse(), answer.rendered)
     task = _task(answer.served, Classification)
     return pb.ClassifyResponse(
         classifications=[
@@ -55,45 +146,65 @@ def classifications(request: pb.ClassifyRequest, answer: Answer) -> pb.ClassifyR
     )
 
 
-def parse_detect(request: pb.DetectRequest, served: Served, deadline: float, now: float) -> Request:
+def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadline: float, now: float) -> Request:
     """Returns the domain's request."""
-    _task(served, Detection)
-    if not math.isfinite(request.min_score):
-        raise InvalidArgument("min_score", "a number", request.min_score)
-    if request.max_detections < 0:
-        raise InvalidArgument("max_detections", "a number of objects, or 0 for all", request.max_detections)
-    return _request(request, deadline)
+    task = _task(served, Detection)
+    fields = request.fields
+    if not math.isfinite(fields.min_score):
+        raise InvalidArgument("min_score", "a number", fields.min_score)
+    if fields.max_detections < 0:
+        raise InvalidArgument("max_detections", "a number of objects, or 0 for all", fields.max_detections)
+    parsed = _request(request, deadline)
+    if count(parsed.images) * task.max_detections * DETECTION_US <= MAX_INLINE_US:
+        return parsed
+
+    def render(outputs: Outputs, frame: Frame) -> bytes:
+        (objects,) = task.objects(outputs, min_score=fields.min_score)
+        return b"".join(parts.record(_RESULTS, _detected(fields, objects, frame).SerializeToString()))
+
+    return parsed._replace(render=render)
 
 
-def detections(request: pb.DetectRequest, answer: Answer) -> pb.DetectResponse:
+def detections(request: pb.DetectRequest, answer: Answer) -> pb.DetectResponse | parts.Parts[pb.DetectResponse]:
     """Returns the objects of each image, their boxes in its own pixels."""
+    if answer.rendered:
+        return parts.Parts(pb.DetectResponse(), answer.rendered)
     task = _task(answer.served, Detection)
-    response = pb.DetectResponse()
-    for objects, frame in zip(task.objects(answer.outputs, min_score=request.min_score), answer.frames, strict=True):
-        boxes = frame.to_original(np.array([found.box for found in objects], np.float32).reshape(-1, 4))
-        result = response.results.add(height=frame.height, width=frame.width)
-        for found, (x_min, y_min, x_max, y_max) in zip(objects, boxes.tolist(), strict=True):
-            if not (x_min < x_max and y_min < y_max):  # in the border, where there is no image
-                continue
-            if len(result.detections) == (request.max_detections or math.inf):
-                break
-            detection = result.detections.add(index=found.index, label=found.label, score=found.score)
-            box = detection.box
-            box.x_min, box.y_min, box.x_max, box.y_max = x_min, y_min, x_max, y_max
-    return response
+    objects = task.objects(answer.outputs, min_score=request.min_score)
+    return pb.DetectResponse(
+        results=[_detected(request, found, frame) for found, frame in zip(objects, answer.frames, strict=True)]
+    )
 
 
-def parse_segment(request: pb.SegmentRequest, served: Served, deadline: float, max_bytes: int) -> Request:
+def _detected(request: pb.DetectRequest, objects: Sequence[DetectedObject], frame: Frame) -> pb.Detections:
+    boxes = frame.to_original(np.array([found.box for found in objects], np.float32).reshape(-1, 4))
+    result = pb.Detections(height=frame.height, width=frame.width)
+    for found, (x_min, y_min, x_max, y_max) in zip(objects, boxes.tolist(), strict=True):
+        if not (x_min < x_max and y_min < y_max):  # in the border, where there is no image
+            continue
+        if len(result.detections) == (request.max_detections or math.inf):
+            break
+        detection = result.detections.add(index=found.index, label=found.label, score=found.score)
+        box = detection.box
+        box.x_min, box.y_min, box.x_max, box.y_max = x_min, y_min, x_max, y_max
+    return result
+
+
+def parse_segment(
+    request: VisionMessage[pb.SegmentRequest], served: Served, deadline: float, max_bytes: int
+) -> Request:
     """Returns the domain's request, whose maps may be of `max_bytes` together."""
     task = _task(served, Segmentation)
-    if request.encoding not in pb.SegmentRequest.Encoding.values():
-        raise InvalidArgument("encoding", "ENCODING_PNG or ENCODING_RUN_LENGTHS", request.encoding)
-    return _request(request, deadline, _MapMaker(request, task, max_bytes))
+    fields = request.fields
+    if fields.encoding not in pb.SegmentRequest.Encoding.values():
+        raise InvalidArgument("encoding", "ENCODING_PNG or ENCODING_RUN_LENGTHS", fields.encoding)
+    return _request(request, deadline)._replace(render=_MapMaker(fields, task, max_bytes))
 
 
-def class_maps(request: pb.SegmentRequest, answer: Answer) -> pb.SegmentResponse:
+def class_maps(request: pb.SegmentRequest, answer: Answer) -> parts.Parts[pb.SegmentResponse]:
     """Returns the class map of each image, of its own size."""
-    return pb.SegmentResponse(maps=answer.rendered, labels=_task(answer.served, Segmentation).labels or ())
+    labels = _task(answer.served, Segmentation).labels or ()
+    return parts.Parts(pb.SegmentResponse(labels=labels), answer.rendered)
 
 
 class _MapMaker:
@@ -107,8 +218,8 @@ class _MapMaker:
         self._bytes = 0
         self._lock = Lock()
 
-    def __call__(self, outputs: Outputs, frame: Frame) -> pb.ClassMap:
-        """Returns the map of one image. Raises ImageTooLarge where it is one too many."""
+    def __call__(self, outputs: Outputs, frame: Frame) -> bytes:
+        """Returns the map of one image as it stands in a response. Raises ImageTooLarge where it is one too many."""
         (classes,) = self._task.class_maps(outputs)
         original = frame.map_to_original(classes)
         message = pb.ClassMap(height=frame.height, width=frame.width)
@@ -121,30 +232,33 @@ class _MapMaker:
         if self._counts:
             for index, pixels in runs.counts().items():
                 message.counts.add(index=index, label=self._task.label(index), pixels=pixels)
+        rendered = b"".join(parts.record(_MAPS, message.SerializeToString()))
         with self._lock:
-            self._bytes += message.ByteSize()
+            self._bytes += len(rendered)
             if self._bytes > self._max_bytes:
                 raise ImageTooLarge(
                     f"images: expected maps of at most {self._max_bytes} bytes together (max_message_bytes), got more; "
                     "send fewer or smaller images"
                 )
-        return message
+        return rendered
 
 
-def parse_embed(request: pb.EmbedRequest, served: Served, deadline: float, now: float) -> Request:
+def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadline: float, now: float) -> Request:
     """Returns the domain's request."""
     _task(served, Embedding)
     return _request(request, deadline)
 
 
-def embeddings(request: pb.EmbedRequest, answer: Answer) -> pb.EmbedResponse:
+def embeddings(request: pb.EmbedRequest, answer: Answer) -> parts.Parts[pb.EmbedResponse]:
     """Returns the vector of each image."""
-    vectors = _task(answer.served, Embedding).vectors(answer.outputs)
-    return pb.EmbedResponse(embeddings=[pb.Embedding(values=vector) for vector in vectors.tolist()])
+    vectors = _task(answer.served, Embedding).vectors(answer.outputs).astype("<f4", copy=False)
+    records = (parts.record(_EMBEDDINGS, *parts.record(_VALUES, vector.tobytes())) for vector in vectors)
+    return parts.Parts(pb.EmbedResponse(), chain.from_iterable(records))
 
 
-def stamp(response: InferenceResponse, timings: Timings) -> None:
+def stamp(stamped: InferenceResponse | parts.Parts[Any], timings: Timings) -> None:
     """Writes where the time went."""
+    response: InferenceResponse = parts.head_of(stamped)
     response.timings.decode_s = timings.decode_s
     response.timings.queue_s = timings.queue_s
     response.timings.gather_s = timings.gather_s
@@ -162,26 +276,36 @@ def _task(served: Served, kind: type[TaskT]) -> TaskT:
     raise InvalidArgument("model", f"a model for {kind.name}", got)
 
 
-def _request(message: InferenceRequest, deadline: float, render: Render | None = None) -> Request:
-    return Request(message.mode, _images(message), deadline, render)
+def count(images: object) -> int:
+    """Returns how many images there are."""
+    return len(images.pixels if isinstance(images, Pending) else images)  # type: ignore[arg-type]
 
 
-def _images(message: InferenceRequest) -> Images | list[bytes]:
+def is_brief(images: object, k: int, classes: int) -> bool:
+    """Whether the `k` likeliest of `classes` classes of each image are found and written on the event loop."""
+    return count(images) * (k * CATEGORY_US + classes * SORT_US) <= MAX_INLINE_US
+
+
+def _request(message: VisionMessage[FieldsT], deadline: float) -> Request:
+    return Request(message.fields.mode, _images(message), deadline)
+
+
+def _images(message: VisionMessage[FieldsT]) -> Images | list[Encoded]:
     encoded = len(message.images)
-    if message.HasField("pixels"):
+    if message.fields.HasField("pixels"):
         if encoded:
             raise InvalidArgument("pixels", "none beside images", f"{encoded} images as well")
-        return _pixels(message.pixels)
+        pixels = message.fields.pixels
+        return _pixels(pixels, pixels.rgb if message.rgb is None else message.rgb)
     if not 1 <= encoded <= MAX_IMAGES:
         raise InvalidArgument("images", f"at least one encoded image and at most {MAX_IMAGES}", encoded)
     return list(message.images)
 
 
-def _pixels(pixels: pb.Pixels) -> Images:
+def _pixels(pixels: pb.Pixels, rgb: Encoded) -> Images:
     shape = (pixels.images, pixels.height, pixels.width, CHANNELS)
     if min(shape) < 1:
         raise InvalidArgument("pixels", "images, height and width of at least 1", list(shape[:3]))
-    rgb = pixels.rgb
     if len(rgb) != math.prod(shape):
         raise InvalidArgument("pixels.rgb", f"{math.prod(shape)} bytes for {list(shape)}", f"{len(rgb)} bytes")
     return np.frombuffer(rgb, np.uint8).reshape(shape)

@@ -5,7 +5,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.rpc.infer_message import LARGE_BYTES, InferMessage, parse
+from xlaserve.errors import InvalidArgument
+from xlaserve.rpc.infer_message import InferMessage, parse
+from xlaserve.rpc.parts import MAX_REST_BYTES
+from xlaserve.rpc.wire import LARGE_BYTES, MAX_FIELDS
 from xlaserve_proto import open_inference_pb2 as pb
 
 LARGE = bytes(range(256)) * (LARGE_BYTES // 256)
@@ -32,14 +35,14 @@ def put_together(parsed: InferMessage) -> pb.ModelInferRequest:
 @pytest.mark.parametrize("raw", [(), (b"",), (b"small",), (LARGE,), (LARGE, b"", LARGE, b"x")])
 def test_a_message_is_what_protobuf_makes_of_it(raw: tuple[bytes, ...]) -> None:
     parsed = parse(request(*raw).SerializeToString())
-    assert parsed is not None
+    assert isinstance(parsed, InferMessage)
     assert put_together(parsed) == request(*raw)
 
 
 def test_large_tensors_are_viewed_and_not_copied() -> None:
     data = request(LARGE).SerializeToString()
     parsed = parse(data)
-    assert parsed is not None
+    assert isinstance(parsed, InferMessage)
     assert parsed.raw[0].obj is data
     assert not parsed.fields.raw_input_contents
 
@@ -55,14 +58,14 @@ def test_fields_behind_and_between_the_tensors_are_kept() -> None:
         )
     )
     parsed = parse(data)
-    assert parsed is not None
+    assert isinstance(parsed, InferMessage)
     assert put_together(parsed) == pb.ModelInferRequest.FromString(data)
 
 
 def test_unknown_fields_of_every_wire_type_are_passed_over() -> None:
     unknown = b"".join((b"\x98\x06\x96\x01", b"\xa1\x06", bytes(8), b"\xad\x06", bytes(4), b"\xb2\x06\x02hi"))
     parsed = parse(unknown + request(LARGE).SerializeToString() + unknown)
-    assert parsed is not None
+    assert isinstance(parsed, InferMessage)
     assert bytes(parsed.raw[0]) == LARGE
     assert parsed.fields.model_name == "digits"
 
@@ -79,7 +82,7 @@ def test_damaged_bytes_give_what_protobuf_gives_or_nothing(cut: int, flip: int, 
         assert parsed is None
         return
     # Groups, which proto3 has not, are the one thing that protobuf passes over and this does not.
-    if parsed is not None:
+    if isinstance(parsed, InferMessage):
         assert list(map(bytes, parsed.raw)) == list(whole.raw_input_contents)
         assert parsed.fields.model_name == whole.model_name
         assert list(parsed.fields.inputs) == list(whole.inputs)
@@ -87,3 +90,40 @@ def test_damaged_bytes_give_what_protobuf_gives_or_nothing(cut: int, flip: int, 
 
 def test_endless_varints_are_refused() -> None:
     assert parse(b"\xff" * LARGE_BYTES) is None
+
+
+def typed(**contents: object) -> pb.ModelInferRequest:
+    message = request()
+    message.inputs[0].contents.MergeFrom(pb.InferTensorContents(**contents))
+    return message
+
+
+def test_typed_lists_are_viewed_where_the_message_is_large() -> None:
+    parsed = parse(typed(fp32_contents=[1.5] * LARGE_BYTES).SerializeToString())
+    assert isinstance(parsed, InferMessage)
+    (values,) = parsed.contents["fp32_contents"]
+    assert values.cast("f").tolist() == [1.5] * LARGE_BYTES
+    assert parsed.fields.inputs == typed(fp32_contents=[]).inputs
+    assert parsed.fields.inputs[0].HasField("contents")
+
+
+def test_encoded_images_among_typed_contents_are_viewed() -> None:
+    parsed = parse(typed(bytes_contents=[LARGE, b"", b"more"]).SerializeToString())
+    assert isinstance(parsed, InferMessage)
+    assert list(map(bytes, parsed.contents["bytes_contents"])) == [LARGE, b"", b"more"]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (pb.ModelInferRequest(id="i" * MAX_REST_BYTES).SerializeToString(), "bytes besides images and tensors"),
+        (b"\x2a\x00" * (LARGE_BYTES + 1), f"at most {MAX_FIELDS} fields"),
+        (typed(bytes_contents=[b""] * LARGE_BYTES).SerializeToString(), f"at most {MAX_FIELDS} fields"),
+        (typed(int64_contents=[1] * MAX_REST_BYTES).SerializeToString(), "bytes besides images and tensors"),
+    ],
+    ids=["a name", "empty inputs", "empty elements", "another type"],
+)
+def test_messages_that_would_hold_the_interpreter_up_are_refused_before_they_are_parsed(data: bytes, says: str) -> None:
+    parsed = parse(data)
+    assert isinstance(parsed, InvalidArgument)
+    assert says in str(parsed)

@@ -15,7 +15,9 @@ from xlaserve.frame import Frame, place, whole
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Request
+from xlaserve.rpc import parts
 from xlaserve.rpc import vision_messages as messages
+from xlaserve.rpc.wire import LARGE_BYTES
 from xlaserve_proto import vision_pb2 as pb
 
 LABELS = ("cat", "dog")
@@ -49,20 +51,29 @@ PARSERS: dict[str, tuple[type[Any], Callable[[Any, Served], Request]]] = {
 
 def parse(method: str, *, task: Task | None = None, **fields: Any) -> Request:
     message, parser = PARSERS[method]
-    return parser(message(**fields), served_with(task or TASKS[method]))
+    viewed = messages.PARSERS[message.DESCRIPTOR.name](message(**fields).SerializeToString())
+    return parser(viewed, served_with(task or TASKS[method]))
+
+
+def sent(response: Any, message: Any) -> Any:
+    """What a client reads of a response."""
+    return message.FromString(parts.to_bytes(response))
 
 
 @pytest.mark.parametrize("method", PARSERS)
 def test_encoded_images_are_taken_as_they_are(method: str) -> None:
-    request = parse(method, images=[b"one", b"two"], mode="graph")
-    assert (request.mode, request.images, request.deadline) == ("graph", [b"one", b"two"], DEADLINE)
+    for images in ([b"one", b"two"], [b"one", bytes(LARGE_BYTES)]):
+        request = parse(method, images=images, mode="graph")
+        assert (request.mode, request.images, request.deadline) == ("graph", images, DEADLINE)
     assert (request.render is not None) == (method == "Segment")
 
 
 @pytest.mark.parametrize("method", PARSERS)
 def test_pixels_are_taken_instead(method: str) -> None:
-    rgb = np.arange(2 * 3 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 3)
-    request = parse(method, pixels=pb.Pixels(images=2, height=3, width=4, rgb=rgb.tobytes()))
+    for images in (2, 600):
+        rgb = np.resize(np.arange(256, dtype=np.uint8), (images, 3, 4, 3))
+        request = parse(method, pixels=pb.Pixels(images=images, height=3, width=4, rgb=rgb.tobytes()))
+        np.testing.assert_array_equal(cast(Any, request.images), rgb)
     np.testing.assert_array_equal(cast(Any, request.images), rgb)
 
 
@@ -70,7 +81,7 @@ def test_pixels_are_taken_instead(method: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({}, "images: expected at least one encoded image and at most 65536, got 0"),
+        ({}, "images: expected at least one encoded image and at most 4096, got 0"),
         ({"images": [b"x"], "pixels": pb.Pixels()}, "pixels: expected none beside images, got 1 images as well"),
         ({"pixels": pb.Pixels()}, r"pixels: expected images, height and width of at least 1, got \[0, 0, 0\]"),
         (
@@ -126,7 +137,8 @@ DETECTED = (
 
 
 def detect(**fields: Any) -> pb.DetectResponse:
-    return messages.detections(pb.DetectRequest(**fields), answer(TASKS["Detect"], DETECTED, [WIDE, whole(64, 64)]))
+    answered = answer(TASKS["Detect"], DETECTED, [WIDE, whole(64, 64)])
+    return sent(messages.detections(pb.DetectRequest(**fields), answered), pb.DetectResponse)
 
 
 def test_boxes_are_undone_from_the_letterbox_and_clipped_to_the_image() -> None:
@@ -146,9 +158,11 @@ def test_detections_are_bounded_by_the_request(fields: dict[str, Any], found: in
 
 def render(fields: dict[str, Any], classes: Any, frame: Frame, *, number: int = 2, max_bytes: int = 10_000) -> Any:
     task = Segmentation(number, LABELS if number == 2 else None)
-    request = messages.parse_segment(pb.SegmentRequest(images=[b"x"], **fields), served_with(task), DEADLINE, max_bytes)
+    message = messages.VisionMessage(pb.SegmentRequest(**fields), [b"x"], None)
+    request = messages.parse_segment(message, served_with(task), DEADLINE, max_bytes)
     assert request.render is not None
-    return request.render((classes[np.newaxis],), frame)
+    (class_map,) = pb.SegmentResponse.FromString(request.render((classes[np.newaxis],), frame)).maps
+    return class_map
 
 
 HALVES = np.repeat(np.array([[0, 1]], np.uint8), 32, axis=1).repeat(64, axis=0)
@@ -204,11 +218,51 @@ def test_maps_that_do_not_fit_in_a_message_together_are_refused() -> None:
 def test_a_segmentation_carries_its_maps_and_the_names_of_classes() -> None:
     maps = [pb.ClassMap(height=1), pb.ClassMap(height=2)]
     frames = [whole(1, 1)] * 2
-    response = messages.class_maps(pb.SegmentRequest(), answer(TASKS["Segment"], (), frames, maps))
-    assert (list(response.maps), list(response.labels)) == (maps, ["cat", "dog"])
+    rendered = [pb.SegmentResponse(maps=[one]).SerializeToString() for one in maps]
+    response = messages.class_maps(pb.SegmentRequest(), answer(TASKS["Segment"], (), frames, rendered))
+    segmented = sent(response, pb.SegmentResponse)
+    assert (list(segmented.maps), list(segmented.labels)) == (maps, ["cat", "dog"])
 
 
 def test_an_embedding_is_its_vector() -> None:
     vectors = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32)
-    response = messages.embeddings(pb.EmbedRequest(), answer(TASKS["Embed"], (vectors,), [whole(1, 1)] * 2))
+    response = sent(
+        messages.embeddings(pb.EmbedRequest(), answer(TASKS["Embed"], (vectors,), [whole(1, 1)] * 2)),
+        pb.EmbedResponse,
+    )
     assert [list(embedding.values) for embedding in response.embeddings] == vectors.tolist()
+
+
+def test_what_takes_long_to_write_is_written_on_threads_and_is_the_same() -> None:
+    """The render functions run on the pipeline's threads; here they are called as those do."""
+    generator = np.random.default_rng(0)
+    scores = generator.random((40, 300), np.float32)
+    scores[:, 7] = scores[:, 8] = 0.0
+    frames = [whole(8, 8)] * 40
+    boxes = np.sort(generator.random((40, 30, 2, 2), np.float32) * 8, axis=2).reshape(40, 30, 4)
+    counts = generator.integers(0, 31, 40).astype(np.int32)
+    detected = (boxes, scores[:, :30], generator.integers(0, 2, (40, 30)).astype(np.int32), counts)
+    named = Classification(300, tuple(map(str, range(300))))
+    cases: list[tuple[str, Task, Any, dict[str, Any], Any]] = [
+        ("Classify", Classification(300), (scores,), {"top_k": 300}, messages.classifications),
+        ("Classify", named, (scores,), {"top_k": 50}, messages.classifications),
+        ("Detect", Detection(2, LABELS, max_detections=30), detected, {"min_score": 0.3}, messages.detections),
+    ]
+    for method, task, outputs, fields, respond in cases:
+        message, _ = PARSERS[method]
+        assert parse(method, task=task, images=[b"x"], **fields).render is None, "that would take longer than it does"
+        render = parse(method, task=task, images=[b"x"] * 40, **fields).render
+        assert render is not None
+        rows = [render(tuple(output[row : row + 1] for output in outputs), frames[row]) for row in range(40)]
+        response = getattr(pb, f"{method}Response")
+        on_threads = sent(respond(message(**fields), answer(task, outputs, frames, rows)), response)
+        assert on_threads == sent(respond(message(**fields), answer(task, outputs, frames)), response)
+
+
+@pytest.mark.parametrize("method", PARSERS)
+def test_messages_beyond_all_bounds_are_refused_before_protobuf_sees_them(method: str) -> None:
+    message, _ = PARSERS[method]
+    view = messages.PARSERS[message.DESCRIPTOR.name]
+    for data in (b"\x12\x00" * 30_000, message(model="m" * 100_000).SerializeToString()):
+        assert isinstance(view(data), InvalidArgument)
+    assert view(b"\x12\xff\xff\x7f" + bytes(20_000)) is None

@@ -1,0 +1,187 @@
+"""Protobuf's wire format (protobuf.dev, "Encoding"), for what is too large for protobuf itself.
+
+Protobuf copies a bytes field into its arena, and again for Python, and it holds the interpreter's lock all the while:
+two bytes of an empty field take as long as 150 of an image, so 60 MB of them hold everything up for seconds. Large
+messages are therefore taken apart here: images and tensors are viewed where they lie, and protobuf parses the little
+that is left. What is large in a response is written in that format as well, by NumPy or on threads.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from xlaserve.errors import InvalidArgument
+from xlaserve.rpc.wire import FIXED32, FIXED64, LENGTH, MAX_FIELDS, VARINT, varint
+
+MAX_REST_BYTES: Final = 64 * 1024
+"""Of a message without its images and tensors: protobuf takes at most 5 ms for it, whatever it holds."""
+
+Fields = Mapping[int, "str | Fields"]
+"""By number: what a field of bytes that is viewed is called, or the fields within a field that holds such."""
+
+_CONTINUES: Final = 0x80
+_SHIFTS: Final = np.arange(0, 64, 7, dtype=np.uint64)
+_STEP: Final = 1 << 16
+
+
+Part = bytes | memoryview
+"""Of a message on the wire."""
+
+
+class Split(NamedTuple):
+    """A message taken apart."""
+
+    rest: bytes
+    """The message without what is viewed."""
+    views: Mapping[str, list[memoryview]]
+    """What is viewed, by its name, in the order of the message."""
+
+
+def split(message: type[Message], data: bytes, fields: Fields) -> Split:
+    """Takes a `message` apart; its unknown fields are dropped.
+
+    Raises DecodeError for bytes that are none, InvalidArgument beyond the bounds above.
+    """
+    splitter = _Splitter(data)
+    try:
+        rest = splitter.split(0, len(data), fields, message.DESCRIPTOR.fields_by_number)
+    except IndexError:
+        raise DecodeError from None
+    size_bytes = sum(map(len, rest))
+    if size_bytes > MAX_REST_BYTES:
+        expected = f"at most {MAX_REST_BYTES} bytes besides images and tensors"
+        raise InvalidArgument("message", expected, f"{size_bytes} bytes")
+    return Split(b"".join(rest), splitter.views)
+
+
+def record(number: int, *parts: Part) -> list[Part]:
+    """Returns the field `number` of a message that holds `parts`, one after the other; not yet joined."""
+    return [_to_varint(number << 3 | LENGTH), _to_varint(sum(part_bytes(part) for part in parts)), *parts]
+
+
+def part_bytes(part: Part) -> int:
+    """Returns the size of a part in bytes."""
+    return part.nbytes if isinstance(part, memoryview) else len(part)
+
+
+HeadT = TypeVar("HeadT", bound=Message)
+
+
+class Parts(Generic[HeadT]):
+    """A response with its large fields as they are on the wire: `parts` stand beside the fields of `head`."""
+
+    def __init__(self, head: HeadT, parts: Iterable[bytes | memoryview]) -> None:
+        self.head = head
+        self.parts = list(parts)
+
+    def to_bytes(self) -> bytes:
+        """Returns the message."""
+        return b"".join(self.all_parts())
+
+    def all_parts(self) -> list[bytes | memoryview]:
+        """Returns the parts of the whole message."""
+        head: bytes = self.head.SerializeToString()
+        return [*self.parts, head]
+
+
+def head_of(response: HeadT | Parts[HeadT]) -> HeadT:
+    """Returns the message with a response's small fields."""
+    return response.head if isinstance(response, Parts) else response
+
+
+def byte_size(response: Message | Parts[Any]) -> int:
+    """Returns how many bytes a response takes as it is sent."""
+    if isinstance(response, Parts):
+        return sum(map(part_bytes, response.parts)) + int(response.head.ByteSize())
+    return int(response.ByteSize())
+
+
+def to_bytes(response: Message | Parts[Any]) -> bytes:
+    """Returns a response as it is sent."""
+    data: bytes = response.to_bytes() if isinstance(response, Parts) else response.SerializeToString()
+    return data
+
+
+def packed(values: NDArray[Any]) -> bytes:
+    """Returns the values of a packed list: float32, or integers as varints."""
+    if values.dtype == np.float32:
+        return values.astype("<f4", copy=False).tobytes()
+    # Negative ones take ten bytes, as protobuf has it.
+    numbers = values.reshape(-1).astype(np.int64).view(np.uint64)
+    return b"".join(_to_varints(numbers[start : start + _STEP]) for start in range(0, len(numbers), _STEP))
+
+
+def _to_varints(numbers: NDArray[np.uint64]) -> bytes:
+    if numbers.max() < _CONTINUES:
+        return numbers.astype(np.uint8).tobytes()
+    groups = numbers[:, np.newaxis] >> _SHIFTS
+    is_there = groups != 0
+    is_there[:, 0] = True
+    octets: NDArray[np.uint8] = (groups & np.uint64(_CONTINUES - 1)).astype(np.uint8)
+    octets[:, :-1] |= np.where(is_there[:, 1:], _CONTINUES, 0).astype(np.uint8)
+    there: bytes = octets[is_there].tobytes()
+    return there
+
+
+class _Splitter:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._view = memoryview(data)
+        self._left = MAX_FIELDS
+        self.views: defaultdict[str, list[memoryview]] = defaultdict(list)
+
+    def split(
+        self, position: int, end: int, fields: Fields, known: Container[int] | None = None
+    ) -> list[bytes | memoryview]:
+        """Returns what is left of the message from `position` to `end`."""
+        data, view = self._data, self._view
+        rest: list[bytes | memoryview] = []
+        kept_to = position
+        while position < end:
+            self._left -= 1
+            if self._left < 0:
+                raise InvalidArgument("message", f"at most {MAX_FIELDS} fields", "more")
+            begin, within = position, None
+            tag, position = varint(data, position)
+            kind = tag & 7
+            if kind == LENGTH:
+                length, position = varint(data, position)
+                start, position = position, position + length
+                within = fields.get(tag >> 3)
+                if position > end:
+                    raise DecodeError
+                if within is not None:
+                    rest.append(view[kept_to:begin])
+                    kept_to = position
+                    if isinstance(within, str):
+                        self.views[within].append(view[start:position])
+                    else:
+                        rest += record(tag >> 3, *self.split(start, position, within))
+            elif kind == VARINT:
+                _, position = varint(data, position)
+            elif kind in (FIXED64, FIXED32):
+                position += 8 if kind == FIXED64 else 4
+            else:
+                raise DecodeError
+            if known is not None and within is None and tag >> 3 and tag >> 3 not in known:
+                rest.append(view[kept_to:begin])
+                kept_to = position
+        if position != end:
+            raise DecodeError
+        rest.append(view[kept_to:end])
+        return rest
+
+
+def _to_varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from xlaserve.rpc import parts
+from xlaserve_proto import open_inference_pb2 as pb
+from xlaserve_proto import vision_pb2
+
+FIELDS: parts.Fields = {
+    vision_pb2.ClassifyRequest.IMAGES_FIELD_NUMBER: "images",
+    vision_pb2.ClassifyRequest.PIXELS_FIELD_NUMBER: {vision_pb2.Pixels.RGB_FIELD_NUMBER: "rgb"},
+}
+INT_CONTENTS = pb.InferTensorContents.INT_CONTENTS_FIELD_NUMBER
+
+
+@given(hnp.arrays(np.int32, st.integers(1, 40), elements=st.integers(-(2**31), 2**31 - 1)))
+def test_integers_are_packed_as_protobuf_packs_them(values: np.ndarray) -> None:
+    for array in (values, values & 0x7F, values & 0xFFFF):
+        data = b"".join(parts.record(INT_CONTENTS, parts.packed(array)))
+        assert data == pb.InferTensorContents(int_contents=array.tolist()).SerializeToString()
+
+
+def test_many_integers_are_packed_in_steps() -> None:
+    values = np.arange(-70_000, 70_000, dtype=np.int32).reshape(2, -1)
+    data = b"".join(parts.record(INT_CONTENTS, parts.packed(values)))
+    assert list(pb.InferTensorContents.FromString(data).int_contents) == values.ravel().tolist()
+
+
+@given(st.lists(st.binary(max_size=300), max_size=6), st.binary(max_size=300), st.integers(0, 9))
+def test_a_message_is_viewed_and_what_is_left_of_it_parsed(images: list[bytes], rgb: bytes, height: int) -> None:
+    pixels = vision_pb2.Pixels(height=height, rgb=rgb)
+    whole = vision_pb2.ClassifyRequest(model="m", images=images, pixels=pixels, top_k=3)
+    rest, views = parts.split(vision_pb2.ClassifyRequest, whole.SerializeToString(), FIELDS)
+    assert list(map(bytes, views["images"])) == images
+    assert list(map(bytes, views["rgb"])) == ([rgb] if rgb else [])
+    pixels.rgb = b""
+    expected = vision_pb2.ClassifyRequest(model="m", pixels=pixels, top_k=3)
+    assert vision_pb2.ClassifyRequest.FromString(rest) == expected
+
+
+@pytest.mark.parametrize("data", [b"\x1a\x05\x22\x7fabc", b"\x1a\x02\x22", b"\x1a\x03\x25ab", b"\x22\x7f"])
+def test_a_field_that_reaches_beyond_the_one_that_holds_it_is_none(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        parts.split(vision_pb2.ClassifyRequest, data, {3: {4: "rgb"}})
+
+
+def test_a_response_in_parts_is_the_message_on_the_wire() -> None:
+    whole = vision_pb2.EmbedResponse(model="m", embeddings=[vision_pb2.Embedding(values=[1, 2])])
+    records = parts.record(1, *parts.record(1, np.array([1, 2], "<f4").tobytes()))
+    response = parts.Parts(vision_pb2.EmbedResponse(model="m"), records)
+    assert vision_pb2.EmbedResponse.FromString(parts.to_bytes(response)) == whole
+    assert parts.byte_size(response) == len(parts.to_bytes(response))
+    assert parts.head_of(response).model == "m"
+    assert parts.to_bytes(whole) == whole.SerializeToString()
