@@ -146,6 +146,8 @@ class Background:
         except Exception:
             log.exception("model %s: %d x %d stays in graph mode, as it did not compile", self._model, *size)
             return
+        finally:
+            self._beside.forget(*size)
         if self._offers_auto:
             self._batcher.add(
                 {(Mode.AUTO, bucket): compiled[mode, bucket] for bucket, mode in fastest(compiled).items()}

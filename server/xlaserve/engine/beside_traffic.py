@@ -105,6 +105,11 @@ class BesideTraffic:
         )
         return Warmed(compilation.executable, cost)
 
+    def forget(self, height: int, width: int) -> None:
+        """Drops what is kept to verify programs of a resolution: there won't be more."""
+        if self._verifier is not None:
+            self._verifier.forget(height, width)
+
     def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Verified | None, Images]:
         """Returns the executable, and images to time it with, which take too long to make for the event loop."""
         with self._expecting():

@@ -61,7 +61,8 @@ class Verifier:
     """Verifies one model's programs. Safe to use from several threads, which take turns.
 
     `reference` gives the answers that are right; `is_narrow` says that programs compute in less than float32, which is
-    then no fault that a program is refused for. `buckets` are the model's. `warn` is told what people should know.
+    then no fault that a program is refused for. `buckets` are those that the reference may be made for. `warn` is told
+    what people should know.
     """
 
     def __init__(
@@ -106,6 +107,10 @@ class Verifier:
                 verified = self._verify(bucket, compilation.executable)
             self._judge(mode, bucket, verified)
         return compilation, verified
+
+    def forget(self, height: int, width: int) -> None:
+        """Drops the images of a resolution of which no more programs are made, and the reference's answers."""
+        self._samples.pop((height, width), None)
 
     def _judge(self, mode: Mode, bucket: Bucket, verified: Verified) -> None:
         where = f"mode {mode}, bucket {bucket}"

@@ -40,7 +40,7 @@ def verifier(
     return Verifier(
         task=model.task,
         reference=reference or model.reference,
-        buckets=model.buckets,
+        buckets=() if reference else model.buckets,  # another reference takes any batch
         is_narrow=is_narrow(model, has_tf32=has_tf32),
         verification=model.settings.verification,
         batch_dependence=model.settings.batch_dependence,

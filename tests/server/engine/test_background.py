@@ -21,8 +21,10 @@ from xlaserve.engine.compiler import LEAST_RUNS, Warmed
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Ledger
 from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.verify import IMAGES, Verifier
 from xlaserve.engine.worker import Batch, Run
-from xlaserve.errors import InvalidArgument, ShuttingDown
+from xlaserve.errors import InvalidArgument, ModelFailed, ShuttingDown
+from xlaserve.model.task import Embedding
 
 RUN_S = 1.0
 COMPILE_S = 100.0
@@ -61,7 +63,7 @@ class House:
 
     platform = "fake"
 
-    def __init__(self, modes: tuple[Mode, ...] = (Mode.XLA,), **options: Any) -> None:
+    def __init__(self, modes: tuple[Mode, ...] = (Mode.XLA,), verifier: Verifier | None = None, **options: Any) -> None:
         self.loop = asyncio.get_running_loop()
         self.compiler = Compiler(self.loop)
         self.compiled: list[tuple[Mode, Bucket]] = []
@@ -101,6 +103,7 @@ class House:
                 ledger=self.ledger,
                 compiling=self.compiler,
                 expecting=lambda: self,
+                verifier=verifier,
             ),
         )
 
@@ -225,6 +228,28 @@ async def test_what_compiled_in_the_background_is_in_the_ledger_as_such(make: Ma
     for entry in house.ledger:
         assert (entry.in_background, entry.trace_s, entry.compile_s) == (True, 1.0, 2.0)
         assert entry.cost == Cost(RUN_S, RUN_S)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+async def test_what_a_resolution_is_verified_with_is_dropped_once_none_of_it_is_compiled_any_more(
+    make: Make, is_wrong: bool
+) -> None:
+    asked: list[int] = []
+
+    def reference(images: Images) -> Outputs:
+        asked.append(len(images))
+        return (np.full((len(images), 1), ANSWERS[Mode.XLA] + is_wrong, np.float32),)
+
+    verifier = Verifier(task=Embedding(1), reference=reference, buckets=())
+    house = make(verifier=verifier)
+    await house.ask(WIDE)
+    await asyncio.sleep(10 * COMPILE_S)
+    assert (await house.ask(WIDE))[0] is (Mode.GRAPH if is_wrong else Mode.XLA)
+    before = len(asked)
+    executable = house._executable(Mode.GRAPH)
+    with pytest.raises(ModelFailed):
+        verifier.admit(Mode.XLA, Bucket(1, *WIDE), Compilation(executable, 0.0, 0.0), again=pytest.fail)
+    assert len(asked) >= before + IMAGES
 
 
 async def test_requests_that_come_together_share_one_trial_and_one_compilation(make: Make) -> None:

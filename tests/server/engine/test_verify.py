@@ -140,6 +140,14 @@ def test_the_reference_takes_each_image_alone_and_once_for_all_programs() -> Non
     assert checked.asked == [1] * IMAGES
 
 
+def test_a_resolution_that_was_forgotten_is_sampled_anew() -> None:
+    checked = Checked()
+    checked(scores, BUCKETS[2])
+    checked.verifier.forget(SIDE, SIDE)
+    checked(scores, BUCKETS[2])
+    assert checked.asked == [1] * 2 * IMAGES
+
+
 @pytest.mark.parametrize("batch", [3, 32])
 def test_a_model_with_one_size_of_batch_is_given_no_other(batch: int) -> None:
     def fixed(images: Images) -> Outputs:
