@@ -191,15 +191,19 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
                 error_message=f"{status.name}: {message}",
                 infer_response=pb.ModelInferResponse(id=request.fields.id if isinstance(request, InferMessage) else ""),
             )
-        if isinstance(response, Parts):
-            number = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
-            return Parts(pb.ModelStreamInferResponse(), parts.record(number, *response.all_parts()))
-        return pb.ModelStreamInferResponse(infer_response=response)
+        return _streamed(response)
 
     def _check_control(self, repository_name: str) -> None:
         _check_repository(repository_name)
         if not self._model_control:
             raise UnsupportedFeature("this server does not let clients load or unload models (see model_control)")
+
+
+def _streamed(response: Response) -> StreamResponse:
+    if isinstance(response, Parts):
+        number = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
+        return Parts(pb.ModelStreamInferResponse(), parts.record(number, *response.all_parts()))
+    return pb.ModelStreamInferResponse(infer_response=response)
 
 
 def _check_repository(name: str) -> None:
@@ -333,7 +337,7 @@ def _respond(request: InferMessage, answer: Answer) -> Response:
     )
     made: list[parts.Part] = []
     for (name, values), of_output in zip(wanted, pieces, strict=True):
-        spec = (name, tensors.OUTPUT_FIELDS[values.dtype.name][0], values.shape)
+        spec = (name, tensors.OUTPUT_FIELDS[values.dtype][0], values.shape)
         made += tensors.output_parts(spec, of_output, as_raw)
     return Parts(response, made)
 

@@ -205,7 +205,7 @@ def _split(raw: memoryview, count: int) -> list[Encoded]:
 
 def piece_of_values(values: NDArray[Value]) -> bytes:
     """Returns a part of a tensor's `contents`, as it stands in a response."""
-    number = pb.InferTensorContents.DESCRIPTOR.fields_by_name[OUTPUT_FIELDS[values.dtype.name][1]].number
+    number = pb.InferTensorContents.DESCRIPTOR.fields_by_name[OUTPUT_FIELDS[values.dtype][1]].number
     return b"".join(parts.record(number, parts.packed(values)))
 
 
