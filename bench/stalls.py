@@ -1,0 +1,177 @@
+"""How long the largest valid requests keep others waiting: the longest ServerLive while each of them runs once."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Final
+
+import grpc
+import numpy as np
+from PIL import Image
+
+from bench import processes
+from bench.figures import Figure
+from xlaserve_proto import open_inference_pb2 as oip
+from xlaserve_proto import vision_pb2 as vision
+
+SIDE: Final = 224
+MOST_STALL_MS: Final = 20.0
+"""Beyond what ServerLive takes beside nothing, and what grpcio takes to copy the message, which `bare` shows."""
+UNLIMITED: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+OIP: Final = "/inference.GRPCInferenceService"
+DEADLINE_S: Final = 120.0
+SETTLE_S: Final = 0.2
+
+
+def stalls(rounds: int) -> list[Figure]:
+    """Milliseconds beyond the baseline, the median of `rounds`; `bare` is a servicer that does not even parse."""
+    config = {
+        "models": [
+            {"name": "noop", "source": "builtin:noop", "buckets": (1, 16, 64)},
+            {"name": "detector", "source": "builtin:shapes-detector", "max_detections": 1000},
+            {"name": "segmenter", "source": "builtin:shapes-segmenter"},
+        ]
+    }
+    figures = []
+    with (
+        processes.xlaserve(config) as server,
+        processes.null() as bare,
+        grpc.insecure_channel(server.address, UNLIMITED) as ours,
+        grpc.insecure_channel(bare.address, UNLIMITED) as theirs,
+    ):
+        for name, method, payload in requests():
+            floor = _longest(bare.address, theirs, f"{OIP}/ModelInfer", payload, rounds=rounds, ping="ServerMetadata")
+            found = _longest(server.address, ours, method, payload, rounds=rounds)
+            beyond = sorted(max(0.0, ms - floor[rounds // 2]) for ms in found)
+            median = beyond[rounds // 2]
+            print(f"  {name}: {found[rounds // 2]:.1f} ms, of which grpcio's own {floor[rounds // 2]:.1f}", flush=True)
+            figures.append(
+                Figure(
+                    f"stall of ServerLive, ms: {name}",
+                    *(median, beyond[0], beyond[-1]),
+                    f"<= {MOST_STALL_MS:.0f}",
+                    median <= MOST_STALL_MS,
+                )
+            )
+    return figures
+
+
+def requests() -> Iterator[tuple[str, str, bytes]]:
+    """Yields the largest valid requests, each with its name and its method; one whose image is none as well."""
+    yield (
+        "one Classify of 1,000 JPEGs, top_k 1000",
+        "/xlaserve.v1.Vision/Classify",
+        vision.ClassifyRequest(model="noop", images=[_jpeg()] * 1000, top_k=1000).SerializeToString(),
+    )
+    yield "64 FP32 images", f"{OIP}/ModelInfer", _tensor("FP32", np.float32)
+    yield "64 INT32 images", f"{OIP}/ModelInfer", _tensor("INT32", np.int32)
+    yield "420 UINT8 images", f"{OIP}/ModelInfer", _tensor("UINT8", np.uint8, images=420)
+    yield "2,097,152 typed FP32 values", f"{OIP}/ModelInfer", _typed()
+    yield (
+        "classification of 400 images, 1000 classes",
+        f"{OIP}/ModelInfer",
+        _tensor("UINT8", np.uint8, images=400, classes=1000),
+    )
+    yield (
+        "Detect in 1,000 images",
+        "/xlaserve.v1.Vision/Detect",
+        vision.DetectRequest(model="detector", images=[_jpeg(128)] * 1000).SerializeToString(),
+    )
+    yield (
+        "Segment of 1,000 images",
+        "/xlaserve.v1.Vision/Segment",
+        vision.SegmentRequest(model="segmenter", images=[_jpeg(128)] * 1000, pixel_counts=True).SerializeToString(),
+    )
+    yield (
+        "60 MB that are no image",
+        "/xlaserve.v1.Vision/Classify",
+        vision.ClassifyRequest(model="noop", images=[bytes(60_000_000)]).SerializeToString(),
+    )
+
+
+def _jpeg(side: int = SIDE) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((side, side), 60).convert("RGB").save(file, "JPEG", quality=40)
+    return file.getvalue()
+
+
+def _request(datatype: str, images: int, classes: int) -> oip.ModelInferRequest:
+    request = oip.ModelInferRequest(model_name="noop")
+    request.inputs.add(name="pixels", datatype=datatype, shape=(images, SIDE, SIDE, 3))
+    if classes:
+        request.outputs.add(name="scores").parameters["classification"].int64_param = classes
+    return request
+
+
+def _tensor(datatype: str, dtype: type[np.generic], images: int = 64, classes: int = 0) -> bytes:
+    request = _request(datatype, images, classes)
+    levels = np.random.default_rng(0).integers(0, 256, (images, SIDE, SIDE, 3), np.uint8)
+    request.raw_input_contents.append(levels.astype(dtype).tobytes())
+    return request.SerializeToString()
+
+
+def _typed() -> bytes:
+    images = 2**21 // (SIDE * SIDE * 3)
+    request = _request("FP32", images, 0)
+    request.inputs[0].contents.fp32_contents.extend([7.0] * (images * SIDE * SIDE * 3))
+    return request.SerializeToString()
+
+
+def _longest(
+    address: str, channel: grpc.Channel, method: str, payload: bytes, *, rounds: int, ping: str = "ServerLive"
+) -> list[float]:
+    """Returns, in ascending order, the longest ping in milliseconds of each round, less the longest beside nothing."""
+    call: Callable[..., bytes] = channel.unary_unary(method)
+    longest = []
+    with _pings(address, ping) as worst_ms:
+        time.sleep(SETTLE_S)
+        for _ in range(rounds):
+            worst_ms()
+            time.sleep(SETTLE_S)
+            beside_nothing = worst_ms()
+            try:
+                call(payload, timeout=DEADLINE_S)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+                    raise
+            longest.append(max(0.0, worst_ms() - beside_nothing))
+    return sorted(longest)
+
+
+@contextmanager
+def _pings(address: str, method: str) -> Iterator[Callable[[], float]]:
+    """Pings from a process of its own; gives what returns the longest since it was last called, in milliseconds."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_ping, args=(address, method, theirs), daemon=True)
+    process.start()
+
+    def worst_ms() -> float:
+        ours.send(None)
+        return float(ours.recv())
+
+    try:
+        worst_ms()
+        yield worst_ms
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _ping(address: str, method: str, pipe: Connection) -> None:
+    with grpc.insecure_channel(address) as channel:
+        call: Callable[..., bytes] = channel.unary_unary(f"{OIP}/{method}")
+        worst = 0.0
+        while True:
+            began = time.perf_counter()
+            call(b"", timeout=DEADLINE_S, wait_for_ready=True)
+            worst = max(worst, time.perf_counter() - began)
+            if pipe.poll():
+                pipe.recv()
+                pipe.send(worst * 1000)
+                worst = 0.0
