@@ -11,8 +11,8 @@
     ├── ModelError                      the model can't answer
     │   ├── ModelNotReady               loading, compiling, draining or unloaded
     │   ├── ModelFailed                 loading or warm-up failed; the reason is in the index
-    │   └── ExecutionFailed             a batch raised; its details are in the log only
-    │       └── OutOfDeviceMemory       for want of the device's memory; a smaller batch may do
+    │   ├── ExecutionFailed             a batch raised; its details are in the log only
+    │   └── OutOfDeviceMemory           the device's memory did not hold a batch; a smaller one may do
     └── OverloadError                   nothing wrong with the request, but not now
         ├── QueueFull                   the model's queue is at its bound
         ├── ProfilerBusy                another profile is being recorded
@@ -90,7 +90,7 @@ class ExecutionFailed(ModelError):
     """Running a batch raised."""
 
 
-class OutOfDeviceMemory(ExecutionFailed):
+class OutOfDeviceMemory(ModelError):
     """The device's memory did not hold a batch."""
 
 

@@ -136,7 +136,7 @@ class _Splitter:
         self._left = MAX_FIELDS
         self.views: defaultdict[str, list[memoryview]] = defaultdict(list)
 
-    def split(
+    def split(  # noqa: PLR0912 - a function for each kind costs more than all else
         self, position: int, end: int, fields: Fields, known: Container[int] | None = None
     ) -> list[bytes | memoryview]:
         """Returns what is left of the message from `position` to `end`."""
@@ -148,10 +148,18 @@ class _Splitter:
             if self._left < 0:
                 raise InvalidArgument("message", f"at most {MAX_FIELDS} fields", "more")
             begin, within = position, None
-            tag, position = varint(data, position)
+            tag = data[position]
+            if tag < 0x80:  # as nearly all are, and a call costs more than all the rest
+                position += 1
+            else:
+                tag, position = varint(data, position)
             kind = tag & 7
             if kind == LENGTH:
-                length, position = varint(data, position)
+                length = data[position]
+                if length < 0x80:
+                    position += 1
+                else:
+                    length, position = varint(data, position)
                 start, position = position, position + length
                 within = fields.get(tag >> 3)
                 if position > end:
