@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -184,7 +185,7 @@ class App:
             from xlaserve.engine.known_compilation import compile_known  # noqa: PLC0415 - imports TensorFlow
 
             await asyncio.to_thread(self._watch.check, compile_known)
-        loading = asyncio.ensure_future(self.repository.load_all())
+        loading = asyncio.ensure_future(self._load_all())
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -199,6 +200,16 @@ class App:
         ready = [name for name, serves in self.repository.serving().items() if serves]
         log.info("ready: %s", ", ".join(ready) or "no model")
         return True
+
+    async def _load_all(self) -> None:
+        await asyncio.to_thread(self._settle)
+        await self.repository.load_all()
+
+    def _settle(self) -> None:
+        """Keeps the collector, which holds everybody up, from what stays for ever: the libraries, all there already."""
+        if self._has_tensorflow and self._cache is None:
+            from xlaserve.model import keras_runtime  # noqa: F401, PLC0415 - imports TensorFlow
+        gc.freeze()
 
     async def _serve(self) -> None:
         """Serves until a signal ends it, and reads the configuration again whenever SIGHUP came."""

@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import Final, assert_never
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import func_graph
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.frozen import (
@@ -123,6 +125,14 @@ class TensorFlowProgram:
         if graph.has_xla:
             raise ModelFailed(f"{NOT_WITHOUT_XLA}: it has operations of XLA's own")
         return graph
+
+    def dismantle(self) -> None:
+        """Undoes the cycles in Python's half of each graph, which are half of a model's; none can run any more."""
+        for function in self._any_batch.values():
+            func_graph.dismantle_func_graph(function.graph)  # type: ignore[attr-defined]
+        for executable in (*self._graphs.values(), *chain.from_iterable(self._clustered.values())):
+            if isinstance(executable, FrozenGraph):
+                executable.dismantle()
 
     def _trace(self, forward: Forward, bucket: Bucket) -> Forward:
         # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.framework import convert_to_constants
+from tensorflow.python.framework import convert_to_constants, ops
 
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.stablehlo import MUST_COMPILE
@@ -71,6 +71,10 @@ class FrozenGraph:
         self._session = tf.compat.v1.Session(graph=graph, config=_session_config(has_clusters))
         fetches = [output.name for output in function.outputs]
         self._run = self._session.make_callable(fetches, feed_list=[function.inputs[0].name])
+
+    def dismantle(self) -> None:
+        """Undoes the cycles in Python's half of the graph; it can't run any more."""
+        ops.dismantle_graph(self._session.graph)
 
     def __call__(self, images: Images) -> Outputs:
         """Runs `images`; blocks. What it returns owns its memory. Raises OutOfDeviceMemory, or what TensorFlow does."""

@@ -67,6 +67,14 @@ class Program(Protocol):
 
 
 @runtime_checkable
+class Dismantled(Protocol):
+    """A `Program` that can be taken apart, so that less of it is left for the garbage collector, which holds all up."""
+
+    def dismantle(self) -> None:
+        """Takes it and what it made apart, for good. Nobody may run any of it any more."""
+
+
+@runtime_checkable
 class AnySize(Protocol):
     """A `Program` that can do without buckets as well."""
 

@@ -27,7 +27,7 @@ from xlaserve.engine.compiler import compile_threads, fastest, warm_up
 from xlaserve.engine.device import usable_cores
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry
-from xlaserve.engine.program import AnySize, Executable
+from xlaserve.engine.program import AnySize, Dismantled, Executable
 from xlaserve.engine.verify import Verifier
 from xlaserve.engine.worker import Worker
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError, cause
@@ -203,10 +203,11 @@ class Repository:
 
     async def _unload(self, name: str) -> None:
         self._served.pop(name, None)
+        ended = [_to_dismantle(version) for version in self._versions[name]]
         for version in self._versions[name]:
             await self._end(version, self._settings.drain_timeout_s)
         self._versions[name] = self._versions[name][:1]
-        gc.collect()  # a model's graph refers to itself
+        await asyncio.to_thread(_free, ended)
 
     def _begin(self, settings: ModelSettings) -> Version:
         """Returns a new version, announced as loading."""
@@ -244,9 +245,10 @@ class Repository:
         self._served[name] = served
         self._change(newcomer, State.READY)
         for old in [version for version in self._versions[name] if version is not newcomer]:
+            ended = [_to_dismantle(old)]
             await self._end(old, self._settings.drain_timeout_s)
             self._versions[name].remove(old)
-            gc.collect()
+            await asyncio.to_thread(_free, ended)
 
     async def _prepare(self, version: Version) -> Served:
         settings = version.settings
@@ -437,6 +439,21 @@ class Repository:
             f": {version.reason}" if version.reason else "",
         )
         self._on_change(version)
+
+
+def _to_dismantle(version: Version) -> Model | None:
+    """Returns the model, but for one that may still compile something in the background."""
+    return None if version.growth or version.background else version.model
+
+
+def _free(ended: list[Model | None]) -> None:
+    """Frees models that nobody uses any more; blocks."""
+    while ended:
+        model = ended.pop()
+        if model is not None and isinstance(model.program, Dismantled):
+            model.program.dismantle()
+        del model
+    gc.collect()  # what is left of a model refers to itself
 
 
 def _reason(error: Exception) -> str:

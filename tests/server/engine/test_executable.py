@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -230,3 +231,27 @@ def test_of_the_errors_that_xla_passes_on_only_those_of_memory_are_taken_for_one
     message = "Autotuning failed"
     with pytest.raises(tf.errors.InternalError):
         Function(failing)(images(0))
+
+
+def test_what_is_dismantled_is_gone_without_the_garbage_collector() -> None:
+    def operations() -> int:
+        return sum(isinstance(each, tf.Operation) for each in gc.get_objects())
+
+    def many(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        total = tf.cast(pixels, tf.float32)
+        for _ in range(200):
+            total += 1.0
+        return (total,)
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = operations()
+        program = TensorFlowProgram(many)
+        made = [program.compile(mode, BUCKET) for mode in (Mode.XLA, Mode.GRAPH)]
+        assert operations() > before + 400
+        program.dismantle()
+        del program, made
+        assert operations() < before + 50
+    finally:
+        gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -430,6 +431,16 @@ async def test_what_does_not_finish_before_an_unload_is_answered_all_the_same(ma
     await house.repository.unload("a")
     with pytest.raises(ShuttingDown):
         await accepted
+
+
+async def test_garbage_is_collected_away_from_the_event_loop(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    await house.repository.load_all()
+    threads: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda: threads.append(threading.get_ident()))
+    await house.repository.load("a")
+    await house.repository.unload("a")
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 async def test_an_unloaded_model_can_be_loaded_again(house: House) -> None:
