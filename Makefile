@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs demo test check format bench bench-gpu bench-start bench-xla clean
+.PHONY: help setup stubs demo test attack check format bench bench-gpu bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,9 @@ demo: setup ## Serve, ask about real images, compare XLA with graph mode
 test: setup ## Run the test suite
 	scripts/install_chromium.sh
 	$(BIN)/python -m pytest
+
+attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run
+	$(BIN)/python -m tests.attack $(if $(SEED),--seed $(SEED))
 
 check: setup ## Lint, types, layers, stub freshness
 	$(BIN)/ruff check

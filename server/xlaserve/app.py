@@ -119,7 +119,9 @@ class App:
             if settings.admin
             else None
         )
-        self._grpc = GrpcServer(settings, open_inference, vision, self._health, admin, metrics=self._metrics)
+        self._grpc = GrpcServer(
+            *(settings, open_inference, vision, self._health, admin), metrics=self._metrics, on_crash=self._crash
+        )
         self._http = HttpEndpoint(
             settings.host,
             settings.http_port,
@@ -298,8 +300,15 @@ class App:
             ready = {"grpc": self._grpc.address, "http": self._http.address, "pid": os.getpid()}
             # Whoever waits for the file must never read half of it.
             partial = path.with_name(f"{path.name}.partial")
-            partial.write_text(json.dumps(ready))
-            partial.replace(path)
+            try:
+                partial.write_text(json.dumps(ready))
+                partial.replace(path)
+            except OSError as error:
+                with suppress(OSError):
+                    partial.unlink()
+                raise ConfigError(
+                    f"ready_file: expected a file that can be made, got {path}: {error.strerror}"
+                ) from None
 
     def _remove_ready_file(self) -> None:
         """Removes it, be it of a server that was killed. Raises ConfigError where there can't be one."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import queue
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -417,3 +421,14 @@ def test_a_batch_loop_that_dies_ends_the_server_with_a_failure(start_server: Any
     assert "the batch loop died" in server.stderr
     assert "a defect of the batch loop" in server.stderr
     assert not server.is_ready
+
+
+def test_a_ready_file_that_can_not_be_written_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "ready.partial").mkdir()  # what is written first, and can't be
+    models = json.dumps([NOOP])
+    command = [sys.executable, "-m", "xlaserve", "serve", "--grpc-port", "0", "--http-port", "0", "--models", models]
+    command += ["--ready-file", str(tmp_path / "ready")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, last.startswith("xlaserve: ready_file: expected a file that can be made")) == (1, True)
+    assert "Traceback" not in done.stderr

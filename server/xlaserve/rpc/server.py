@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -34,10 +38,18 @@ MAX_CONNECTION_STREAMS: Final = 1024
 WINDOW_BYTES: Final = 256 * 1024
 """Of messages that nobody has asked for yet, for each connection."""
 FRAME_BYTES: Final = 1024 * 1024
+LISTEN_AGAIN_S: Final = 10.0
+RETRY_S: Final = 0.05
+_UNREADABLE: Final = ("codec can't decode byte", "UnicodeDecodeError", "Invalid encoding on")
+
+log = logging.getLogger(__name__)
 
 
 class GrpcServer:
-    """Serves `open_inference`, `vision`, health and perhaps `admin`; reflection and channelz as `settings` say."""
+    """Serves `open_inference`, `vision`, health and perhaps `admin`; reflection and channelz as `settings` say.
+
+    `on_crash` is called where grpcio's server has ended and none can listen again.
+    """
 
     def __init__(
         self,
@@ -48,27 +60,38 @@ class GrpcServer:
         admin: Admin | None,
         *,
         metrics: Metrics,
+        on_crash: Callable[[], None],
     ) -> None:
         self._settings = settings
-        self._server = grpc.aio.server(
-            options=_options(settings), maximum_concurrent_rpcs=settings.max_concurrent_calls
-        )
+        self._services = (open_inference, vision, health, admin)
+        self._metrics = metrics
+        self._on_crash = on_crash
         self.intake = Intake(
             settings.max_inflight_bytes,
             settings.max_message_bytes,
             settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
         )
 
+        self._server = self._build()
+        self._is_stopping = False
+        self.address = ""
+        """HOST:PORT, once it is started."""
+
+    def _build(self) -> grpc.aio.Server:
+        settings = self._settings
+        open_inference, vision, health, admin = self._services
+        server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.max_concurrent_calls)
+
         def on_refused(method: str, status: str) -> None:
-            metrics.refused.labels(method, status).inc()
+            self._metrics.refused.labels(method, status).inc()
 
         # For each registered method grpcio keeps a future and waits on all of them anew at every call, which for all of
         # ours takes 13 microseconds (grpcio 1.85). Generic handlers answer the same methods.
-        self._server.add_registered_method_handlers = _leave_to_generic_handlers  # type: ignore[method-assign, assignment]
+        server.add_registered_method_handlers = _leave_to_generic_handlers  # type: ignore[method-assign, assignment]
         handlers.add(
             open_inference,
             open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
-            self._server,
+            server,
             self.intake,
             parsers={"ModelInferRequest": infer_message.parse},
             on_refused=on_refused,
@@ -76,45 +99,82 @@ class GrpcServer:
         handlers.add(
             vision,
             vision_pb2.DESCRIPTOR.services_by_name["Vision"],
-            self._server,
+            server,
             self.intake,
             parsers=vision_messages.PARSERS,
             on_refused=on_refused,
         )
         if admin is not None:
             handlers.add(
-                admin, admin_pb2.DESCRIPTOR.services_by_name["Admin"], self._server, self.intake, on_refused=on_refused
+                admin, admin_pb2.DESCRIPTOR.services_by_name["Admin"], server, self.intake, on_refused=on_refused
             )
-        handlers.add(health, health_pb2.DESCRIPTOR.services_by_name["Health"], self._server, self.intake)  # type: ignore[arg-type]
+        handlers.add(health, health_pb2.DESCRIPTOR.services_by_name["Health"], server, self.intake)  # type: ignore[arg-type]
         if settings.channelz:
-            channelz.add_channelz_servicer(self._server)
+            channelz.add_channelz_servicer(server)
         if settings.reflection:
             services = [
                 service.full_name
                 for file in (open_inference_pb2, vision_pb2, health_pb2, *([admin_pb2] if admin else ()))
                 for service in file.DESCRIPTOR.services_by_name.values()
             ]
-            reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), self._server)
-        self.address = ""
-        """HOST:PORT, once it is started."""
+            reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
+        return server
 
     async def start(self) -> None:
         """Listens. Raises ConfigError where the port can't be had."""
-        host, port = self._settings.host, self._settings.grpc_port
-        if ":" in host:
-            host = f"[{host}]"
+        port = await self._listen(self._settings.grpc_port)
+        self.address = f"{self._host}:{port}"
+        for name in ("asyncio", "grpc._cython.cygrpc"):
+            logging.getLogger(name).addFilter(_is_readable)
+        self._listening = asyncio.create_task(self._listen_again(port))
+
+    @property
+    def _host(self) -> str:
+        host = self._settings.host
+        return f"[{host}]" if ":" in host else host
+
+    async def _listen(self, port: int) -> int:
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._server.add_insecure_port(f"{self._host}:{port}")
         except RuntimeError as error:
-            raise ConfigError(f"grpc_port: expected a free port of {host}, got {port}, which can't be had") from error
+            raise ConfigError(
+                f"grpc_port: expected a free port of {self._host}, got {port}, which can't be had"
+            ) from error
         await self._server.start()
-        self.address = f"{host}:{bound}"
+        return bound
+
+    async def _listen_again(self, port: int) -> None:
+        """Makes another server where grpcio has ended it: it does where the path of a call is no UTF-8 (1.85)."""
+        while True:
+            with suppress(UnicodeDecodeError):
+                await self._server.wait_for_termination()
+            if self._is_stopping:
+                return
+            log.warning("a call whose path is no UTF-8 ended gRPC, and what was under way with it; listening again")
+            try:
+                async with asyncio.timeout(LISTEN_AGAIN_S):
+                    await self._replace(port)
+            except TimeoutError:
+                log.exception("gRPC can't listen on port %d again", port)
+                self._on_crash()
+                return
+
+    async def _replace(self, port: int) -> None:
+        while True:
+            self._server = self._build()
+            try:
+                await self._listen(port)
+            except ConfigError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     async def stop(self, grace_s: float) -> None:
         """Closes the port and the connections; a client that reads slowly has `grace_s` for what was answered.
 
         Calls without an answer end as UNAVAILABLE.
         """
+        self._is_stopping = True  # whoever waits for the end is not cancelled: grpcio's own end would be
         await hang_up(int(self.address.rpartition(":")[2]), grace_s)
         await self._server.stop(grace_s)
 
@@ -143,3 +203,9 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
 
 def _leave_to_generic_handlers(service: str, handlers: object) -> None:
     pass
+
+
+def _is_readable(record: logging.LogRecord) -> bool:
+    """Leaves out what grpcio and asyncio say, with a traceback, of headers that are no UTF-8: clients send them."""
+    message = record.getMessage()
+    return not any(part in message for part in _UNREADABLE)

@@ -1,0 +1,73 @@
+"""HTTP/2 by hand (RFC 9113), to stop, lie and hang up where no library does."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Final, Self
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM: Final = 1
+END_HEADERS: Final = 4
+CONNECT_S: Final = 10.0
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Returns a frame."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def headers(path: str, **more: str) -> bytes:
+    """Returns the header block of a call, literally and without compression (RFC 7541, 6.2.2)."""
+    fields = {
+        **{":method": "POST", ":scheme": "http", ":path": path, ":authority": "localhost"},
+        **{"te": "trailers", "content-type": "application/grpc"},
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+    return b"".join(b"\0" + _text(name) + _text(value) for name, value in fields.items())
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    if len(data) < 127:
+        return bytes([len(data)]) + data
+    rest, length = len(data) - 127, bytearray([127])
+    while rest >= 128:
+        length.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes((*length, rest)) + data
+
+
+def message(data: bytes, *, length: int | None = None, compressed: int = 0) -> bytes:
+    """Returns a message of gRPC, with its length or another."""
+    return struct.pack(">BI", compressed, len(data) if length is None else length) + data
+
+
+class Connection:
+    """A connection with nothing behind it."""
+
+    def __init__(self, address: str, *, greets: bool = True) -> None:
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        if greets:
+            self.send(PREFACE + frame(SETTINGS, 0, 0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> bool:
+        """Sends, and returns whether the other side still takes it."""
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def reset(self) -> None:
+        """Closes it with a reset, without a goodbye."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()

@@ -1,0 +1,191 @@
+"""Signals: to servers that were busy."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tests.attack import samples
+from tests.attack.client import INFERENCE, PATIENCE_S, Client
+from tests.attack.registry import BUSY, OK, Round, attack
+from tests.attack.server import Server
+
+CLIENTS: Final = 32
+CONFIG: Final[dict[str, Any]] = {
+    "models": [{"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}]
+}
+Ended = list[tuple[str, str, str | None]]
+
+
+@dataclass
+class Load:
+    """Clients that ask a server on and on."""
+
+    stop: threading.Event
+    clients: list[Future[Ended]]
+
+    def settle(self, round: Round, allowed: frozenset[str]) -> None:
+        """Stops the clients and accounts for all that they asked."""
+        self.stop.set()
+        for client in self.clients:
+            for outcome, details, wrong in client.result(PATIENCE_S * 2):
+                round.count(outcome, f"a call ({details[:150]})", allowed, wrong)
+
+
+@contextmanager
+def load(address: str, *, timeout_s: float = PATIENCE_S) -> Iterator[Load]:
+    """Has CLIENTS ask the server at `address` in closed loops until they are stopped, or one call fails."""
+    stop = threading.Event()
+
+    def ask(number: int) -> Ended:
+        ended: Ended = []
+        valid = samples.noop([number])
+        data = valid.message.SerializeToString()
+        with Client(address) as client:
+            while not stop.is_set():
+                outcome, answer, details = client.send(valid.method, data, timeout_s).outcome()
+                ended.append((outcome, details, valid.check(answer) if outcome == OK else None))
+                if outcome == "UNAVAILABLE":
+                    break
+        return ended
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(ask, number) for number in range(CLIENTS)]
+        try:
+            yield Load(stop, clients)
+        finally:
+            stop.set()
+
+
+def check_serves(round: Round, server: Server) -> None:
+    """Accounts for a right request."""
+    valid = samples.noop([42])
+    with Client(server.grpc) as client:
+        call = client.send(valid.method, valid.message.SerializeToString())
+        round.settle(call, "a right request afterwards", allowed=frozenset({OK}), check=valid.check)
+
+
+@attack(allowed=BUSY | {"UNAVAILABLE"}, site="own", weight=2)
+def terminate_under_load(round: Round) -> None:
+    """SIGTERM while 32 clients ask: each call is answered or UNAVAILABLE, the server ends with status 0."""
+    while True:
+        server = round.start(CONFIG).wait_until_ready()
+        with load(server.grpc) as clients:
+            time.sleep(round.random.uniform(0.1, 0.5))
+            status = server.stop()
+            clients.settle(round, round.attack.allowed)
+        round.count(OK if status == 0 else f"status {status}", "the end after SIGTERM", frozenset({OK}))
+        if not round.has_time:
+            return
+
+
+@attack(allowed=BUSY | {"UNAVAILABLE"}, site="own")
+def kill_and_restart(round: Round) -> None:
+    """kill -9 while 32 clients ask, and another server on the same ports, with the same ready file."""
+    ready_file = round.folder / "ready.json"
+    config = {**CONFIG, "ready_file": str(ready_file)}
+    ports = (0, 0)
+    while True:
+        server = round.start(config, ports=ports)
+        server.wait_for(
+            lambda server=server: (
+                ready_file.exists() and json.loads(ready_file.read_text())["pid"] == server.process.pid
+            ),
+            "be ready",
+            60,
+        )
+        server.wait_until_ready()
+        ports = server.ports
+        check_serves(round, server)
+        with load(server.grpc) as clients:
+            time.sleep(round.random.uniform(0.1, 0.4))
+            server.kill()
+            clients.settle(round, round.attack.allowed)
+        if not round.has_time:
+            return
+
+
+@attack(allowed=BUSY | {"DEADLINE_EXCEEDED"}, site="own")
+def stop_and_continue(round: Round) -> None:
+    """SIGSTOP and SIGCONT while 32 clients ask that have half a second: answers or deadlines, and it serves on."""
+    server = round.start(CONFIG).wait_until_ready()
+    while True:
+        with load(server.grpc, timeout_s=0.5) as clients:
+            for _ in range(3):
+                time.sleep(round.random.uniform(0.05, 0.2))
+                server.process.send_signal(signal.SIGSTOP)
+                time.sleep(round.random.uniform(0.05, 1.0))
+                server.process.send_signal(signal.SIGCONT)
+            clients.settle(round, round.attack.allowed)
+        check_serves(round, server)
+        if not round.has_time:
+            break
+    round.count(OK if server.stop() == 0 else "bad status", "the end", frozenset({OK}))
+
+
+@attack(allowed=BUSY, site="own")
+def hang_up_signals(round: Round) -> None:
+    """SIGHUP while 32 clients ask, the configuration right, wrong and right again: every call is answered."""
+    server = round.start(CONFIG).wait_until_ready()
+    with load(server.grpc) as clients:
+        for text in (None, "models: [", json.dumps(CONFIG)):
+            if text is not None:
+                server.config_file.write_text(text)
+            server.process.send_signal(signal.SIGHUP)
+            time.sleep(0.4)
+            round.count(OK if server.is_alive else f"died with {server.process.poll()}", "SIGHUP", frozenset({OK}))
+        clients.settle(round, round.attack.allowed)
+    if server.is_alive:
+        check_serves(round, server)
+        round.count(OK if server.stop() == 0 else "bad status", "the end", frozenset({OK}))
+
+
+@attack(allowed={OK, "UNAVAILABLE", "CANCELLED"}, site="own", is_short=False)
+def signals_at_any_time(round: Round) -> None:
+    """SIGTERM and SIGINT at any moment of a start: a server that ends, soon, without a traceback."""
+    while round.has_time:
+        server = round.start(CONFIG)
+        time.sleep(round.random.uniform(0.0, 1.2))
+        # Before it says anything Python itself is starting, and would tell of an interrupt in its own way.
+        number = round.random.choice((signal.SIGTERM, signal.SIGINT)) if server.log else signal.SIGTERM
+        server.process.send_signal(number)
+        try:
+            status = server.process.wait(20)
+        except Exception:
+            round.count("did not end", f"{number.name} during the start")
+            continue
+        # Before Python has set its handlers, the signal itself ends the process.
+        is_right = status in (0, 128 + number, -number)
+        round.count(OK if is_right else f"status {status}", f"{number.name} during the start")
+
+
+@attack(allowed={OK}, site="own", is_short=False)
+def idle_streams_at_the_end(round: Round) -> None:
+    """SIGTERM with streams open that send nothing: the server ends all the same, in time."""
+    server = round.start(CONFIG).wait_until_ready()
+    never = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        never.wait(PATIENCE_S)
+        yield from ()
+
+    clients = [Client(server.grpc) for _ in range(8)]
+    try:
+        for client in clients:
+            client.stream(f"{INFERENCE}ModelStreamInfer", nothing())
+        time.sleep(0.3)
+        began = time.monotonic()
+        status = server.stop()
+        round.count(OK if status == 0 else f"status {status}", "the end with idle streams")
+        round.count(OK if time.monotonic() - began < 15 else "late", "the end with idle streams, in time")
+    finally:
+        never.set()
+        for client in clients:
+            client.close()

@@ -1,0 +1,153 @@
+"""A server under attack: a process of its own, on loopback, that is always ended again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+START_TIMEOUT_S: Final = 180
+STOP_TIMEOUT_S: Final = 60
+POLL_S: Final = 0.02
+SAMPLE_S: Final = 0.05
+MIB: Final = 2**20
+BAD_LINE: Final = re.compile(r" (ERROR|CRITICAL) |Traceback \(most recent call last\)|^Fatal |Segmentation fault")
+"""What no attack may bring into the log."""
+
+
+class ServerError(Exception):
+    """A server did not start, or did not stop."""
+
+
+class Server:
+    """An `xlaserve serve` process with `config`, whose log and files are in `folder`.
+
+    `max_file_bytes` bounds each file that it writes (RLIMIT_FSIZE).
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], folder: Path, *, ports: tuple[int, int] = (0, 0), max_file_bytes: int = 0
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config_file = folder / "config.yaml"
+        self.config_file.write_text(json.dumps(config))  # JSON is YAML as well
+        self._log = folder / "log"
+        self._ready_file = Path(config.get("ready_file", folder / "ready.json"))
+        command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(self.config_file)]
+        command += ["--grpc-port", str(ports[0]), "--http-port", str(ports[1]), "--ready-file", str(self._ready_file)]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
+
+        def limit() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            if max_file_bytes:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
+
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                preexec_fn=limit,  # noqa: PLW1509 - sets a limit and nothing else
+            )
+        self._measured = psutil.Process(self.process.pid)
+        self.peak_bytes = 0
+        self.is_fit = True
+        """Whether it still serves; who finds out otherwise says so."""
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    @property
+    def log(self) -> str:
+        """What it said so far."""
+        return self._log.read_text(errors="replace")
+
+    def bad_lines(self, since: int = 0) -> list[str]:
+        """Returns the errors and tracebacks in the log from its character `since` on."""
+        return [line for line in self.log[since:].splitlines() if BAD_LINE.search(line)]
+
+    def wait_until_ready(self) -> Server:
+        """Returns the server once it is ready. Raises ServerError."""
+        self.wait_for(self._ready_file.exists, "be ready", START_TIMEOUT_S)
+        found = re.search(r"listening: gRPC (\S+), HTTP (\S+)", self.log)
+        if not found:
+            raise ServerError(f"it did not say where it listens\n{self.log}")
+        self.grpc, self.http = found.groups()
+        return self
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Of gRPC and HTTP."""
+        return int(self.grpc.rpartition(":")[2]), int(self.http.rpartition(":")[2])
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process.poll() is None
+
+    @property
+    def resident_bytes(self) -> int:
+        """What it holds of memory now."""
+        return int(self._measured.memory_info().rss)
+
+    def wait_for(self, condition: Callable[[], object], what: str, timeout_s: float) -> None:
+        """Returns once `condition` holds. Raises ServerError where the server ends first, or time does."""
+        give_up_at = time.monotonic() + timeout_s
+        while not condition():
+            if not self.is_alive:
+                raise ServerError(f"it exited with {self.process.returncode} and did not {what}\n{self.log[-3000:]}")
+            if time.monotonic() > give_up_at:
+                raise ServerError(f"it did not {what} within {timeout_s:g} s\n{self.log[-3000:]}")
+            time.sleep(POLL_S)
+
+    def get(self, path: str, timeout_s: float = 10.0) -> tuple[int, str]:
+        """Returns the status and the text of an HTTP path."""
+        host, port = self.http.rsplit(":", 1)
+        connection = HTTPConnection(host, int(port), timeout=timeout_s)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def metric(self, name: str) -> float:
+        """Returns the sum over the series of a metric."""
+        _, text = self.get("/metrics")
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+
+    def stop(self) -> int:
+        """Ends it with SIGTERM and returns its status; kills what does not end, and raises ServerError."""
+        if self.is_alive:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerError(f"it did not stop within {STOP_TIMEOUT_S} s") from None
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.process.kill()
+        self.process.wait()
+
+    def _sample(self) -> None:
+        while self.is_alive:
+            try:
+                self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
+            except psutil.Error:
+                return
+            time.sleep(SAMPLE_S)
