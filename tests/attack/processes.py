@@ -130,7 +130,7 @@ def stop_and_continue(round: Round) -> None:
     round.count(OK if server.stop() == 0 else "bad status", "the end", frozenset({OK}))
 
 
-@attack(allowed=BUSY, site="own")
+@attack(allowed=BUSY, site="own", expects="the configuration is as before")
 def hang_up_signals(round: Round) -> None:
     """SIGHUP while 32 clients ask, the configuration right, wrong and right again: every call is answered."""
     server = round.start(CONFIG).wait_until_ready()

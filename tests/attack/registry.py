@@ -144,6 +144,8 @@ class Attack:
     """Whether it belongs to the short form."""
     most_mib: int
     """By how much the server's resident memory may grow at most while it runs."""
+    expects: str
+    """What an error has in it that it should bring into the log."""
 
     @property
     def summary(self) -> str:
@@ -155,13 +157,19 @@ ATTACKS: Final[dict[str, Attack]] = {}
 
 
 def attack(
-    *, allowed: Iterable[str], site: Site = "shared", weight: float = 1.0, is_short: bool = True, most_mib: int = 768
+    *,
+    allowed: Iterable[str],
+    site: Site = "shared",
+    weight: float = 1.0,
+    is_short: bool = True,
+    most_mib: int = 768,
+    expects: str = "",
 ) -> Callable[[Callable[[Round], None]], Callable[[Round], None]]:
     """Registers a function as an attack of its name."""
 
     def register(run: Callable[[Round], None]) -> Callable[[Round], None]:
         name = run.__name__.replace("_", "-")
-        ATTACKS[name] = Attack(name, run, frozenset(allowed), site, weight, is_short, most_mib)
+        ATTACKS[name] = Attack(name, run, frozenset(allowed), site, weight, is_short, most_mib, expects)
         return run
 
     return register

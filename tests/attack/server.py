@@ -74,9 +74,10 @@ class Server:
         """What it said so far."""
         return self._log.read_text(errors="replace")
 
-    def bad_lines(self, since: int = 0) -> list[str]:
-        """Returns the errors and tracebacks in the log from its character `since` on."""
-        return [line for line in self.log[since:].splitlines() if BAD_LINE.search(line)]
+    def bad_lines(self, since: int = 0, but: str = "") -> list[str]:
+        """Returns the errors and tracebacks in the log from its character `since` on, save those with `but` in them."""
+        bad = [line for line in self.log[since:].splitlines() if BAD_LINE.search(line)]
+        return [line for line in bad if not but or but not in line]
 
     def wait_until_ready(self) -> Server:
         """Returns the server once it is ready. Raises ServerError."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import grpc
+from tests.attack import http2
 from tests.attack.__main__ import table
 from tests.attack.registry import ATTACKS
 from tests.attack.runner import run
@@ -15,3 +19,19 @@ def test_nothing_is_lost_and_nothing_wrong_under_any_attack() -> None:
     tallies = run(names, seed=SEED, seconds=SECONDS, is_short=True)
     assert tallies.keys() == {*names, "the end"}
     assert not any(tally.fault_count or tally.lost for tally in tallies.values()), table(tallies)
+
+
+def test_a_path_that_is_no_text_ends_grpc_for_a_moment_only(start_server: Any, connect: Any) -> None:
+    server = start_server({"models": [{"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1]}]})
+    assert connect(server).ask(7) is grpc.StatusCode.OK
+    for count in range(1, 4):
+        path = b"/a\xff/b"
+        block = http2.headers("/PATH").replace(b"\x05/PATH", bytes([len(path)]) + path)
+        with http2.Connection(server.grpc) as connection:
+            connection.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, block))
+            connection.send(http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(b"")))
+            server.wait_for(lambda count=count: server.stderr.count("listening again") == count, "it went on")
+        server.wait_for(lambda: connect(server).ask(7) is grpc.StatusCode.OK, "it served no more", timeout_s=20)
+    assert "ERROR" not in server.stderr
+    assert "Traceback" not in server.stderr
+    assert server.stop() == 0

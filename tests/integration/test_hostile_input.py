@@ -16,7 +16,6 @@ import grpc
 import numpy as np
 import pytest
 from PIL import Image
-from tests.attack import http2
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import vision_pb2
@@ -545,20 +544,3 @@ def test_a_made_up_name_is_not_found_by_any_method(oip, server, name):
         assert caught.value.code() is NOT_FOUND
         assert len(caught.value.details()) < MAX_DETAILS
     assert not re.search(r"^12:00:00 ERROR forged", server.stderr, re.MULTILINE)
-
-
-def test_a_path_that_is_no_text_ends_grpc_for_a_moment_only(start_server: Any, connect: Any) -> None:
-    server = start_server({"models": [{"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1]}]})
-    assert connect(server).ask(7) is grpc.StatusCode.OK
-    for _ in range(3):
-        path = b"/a\xff/b"
-        block = http2.headers("/PATH").replace(b"\x05/PATH", bytes([len(path)]) + path)
-        with http2.Connection(server.grpc) as connection:
-            connection.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, block))
-            connection.send(http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(b"")))
-            while connection.socket.recv(1000):  # until grpcio has ended all connections
-                pass
-        server.wait_for(lambda: connect(server).ask(7) is grpc.StatusCode.OK, "it served no more", timeout_s=20)
-    assert "ERROR" not in server.stderr
-    assert "Traceback" not in server.stderr
-    assert server.stop() == 0
