@@ -21,6 +21,7 @@ UNLOADED: Final = frozenset({"UNAVAILABLE", "NOT_FOUND"})
 @attack(
     allowed={OK, "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "NOT_FOUND"},
     weight=2,
+    is_short=False,
     most_mib=1500,
 )
 def reload_and_unload_storm(round: Round) -> None:

@@ -40,7 +40,11 @@ WINDOW_BYTES: Final = 256 * 1024
 FRAME_BYTES: Final = 1024 * 1024
 LISTEN_AGAIN_S: Final = 10.0
 RETRY_S: Final = 0.05
-_UNREADABLE: Final = ("codec can't decode byte", "UnicodeDecodeError", "Invalid encoding on")
+_OF_CLIENTS: Final = (
+    *("codec can't decode byte", "UnicodeDecodeError", "Invalid encoding on"),
+    "ExecuteBatchError raised in core",  # a client that hung up as its answer left
+)
+"""What grpcio and asyncio log as errors, with a traceback, though clients alone cause it."""
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +129,7 @@ class GrpcServer:
         port = await self._listen(self._settings.grpc_port)
         self.address = f"{self._host}:{port}"
         for name in ("asyncio", "grpc._cython.cygrpc"):
-            logging.getLogger(name).addFilter(_is_readable)
+            logging.getLogger(name).addFilter(_is_ours)
         self._listening = asyncio.create_task(self._listen_again(port))
 
     @property
@@ -205,7 +209,6 @@ def _leave_to_generic_handlers(service: str, handlers: object) -> None:
     pass
 
 
-def _is_readable(record: logging.LogRecord) -> bool:
-    """Leaves out what grpcio and asyncio say, with a traceback, of headers that are no UTF-8: clients send them."""
+def _is_ours(record: logging.LogRecord) -> bool:
     message = record.getMessage()
-    return not any(part in message for part in _UNREADABLE)
+    return not any(part in message for part in _OF_CLIENTS)
