@@ -187,10 +187,22 @@ def answers_errors(method: Method[RequestT, ResponseT]) -> Handler[RequestT, Res
             return await method(self, request, context)
         except Exception as error:
             del request  # what abort raises and this frame hold each other
-            await context.abort(*explain(error))
+            if _is_of_wire(error):
+                raise asyncio.CancelledError from None
+            try:
+                await context.abort(*explain(error))
+            except grpc.aio.InternalError:
+                raise asyncio.CancelledError from None
             raise
 
     return answering
+
+
+def _is_of_wire(error: Exception) -> bool:
+    """Returns whether gRPC could not write: the client is gone, and nobody is left to be told."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(_is_of_wire, error.exceptions))
+    return isinstance(error, grpc.aio.InternalError)
 
 
 def no_message() -> InvalidArgument:

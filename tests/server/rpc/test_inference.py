@@ -270,3 +270,31 @@ def test_what_is_not_ours_to_explain_goes_to_the_log_and_what_is_does_not(caplog
     (record,) = caplog.records
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+class GoneContext:
+    """Of a client that is gone: nothing can be written to it."""
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        QueueFull("full"),
+        grpc.aio.InternalError("Failed grpc_call_start_batch"),
+        ExceptionGroup("unhandled errors in a TaskGroup", [grpc.aio.InternalError("Failed grpc_call_start_batch")]),
+    ],
+)
+async def test_a_client_that_is_gone_ends_its_call_without_an_error(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Servicer:
+        @answers_errors
+        async def method(self, request: Message, context: Any) -> None:
+            raise error
+
+    with pytest.raises(asyncio.CancelledError):
+        await Servicer().method(Message(), GoneContext())
+    assert not caplog.records
