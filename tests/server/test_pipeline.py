@@ -20,7 +20,7 @@ from xlaserve.frame import Frame, place, whole
 from xlaserve.image import Decoded, Place
 from xlaserve.model.task import Classification, Segmentation
 from xlaserve.model.version import Served
-from xlaserve.pipeline import Pipeline, Request
+from xlaserve.pipeline import Pending, Pipeline, Request
 
 DEADLINE = 123.0
 PATIENCE_S = 20
@@ -443,3 +443,34 @@ async def test_an_image_that_no_resolution_fits_is_refused_where_none_is_fitted(
     assert levels(await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6)], DEADLINE))) == [1, 2]
     with pytest.raises(InvalidArgument, match="expected 6 x 4 pixels, as the model's fit is reject, got 3 x 2"):
         await pipe.run(of_two_sizes, Request("", [png(1, 2, 3)], DEADLINE))
+
+
+async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admitted(
+    pipe: Pipeline, served: Served, batcher: Batcher
+) -> None:
+    threads = []
+    given = np.full((2, 4, 6, 3), 7, np.float32)
+
+    def check() -> Images:
+        threads.append(threading.current_thread())
+        assert batcher.admitted == [(2, given.nbytes)]
+        return given.astype(np.uint8)
+
+    answer = await pipe.run(served, Request("", Pending(given, check), DEADLINE))
+    assert levels(answer) == [7, 7]
+    assert threads != [threading.current_thread()]
+    assert batcher.ran[0][0].dtype == np.uint8
+
+
+async def test_pixels_of_a_wrong_size_are_refused_before_they_are_checked(pipe: Pipeline, served: Served) -> None:
+    pending = Pending(np.zeros((1, 9, 9, 3), np.float32), lambda: pytest.fail("checked"))
+    with pytest.raises(InvalidArgument, match="pixels: expected shape"):
+        await pipe.run(served, Request("", pending, DEADLINE))
+
+
+async def test_pixels_that_turn_out_wrong_leave(pipe: Pipeline, served: Served) -> None:
+    def check() -> Images:
+        raise InvalidArgument("pixels", "levels", "none")
+
+    with pytest.raises(InvalidArgument, match="pixels: expected levels"):
+        await pipe.run(served, Request("", Pending(np.zeros((1, 4, 6, 3), np.float32), check), DEADLINE))
