@@ -14,7 +14,7 @@
     │   ├── ExecutionFailed             a batch raised; its details are in the log only
     │   └── OutOfDeviceMemory           the device's memory did not hold a batch; a smaller one may do
     └── OverloadError                   nothing wrong with the request, but not now
-        ├── QueueFull                   the model's queue is at its bound
+        ├── QueueFull                   a queue is at its bound
         ├── ProfilerBusy                another profile is being recorded
         ├── DeadlineExceeded            the job could not be run before its deadline
         └── ShuttingDown                the server is draining
@@ -99,7 +99,7 @@ class OverloadError(XlaserveError):
 
 
 class QueueFull(OverloadError):
-    """The model's queue is at its bound of images or bytes."""
+    """A queue is at its bound: of images, bytes or changes of a model."""
 
 
 class ProfilerBusy(OverloadError):

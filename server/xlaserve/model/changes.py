@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
+
+from xlaserve.errors import QueueFull, XlaserveError
+
+MOST_WAITING: Final = 8
+"""Changes of one model that wait for the one under way: loads and unloads may be asked for in turns."""
 
 Kind = Literal["start", "load", "unload"]
+
+log = logging.getLogger(__name__)
 
 
 class _Change:
@@ -31,16 +39,28 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._newest: dict[str, _Change] = {}
+        self._under_way: dict[str, list[_Change]] = {}
+        """By model, the oldest first."""
 
     async def make(self, name: str, kind: Kind, work: Callable[[], Awaitable[None]]) -> None:
-        """Does `work` for the model once its turn has come, or waits for who does the same. Raises what that raises."""
-        change = self._newest.get(name)
+        """Does `work` for the model once its turn has come, or waits for who does the same.
+
+        Raises what that raises, and QueueFull where too many changes of the model wait already.
+        """
+        under_way = self._under_way.setdefault(name, [])
+        change = under_way[-1] if under_way else None
         if change is None or change.has_begun or change.kind != kind:
-            change = self._newest[name] = _Change(kind, work, before=change)
-            change.task.add_done_callback(partial(self._forget, name, change))
+            if len(under_way) > MOST_WAITING:
+                raise QueueFull(f"model {name}: {MOST_WAITING} loads and unloads wait already")
+            change = _Change(kind, work, before=change)
+            change.task.add_done_callback(partial(self._end, name, change))
+            under_way.append(change)
         await asyncio.shield(change.task)
 
-    def _forget(self, name: str, change: _Change, task: asyncio.Task[None]) -> None:
-        if self._newest[name] is change:
-            del self._newest[name]
+    def _end(self, name: str, change: _Change, task: asyncio.Task[None]) -> None:
+        self._under_way[name].remove(change)
+        if not self._under_way[name]:
+            del self._under_way[name]
+        # Whoever asked may have given up, and then nobody else takes the error.
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, XlaserveError):
+            log.error("model %s: a %s failed", name, change.kind, exc_info=error)

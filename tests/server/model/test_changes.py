@@ -1,0 +1,62 @@
+"""Changes of models that come one after the other, and that nobody may wait for any more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from xlaserve.errors import ModelFailed, QueueFull
+from xlaserve.model.changes import MOST_WAITING, Changes
+
+
+class Work:
+    """Something that ends when the test says so."""
+
+    def __init__(self, error: type[Exception] | None = None) -> None:
+        self.begun = 0
+        self.has_begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self._error = error
+
+    async def __call__(self) -> None:
+        self.begun += 1
+        self.has_begun.set()
+        await self.may_end.wait()
+        if self._error:
+            raise self._error("what went wrong")
+
+
+async def test_loads_and_unloads_in_turns_are_refused_once_too_many_wait() -> None:
+    changes, work = Changes(), Work()
+    asked = [asyncio.create_task(changes.make("a", kind, work)) for _ in range(50) for kind in ("load", "unload")]
+    await work.has_begun.wait()
+    refused = asked[1 + MOST_WAITING :: 2]  # the others want what waits as the last
+    for task in refused:
+        with pytest.raises(QueueFull):
+            await task
+    work.may_end.set()
+    await asyncio.gather(*(set(asked) - set(refused)))
+    assert work.begun == 1 + MOST_WAITING
+    await changes.make("a", "load", work)
+
+
+@pytest.mark.parametrize(("error", "said"), [(ModelFailed, []), (ValueError, ["a load failed"])])
+async def test_a_failure_that_nobody_waits_for_any_more_is_said_only_where_it_is_a_defect(
+    error: type[Exception], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    changes, work = Changes(), Work(error)
+    asked = asyncio.create_task(changes.make("a", "load", work))
+    await work.has_begun.wait()
+    asked.cancel()
+    await asyncio.wait([asked])
+    work.may_end.set()
+    await changes.make("a", "unload", nothing)
+    del asked
+    gc.collect()
+    await asyncio.sleep(0)
+    assert [record.message.removeprefix("model a: ") for record in caplog.records] == said
+
+
+async def nothing() -> None: ...
