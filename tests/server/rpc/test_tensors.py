@@ -55,6 +55,16 @@ def test_large_pixels_come_out_as_they_were_sent(datatype: str) -> None:
     np.testing.assert_array_equal(images_of(pixels_request(levels, datatype, raw=True)), levels)
 
 
+@pytest.mark.parametrize("datatype", FIELDS)
+def test_more_typed_values_than_the_event_loop_has_time_for_are_refused_however_few_bytes_each_takes(
+    datatype: str,
+) -> None:
+    side = 837
+    assert side * side * 3 > tensors.MAX_TYPED_VALUES
+    with pytest.raises(InvalidArgument, match="contents of pixels: expected at most 2097152 values"):
+        images_of(pixels_request(np.ones((1, side, side, 3), np.uint8), datatype, raw=False))
+
+
 def test_raw_uint8_pixels_are_viewed_and_not_copied() -> None:
     request = pixels_request(np.ones(LARGE_SHAPE, np.uint8), "UINT8", raw=True)
     message = infer_message.parse(request.SerializeToString())
