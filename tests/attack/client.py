@@ -43,10 +43,10 @@ class Call:
     def outcome(self) -> tuple[str, bytes, str]:
         """Waits for it; returns its status or LOST, its answer, and the message of its status.
 
-        LOST is also what ran into PATIENCE_S, where the caller gave no deadline of its own.
+        LOST is also what ran into a deadline of PATIENCE_S or more: nobody meant it to.
         """
         try:
-            error = self._future.exception(timeout=PATIENCE_S + 20)
+            error = self._future.exception(timeout=max(PATIENCE_S, self._timeout_s) + 20)
         except grpc.FutureTimeoutError:
             self._future.cancel()
             return LOST, b"", ""
@@ -55,7 +55,7 @@ class Call:
         if error is None:
             return "OK", self._future.result(), ""
         status, details = error.code().name, error.details() or ""
-        ran_out = self._timeout_s >= PATIENCE_S and self._ended_at - self._began_at > PATIENCE_S - 1
+        ran_out = self._timeout_s >= PATIENCE_S and self._ended_at - self._began_at > self._timeout_s - 1
         return (LOST if status == "DEADLINE_EXCEEDED" and ran_out else status), b"", details
 
     def _note_end(self, future: object) -> None:
