@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -150,11 +149,17 @@ class GrpcServer:
     async def _listen_again(self, port: int) -> None:
         """Makes another server where grpcio has ended it: it does where the path of a call is no UTF-8 (1.85)."""
         while True:
-            with suppress(UnicodeDecodeError):
+            reason: Exception | None = None
+            try:
                 await self._server.wait_for_termination()
+            except Exception as error:
+                reason = error
             if self._is_stopping:
                 return
-            log.warning("a call whose path is no UTF-8 ended gRPC, and what was under way with it; listening again")
+            if isinstance(reason, UnicodeDecodeError):
+                log.warning("a call whose path is no UTF-8 ended gRPC, and what was under way with it; listening again")
+            else:
+                log.error("gRPC ended, and what was under way with it; listening again", exc_info=reason)
             try:
                 async with asyncio.timeout(LISTEN_AGAIN_S):
                     await self._replace(port)
