@@ -154,7 +154,7 @@ class DecodingThreads:
         self._clock = clock
         self._turns = Turns(clock)
         self._changed = threading.Condition()
-        self._is_started = False
+        self._started = 0
         self._is_stopped = False
 
     async def map(
@@ -184,9 +184,9 @@ class DecodingThreads:
 
         rows = Rows(work, count, deadline, settle_soon)
         with self._changed:
+            self._start()
             self._turns.put(model, rows, is_rendering=is_rendering)
             self._changed.notify(count)
-            self._start()
         timer = None if deadline == float("inf") else loop.call_later(deadline - self._clock(), settle, late())
         try:
             await settled
@@ -204,10 +204,9 @@ class DecodingThreads:
             self._changed.notify_all()
 
     def _start(self) -> None:
-        if not self._is_started:
-            self._is_started = True
-            for number in range(self.count):
-                threading.Thread(target=self._serve, name=f"decode-{number}", daemon=True).start()
+        while self._started < self.count:  # where the system gives no thread, the next request tries again
+            threading.Thread(target=self._serve, name=f"decode-{self._started}", daemon=True).start()
+            self._started += 1
 
     def _serve(self) -> None:
         while (taken := self._take()) is not None:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from unittest.mock import Mock
 
 import pytest
 
@@ -259,6 +260,18 @@ async def test_a_request_is_answered_at_its_deadline_though_a_row_is_under_way(
             await threads.map("a", lambda row: go_on.wait(PATIENCE_S), 2, time.perf_counter() + 0.05)
     finally:
         go_on.set()
+
+
+async def test_threads_that_could_not_be_started_are_started_by_the_next_request(
+    start: Callable[[int], DecodingThreads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding = start(2)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="no thread"):
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no thread")))
+        await decoding.map("a", lambda row: pytest.fail("nobody waits for this"), 2, NEVER)
+    together = threading.Barrier(2, timeout=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        await decoding.map("a", lambda row: together.wait(), 2, NEVER)
 
 
 async def test_no_rows_are_made_at_once(start: Callable[[int], DecodingThreads]) -> None:

@@ -254,6 +254,7 @@ class Repository:
         settings = version.settings
         began = time.perf_counter()
         model = version.model = await self._compile(self._load_model, settings)
+        self._check_stop()
         self._change(version, State.COMPILING)
         first = self._first_buckets(model)
         verifier = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn)

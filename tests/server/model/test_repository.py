@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -588,6 +589,20 @@ async def test_a_stop_ends_a_warm_up_and_refuses_further_loads(house: House) -> 
     assert len(house.compiled) == 1
     with pytest.raises(ShuttingDown):
         await house.repository.load("a")
+
+
+async def test_a_stop_while_a_model_is_built_ends_its_load_and_is_no_failure(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.loading.close()
+    loading = asyncio.create_task(house.repository.load_all())
+    await house.loading.reached()
+    await house.repository.drain(timeout_s=0)
+    house.loading.open()
+    with pytest.raises(ShuttingDown):
+        await loading
+    assert house.states() == [State.UNLOADED]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_stop_after_the_last_program_still_ends_the_load(house: House) -> None:
