@@ -199,6 +199,13 @@ def test_what_is_dumped_loads_to_the_same_settings(settings: Settings) -> None:
     assert load(flags=yaml.safe_load(dump(settings)), environ=NOTHING) == settings
 
 
+def test_off_is_a_value_and_switches_off(write: Write) -> None:
+    assert load_model(write, "verification: off").verification == "off"
+    for no, yes in (("no", "yes"), ("off", "on"), ("false", "true")):
+        settings = load(write(f"{{reflection: {no}, channelz: {yes}, model_control: {no}}}"), environ=NOTHING)
+        assert (settings.reflection, settings.channelz, settings.model_control) == (False, True, False)
+
+
 def test_a_dump_is_a_configuration_file(write: Write) -> None:
     noop = ModelSettings(name="noop", source="builtin:noop")
     # A relative path would be taken from the file's folder.
@@ -221,8 +228,9 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
         ("models: 3", ["models: ", "got 3"]),
         ("models: []", ["models: expected at least one model, got []"]),
         ("lanes: true", ["lanes: expected neither true nor false, got True"]),
-        ("grpc_port: on", ["grpc_port: expected neither true nor false, got True"]),
-        ("host: no", ["host: expected neither true nor false, got False"]),
+        ("grpc_port: on", ["grpc_port: ", "got 'on'"]),
+        ("host: false", ["host: expected neither true nor false, got False"]),
+        ("reflection: perhaps", ["reflection: ", "got 'perhaps'"]),
         ("{grpc_port: 9, http_port: 9}", ["settings: grpc_port and http_port: expected two ports, got 9 for both"]),
         ("grpc_port: 8002", ["settings: grpc_port and http_port: expected two ports, got 8002 for both"]),
         ("drain_timeout_s: 2024-13-45", ["drain_timeout_s: ", "valid number", "got '2024-13-45'"]),
@@ -264,10 +272,10 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("buckets: [[1, 2]]", ["models.0.buckets: a bucket is a batch size or [batch, height, width], got [[1, 2]]"]),
         ("buckets: [[1, 2, 3, 4]]", ["models.0.buckets.0: ", "at most 3 items", "got [1, 2, 3, 4]"]),
         ("buckets: [true, 2]", ["models.0.buckets: expected neither true nor false"]),
-        ("input_size: [224, yes]", ["models.0.input_size: expected neither true nor false", "got [224, True]"]),
+        ("input_size: [224, TRUE]", ["models.0.input_size: expected neither true nor false", "got [224, True]"]),
         ("classes: true", ["models.0.classes: expected neither true nor false, got True"]),
         ("score_threshold: .nan", ["models.0.score_threshold: ", "got nan"]),
-        ("auto_buckets: {max_batch: yes}", ["models.0.auto_buckets.max_batch: expected neither true nor false"]),
+        ("auto_buckets: {max_batch: true}", ["models.0.auto_buckets.max_batch: expected neither true nor false"]),
         ("auto_buckets: {max_compile_s: .nan}", ["models.0.auto_buckets.max_compile_s: ", "got nan"]),
         ("buckets: [many]", ["models.0.buckets.0: ", "got 'many'"]),
         ("input_size: [224, 0]", ["models.0.input_size: height and width are from 1 to 65536, got [224, 0]"]),
@@ -349,7 +357,7 @@ def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
         (b"lanes: 2\nlanes: 3\n", "not YAML: expected each key once, got lanes at line 2, column 1"),
         (b"models:\n- name: a\n  source: b\n  name: c\n", "expected each key once, got name at line 4, column 3"),
         (b"1: 2", "expected text as a key; put it in quotation marks, got 1"),
-        (b"on: 2", "expected text as a key; put it in quotation marks, got on"),
+        (b"true: 2", "expected text as a key; put it in quotation marks, got true"),
         (b"~: 2", "expected text as a key"),
         (b"[a]: 2", "expected text as a key"),
         (b"lanes: " + b"9" * 5000, "expected a value that can be read, got 9999"),

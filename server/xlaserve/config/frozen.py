@@ -30,7 +30,7 @@ class Frozen(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _take_no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses YAML's true, yes and on where a number or text is meant: Python counts with them."""
+        """Refuses true and false where a number or text is meant: Python counts with them."""
         assert info.field_name is not None
         if cls.model_fields[info.field_name].annotation not in (bool, bool | None) and _holds_bool(value):
             raise ValueError("expected neither true nor false")

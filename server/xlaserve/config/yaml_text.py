@@ -1,11 +1,13 @@
 """YAML as configurations are written in it: what people do not mean is an error, and none of it runs away.
 
 Over PyYAML's safe loader: a key stands once and is text, `2024-13-45` is text and no impossible date, a number has at
-most 64 bits, and aliases do not add up to more than MOST_NODES values.
+most 64 bits, and aliases do not add up to more than MOST_NODES values. Booleans are true and false alone, as in YAML 1.2:
+`off` is text, which a setting may have as a value.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ import yaml
 MOST_NODES: Final = 100_000
 """Values, each counted as often as aliases repeat it: a page of them can stand for more than memory holds."""
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
+_BOOL: Final = "tag:yaml.org,2002:bool"
 _INT: Final = "tag:yaml.org,2002:int"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
@@ -59,9 +62,10 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_TIMESTAMP, _BOOL)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(_BOOL, re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_constructor(_INT, _Loader.construct_number)
 
 
