@@ -112,6 +112,22 @@ def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(arguments
     assert_refused(xlaserve("config", *arguments, env=env), *says)
 
 
+def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default():
+    shown = xlaserve("serve", "--help").stdout
+    for name in config.Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in shown
+    for name in (
+        *config.ModelSettings.model_fields,
+        *(f"auto_buckets.{name}" for name in config.AutoBuckets.model_fields),
+    ):
+        assert f"\n  {name}" in shown
+    words = " ".join(shown.split())
+    assert "--ready-when {all,first_bucket}" in words
+    assert "gRPC port; 0 takes a free one. [8001]" in words
+    assert "batch_dependence {single,refuse,allow} What becomes of a model" in words
+    assert "The largest candidate. Candidates are" in words
+
+
 @pytest.mark.parametrize("command", ["config", "serve", "warm"])
 def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command, tmp_path):
     file = tmp_path / "config.yaml"
