@@ -20,18 +20,18 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from xlaserve.errors import InvalidArgument, XlaserveError
+from xlaserve.errors import XlaserveError
 from xlaserve.rpc import parts
 from xlaserve.rpc.inference import explain
 from xlaserve.rpc.intake import Context, Intake
+from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.rpc.status import status_of
-from xlaserve.rpc.wire import LARGE_BYTES, Shape, memory_bytes, shape_of
 
 STREAM_BYTES: Final = 8 * 1024 * 1024
 """What a stream may hold, of messages and of answers that its client does not read, before its next message is read."""
 
 Parser = Callable[[bytes], object | None]
-"""Bytes to what a method takes; None for bytes that are no message of it, InvalidArgument for what is beyond bounds."""
+"""Bytes to what a method takes, None for bytes that are no message of it. Raises InvalidArgument beyond all bounds."""
 
 
 def add(
@@ -55,7 +55,6 @@ def add(
             method,
             Reader(
                 intake,
-                shape_of(method.input_type),
                 parsers.get(method.input_type.name) or _parser(GetMessageClass(method.input_type)),
                 partial(on_refused, method.name),
             ),
@@ -70,7 +69,6 @@ class Reader:
     """Reads messages of one type."""
 
     intake: Intake
-    shape: Shape
     parse: Parser
     on_refused: Callable[[str], None]
     """Is told the status."""
@@ -78,22 +76,21 @@ class Reader:
     async def read(self, context: Context) -> tuple[object, int]:
         """Returns the call's next message, and its bytes, which are taken of the intake; EOF at the end.
 
-        Raises QueueFull, and InvalidArgument for a message of too many fields.
+        Raises QueueFull, and InvalidArgument for a message that is beyond all bounds.
         """
+        taken_bytes = 0
         try:
             data = await self.intake.receive(context)
             if data is grpc.aio.EOF:
                 return data, 0
-            size_bytes = len(data)
-            if size_bytes >= LARGE_BYTES:
-                size_bytes = memory_bytes(data, self.shape)
-            self.intake.take(size_bytes)
-        except (DecodeError, IndexError):
-            return None, 0
-        except XlaserveError as error:
-            self.on_refused(status_of(error)[0].name)
+            self.intake.take(len(data))
+            taken_bytes = len(data)
+            return self.parse(data), taken_bytes
+        except BaseException as error:
+            self.intake.release(taken_bytes)
+            if isinstance(error, XlaserveError):
+                self.on_refused(status_of(error)[0].name)
             raise
-        return self.parse(data), size_bytes
 
     async def read_only(self, context: Context) -> tuple[Any, int]:
         """Returns the call's one message, and its bytes. Aborts the call where it is not taken in."""
@@ -190,12 +187,10 @@ def _handler(
 def _parser(message: type[Message]) -> Parser:
     parse = message.FromString
 
-    def parse_or_none(data: bytes) -> Message | InvalidArgument | None:
+    def parse_or_none(data: bytes) -> Message | None:
         try:
             return parse(data if len(data) < LARGE_BYTES else parts.split(message, data, {}).rest)
         except DecodeError:
             return None
-        except InvalidArgument as error:
-            return error.with_traceback(None)
 
     return parse_or_none

@@ -7,9 +7,8 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from xlaserve.errors import InvalidArgument
 from xlaserve.rpc import parts
-from xlaserve.rpc.wire import LARGE_BYTES
+from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as pb
 
 RAW: Final = "raw_input_contents"
@@ -36,8 +35,8 @@ class InferMessage(NamedTuple):
     """Lists of typed `contents` that are viewed as they were sent, by the field's name."""
 
 
-def parse(data: bytes) -> InferMessage | InvalidArgument | None:
-    """Returns the message, None where `data` is none, and what is wrong with it where it is beyond all bounds."""
+def parse(data: bytes) -> InferMessage | None:
+    """Returns the message, None where `data` is none. Raises InvalidArgument where it is beyond all bounds."""
     try:
         if len(data) >= LARGE_BYTES:
             rest, views = parts.split(pb.ModelInferRequest, data, _FIELDS)
@@ -45,6 +44,4 @@ def parse(data: bytes) -> InferMessage | InvalidArgument | None:
         fields = pb.ModelInferRequest.FromString(data)
     except DecodeError:
         return None
-    except InvalidArgument as error:
-        return error.with_traceback(None)
     return InferMessage(fields, tuple(map(memoryview, fields.raw_input_contents)), {})

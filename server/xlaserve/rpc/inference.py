@@ -182,8 +182,8 @@ def answers_errors(method: Method[RequestT, ResponseT]) -> Handler[RequestT, Res
     @wraps(method)
     async def answering(self: Any, request: RequestT | None, context: Context) -> ResponseT:
         try:
-            if request is None or isinstance(request, InvalidArgument):
-                raise request or no_message()
+            if request is None:
+                raise no_message()
             return await method(self, request, context)
         except Exception as error:
             del request  # what abort raises and this frame hold each other

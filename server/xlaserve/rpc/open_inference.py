@@ -72,7 +72,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         answers: asyncio.Queue[asyncio.Task[StreamResponse] | None] = asyncio.Queue(STREAM_WINDOW)
         refusal: XlaserveError | None = None
 
-        async def answer(request: InferMessage | InvalidArgument | None, size_bytes: int) -> StreamResponse:
+        async def answer(request: InferMessage | None, size_bytes: int) -> StreamResponse:
             try:
                 response = await self._stream_infer(request, deadline)
             finally:
@@ -180,16 +180,16 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             stamp=_stamp,
         )
 
-    async def _stream_infer(self, request: InferMessage | InvalidArgument | None, deadline: float) -> StreamResponse:
+    async def _stream_infer(self, request: InferMessage | None, deadline: float) -> StreamResponse:
         try:
-            if request is None or isinstance(request, InvalidArgument):
-                raise request or no_message()
+            if request is None:
+                raise no_message()
             response = await self._infer("ModelStreamInfer", request, deadline)
         except Exception as error:
             status, message = explain(error)
             return pb.ModelStreamInferResponse(
                 error_message=f"{status.name}: {message}",
-                infer_response=pb.ModelInferResponse(id=request.fields.id if isinstance(request, InferMessage) else ""),
+                infer_response=pb.ModelInferResponse(id=request.fields.id if request else ""),
             )
         return _streamed(response)
 

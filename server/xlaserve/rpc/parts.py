@@ -17,14 +17,19 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from xlaserve.errors import InvalidArgument
-from xlaserve.rpc.wire import FIXED32, FIXED64, LENGTH, MAX_FIELDS, VARINT, varint
 
+LARGE_BYTES: Final = 16 * 1024
+"""Messages from here on are taken apart."""
+MAX_FIELDS: Final = 8192
+"""More than any honest message has; looking at them takes some milliseconds."""
 MAX_REST_BYTES: Final = 64 * 1024
-"""Of a message without its images and tensors: protobuf takes at most 5 ms for it, whatever it holds."""
+"""Of a message without its images and tensors: protobuf takes at most 5 ms for it, whatever it holds, and a hundred
+times the memory."""
 
 Fields = Mapping[int, "str | Fields"]
 """By number: what a field of bytes that is viewed is called, or the fields within a field that holds such."""
 
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _CONTINUES: Final = 0x80
 _SHIFTS: Final = np.arange(0, 64, 7, dtype=np.uint64)
 _STEP: Final = 1 << 16
@@ -62,7 +67,7 @@ def split(message: type[Message], data: bytes, fields: Fields) -> Split:
 
 def record(number: int, *parts: Part) -> list[Part]:
     """Returns the field `number` of a message that holds `parts`, one after the other; not yet joined."""
-    return [_to_varint(number << 3 | LENGTH), _to_varint(sum(part_bytes(part) for part in parts)), *parts]
+    return [_to_varint(number << 3 | _LENGTH), _to_varint(sum(part_bytes(part) for part in parts)), *parts]
 
 
 def part_bytes(part: Part) -> int:
@@ -152,14 +157,14 @@ class _Splitter:
             if tag < 0x80:  # as nearly all are, and a call costs more than all the rest
                 position += 1
             else:
-                tag, position = varint(data, position)
+                tag, position = _varint(data, position)
             kind = tag & 7
-            if kind == LENGTH:
+            if kind == _LENGTH:
                 length = data[position]
                 if length < 0x80:
                     position += 1
                 else:
-                    length, position = varint(data, position)
+                    length, position = _varint(data, position)
                 start, position = position, position + length
                 within = fields.get(tag >> 3)
                 if position > end:
@@ -171,10 +176,10 @@ class _Splitter:
                         self.views[within].append(view[start:position])
                     else:
                         rest += record(tag >> 3, *self.split(start, position, within))
-            elif kind == VARINT:
-                _, position = varint(data, position)
-            elif kind in (FIXED64, FIXED32):
-                position += 8 if kind == FIXED64 else 4
+            elif kind == _VARINT:
+                _, position = _varint(data, position)
+            elif kind in (_FIXED64, _FIXED32):
+                position += 8 if kind == _FIXED64 else 4
             else:
                 raise DecodeError
             if known is not None and within is None and tag >> 3 and tag >> 3 not in known:
@@ -184,6 +189,20 @@ class _Splitter:
             raise DecodeError
         rest.append(view[kept_to:end])
         return rest
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Returns the number at `position` and where it ends."""
+    number = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+        shift += 7
+        if shift > 63:
+            raise DecodeError
 
 
 def _to_varint(number: int) -> bytes:

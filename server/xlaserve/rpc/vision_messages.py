@@ -21,8 +21,8 @@ from xlaserve.model.task import Classification, DetectedObject, Detection, Embed
 from xlaserve.model.version import Served
 from xlaserve.pipeline import CHANNELS, Answer, Pending, Request
 from xlaserve.rpc import parts
+from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.rpc.tensors import MAX_IMAGES
-from xlaserve.rpc.wire import LARGE_BYTES
 from xlaserve.telemetry.model import Timings
 from xlaserve_proto import vision_pb2 as pb
 
@@ -69,8 +69,8 @@ class VisionMessage(NamedTuple, Generic[FieldsT]):
     """Of `pixels`, where it is viewed."""
 
 
-def view(message: type[FieldsT], data: bytes) -> VisionMessage[FieldsT] | InvalidArgument | None:
-    """Returns the request, None where `data` is none, and what is wrong with it where it is beyond all bounds."""
+def view(message: type[FieldsT], data: bytes) -> VisionMessage[FieldsT] | None:
+    """Returns the request, None where `data` is none. Raises InvalidArgument where it is beyond all bounds."""
     try:
         if len(data) >= LARGE_BYTES:
             rest, views = parts.split(message, data, _VIEWED)
@@ -78,8 +78,6 @@ def view(message: type[FieldsT], data: bytes) -> VisionMessage[FieldsT] | Invali
         fields = message.FromString(data)
     except DecodeError:
         return None
-    except InvalidArgument as error:
-        return error.with_traceback(None)
     return VisionMessage(fields, fields.images, None)
 
 

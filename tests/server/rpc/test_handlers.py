@@ -10,7 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from xlaserve.rpc import handlers, infer_message
 from xlaserve.rpc.intake import Intake
-from xlaserve.rpc.wire import LARGE_BYTES
+from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as oip_pb2
 from xlaserve_proto import vision_pb2
 
@@ -177,32 +177,45 @@ async def test_a_method_that_raises_or_is_cancelled_releases_its_message(intake:
     assert intake.held_bytes == 0
 
 
+TOO_MUCH = oip_pb2.ModelInferRequest(raw_input_contents=[bytes(2_000_000)]).SerializeToString()
+BEYOND_BOUNDS = [
+    b"\x3a\x00" * 50_000,
+    b"\x78\x00" * 50_000,
+    oip_pb2.ModelReadyRequest(name="m" * 70_000).SerializeToString(),
+]
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelReady"])
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (bytes(2_000_000), grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (b"\x3a\x00" * 50_000, grpc.StatusCode.INVALID_ARGUMENT),
+        (TOO_MUCH, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        *[(data, grpc.StatusCode.INVALID_ARGUMENT) for data in BEYOND_BOUNDS],
     ],
 )
-async def test_what_is_not_taken_in_is_refused_before_it_is_parsed_and_counted(
-    intake: Intake, data: bytes, status: grpc.StatusCode
+async def test_what_is_not_taken_in_never_comes_to_its_method_and_is_counted(
+    intake: Intake, method: str, data: bytes, status: grpc.StatusCode
 ) -> None:
-    refused, parsed = [], []
-    handler = add(
-        OIP,
-        Servicer(),
-        intake,
-        parsers={"ModelInferRequest": parsed.append},
-        on_refused=lambda *args: refused.append(args),
-    )["ModelInfer"]
-    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        data = oip_pb2.ModelInferRequest(raw_input_contents=[data]).SerializeToString()
+    refused: list[tuple[str, str]] = []
+    servicer = Servicer()
+    parsers = {"ModelInferRequest": infer_message.parse}
+    handler = add(OIP, servicer, intake, parsers=parsers, on_refused=lambda *args: refused.append(args))[method]
     context = Context(data)
     with pytest.raises(Aborted):
         await handler.stream_unary(None, context)
     assert context.status is status
-    assert refused == [("ModelInfer", status.name)]
-    assert not parsed
+    assert refused == [(method, status.name)]
+    assert not servicer.asked
+    assert intake.held_bytes == 0
+
+
+async def test_a_message_that_fails_to_be_parsed_is_released(intake: Intake) -> None:
+    def parse(data: bytes) -> object:
+        raise MemoryError
+
+    handler = add(OIP, Servicer(), intake, parsers={"ModelInferRequest": parse})["ModelInfer"]
+    with pytest.raises(MemoryError):
+        await handler.stream_unary(None, Context(b"data"))
     assert intake.held_bytes == 0
 
 

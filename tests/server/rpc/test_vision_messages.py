@@ -17,7 +17,7 @@ from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc import parts
 from xlaserve.rpc import vision_messages as messages
-from xlaserve.rpc.wire import LARGE_BYTES
+from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import vision_pb2 as pb
 
 LABELS = ("cat", "dog")
@@ -264,5 +264,6 @@ def test_messages_beyond_all_bounds_are_refused_before_protobuf_sees_them(method
     message, _ = PARSERS[method]
     view = messages.PARSERS[message.DESCRIPTOR.name]
     for data in (b"\x12\x00" * 30_000, message(model="m" * 100_000).SerializeToString()):
-        assert isinstance(view(data), InvalidArgument)
+        with pytest.raises(InvalidArgument):
+            view(data)
     assert view(b"\x12\xff\xff\x7f" + bytes(20_000)) is None
