@@ -160,6 +160,8 @@ class Repository:
         serving = {name: served.settings for name, served in self._served.items()}
         changed = [name for name, settings in configured.items() if serving.get(name) != settings]
         gone = [name for name in serving if name not in configured]
+        for name in self._versions.keys() - set(changed):
+            self._forget_failed(name)
         results = await asyncio.gather(*map(self.load, changed), *map(self.unload, gone), return_exceptions=True)
         done = [f"{name} loaded" for name in changed] + [f"{name} unloaded" for name in gone]
         for number, result in enumerate(results):
@@ -168,6 +170,12 @@ class Repository:
             elif isinstance(result, BaseException):
                 raise result
         return done
+
+    def _forget_failed(self, name: str) -> None:
+        """Drops a version that failed and that nothing asks for any more."""
+        self._versions[name] = [version for version in self._versions[name] if version.state is not State.FAILED]
+        if not self._versions[name]:
+            del self._versions[name]
 
     def stop_loading(self) -> None:
         """Ends loads and warm-ups as soon as they can be, and takes no more."""

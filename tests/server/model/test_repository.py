@@ -555,6 +555,25 @@ async def test_what_fails_in_a_new_configuration_leaves_what_served(house: House
     assert await house.ask("a") == [1]
 
 
+async def test_a_configuration_that_no_longer_asks_for_what_failed_forgets_it(house: House) -> None:
+    house.configured = [model("a")]
+    await house.repository.load_all()
+    house.load_errors |= {name: ModelFailed("weights: expected a file") for name in "abc"}
+    for others in ([model("a"), model("b")], [model("a", version="2"), model("c")]):
+        house.configured = others
+        await house.repository.reconfigure(house.configured)
+    assert [(version.name, version.state) for version in house.repository.index()] == [
+        ("a", State.READY),
+        ("a", State.FAILED),
+        ("c", State.FAILED),
+    ]
+    house.configured = [model("a")]
+    assert await house.repository.reconfigure(house.configured) == []
+    assert [(version.name, version.state) for version in house.repository.index()] == [("a", State.READY)]
+    with pytest.raises(ModelNotFound, match=r"there are: a$"):
+        house.repository.get("c")
+
+
 async def test_what_a_client_loads_before_start_up_comes_to_it_is_compiled_once(house: House) -> None:
     house.configured = [model("a"), model("b")]
     house.loading.close()
