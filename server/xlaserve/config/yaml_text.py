@@ -1,9 +1,8 @@
 """YAML as configurations are written in it: what people do not mean is an error, and none of it runs away.
 
 Over PyYAML's safe loader: a key stands once and is text, `2024-13-45` is text and no impossible date, a number has at
-most 64 bits, and aliases do not add up to more than MOST_NODES values. Booleans are true and false alone, as in YAML
-1.2:
-`off` is text, which a setting may have as a value.
+most 64 bits, and aliases do not add up to more than MOST_NODES values. Only true and false are booleans, as in YAML
+1.2: `off` is text, and a value that a setting may have.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -27,12 +26,14 @@ from xlaserve.engine.frozen import (
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 from xlaserve.errors import ModelFailed
 
-log = logging.getLogger(__name__)
-
 Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
 """uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
 
 CHANNELS: Final = 3
+ASSIGNS_VARIABLES: Final = (
+    "it assigns variables as it runs: its answers may depend on all that it ran before, other clients' requests, "
+    "padding and warm-up among them"
+)
 NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the model for each size, got background"
 
 
@@ -50,6 +51,7 @@ class TensorFlowProgram:
         self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
         self._tracing = threading.Lock()
         self._graphs: dict[tuple[int, int], Executable] = {}
+        self._unfreezable: dict[tuple[int, int], str] = {}
         self._clustered: dict[tuple[int, int], list[FrozenGraph]] = {}
         self.assigns_variables = False
         """Whether it was seen to change variables as it runs, once it was traced."""
@@ -79,13 +81,17 @@ class TensorFlowProgram:
         for _ in range(first_runs):
             executable(blank)
         compiled = time.perf_counter()
+        warnings = self._warnings(mode, bucket)
         if mode is Mode.EAGER:
-            return Compilation(executable, trace_s=0.0, compile_s=0.0)
+            return Compilation(executable, trace_s=0.0, compile_s=0.0, warnings=warnings)
         executable(blank)
         later_run_s = time.perf_counter() - compiled
         trim_heap()
         return Compilation(
-            executable, trace_s=traced - began, compile_s=max(0.0, compiled - traced - first_runs * later_run_s)
+            executable,
+            trace_s=traced - began,
+            compile_s=max(0.0, compiled - traced - first_runs * later_run_s),
+            warnings=warnings,
         )
 
     def reference(self, images: Images) -> Outputs:
@@ -142,13 +148,16 @@ class TensorFlowProgram:
             if key not in self._any_batch:
                 shape = (None, bucket.height, bucket.width, CHANNELS)
                 self._any_batch[key] = function = _concrete(forward, shape, jit_compile=False)
-                if not self.assigns_variables and assigns_variables(function):
-                    self.assigns_variables = True
-                    log.warning(
-                        "the model assigns variables as it runs: its answers may depend on all that it ran before, "
-                        "other clients' requests, padding and warm-up among them"
-                    )
+                self.assigns_variables |= assigns_variables(function)
             return self._any_batch[key]
+
+    def _warnings(self, mode: Mode, bucket: Bucket) -> tuple[str, ...]:
+        warnings = []
+        if self.assigns_variables:
+            warnings.append(ASSIGNS_VARIABLES)
+        if mode is Mode.GRAPH and (reason := self._unfreezable.get((bucket.height, bucket.width))):
+            warnings.append(f"graph mode runs slower than it could, with its weights as variables: {reason}")
+        return tuple(warnings)
 
     def _graph(self, bucket: Bucket) -> Executable:
         size = (bucket.height, bucket.width)
@@ -157,7 +166,7 @@ class TensorFlowProgram:
             try:
                 self._graphs[size] = FrozenGraph(any_batch)
             except UnfreezableError as error:
-                log.warning("graph mode runs slower than it could, with its weights as variables: %s", error)
+                self._unfreezable[size] = str(error)
                 self._graphs[size] = Function(any_batch)
         return self._graphs[size]
 

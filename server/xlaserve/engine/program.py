@@ -46,6 +46,8 @@ class Compilation:
     """Seconds in Python, from the model to a graph."""
     compile_s: float
     """Seconds from the graph to the end of the first run, less the time of a later run; 0 where nothing is compiled."""
+    warnings: tuple[str, ...] = ()
+    """What people should know of the answers, or of how they are computed."""
     from_cache: bool = False
     """Whether it came from the compile cache: `compile_s` is what loading it took."""
     cost: Cost | None = None

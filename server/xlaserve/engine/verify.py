@@ -105,6 +105,8 @@ class Verifier:
                 compilation.forget()
                 compilation = again()
                 verified = self._verify(bucket, compilation.executable)
+            for warning in compilation.warnings:
+                self._warn(warning)
             self._judge(mode, bucket, verified)
         return compilation, verified
 

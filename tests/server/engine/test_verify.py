@@ -80,6 +80,13 @@ def test_a_program_that_answers_as_its_reference_passes_without_a_word(bucket: B
     assert not checked.verifier.is_dependent
 
 
+def test_what_a_program_says_of_itself_is_said() -> None:
+    checked = Checked(verification="off")
+    compilation = Compilation(scores, 0.0, 0.0, warnings=("it assigns variables as it runs",))
+    checked.verifier.admit(Mode.XLA, BUCKETS[0], compilation, lambda: compilation)
+    assert checked.warnings == ["it assigns variables as it runs"]
+
+
 @pytest.mark.parametrize("bucket", BUCKETS)
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_a_program_of_xla_with_one_row_beyond_rounding_is_refused(bucket: Bucket, place: str) -> None:
