@@ -73,6 +73,7 @@ def _models(client: VisionClient, options: argparse.Namespace) -> int:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
     cli_images.say(f"{model.name}: {model.reason}" for model in models if model.reason)
+    cli_images.say(f"{model.name}: warning: {warning}" for model in models for warning in model.warnings)
     return 0
 
 

@@ -29,7 +29,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     images = argparse.ArgumentParser(add_help=False, parents=[common])
     images.add_argument("model", metavar="MODEL")
     images.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a JPEG, PNG or WebP file")
-    images.add_argument("--mode", help="eager, graph or xla; the model's default without it")
+    images.add_argument("--mode", help="one of the model's, as `models` lists them; its default without it")
     drawn = argparse.ArgumentParser(add_help=False)
     drawn.add_argument("--out", type=Path, metavar="DIR", help="draw what was found over the images, into this folder")
     classify = commands.add_parser("classify", parents=[images], help="name what is in images")

@@ -203,3 +203,7 @@ class Model:
     programs_total: int
     compile_s: float
     """Trace and compile seconds of all programs."""
+    precision: str = ""
+    """What it computes in: float32, bfloat16 or float16."""
+    warnings: tuple[str, ...] = ()
+    """What to know of its answers and of how it is served."""

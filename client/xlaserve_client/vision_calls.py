@@ -183,6 +183,8 @@ def _read_models(response: vision.ListModelsResponse) -> tuple[Model, ...]:
             ),
             programs_total=model.programs_total,
             compile_s=model.compile_s,
+            precision=model.precision,
+            warnings=tuple(model.warnings),
         )
         for model in response.models
     )

@@ -163,6 +163,8 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
                     programs=[vision.Program(mode="xla", bucket=bucket, trace_s=0.1, compile_s=0.2, run_s=0.01)],
                     programs_total=1,
                     compile_s=0.3,
+                    precision="float32",
+                    warnings=["it is served in batches of one"],
                 ),
                 vision.Model(name="broken", version="2", state=vision.Model.STATE_FAILED, reason="no such file"),
             ]

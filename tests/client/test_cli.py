@@ -118,18 +118,21 @@ def test_a_folder_that_can_not_be_made_is_said_before_anything_is_asked(puppet, 
     assert not puppet.seen
 
 
-def test_models_prints_aligned_columns_and_the_reason_of_a_failure(puppet, capsys):
+def test_models_prints_aligned_columns_the_reason_of_a_failure_and_warnings(puppet, capsys):
     assert main(["models", "--target", puppet.target]) == 0
-    header, digits, broken, reason = capsys.readouterr().out.splitlines()
+    header, digits, broken, reason, warning = capsys.readouterr().out.splitlines()
     assert header.index("STATE") == digits.index("ready") == broken.index("failed")
     assert "xla*,graph" in digits
     assert "8 x 32x32" in digits
     assert reason == "broken: no such file"
+    assert warning == "digits: warning: it is served in batches of one"
 
 
 def test_models_prints_json(puppet, capsys):
     assert main(["models", "--json", "--target", puppet.target]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["name"] == "digits"
+    digits = json.loads(capsys.readouterr().out)[0]
+    assert (digits["name"], digits["precision"]) == ("digits", "float32")
+    assert digits["warnings"] == ["it is served in batches of one"]
 
 
 def test_a_missing_file_is_named_and_the_others_are_answered(puppet, image, tmp_path, capsys):
