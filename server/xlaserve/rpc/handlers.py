@@ -2,18 +2,19 @@
 
 As the generated code does it, save that bytes which are no message of their method reach it as None, since inside grpc
 they would become a traceback in the log and, at the client, UNKNOWN with the name of a Python class; and that messages
-are counted for as long as they are held (see `intake`). To grpcio every method takes a stream, so that no message
-arrives before it is asked for.
+are counted for as long as they are held (see `intake`). While few messages arrive, gRPC receives those of unary methods
+by itself, which takes less of the processor. While many do, grpcio is told that a method takes a stream, so that its
+message arrives when it is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -49,8 +50,8 @@ def add(
     status of each message that is not taken in.
     """
     parsers = parsers or {}
-    handlers = {
-        method.name: _handler(
+    methods = {
+        f"/{service.full_name}/{method.name}": _method(
             getattr(servicer, method.name),
             method,
             Reader(
@@ -61,7 +62,7 @@ def add(
         )
         for method in service.methods
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    server.add_generic_rpc_handlers((_Service(service.full_name, methods, intake),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +74,29 @@ class Reader:
     on_refused: Callable[[str], None]
     """Is told the status."""
 
-    async def read(self, context: Context) -> tuple[object, int]:
-        """Returns the call's next message, and its bytes, which are taken of the intake; EOF at the end.
+    def take_in(self, data: bytes) -> tuple[Any, int]:
+        """Returns a message that has arrived, and its bytes, which are taken of the intake.
 
         Raises QueueFull, and InvalidArgument for a message that is beyond all bounds.
         """
         taken_bytes = 0
         try:
-            data = await self.intake.receive(context)
-            if data is grpc.aio.EOF:
-                return data, 0
             self.intake.take(len(data))
             taken_bytes = len(data)
             return self.parse(data), taken_bytes
         except BaseException as error:
             self.intake.release(taken_bytes)
-            if isinstance(error, XlaserveError):
-                self.on_refused(status_of(error)[0].name)
+            self._count(error)
             raise
+
+    async def read(self, context: Context) -> tuple[Any, int]:
+        """Returns the call's next message once it has arrived, as `take_in` does; EOF at the end."""
+        try:
+            data = await self.intake.receive(context)
+        except XlaserveError as error:
+            self._count(error)
+            raise
+        return (data, 0) if data is grpc.aio.EOF else self.take_in(data)
 
     async def read_only(self, context: Context) -> tuple[Any, int]:
         """Returns the call's one message, and its bytes. Aborts the call where it is not taken in."""
@@ -102,6 +108,10 @@ class Reader:
         if message is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
             raise asyncio.CancelledError
         return message, size_bytes
+
+    def _count(self, error: BaseException) -> None:
+        if isinstance(error, XlaserveError):
+            self.on_refused(status_of(error)[0].name)
 
 
 class Messages:
@@ -143,14 +153,67 @@ class Messages:
         self.release(self._held_bytes)
 
 
-def _handler(
-    method: Callable[..., Any], descriptor: MethodDescriptor, reader: Reader
-) -> grpc.RpcMethodHandler[Message, Message]:
+class _Method(NamedTuple):
+    handler: grpc.RpcMethodHandler[Any, Any]
+    """Asks for its messages."""
+    answer: Callable[[bytes, Context], Awaitable[bytes]] | None
+    """Answers a unary method's message that has arrived already."""
+
+
+class _Service(grpc.ServiceRpcHandler):
+    """Chooses the handler of each call."""
+
+    def __init__(self, name: str, methods: Mapping[str, _Method], intake: Intake) -> None:
+        self._name = name
+        self._methods = methods
+        self._intake = intake
+
+    def service_name(self) -> str:
+        return self._name
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | _ReceivedCall | None:
+        method = self._methods.get(handler_call_details.method)
+        if method is None:
+            return None
+        if method.answer is None or self._intake.is_crowded:
+            return method.handler
+        return _ReceivedCall(method.answer, self._intake)
+
+
+class _ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic for mypy alone
+    """The handler of one unary call, whose message gRPC receives before it calls it."""
+
+    request_streaming = response_streaming = False
+    request_deserializer = response_serializer = None
+
+    def __init__(self, answer: Callable[[bytes, Context], Awaitable[bytes]], intake: Intake) -> None:
+        self._answer = answer
+        self._intake = intake
+        self._has_arrived = False
+        intake.expected += 1
+
+    async def unary_unary(  # type: ignore[override] # as grpc.aio calls it
+        self, data: bytes, context: Context
+    ) -> bytes:
+        self._arrive()
+        return await self._answer(data, context)
+
+    def __del__(self) -> None:
+        self._arrive()  # or never will: the client has gone
+
+    def _arrive(self) -> None:
+        if not self._has_arrived:
+            self._has_arrived = True
+            self._intake.expected -= 1
+
+
+def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: Reader) -> _Method:
     serialize = parts.to_bytes
     intake = reader.intake
 
-    async def answer(_: object, context: Context) -> bytes:
-        message, size_bytes = await reader.read_only(context)
+    async def answer_message(message: Any, size_bytes: int, context: Context) -> bytes:
         answered = method(message, context)
         del message  # what abort raises and this frame hold each other
         try:
@@ -162,6 +225,18 @@ def _handler(
             intake.hold(answer_bytes)
             context.add_done_callback(lambda _: intake.release(answer_bytes))  # type: ignore[arg-type]
         return response
+
+    async def answer(_: object, context: Context) -> bytes:
+        return await answer_message(*await reader.read_only(context), context)
+
+    async def answer_received(data: bytes, context: Context) -> bytes:
+        try:
+            message, size_bytes = reader.take_in(data)
+        except XlaserveError as error:
+            await context.abort(*explain(error))
+            raise
+        del data
+        return await answer_message(message, size_bytes, context)
 
     async def answer_stream(_: object, context: Context) -> None:
         messages = Messages(reader, context)
@@ -178,10 +253,10 @@ def _handler(
                 yield response
 
     if descriptor.server_streaming and not descriptor.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(answer_with_stream, None, serialize)
+        return _Method(grpc.stream_stream_rpc_method_handler(answer_with_stream, None, serialize), None)
     if descriptor.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(answer_stream, None, serialize)
-    return grpc.stream_unary_rpc_method_handler(answer)
+        return _Method(grpc.stream_stream_rpc_method_handler(answer_stream, None, serialize), None)
+    return _Method(grpc.stream_unary_rpc_method_handler(answer), answer_received)
 
 
 def _parser(message: type[Message]) -> Parser:

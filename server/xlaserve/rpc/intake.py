@@ -42,8 +42,15 @@ class Intake:
         self._refused: set[asyncio.Task[object]] = set()
         self._is_short = False
         self._timer: asyncio.TimerHandle | None = None
+        self.expected = 0
+        """Messages that gRPC receives by itself, and that have not arrived."""
         self.held_bytes = 0
         """Of messages that have arrived, and of large answers that have not left."""
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a message is to be asked for by `receive`, so that it can be refused while it arrives."""
+        return len(self._arriving) >= self._room
 
     async def receive(self, context: Context) -> Any:
         """Returns the call's next message as bytes, or `grpc.aio.EOF`. Raises QueueFull."""
@@ -83,7 +90,12 @@ class Intake:
     @property
     def _sure(self) -> int:
         """Messages that may arrive at a time, however short memory is."""
-        return max(1, (self._max_bytes - self.held_bytes) // self._max_message_bytes)
+        return max(1, self._room)
+
+    @property
+    def _room(self) -> int:
+        """Messages of the largest size that fit beside what is held and expected."""
+        return (self._max_bytes - self.held_bytes) // self._max_message_bytes - self.expected
 
     def _crowd(self) -> None:
         """Is told that one more message begins to arrive than may be sure of its place."""

@@ -75,9 +75,22 @@ class Context:
         self.done.append(callback)
 
 
-@pytest.fixture
-def intake() -> Intake:
-    return Intake(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
+@pytest.fixture(params=["received", "asked for"])
+def intake(request: pytest.FixtureRequest) -> Intake:
+    """While many messages arrive, a handler asks for its own; else gRPC receives it before it calls the handler."""
+    intake = Intake(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
+    intake.expected = 10 if request.param == "asked for" else 0
+    return intake
+
+
+async def call(handler: Any, context: Context) -> Any:
+    """Calls a unary method's handler as grpcio does."""
+    if handler.request_streaming:
+        return await handler.stream_unary(None, context)
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        raise asyncio.CancelledError
+    return await handler.unary_unary(data, context)
 
 
 def add(service: Any, servicer: Any, intake: Intake, **options: Any) -> dict[str, Any]:
@@ -93,10 +106,9 @@ async def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(serv
     found = add(service, servicer, intake)
     for method in service.methods:
         handler = found[method.name]
-        assert handler.request_streaming
         assert handler.response_streaming == method.server_streaming
         servicer.answers[method.name] = GetMessageClass(method.output_type)()
-        await (handler.stream_stream or handler.stream_unary)(None, Context(b""))
+        await (handler.stream_stream(None, Context(b"")) if method.server_streaming else call(handler, Context(b"")))
     assert [name for name, _ in servicer.asked] == [method.name for method in service.methods]
 
 
@@ -106,12 +118,12 @@ async def test_messages_are_parsed_and_what_is_none_becomes_none(service: Any, i
     for method in service.methods:
         servicer.answers[method.name] = GetMessageClass(method.output_type)()
     for name, handler in add(service, servicer, intake).items():
-        if handler.stream_unary is None:
+        if handler.response_streaming:
             continue
-        assert await handler.stream_unary(None, Context(b"")) == b""
+        assert await call(handler, Context(b"")) == b""
         assert servicer.asked[-1][1] is not None
         for data in (b"\xff\xff\xff", b"\x0a\xff", b"\x0b" * LARGE_BYTES):
-            await handler.stream_unary(None, Context(data))
+            await call(handler, Context(data))
             assert servicer.asked[-1] == (name, None)
 
 
@@ -120,9 +132,9 @@ async def test_messages_and_answers_are_those_of_the_method(intake: Intake) -> N
     handler = add(vision_pb2.DESCRIPTOR.services_by_name["Vision"], servicer, intake)["Classify"]
     request = vision_pb2.ClassifyRequest(model="digits", images=[b"png"])
     response = servicer.answers["Classify"] = vision_pb2.ClassifyResponse(model="digits")
-    assert await handler.stream_unary(None, Context(request.SerializeToString())) == response.SerializeToString()
+    assert await call(handler, Context(request.SerializeToString())) == response.SerializeToString()
     assert servicer.asked[-1] == ("Classify", request)
-    await handler.stream_unary(None, Context(b"\x0a\x02\xff\xfe"))  # a name that is not UTF-8
+    await call(handler, Context(b"\x0a\x02\xff\xfe"))  # a name that is not UTF-8
     assert servicer.asked[-1] == ("Classify", None)
 
 
@@ -138,7 +150,7 @@ async def test_a_message_and_a_large_answer_are_counted_for_as_long_as_they_are_
 
     servicer.answers["Classify"] = answer
     context = Context(data)
-    response = await handler.stream_unary(None, context)
+    response = await call(handler, context)
     assert vision_pb2.ClassifyResponse.FromString(response).model == "m" * 50_000
     assert held == [len(data)]
     assert intake.held_bytes == len(response)
@@ -158,7 +170,7 @@ async def test_unknown_fields_count(intake: Intake) -> None:
 
     servicer.answers["ModelInfer"] = answer
     data = oip_pb2.ModelInferRequest(model_name="digits").SerializeToString() + b"\xb2\x06\xd0\x86\x03" + bytes(50_000)
-    await handler.stream_unary(None, Context(data))
+    await call(handler, Context(data))
     assert held == [len(data)]
     assert intake.held_bytes == 0
 
@@ -173,7 +185,7 @@ async def test_a_method_that_raises_or_is_cancelled_releases_its_message(intake:
     servicer.answers["ModelReady"] = fail
     for name, error in (("c", asyncio.CancelledError), ("a", Aborted)):
         with pytest.raises(error):
-            await handler.stream_unary(None, Context(oip_pb2.ModelReadyRequest(name=name).SerializeToString()))
+            await call(handler, Context(oip_pb2.ModelReadyRequest(name=name).SerializeToString()))
     assert intake.held_bytes == 0
 
 
@@ -202,7 +214,7 @@ async def test_what_is_not_taken_in_never_comes_to_its_method_and_is_counted(
     handler = add(OIP, servicer, intake, parsers=parsers, on_refused=lambda *args: refused.append(args))[method]
     context = Context(data)
     with pytest.raises(Aborted):
-        await handler.stream_unary(None, context)
+        await call(handler, context)
     assert context.status is status
     assert refused == [(method, status.name)]
     assert not servicer.asked
@@ -215,14 +227,14 @@ async def test_a_message_that_fails_to_be_parsed_is_released(intake: Intake) -> 
 
     handler = add(OIP, Servicer(), intake, parsers={"ModelInferRequest": parse})["ModelInfer"]
     with pytest.raises(MemoryError):
-        await handler.stream_unary(None, Context(b"data"))
+        await call(handler, Context(b"data"))
     assert intake.held_bytes == 0
 
 
 async def test_a_client_that_has_gone_is_not_answered(intake: Intake) -> None:
     handler = add(OIP, Servicer(), intake)["ModelReady"]
     with pytest.raises(asyncio.CancelledError):
-        await handler.stream_unary(None, Context())
+        await call(handler, Context())
 
 
 async def test_a_stream_that_is_not_read_reads_no_further(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,3 +272,20 @@ async def test_a_stream_that_is_not_read_reads_no_further(intake: Intake, monkey
     with pytest.raises(asyncio.CancelledError):
         await task
     assert intake.held_bytes == 0
+
+
+async def test_calls_whose_message_has_not_arrived_are_expected_until_they_end() -> None:
+    intake = Intake(max_bytes=300_000, max_message_bytes=100_000, max_resident_bytes=10**12)
+    server, servicer = Server(), Servicer()
+    servicer.answers["ModelReady"] = oip_pb2.ModelReadyResponse()
+    handlers.add(servicer, OIP, cast(Any, server), intake)
+    (service,) = server.generic
+    details = SimpleNamespace(method=f"/{OIP.full_name}/ModelReady")
+    calls = [service.service(details) for _ in range(5)]
+    assert [one.request_streaming for one in calls] == [False, False, False, True, True]
+    assert intake.expected == 3
+    await call(calls[0], Context(b""))  # arrives
+    assert intake.expected == 2
+    del calls[1]  # its client has gone
+    assert intake.expected == 1
+    assert not service.service(details).request_streaming
