@@ -219,13 +219,14 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("grpc_port: 70000", ["grpc_port: ", "less than or equal to 65535", "got 70000"]),
+        ("grpc_port: 70000", ["grpc_port: expected less than or equal to 65535, got 70000"]),
         ("grpc_port: eight", ["grpc_port: ", "valid integer", "got 'eight'"]),
         ("device: tpu", ["device: ", "one of auto, cpu, gpu, gpu:1", "got 'tpu'"]),
         ("drain_timeout_s: .nan", ["drain_timeout_s: ", "less than or equal to 3600", "got nan"]),
         ("lanes: 0", ["lanes: ", "greater than or equal to 1", "got 0"]),
         ("grpc_prot: 1", ["grpc_prot: no such field"]),
-        ("models: 3", ["models: ", "got 3"]),
+        ("models: 3", ["models: expected a list, got 3"]),
+        ("models: {name: a}", ["models: expected a list, got {'name': 'a'}"]),
         ("models: []", ["models: expected at least one model, got []"]),
         ("lanes: true", ["lanes: expected neither true nor false, got True"]),
         ("grpc_port: on", ["grpc_port: ", "got 'on'"]),
@@ -234,7 +235,7 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
         ("{grpc_port: 9, http_port: 9}", ["settings: grpc_port and http_port: expected two ports, got 9 for both"]),
         ("grpc_port: 8002", ["settings: grpc_port and http_port: expected two ports, got 8002 for both"]),
         ("drain_timeout_s: 2024-13-45", ["drain_timeout_s: ", "valid number", "got '2024-13-45'"]),
-        ("models: [3]", ["models.0: ", "got 3"]),
+        ("models: [3]", ["models.0: expected a mapping of fields, got 3"]),
         ("models: [{name: a}]", ["models.0.source: Field required"]),
         ("models: [{name: a, source: b, batch: 3}]", ["models.0.batch: no such field"]),
         ("{grpc_port: -1, lanes: x}", ["grpc_port: ", "got -1", "lanes: ", "got 'x'"]),
@@ -255,7 +256,8 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
     [
         ("version: v2", ["models.0.version: ", "pattern", "got 'v2'"]),
         ("modes: [fast]", ["models.0.modes.0: ", "'eager', 'graph', 'xla', 'autocluster' or 'auto'", "got 'fast'"]),
-        ("modes: []", ["models.0.modes: ", "at least 1 item", "got []"]),
+        ("modes: []", ["models.0.modes: expected at least 1 item", "got []"]),
+        ("modes: xla", ["models.0.modes: expected a list, got 'xla'"]),
         ("modes: [xla], default_mode: graph", ["models.0: default_mode graph is not one of modes xla"]),
         ("buckets: 8", ["models.0.buckets: ", "got 8"]),
         ("buckets: []", ["models.0.buckets: expected auto, or a list of batch sizes", "got []"]),
@@ -263,7 +265,7 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("auto_buckets: {max_batch: 0}", ["models.0.auto_buckets.max_batch: ", "greater than or equal to 1", "got 0"]),
         ("auto_buckets: {most: 1}", ["models.0.auto_buckets.most: no such field"]),
         ("resolutions: [[64, 0]]", ["models.0.resolutions: heights and widths are from 1 to 65536"]),
-        ("resolutions: [64]", ["models.0.resolutions.0: ", "got 64"]),
+        ("resolutions: [64]", ["models.0.resolutions.0: expected a list, got 64"]),
         (
             "resolutions: [[64, 64]], input_size: [64, 64]",
             ["models.0: input_size and resolutions are both set; expected one of them"],
@@ -280,6 +282,7 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("buckets: [many]", ["models.0.buckets.0: ", "got 'many'"]),
         ("input_size: [224, 0]", ["models.0.input_size: height and width are from 1 to 65536, got [224, 0]"]),
         ("max_queue_delay_ms: -1", ["models.0.max_queue_delay_ms: ", "greater than or equal to 0", "got -1"]),
+        ("output_names: scores", ["models.0.output_names: expected a mapping, got 'scores'"]),
         ("preprocess: bgr", ["models.0.preprocess: ", "'caffe' or 'unit'", "got 'bgr'"]),
     ],
 )
@@ -287,6 +290,12 @@ def test_a_wrong_field_of_a_model_is_named_by_its_place(fields: str, parts: list
     with pytest.raises(ConfigError) as refusal:
         load_model(write, fields)
     assert [part for part in parts if part not in str(refusal.value)] == []
+
+
+def test_a_list_whose_values_are_wrong_is_not_said_to_be_too_short(write: Write) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_model(write, "modes: [fast]")
+    assert str(refusal.value).count("models.0.modes") == 1
 
 
 def test_a_name_is_one_word(write: Write) -> None:

@@ -23,6 +23,14 @@ CONFIG_FILE_VARIABLE: Final = "XLASERVE_CONFIG"
 NAMED_WEIGHTS: Final = ("imagenet", "random")
 """Weights that are no file."""
 
+# Pydantic speaks to those who wrote the model, of tuples and instances.
+_EXPECTED: Final = {
+    "tuple_type": "expected a list",
+    "named_tuple_type": "expected a list",
+    "model_type": "expected a mapping of fields",
+}
+_PYDANTIC: Final = re.compile("^(Input should be|Tuple should have)")
+
 # What Kubernetes sets in every pod of a namespace that has a Service called xlaserve.
 _FROM_KUBERNETES: Final = re.compile(rf"{ENV_PREFIX}(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")
 
@@ -131,11 +139,19 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     return values
 
 
+def _is_within(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+    return len(place) > len(other) and place[: len(other)] == other
+
+
 def _explain(error: ValidationError) -> str:
     lines = []
-    for detail in error.errors():
+    details = error.errors()
+    for detail in details:
+        if detail["type"] == "too_short" and any(_is_within(other["loc"], detail["loc"]) for other in details):
+            continue  # only without its values that are wrong
         field = ".".join(str(part) for part in detail["loc"]) or "settings"
-        reason = detail["msg"].removeprefix("Value error, ")
+        reason = _EXPECTED.get(detail["type"]) or _PYDANTIC.sub("expected", detail["msg"])
+        reason = reason.removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
             lines.append(f"{field}: no such field")
         elif detail["type"] == "value_error" and isinstance(detail["input"], Mapping):  # of several fields together

@@ -11,6 +11,8 @@ KeyT = TypeVar("KeyT", bound=str)
 
 
 def _pairs(value: Any) -> Any:
+    if not isinstance(value, (Mapping, list, tuple)):
+        raise ValueError("expected a mapping")
     return tuple(value.items()) if isinstance(value, Mapping) else value
 
 
