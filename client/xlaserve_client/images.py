@@ -15,7 +15,8 @@ Encoded = str | PathLike[str] | bytes
 
 Images = Encoded | Sequence[Encoded] | NDArray[Any]
 """One or several encoded images of any size; or RGB pixels from 0 to 255, uint8 or float32, `[height, width, 3]` or
-`[n, height, width, 3]`, of the model's own size."""
+`[n, height, width, 3]`, of the model's own size. `infer` alone sends float32 as it is, and pixels from 0 to 1 to models
+that are set to take them."""
 
 
 def any_on_disk(images: Images) -> bool:
