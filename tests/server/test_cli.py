@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from xlaserve import __version__, config
+from xlaserve.commands.subject import model_settings
+from xlaserve.errors import ConfigError
 
 TIMEOUT_S = 60
 NOOP = "[{name: noop, source: 'builtin:noop', buckets: [1, 2], modes: [xla, graph]}]"
@@ -140,6 +142,14 @@ def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command,
 @pytest.mark.parametrize("command", ["explain", "profile", "check"])
 def test_a_model_of_a_configuration_that_was_not_named_is_said_to_need_it(command):
     assert_refused(xlaserve(command, "mine"), "got mine; --config names the file that configures others")
+
+
+def test_a_folder_is_a_source_by_its_bare_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="got saved; --config names"):
+        model_settings(config.Settings(), "saved")
+    (tmp_path / "saved").mkdir()
+    assert model_settings(config.Settings(), "saved").source == "saved"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from xlaserve.check.refusal import explain
 from xlaserve.config import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings, Settings
@@ -59,7 +60,7 @@ def model_settings(settings: Settings, name: str) -> ModelSettings:
     configured = {model.name: model for model in settings.models}
     if name in configured:
         return configured[name]
-    if not re.search(r"[:/.]", name):
+    if not re.search(r"[:/.]", name) and not Path(name).is_dir():
         hint = "; --config names the file that configures others" if settings.models == BUILTIN_MODELS else ""
         raise ConfigError(
             f"model: expected a configured model ({', '.join(configured)}) or a source such as "
