@@ -277,6 +277,8 @@ def _render(request: InferMessage, served: Served, images: object) -> Render | N
     task = served.model.task
     as_raw = bool(request.raw)
     k = _classes_wanted(request, task)
+    if as_raw and not k:
+        return None
     if k and isinstance(task, Classification):
         if is_brief(images, min(k, task.classes), task.classes):
             return None
@@ -286,7 +288,7 @@ def _render(request: InferMessage, served: Served, images: object) -> Render | N
     if isinstance(images, np.ndarray):
         pixels = images.shape[1] * images.shape[2]
     values = sum(pixels if -1 in spec.shape[1:] else math.prod(spec.shape[1:]) for _, spec in wanted)
-    if as_raw or count(images) * values <= MAX_INLINE_VALUES:
+    if count(images) * values <= MAX_INLINE_VALUES:
         return None
     return lambda outputs, frame: [tensors.piece_of_values(outputs[index]) for index, _ in wanted]
 
@@ -300,6 +302,8 @@ def _categories(task: Classification, outputs: Outputs, k: int) -> list[list[byt
 
 def _classes_wanted(request: InferMessage, task: Task) -> int:
     """Returns how many classes an image is to be answered with, 0 for the plain scores."""
+    if not request.fields.outputs:
+        return 0
     classes = 0
     for output in request.fields.outputs:
         classes = output.parameters[CLASSIFICATION].int64_param if CLASSIFICATION in output.parameters else 0
@@ -308,8 +312,10 @@ def _classes_wanted(request: InferMessage, task: Task) -> int:
 
 def _wanted(request: InferMessage, task: Task) -> list[tuple[int, TensorSpec]]:
     """Returns the outputs to answer, each with its index."""
+    if not request.fields.outputs:
+        return list(enumerate(task.outputs))
     names = {output.name for output in request.fields.outputs}
-    return [(index, spec) for index, spec in enumerate(task.outputs) if not names or spec.name in names]
+    return [(index, spec) for index, spec in enumerate(task.outputs) if spec.name in names]
 
 
 def _respond(request: InferMessage, answer: Answer) -> Response:

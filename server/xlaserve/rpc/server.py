@@ -34,9 +34,6 @@ KEEPALIVE_MS: Final = 60_000
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
 MAX_CONNECTION_STREAMS: Final = 1024
 """Calls of one connection at a time; further ones wait at the client."""
-WINDOW_BYTES: Final = 256 * 1024
-"""Of messages that nobody has asked for yet, for each connection."""
-FRAME_BYTES: Final = 1024 * 1024
 LISTEN_AGAIN_S: Final = 10.0
 RETRY_S: Final = 0.05
 _OF_CLIENTS: Final = (
@@ -209,10 +206,6 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", min(MAX_CONNECTION_STREAMS, settings.max_concurrent_calls)),
-        # What a connection may send unasked: else gRPC probes, and lets fast ones send megabytes. Small frames cost.
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-        ("grpc.http2.max_frame_size", FRAME_BYTES),
     )
 
 
