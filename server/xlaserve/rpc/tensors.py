@@ -79,8 +79,9 @@ def images_of(
         raise InvalidArgument("parameters.pixel_range", f"{PixelRange.UNIT} with FP32 {PIXELS!r} alone", got)
     if tensor.name == PIXELS:
         pixels = _pixels(request, data)
-        checked = partial(check_pixels, pixels, pixel_range or default_range)
-        return checked() if pixels.dtype == np.uint8 or pixels.size <= MAX_INLINE_VALUES else Pending(pixels, checked)
+        if pixels.dtype == np.uint8 or pixels.size <= MAX_INLINE_VALUES:
+            return check_pixels(pixels, pixel_range or default_range)
+        return Pending(pixels, partial(check_pixels, pixels, pixel_range or default_range))
     if tensor.name == IMAGE:
         return _encoded(request, data)
     raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", repr(tensor.name[:64]))
