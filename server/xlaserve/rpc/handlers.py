@@ -98,10 +98,13 @@ class Reader:
             raise
         return (data, 0) if data is grpc.aio.EOF else self.take_in(data)
 
-    async def read_only(self, context: Context) -> tuple[Any, int]:
-        """Returns the call's one message, and its bytes. Aborts the call where it is not taken in."""
+    async def read_only(self, context: Context, data: bytes | None = None) -> tuple[Any, int]:
+        """Returns the call's one message, `data` where it has arrived, and its bytes.
+
+        Aborts the call where it is not taken in.
+        """
         try:
-            message, size_bytes = await self.read(context)
+            message, size_bytes = await self.read(context) if data is None else self.take_in(data)
         except XlaserveError as error:
             await context.abort(*explain(error))
             raise
@@ -198,7 +201,9 @@ class _ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic 
         self, data: bytes, context: Context
     ) -> bytes:
         self._arrive()
-        return await self._answer(data, context)
+        answered = self._answer(data, context)
+        del data  # no frame that is left when the call is aborted may hold it
+        return await answered
 
     def __del__(self) -> None:
         self._arrive()  # or never will: the client has gone
@@ -230,13 +235,9 @@ def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: Re
         return await answer_message(*await reader.read_only(context), context)
 
     async def answer_received(data: bytes, context: Context) -> bytes:
-        try:
-            message, size_bytes = reader.take_in(data)
-        except XlaserveError as error:
-            await context.abort(*explain(error))
-            raise
+        taken_in = reader.read_only(context, data)
         del data
-        return await answer_message(message, size_bytes, context)
+        return await answer_message(*await taken_in, context)
 
     async def answer_stream(_: object, context: Context) -> None:
         messages = Messages(reader, context)

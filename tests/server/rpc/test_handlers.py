@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,7 +9,9 @@ import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
+from xlaserve.errors import ModelNotFound
 from xlaserve.rpc import handlers, infer_message
+from xlaserve.rpc.inference import answers_errors
 from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as oip_pb2
@@ -69,7 +72,8 @@ class Context:
 
     async def abort(self, status: grpc.StatusCode, details: str) -> None:
         self.status, self.details = status, details
-        raise Aborted
+        self.error = Aborted()  # as grpcio keeps it: with its traceback it holds each frame that it left
+        raise self.error
 
     def add_done_callback(self, callback: Any) -> None:
         self.done.append(callback)
@@ -90,7 +94,9 @@ async def call(handler: Any, context: Context) -> Any:
     data = await context.read()
     if data is grpc.aio.EOF:
         raise asyncio.CancelledError
-    return await handler.unary_unary(data, context)
+    answered = handler.unary_unary(data, context)
+    del data
+    return await answered
 
 
 def add(service: Any, servicer: Any, intake: Intake, **options: Any) -> dict[str, Any]:
@@ -229,6 +235,34 @@ async def test_a_message_that_fails_to_be_parsed_is_released(intake: Intake) -> 
     with pytest.raises(MemoryError):
         await call(handler, Context(b"data"))
     assert intake.held_bytes == 0
+
+
+class Data(bytes):
+    """Bytes that tell when they are freed."""
+
+    freed = 0
+
+    def __del__(self) -> None:
+        Data.freed += 1
+
+
+async def test_a_refused_message_is_freed_before_the_collector_comes(intake: Intake) -> None:
+    class Refusing(Servicer):
+        @answers_errors
+        async def ModelReady(self, request: Any, context: Any) -> None:  # noqa: N802 - named as in the contract
+            raise ModelNotFound("no such model")
+
+    handler = add(OIP, Refusing(), intake)["ModelReady"]
+    context = Context(Data(oip_pb2.ModelReadyRequest(name="digits").SerializeToString()))
+    freed = Data.freed
+    gc.disable()
+    try:
+        with pytest.raises(Aborted):
+            await call(handler, context)
+        assert context.status is grpc.StatusCode.NOT_FOUND
+        assert Data.freed == freed + 1
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_has_gone_is_not_answered(intake: Intake) -> None:
