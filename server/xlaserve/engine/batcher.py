@@ -41,7 +41,6 @@ from xlaserve.errors import (
 
 log = logging.getLogger(__name__)
 
-
 LEAST_TIMER_S: Final = 0.001
 """uvloop rounds timers to milliseconds, and what it rounds to none comes at once, again and again."""
 

@@ -35,7 +35,10 @@ KEEPALIVE_TIMEOUT_MS: Final = 20_000
 MAX_CONNECTION_STREAMS: Final = 1024
 """Calls of one connection at a time; further ones wait at the client."""
 LISTEN_AGAIN_S: Final = 10.0
+"""How long another server tries to have the port of one that ended, every RETRY_S."""
 RETRY_S: Final = 0.05
+RPC_TASK: Final = "rpc_task"
+"""What grpcio 1.85 calls the task of a call."""
 _OF_CLIENTS: Final = (
     *("codec can't decode byte", "UnicodeDecodeError", "Invalid encoding on"),
     "ExecuteBatchError raised in core",  # a client that hung up as its answer left
@@ -43,9 +46,6 @@ _OF_CLIENTS: Final = (
 """What grpcio and asyncio log as errors, with a traceback, though clients alone cause it."""
 
 log = logging.getLogger(__name__)
-
-RPC_TASK: Final = "rpc_task"
-"""What grpcio 1.85 calls the task of a call."""
 
 
 class GrpcServer:
@@ -74,7 +74,6 @@ class GrpcServer:
             settings.max_message_bytes,
             settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
         )
-
         self._server = self._build()
         self._is_stopping = False
         self.address = ""
