@@ -160,7 +160,6 @@ class App:
         finally:
             self._http.stop()
             self._remove_ready_file()
-            self.close()
         return CRASHED if self._has_crashed else 0
 
     def _load_model(self, settings: ModelSettings) -> catalog.Model:
@@ -175,11 +174,6 @@ class App:
         from xlaserve.model import cached  # noqa: PLC0415 - imports TensorFlow
 
         return catalog.load(settings, partial(cached.network, self._cache, self.device))
-
-    def close(self) -> None:
-        """Removes what only this process used; call it at the end."""
-        if self._cache is not None:
-            self._cache.close()
 
     async def _load(self) -> bool:
         """Loads every model; False where a signal came first."""

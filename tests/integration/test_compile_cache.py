@@ -19,6 +19,8 @@ from xlaserve_client import VisionClient
 
 BUCKETS = [1, 2, 4]
 TIMEOUT_S = 240
+MODES = ("xla", "autocluster")
+MOST_KIB = 8
 PORTS = ("--grpc-port", "0", "--http-port", "0")
 
 
@@ -171,3 +173,18 @@ def test_a_folder_that_can_not_be_written_is_one_line_at_the_start(tmp_path: Pat
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("xlaserve: compile_cache: expected a folder that can be written, got ")
+
+
+def test_no_disk_is_too_full_to_serve(tmp_path: Path) -> None:
+    """No file may grow beyond what a log needs: neither in the cache's folder nor in that for temporary files."""
+    models = [
+        {"name": f"digits{mode}", "source": "builtin:digits", "buckets": [1, 2], "modes": [mode]} for mode in MODES
+    ]
+    config = configure(tmp_path, models=models)
+    limited = ("bash", "-c", f'ulimit -f {MOST_KIB}; exec "$@"', "bash")
+    command = [*limited, sys.executable, "-m", "xlaserve", "warm", "--json", "--config", str(config), *PORTS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {entry["model"] for entry in json.loads(done.stdout)} == {"digitsxla", "digitsautocluster"}
+    (warning,) = [line for line in done.stderr.splitlines() if "WARN" in line or "ERROR" in line]
+    assert "can't be written: File too large" in warning

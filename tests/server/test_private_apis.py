@@ -276,10 +276,12 @@ import json, os, sys
 from pathlib import Path
 
 from xlaserve.engine import device, flags, stderr_tap, xla_log
+from xlaserve.engine.cache.executables import FOLDER, Executables
 
 folder = Path(sys.argv[1])
 device._set_flags()
-flags.add(flags.TF_XLA, f"--tf_xla_persistent_cache_directory={folder}")
+executables = Executables()
+executables.set_environment()
 flags.add(flags.XLA, f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE=xla_log.VMODULE)
 
@@ -292,7 +294,7 @@ from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED, FrozenGraph
 def probed(images, size):
     return tf.image.resize(images, size)
 tf.function(probed, autograph=False, jit_compile=True)(tf.zeros((1, 4, 4, 3)), tf.constant([9, 7]))
-kept = [file.name for file in folder.glob("*.pb") if b"probed" in file.read_bytes()]
+kept = list(executables.take("probed"))
 
 # Clusters: as many shapes as there may be, each run as often as it takes, and then again.
 def clustered(pixels):
@@ -304,7 +306,7 @@ def run_all():
     for batch in range(1, MOST_CLUSTERED + 1):
         graph(np.zeros((batch, 4, 4, 3), np.uint8))
 def count():
-    return len(list(folder.glob("*.pb")))
+    return len(tf.io.gfile.glob(f"{FOLDER}/*.pb"))
 before = count()
 for _ in range(CLUSTER_RUNS):
     run_all()
@@ -354,7 +356,7 @@ def test_tensorflows_log_tells_of_a_compilation_what_the_watch_needs(probe: Simp
 
 def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespace) -> None:
     with needed(
-        "--tf_xla_persistent_cache_directory and what is in its files",
+        "--tf_xla_persistent_cache_directory, what is in its files, and the file system ram://",
         by="engine/cache/executables.py",
         breaks="nothing is found to be kept: each start compiles anew",
     ):

@@ -22,10 +22,7 @@ def run(invocation: Invocation) -> int:
 
         with console.WarmUp(settings) as progress:
             app = App(settings, on_record=progress.record)
-            try:
-                await app.repository.load_all()
-            finally:
-                app.close()
+            await app.repository.load_all()
         versions = app.repository.index()
         console.print_ledger((entry for version in versions for entry in version.ledger), invocation.own.json)
         return 0 if all(app.repository.serving().values()) else FAILED

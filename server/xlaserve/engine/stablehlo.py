@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 
 import tensorflow as tf
 
+from xlaserve.engine.cache.executables import PREFIX
+
 VERSION: Final = 9
 """Of XlaCallModule's calling convention: the lowest that takes a module for one platform, as it is."""
 PLATFORMS: Final = {"cpu": "CPU", "gpu": "CUDA"}
@@ -43,7 +45,7 @@ class TracedFunction:
     @property
     def name(self) -> str:
         """Made of the content, so that it is the same in every process."""
-        return f"xlaserve_{hashlib.sha256(self.module).hexdigest()[:32]}"
+        return f"{PREFIX}{hashlib.sha256(self.module).hexdigest()[:32]}"
 
 
 def export(function: Callable[[tf.Tensor], Sequence[tf.Tensor]], shape: tuple[int, ...]) -> TracedFunction:

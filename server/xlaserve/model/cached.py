@@ -72,6 +72,7 @@ def identity(settings: ModelSettings) -> dict[str, Any] | None:
 
 def network(cache: CompileCache, device: Device, settings: ModelSettings, build: Callable[[], Network]) -> Network:
     """Returns the network that `build` builds, which is only called where the cache does not do."""
+    cache.executables.sweep()  # what models that are not kept have left
     try:
         model = identity(settings)
         folder = None if model is None else cache.folder(device, model)
@@ -183,6 +184,7 @@ class CachedProgram:
         name = f"cost-{self._device.lanes}x{self._device.threads_per_lane}-{mode}-{bucket}"
         cost = self._folder.read(name, _cost)
         compilation = self._compile_xla(bucket, cost) if mode is Mode.XLA else self._program.compile(mode, bucket)
+        self._executables.sweep()
         return replace(compilation, cost=cost, keep_cost=partial(self._keep_cost, name))
 
     def any_size(self) -> Executable:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -301,6 +303,25 @@ def test_what_may_change_unnoticed_is_not_kept(
     assert network.program.compile(Mode.XLA, BUCKET).cost is None
     assert source.built == 1
     assert list((tmp_path / "cache").rglob(f"*{SUFFIX}")) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_no_wrong_configuration(
+    number: int,
+    open_cache: Callable[..., CompileCache],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("xlaserve.engine.cache.cache.check_writable", fail)
+    cache = open_cache()
+    (warning,) = caplog.records
+    assert "nothing is kept" in warning.getMessage()
+    assert os.strerror(number) in warning.getMessage()
+    assert scores(cached.network(cache, DEVICE, SETTINGS, Source(2.0))).shape == (2, 7)
+    assert len(caplog.records) == 1
 
 
 def test_a_read_only_cache_has_to_be_there(open_cache: Callable[..., CompileCache], tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 from contextlib import suppress
 from typing import Final
@@ -18,6 +20,10 @@ from xlaserve.errors import ConfigError
 FORMAT: Final = 1
 """Of the cache; another makes everything anew."""
 ABOUT: Final = "environment.json"
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Of a disk: it may have room another time, so the cache is done without and no error."""
+
+log = logging.getLogger(__name__)
 
 
 class CompileCache:
@@ -36,10 +42,13 @@ class CompileCache:
             elif not os.access(self._root, os.R_OK | os.X_OK) or not self._root.is_dir():
                 raise ConfigError(f"compile_cache: expected a folder that can be read, got {self._root}")
         except OSError as error:
-            raise ConfigError(
-                f"compile_cache: expected a folder that can be written, got {self._root}: {error.strerror};"
-                " compile_cache_read_only uses what is there"
-            ) from None
+            if error.errno not in FULL:
+                raise ConfigError(
+                    f"compile_cache: expected a folder that can be written, got {self._root}: {error.strerror};"
+                    " compile_cache_read_only uses what is there"
+                ) from None
+            log.warning("compile cache: nothing is kept, as %s can't be written: %s", self._root, error.strerror)
+            self._read_only = True
         self.is_filling = not self._read_only
         """Whether what is not there is to be kept once it is made."""
         self.executables = Executables()
@@ -61,10 +70,6 @@ class CompileCache:
         """Keeps nothing more, for when traffic begins: TensorFlow holds Python's lock while it exports a program, for a
         second or more with a large network, and what runs beside traffic can't be timed for those to come."""
         self.is_filling = False
-
-    def close(self) -> None:
-        """Removes what only this process used."""
-        self.executables.close()
 
     def _set_autotuning(self) -> None:
         """Has XLA keep what it measured of a GPU's kernels; on a CPU it measures none."""

@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -48,6 +49,7 @@ class Folder:
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self.path = path
         self.read_only = read_only
+        self._is_full = False
 
     def read(self, name: str, parse: Callable[[Record], T]) -> T | None:
         """Returns what `parse` makes of a record, or None where there is none.
@@ -73,7 +75,12 @@ class Folder:
             return None
 
     def write(self, name: str, header: Mapping[str, object], blobs: Mapping[str, bytes | memoryview]) -> None:
-        """Puts a record in the place of any other of that `name`. Where that fails, a warning is logged."""
+        """Puts a record in the place of any other of that `name`.
+
+        Where that fails, a warning is logged; where it is the disk that fails, once, and nothing more is written.
+        """
+        if self._is_full:
+            return
         if self.read_only:
             log.info("compile cache: %s is read-only, %s is not kept", self.path, name)
             return
@@ -88,11 +95,17 @@ class Folder:
             # Not as private as temporary files are: another user may serve from what an image build has warmed.
             partial.chmod(0o644)
             partial.replace(self._file(name))
+            partial = None
+        except OSError as error:
+            if not self._is_full:
+                log.warning("compile cache: %s can't be written: %s", self._file(name), error.strerror or error)
+            self._is_full = True
         except Exception as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
-            log.warning("compile cache: %s can't be written: %s", self._file(name), reason)
+            log.warning("compile cache: %s can't be written: %s: %s", self._file(name), type(error).__name__, error)
+        finally:
             if partial is not None:
-                partial.unlink(missing_ok=True)
+                with suppress(OSError):
+                    partial.unlink()
 
     def discard(self, name: str, reason: str) -> None:
         """Removes a record that is of no use, with a warning."""

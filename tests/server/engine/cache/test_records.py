@@ -149,6 +149,14 @@ def test_a_full_disk_leaves_nothing_half_written(
     assert list(folder.path.iterdir()) == []
 
 
+def test_a_disk_that_fails_is_said_once(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    folder.path.write_text("a file where a folder is to be")
+    for name in ("weights", "program"):
+        folder.write(name, HEADER, BLOBS)
+    (warning,) = caplog.records
+    assert f"{folder.path}/weights{SUFFIX} can't be written: " in warning.getMessage()
+
+
 def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(folder: Folder) -> None:
     folder.path.mkdir()
     old, new = folder.path / "old.partial", folder.path / "new.partial"
