@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,7 +32,12 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     images.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a JPEG, PNG or WebP file")
     images.add_argument("--mode", help="one of the model's, as `models` lists them; its default without it")
     drawn = argparse.ArgumentParser(add_help=False)
-    drawn.add_argument("--out", type=Path, metavar="DIR", help="draw what was found over the images, into this folder")
+    drawn.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="draw what was found, as DIR/IMAGE-COMMAND.png",
+    )
     classify = commands.add_parser("classify", parents=[images], help="name what is in images")
     classify.add_argument("--top-k", type=int, default=5, metavar="K", help="classes to print (%(default)s)")
     classify.set_defaults(run=_classify)
@@ -67,12 +73,14 @@ def _classify(client: VisionClient, options: argparse.Namespace) -> int:
 
 
 def _detect(client: VisionClient, options: argparse.Namespace) -> int:
+    drawn = _drawn_files(options, "detect")
+
     def lines(path: Path, result: DetectResult) -> list[str]:
         (found,) = result.results
         if options.out:
             from xlaserve_client.drawing import draw_boxes  # noqa: PLC0415 - needs Pillow
 
-            draw_boxes(path, found).save(_drawn_file(options.out, path))
+            draw_boxes(path, found).save(drawn[path])
         return [
             f"  {item.score:9.4f}  {item.label}{_number(item.label, item.index)}  "
             f"x {item.box.x_min:.1f} to {item.box.x_max:.1f}, y {item.box.y_min:.1f} to {item.box.y_max:.1f}"
@@ -84,12 +92,14 @@ def _detect(client: VisionClient, options: argparse.Namespace) -> int:
 
 
 def _segment(client: VisionClient, options: argparse.Namespace) -> int:
+    drawn = _drawn_files(options, "segment")
+
     def lines(path: Path, result: SegmentResult) -> list[str]:
         (class_map,) = result.maps
         if options.out:
             from xlaserve_client.drawing import draw_classes  # noqa: PLC0415 - needs Pillow
 
-            draw_classes(path, class_map).save(_drawn_file(options.out, path))
+            draw_classes(path, class_map).save(drawn[path])
         size = class_map.classes.size
         counts = ((class_map.label(index), index, pixels) for index, pixels in class_map.counts().items())
         return [f"  {pixels / size:8.2%}  {label}{_number(label, index)}" for label, index, pixels in counts]
@@ -175,5 +185,14 @@ def _make_folder(folder: Path) -> None:
         raise ValueError(f"--out: expected a folder, got {folder}: {error.strerror}") from None
 
 
-def _drawn_file(folder: Path, image: Path) -> Path:
-    return folder / f"{image.stem}.png"
+def _drawn_files(options: argparse.Namespace, command: str) -> dict[Path, Path]:
+    """Returns where each image is drawn: a file named after it and the command, with a number where a name recurs."""
+    if options.out is None:
+        return {}
+    named: Counter[str] = Counter()
+    files = {}
+    for image in dict.fromkeys(options.images):
+        named[image.stem] += 1
+        number = f"-{named[image.stem]}" if named[image.stem] > 1 else ""
+        files[image] = options.out / f"{image.stem}-{command}{number}.png"
+    return files

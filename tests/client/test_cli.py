@@ -66,7 +66,7 @@ def test_detect_prints_boxes_and_draws_them(puppet, picture, tmp_path, capsys):
         f"{picture}  (xla, 500.0 ms in the server)",
         f"     0.5000  class {FIRST_OF_PNG}  ({FIRST_OF_PNG})  x 1.0 to 4.0, y 2.0 to 8.0",
     ]
-    with Image.open(out / "wide.png") as drawn:
+    with Image.open(out / "wide-detect.png") as drawn:
         assert drawn.size == (20, 10)
         assert np.asarray(drawn).max() > 10
 
@@ -84,9 +84,23 @@ def test_segment_prints_shares_and_colours_the_image(puppet, tmp_path, capsys):
     puppet.runs = [0, 4, 2, 2]
     assert main(["segment", "shapes", str(image), "--out", str(tmp_path / "out"), "--target", puppet.target]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["    66.67%  nothing  (0)", "    33.33%  dog  (2)"]
-    with Image.open(tmp_path / "out" / "small.png") as drawn:
+    with Image.open(tmp_path / "out" / "small-segment.png") as drawn:
         coloured = np.asarray(drawn).max(axis=2) > 10
     assert coloured.tolist() == [[False] * 3, [False, True, True]]
+
+
+def test_no_drawing_takes_the_place_of_another(puppet, tmp_path):
+    puppet.runs = [0, 4, 2, 2]
+    images = [tmp_path / "small.png", tmp_path / "small.jpg", tmp_path / "other" / "small.png"]
+    images[2].parent.mkdir()
+    for path in images:
+        Image.new("RGB", (3, 2)).save(path)
+    out = tmp_path / "out"
+    for command in ("detect", "segment"):
+        assert main([command, "shapes", *map(str, images), "--out", str(out), "--target", puppet.target]) == 0
+    assert {file.name for file in out.iterdir()} == {
+        f"small-{command}{number}.png" for command in ("detect", "segment") for number in ("", "-2", "-3")
+    }
 
 
 def test_embed_prints_the_first_values(puppet, image, capsys):
