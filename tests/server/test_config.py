@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from xlaserve.config import (
     BUILTIN_MODELS,
+    BUILTIN_SOURCES,
     Bucket,
     BucketSettings,
     Mode,
@@ -330,6 +331,36 @@ def test_files_that_are_not_there_are_named_all_at_once(write: Write, tmp_path: 
         f"{field}: expected what exists, got {tmp_path / name}" for field, name in wrong.items()
     )
     check_files(Settings())
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ("source: 'builtin:digit'", ["source: expected one of keras.applications:<Name>, ", "got builtin:digit"]),
+        ("source: 'keras.aplications:ResNet50'", ["builtin:noop or a path, got keras.aplications:ResNet50"]),
+        ("source: notes.txt", ["source: expected a .keras file or the folder of a SavedModel, got ", "notes.txt"]),
+        ("source: 'builtin:digits', labels: folder", ["labels: expected a file, got ", "folder"]),
+        ("source: 'keras_cv:X', weights: folder", ["weights: expected a file, got ", "folder"]),
+        (
+            "source: 'builtin:noop', buckets: auto, auto_buckets: {demand: folder}",
+            ["auto_buckets.demand: expected a file, got ", "folder"],
+        ),
+    ],
+)
+def test_what_can_not_be_what_it_is_named_for_is_refused(
+    fields: str, parts: list[str], write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").touch()
+    settings = load(write(f"models: [{{name: m, {fields}}}]"), environ=NOTHING)
+    with pytest.raises(ConfigError) as refusal:
+        check_files(settings)
+    assert [part for part in parts if part not in str(refusal.value)] == []
+
+
+@pytest.mark.parametrize("source", [*BUILTIN_SOURCES, "keras_cv:YOLOV8Detector-YOLOV8S", "kagglehub:a/b/keras/c", "."])
+def test_what_is_there_is_no_wrong_source(source: str) -> None:
+    check_files(Settings(models=(ModelSettings(name="m", source=source),)))
 
 
 def test_two_models_of_one_name_are_refused(write: Write) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
 from xlaserve.config.model import (
     BUILTIN_MODELS,
+    BUILTIN_SOURCES,
     AutoBuckets,
     BoxFormat,
     Bucket,
@@ -27,6 +28,7 @@ from xlaserve.config.yaml_text import parse
 
 __all__ = [
     "BUILTIN_MODELS",
+    "BUILTIN_SOURCES",
     "CONFIG_FILE_VARIABLE",
     "ENV_PREFIX",
     "MIB",

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from xlaserve.config import yaml_text
-from xlaserve.config.model import ModelSettings
+from xlaserve.config.model import BUILTIN_SOURCES, ModelSettings
 from xlaserve.config.server import Settings
 from xlaserve.errors import ConfigError
 
@@ -22,6 +22,9 @@ CONFIG_FILE_VARIABLE: Final = "XLASERVE_CONFIG"
 
 NAMED_WEIGHTS: Final = ("imagenet", "random")
 """Weights that are no file."""
+LIBRARIES: Final = ("keras.applications:", "keras_cv:", "kagglehub:")
+"""What sources begin with that are no path and not built in."""
+KERAS_FILE: Final = ".keras"
 
 # Pydantic speaks to those who wrote the model, of tuples and instances.
 _EXPECTED: Final = {
@@ -55,15 +58,14 @@ def load(
 
 
 def check_files(settings: Settings) -> None:
-    """Raises ConfigError, which names each, where files that the models are made of are not there."""
-    missing = [
-        f"models.{index}.{field}: expected what exists, got {path}"
+    """Raises ConfigError, which names each, where what the models are made of is not there or can't be it."""
+    wrong = [
+        f"models.{index}.{field}: expected {expected}, got {got}"
         for index, model in enumerate(settings.models)
-        for field, path in _files(model)
-        if not path.exists()
+        for field, expected, got in _missing(model)
     ]
-    if missing:
-        raise ConfigError("configuration: " + "; ".join(missing))
+    if wrong:
+        raise ConfigError("configuration: " + "; ".join(wrong))
 
 
 def dump(settings: Settings) -> str:
@@ -109,9 +111,22 @@ def _resolve_paths(model: dict[str, object], folder: Path) -> dict[str, object]:
     return resolved
 
 
+def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
+    """Gives each field that names what is not there, with what was expected and what is named."""
+    if not _is_path(model.source):
+        if model.source not in BUILTIN_SOURCES and not model.source.startswith(LIBRARIES):
+            libraries = ", ".join(f"{library}<Name>" for library in LIBRARIES)
+            yield "source", f"one of {libraries}, {', '.join(BUILTIN_SOURCES)} or a path", model.source
+    elif not (source := Path(model.source)).exists():
+        yield "source", "what exists", source
+    elif source.is_file() and source.suffix != KERAS_FILE:
+        yield "source", f"a {KERAS_FILE} file or the folder of a SavedModel", source
+    for field, file in _files(model):
+        if not file.is_file():
+            yield field, "a file" if file.exists() else "what exists", file
+
+
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
-    if _is_path(model.source):
-        yield "source", Path(model.source)
     if model.source.startswith("keras") and model.weights is not None and model.weights not in NAMED_WEIGHTS:
         yield "weights", Path(model.weights)
     if model.labels is not None:
@@ -121,7 +136,7 @@ def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
 
 
 def _is_path(source: str) -> bool:
-    return ":" not in source or source.startswith("/")
+    return ":" not in source or source.startswith(("/", "./", "../"))
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:

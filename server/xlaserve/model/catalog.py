@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
+from xlaserve.config import BUILTIN_SOURCES, Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.engine.program import AnySize, Images, Outputs, Program
 from xlaserve.errors import ModelFailed, cause, telling_line
 from xlaserve.model import labels
@@ -21,9 +21,6 @@ APPLICATIONS: Final = "keras.applications:"
 KERAS_CV: Final = "keras_cv:"
 KAGGLE: Final = "kagglehub:"
 BUILT_IN: Final = "builtin:"
-DIGITS: Final = "builtin:digits"
-SHAPES_DETECTOR: Final = "builtin:shapes-detector"
-SHAPES_SEGMENTER: Final = "builtin:shapes-segmenter"
 NOOP: Final = "builtin:noop"
 KERAS_FILE: Final = ".keras"
 SAVED_MODEL: Final = "SavedModel"
@@ -115,10 +112,7 @@ def names() -> tuple[str, ...]:
     return (
         *(APPLICATIONS + name for name in applications.names()),
         *(KERAS_CV + name for name in keras_cv_table.names()),
-        DIGITS,
-        SHAPES_DETECTOR,
-        SHAPES_SEGMENTER,
-        NOOP,
+        *BUILTIN_SOURCES,
     )
 
 
@@ -128,7 +122,7 @@ def _network(settings: ModelSettings) -> Network:
         _check_fields(settings, NOOP if source == NOOP else BUILT_IN)
     if source == NOOP:
         return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), Classification(noop.CLASSES), "built in")
-    if source in (DIGITS, SHAPES_DETECTOR, SHAPES_SEGMENTER):
+    if source in BUILTIN_SOURCES:
         from xlaserve.model.sources import built_in  # noqa: PLC0415 - TensorFlow takes seconds, and noop does without it
 
         return built_in.network(source.removeprefix(BUILT_IN), settings)
@@ -161,9 +155,9 @@ def _from_path(path: Path, settings: ModelSettings) -> Network:
         _check_fields(settings, SAVED_MODEL)
         return saved_model.saved_model(path, settings)
     raise ModelFailed(
-        f"source: expected {APPLICATIONS}<Name>, {KERAS_CV}<Name>, {KAGGLE}<handle>, {DIGITS}, {SHAPES_DETECTOR}, "
-        f"{SHAPES_SEGMENTER}, {NOOP}, a .keras file "
-        f"or a SavedModel folder, got {_name(settings.source)}{'' if path.exists() else ', which does not exist'}"
+        f"source: expected {APPLICATIONS}<Name>, {KERAS_CV}<Name>, {KAGGLE}<handle>, {', '.join(BUILTIN_SOURCES)}, "
+        f"a .keras file or a SavedModel folder, got {_name(settings.source)}"
+        f"{'' if path.exists() else ', which does not exist'}"
     )
 
 
