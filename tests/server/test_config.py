@@ -92,8 +92,10 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
     assert load(environ=environ) == Settings()
 
 
-def test_an_empty_file_means_the_defaults(write: Write) -> None:
-    assert load(write("# nothing yet\n"), environ=NOTHING) == Settings()
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}", "---"])
+def test_an_empty_file_serves_no_demo(text: str, write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"xlaserve\.yaml: expected fields, models among them, got none"):
+        load(write(text), environ=NOTHING)
 
 
 def test_relative_paths_in_the_file_start_at_its_folder(write: Write, tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def _from_file(file: Path) -> dict[str, object]:
         values = yaml_text.parse(text)
     except ValueError as error:
         raise ConfigError(f"configuration file {file}: not YAML: {error}") from None
-    if values is None:
-        return {}
+    if not values:
+        raise ConfigError(f"configuration file {file}: expected fields, models among them, got none")
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {file}: expected a mapping of fields, got {type(values).__name__}")
     folder = file.parent.absolute()
