@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
@@ -252,7 +253,7 @@ class ModelSettings(Frozen):
                 raise ValueError("a bucket is a batch size or [batch, height, width]")
             if any(side is not None and not 1 <= side <= 65_536 for side in bucket):
                 raise ValueError("every number of a bucket is from 1 to 65536")
-        return tuple(dict.fromkeys(value))
+        return value
 
     @field_validator("input_size")
     @classmethod
@@ -266,12 +267,14 @@ class ModelSettings(Frozen):
     def _check_resolutions(cls, value: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         if not all(1 <= side <= 65_536 for size in value for side in size):
             raise ValueError("heights and widths are from 1 to 65536")
-        return tuple(dict.fromkeys(value))
+        return value
 
-    @field_validator("modes")
+    @field_validator("modes", "buckets", "resolutions", "disable_lowerings")
     @classmethod
-    def _drop_repeated_modes(cls, value: tuple[Mode, ...]) -> tuple[Mode, ...]:
-        return tuple(dict.fromkeys(value))
+    def _check_repeated(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if repeated := [_shown(item) for item, number in Counter(value).items() if number > 1]:
+            raise ValueError(f"expected each once, {', '.join(repeated)} is repeated")
+        return value
 
     @model_validator(mode="after")
     def _check_default_mode(self) -> Self:
@@ -307,6 +310,11 @@ class ModelSettings(Frozen):
     def effective_default_mode(self) -> Mode:
         """The mode of a request that names none."""
         return self.default_mode or self.modes[0]
+
+
+def _shown(item: object) -> str:
+    """Returns a mode as it is, and a bucket or a resolution by its numbers."""
+    return "x".join(str(side) for side in item if side is not None) if isinstance(item, tuple) else str(item)
 
 
 BUILTIN_MODELS: Final = (
