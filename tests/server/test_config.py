@@ -168,6 +168,7 @@ def test_every_field_is_documented(kind: type[Settings | ModelSettings]) -> None
 
 
 sides = st.integers(1, 65_536)
+batches = st.integers(1, 2048)
 models = st.builds(
     ModelSettings,
     name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
@@ -177,9 +178,9 @@ models = st.builds(
     input_size=st.none() | st.tuples(sides, sides),
     labels=st.sampled_from([None, Path("/labels/größe.txt")]),
     modes=st.lists(st.sampled_from(Mode), min_size=1, unique=True).map(tuple),
-    buckets=st.lists(st.tuples(sides) | st.tuples(sides, sides, sides), min_size=1, unique=True).map(tuple),
+    buckets=st.lists(st.tuples(batches) | st.tuples(batches, sides, sides), min_size=1, unique=True).map(tuple),
     max_queue_delay_ms=st.floats(0, 10_000),
-    max_queue_images=st.none() | st.integers(1),
+    max_queue_images=st.none() | st.integers(2048),
 )
 all_settings = st.builds(
     Settings,
@@ -237,6 +238,11 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
         ("{grpc_port: 9, http_port: 9}", ["settings: grpc_port and http_port: expected two ports, got 9 for both"]),
         ("grpc_port: 8002", ["settings: grpc_port and http_port: expected two ports, got 8002 for both"]),
         ("drain_timeout_s: 2024-13-45", ["drain_timeout_s: ", "valid number", "got '2024-13-45'"]),
+        (
+            "{max_queue_images: 8, models: [{name: a, source: b, buckets: [1, 8]}, {name: c, source: d}]}",
+            ["settings: max_queue_images: expected at least 16, the largest bucket of model c, got 8"],
+        ),
+        ("models: [{name: a, source: b, buckets: [1, 4096]}]", ["expected at least 4096, ", "model a, got 2048"]),
         ("models: [3]", ["models.0: expected a mapping of fields, got 3"]),
         ("models: [{name: a}]", ["models.0.source: Field required"]),
         ("models: [{name: a, source: b, batch: 3}]", ["models.0.batch: no such field"]),
@@ -290,6 +296,11 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("input_size: [224, 0]", ["models.0.input_size: height and width are from 1 to 65536, got [224, 0]"]),
         ("max_queue_delay_ms: -1", ["models.0.max_queue_delay_ms: ", "greater than or equal to 0", "got -1"]),
         ("output_names: scores", ["models.0.output_names: expected a mapping, got 'scores'"]),
+        (
+            "buckets: [1, [8, 4, 4]], max_queue_images: 4",
+            ["models.0: max_queue_images: expected at least 8, the largest bucket of model m, got 4"],
+        ),
+        ("buckets: auto, auto_buckets: {max_batch: 6}, max_queue_images: 5", ["expected at least 6, ", "got 5"]),
         ("preprocess: bgr", ["models.0.preprocess: ", "'caffe' or 'unit'", "got 'bgr'"]),
     ],
 )
@@ -448,6 +459,11 @@ def test_aliases_merges_and_a_byte_order_mark_are_read_as_ever(tmp_path: Path) -
     assert [(model.name, model.source, len(model.buckets)) for model in models] == [
         (name, "builtin:noop", 2) for name in "abcd"
     ]
+
+
+def test_a_models_own_queue_counts_instead_of_the_servers(write: Write) -> None:
+    fields = "{name: a, source: b, buckets: [1, 8], max_queue_images: 8}"
+    assert load(write(f"{{max_queue_images: 1, models: [{fields}]}}"), environ=NOTHING).models[0].largest_batch == 8
 
 
 @pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000, "[{a: 1, a: 2}]", "2024-13-45"])

@@ -230,7 +230,7 @@ class ModelSettings(Frozen):
     """How long an incomplete batch may wait for company while a lane is free. 0: an idle device never waits. Raise it
     only where throughput at low load matters more than latency."""
     max_queue_images: int | None = Field(None, ge=1)
-    """Overrides the server's `max_queue_images`."""
+    """Overrides the server's `max_queue_images`; no less than its largest bucket."""
 
     @field_validator("buckets", mode="before")
     @classmethod
@@ -287,6 +287,25 @@ class ModelSettings(Frozen):
         if self.resolutions and self.input_size:
             raise ValueError("input_size and resolutions are both set; expected one of them")
         return self
+
+    @model_validator(mode="after")
+    def _check_queue(self) -> Self:
+        if self.max_queue_images is not None:
+            self.check_queue(self.max_queue_images)
+        return self
+
+    def check_queue(self, max_images: int) -> None:
+        """Raises ValueError where no batch could ever fill the largest bucket, as so many images may not wait."""
+        if max_images < self.largest_batch:
+            raise ValueError(
+                f"max_queue_images: expected at least {self.largest_batch}, the largest bucket of model {self.name},"
+                f" got {max_images}"
+            )
+
+    @property
+    def largest_batch(self) -> int:
+        """The batch size of the largest bucket; with `buckets: auto` of the largest candidate."""
+        return max((bucket.batch for bucket in self.buckets), default=self.auto_buckets.max_batch)
 
     @property
     def most_programs(self) -> int:

@@ -82,7 +82,8 @@ class Settings(Frozen):
 
     # Bounds.
     max_queue_images: int = Field(2048, ge=1)
-    """Images that may wait in one model's queue, those being decoded included. More get RESOURCE_EXHAUSTED."""
+    """Images that may wait in one model's queue, those being decoded or run included. More get RESOURCE_EXHAUSTED. No
+    less than the largest bucket, which could never be filled."""
     max_queue_bytes: int = Field(512 * MIB, ge=1)
     """Bytes, encoded and decoded, that may wait in one model's queue."""
     max_message_bytes: int = Field(64 * MIB, ge=1024, le=2**31 - 1)
@@ -156,6 +157,13 @@ class Settings(Frozen):
     def _check_ports(self) -> Self:
         if self.grpc_port == self.http_port != 0:
             raise ValueError(f"grpc_port and http_port: expected two ports, got {self.grpc_port} for both")
+        return self
+
+    @model_validator(mode="after")
+    def _check_queues(self) -> Self:
+        for model in self.models:
+            if model.max_queue_images is None:
+                model.check_queue(self.max_queue_images)
         return self
 
 
