@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from xlaserve_client import cli_images
 from xlaserve_client.connection import DEFAULT_DEADLINE_S, DEFAULT_TARGET, checked_deadline
@@ -37,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     common.add_argument("--json", action="store_true", help="print JSON")
     parser = argparse.ArgumentParser(prog="xlaserve-client", description="Asks an xlaserve server.")
+    parser.add_argument("--version", action="version", version=version("xlaserve"))
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     cli_images.add_commands(commands, common)
     models = commands.add_parser("models", parents=[common], help="list the models and their state")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Further commands: loadtest report RUN..., loadtest compare A B, loadtest sweep; each has a --help.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    found.add_argument("--version", action="version", version=version("xlaserve"))
     positive, count = _number(float, 0.0), _number(int, 0)
     arms = found.add_argument_group("what is measured")
     arms.add_argument(

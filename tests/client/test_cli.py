@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 
 import grpc
 import numpy as np
@@ -174,6 +175,12 @@ def test_an_unreachable_server_is_said_in_one_line(closed_port, image, capsys):
     error = capsys.readouterr().err
     assert error.startswith(f"xlaserve-client: {closed_port}: UNAVAILABLE")
     assert error.count("\n") == 1
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"{version('xlaserve')}\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["classify", "digits"], ["models", "--deadline", "0"]])

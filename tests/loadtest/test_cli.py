@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -325,6 +326,12 @@ def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(load
     assert set(roles[1:]) == {"search"}
     assert ran.run.header.configuration["slo"] == "p99<5000ms"
     assert ran.run.header.configuration["find_max"] is True
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"{version('xlaserve')}\n")
 
 
 @pytest.mark.parametrize(
