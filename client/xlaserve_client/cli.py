@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from xlaserve_client import cli_images
+from xlaserve_client.cli_parser import Parser
 from xlaserve_client.connection import DEFAULT_DEADLINE_S, DEFAULT_TARGET, checked_deadline
 from xlaserve_client.errors import ClientError
 from xlaserve_client.results import Model
@@ -31,13 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="the server (%(default)s)")
     common.add_argument(
         "--deadline", type=_deadline, default=DEFAULT_DEADLINE_S, metavar="S", help="seconds for a call (%(default)g)"
     )
     common.add_argument("--json", action="store_true", help="print JSON")
-    parser = argparse.ArgumentParser(prog="xlaserve-client", description="Asks an xlaserve server.")
+    parser = Parser(prog="xlaserve-client", description="Asks an xlaserve server.")
     parser.add_argument("--version", action="version", version=version("xlaserve"))
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     cli_images.add_commands(commands, common)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -26,6 +25,7 @@ from xlaserve_loadtest.compare import (
     verdict_of,
 )
 from xlaserve_loadtest.figures import estimate, number
+from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.record import Environment, Run
 from xlaserve_loadtest.run_file import RunFileError, read_run
 from xlaserve_loadtest.samples import Sample, collect, label
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0: compared; 1: a file can't be read, or the runs have no arm and load in common; 2: a wrong command line.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="loadtest compare",
         description="Holds the arms of run B against those of run A of the same names and loads.",
     )

@@ -13,6 +13,7 @@ from xlaserve_loadtest import arrivals, payload, report
 from xlaserve_loadtest.arms import ALL, MODES
 from xlaserve_loadtest.arrivals import ArrivalsError, ClosedLoop, Loop, OpenLoop
 from xlaserve_loadtest.crew import MOST_IN_FLIGHT
+from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.payload import Mix
 from xlaserve_loadtest.scenarios import SCENARIOS
 from xlaserve_loadtest.search import Slo
@@ -27,7 +28,7 @@ _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?")
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command without a subcommand."""
-    found = argparse.ArgumentParser(
+    found = Parser(
         prog="loadtest",
         description="Measures images/s and latency of models in several modes, in interleaved blocks, and says which "
         "is faster. Without --target it starts servers of its own.",

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from xlaserve_loadtest import conditions, csv_rows, html, markdown, prometheus
 from xlaserve_loadtest.conditions import Condition, ConditionError
+from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.run_file import RunFileError, read_run
 from xlaserve_loadtest.summary import Summary, summarize
 from xlaserve_loadtest.table import show
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0: reported; 1: a file can't be read or written; 2: a wrong command line; 3: a condition is met.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="loadtest report", description="Makes reports from run files. Needs neither a server nor TensorFlow."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run files (NAME.run.jsonl.gz)")

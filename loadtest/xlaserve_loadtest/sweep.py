@@ -15,6 +15,7 @@ from typing import Final
 
 from xlaserve_loadtest import catalog, environment, zoo_html
 from xlaserve_loadtest.figures import number
+from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.sweep_measure import Measurement, measure
 from xlaserve_loadtest.sweep_record import Cell, Entry, ModeResult, Sweep, SweepFile, SweepFileError, read
 
@@ -145,7 +146,7 @@ def _tell(line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="loadtest sweep",
         description="Measures every model, resolution, batch and mode with random weights, and reports what XLA is "
         "worth to each. Interrupted, it goes on where it stopped; what does not run is kept with the reason.",

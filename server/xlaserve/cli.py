@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from xlaserve import __version__, config
 from xlaserve.commands import buckets, check, explain, ledger, profile, serve, show_config, warm
 from xlaserve.commands.command import FAILED, Command, Invocation
+from xlaserve.commands.parser import Parser
 from xlaserve.config import AutoBuckets, ModelSettings, Settings
 from xlaserve.errors import XlaserveError
 from xlaserve.telemetry import logs
@@ -65,12 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="xlaserve", description="Serves vision models, compiled by XLA ahead of traffic."
-    )
+    parser = Parser(prog="xlaserve", description="Serves vision models, compiled by XLA ahead of traffic.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    settings = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    settings = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     settings.add_argument(
         "--config",
         type=Path,

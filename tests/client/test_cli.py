@@ -183,9 +183,19 @@ def test_the_version_is_printed(capsys):
     assert (ended.value.code, capsys.readouterr().out) == (0, f"{version('xlaserve')}\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["classify", "digits"], ["models", "--deadline", "0"]])
-def test_a_wrong_command_line_exits_2(arguments, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ([], "xlaserve-client"),
+        (["classify", "digits"], "xlaserve-client classify"),
+        (["models", "--deadline", "0"], "xlaserve-client models"),
+        (["models", "--nonsense"], "xlaserve-client models"),
+    ],
+)
+def test_a_wrong_command_line_exits_2_with_one_line(arguments, command, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "usage" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{command}: error: ")
+    assert line.endswith(f"; see {command} --help")

@@ -363,10 +363,17 @@ def test_the_version_is_printed(capsys):
         ["--target", "null,x:1"],
         ["--json", "/no/such/folder/x.json"],
         ["--workers", "0"],
+        ["--nonsense"],
+        ["report", "--nonsense", "x"],
+        ["compare", "a"],
+        ["sweep", "--batch", "none"],
     ],
 )
 def test_a_wrong_command_line_exits_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
-    assert "usage" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    command = " ".join(["loadtest", *(word for word in arguments[:1] if not word.startswith("-"))])
+    assert line.startswith(f"{command}: error: ")
+    assert line.endswith(f"; see {command} --help")

@@ -189,13 +189,23 @@ def test_the_version_is_printed():
     assert xlaserve("--version").stdout == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("serve", "--nonsense"), ("config", "--models", "a: [")])
-def test_wrong_usage_is_explained(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "command", "says"),
+    [
+        ((), "xlaserve", "required: COMMAND"),
+        (("nonsense",), "xlaserve", "invalid choice: 'nonsense'"),
+        (("serve", "--nonsense"), "xlaserve serve", "unrecognized arguments: --nonsense"),
+        (("--nonsense", "serve"), "xlaserve", "unrecognized arguments: --nonsense"),
+        (("config", "--models", "a: ["), "xlaserve config", "argument --models: not YAML"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_says_where_help_is(arguments, command, says):
     done = xlaserve(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: xlaserve")
-    assert "error: " in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{command}: error: ")
+    assert says in line
+    assert line.endswith(f"; see {command} --help")
 
 
 def test_a_reader_that_leaves_early_is_no_accident():
