@@ -224,6 +224,7 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
     [
         ("grpc_port: 70000", ["grpc_port: expected less than or equal to 65535, got 70000"]),
         ("grpc_port: eight", ["grpc_port: ", "valid integer", "got 'eight'"]),
+        ("host: ''", ["host: expected at least 1 character", "got ''"]),
         ("device: tpu", ["device: ", "one of auto, cpu, gpu, gpu:1", "got 'tpu'"]),
         ("drain_timeout_s: .nan", ["drain_timeout_s: ", "less than or equal to 3600", "got nan"]),
         ("lanes: 0", ["lanes: ", "greater than or equal to 1", "got 0"]),

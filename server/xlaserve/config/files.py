@@ -32,7 +32,7 @@ _EXPECTED: Final = {
     "named_tuple_type": "expected a list",
     "model_type": "expected a mapping of fields",
 }
-_PYDANTIC: Final = re.compile("^(Input should be|Tuple should have)")
+_PYDANTIC: Final = re.compile("^(Input should be|(Tuple|String) should have)")
 
 # What Kubernetes sets in every pod of a namespace that has a Service called xlaserve.
 _FROM_KUBERNETES: Final = re.compile(rf"{ENV_PREFIX}(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")

@@ -30,7 +30,7 @@ class Settings(Frozen):
     """The server's settings."""
 
     # Where it listens.
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", min_length=1)
     """Address to listen on, for gRPC and HTTP. `0.0.0.0` serves other machines too; there is no authentication."""
     grpc_port: int = Field(8001, ge=0, le=65_535)
     """gRPC port; 0 takes a free one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -75,8 +76,16 @@ class HttpEndpoint:
         """Listens, and answers from now on. Raises ConfigError if it can't listen there."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
+            socket.getaddrinfo(self._host, self._port, family)  # create_server says no more that it was this
             self._socket = socket.create_server((self._host, self._port), family=family, backlog=MAX_CONNECTIONS)
+        except (socket.gaierror, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no name is like that"
+            raise ConfigError(
+                f"host: expected an address or a name of this machine, got {self._host!r}: {reason}"
+            ) from None
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(f"host: expected an address of this machine, got {self._host}") from None
             raise ConfigError(
                 f"http_port: expected a free port on host {self._host}, got {self._port}: {error.strerror}"
             ) from None

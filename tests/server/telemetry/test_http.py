@@ -267,8 +267,14 @@ def test_a_taken_port_is_named(endpoint: HttpEndpoint, server: Server) -> None:
 
 
 def test_an_address_that_is_not_ours_is_named(server: Server) -> None:
-    with pytest.raises(ConfigError, match=r"http_port: expected a free port on host 192\.0\.2\.1, got 0: "):
+    with pytest.raises(ConfigError, match=r"host: expected an address of this machine, got 192\.0\.2\.1$"):
         server.endpoint("192.0.2.1").start()
+
+
+@pytest.mark.parametrize("host", ["not a host", "a..b", "x" * 70, ":", "1.2.3.4.5"])
+def test_what_is_no_host_is_named(host: str, server: Server) -> None:
+    with pytest.raises(ConfigError, match=f"host: expected an address or a name of this machine, got '{host}': "):
+        server.endpoint(host).start()
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
