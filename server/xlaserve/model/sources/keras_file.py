@@ -17,6 +17,8 @@ from xlaserve.model.sources import keras_cv_detector, keras_models
 
 KERAS_CV: Final = '"registered_name": "keras_cv'
 """How the configuration of a model says that it needs KerasCV."""
+SAFE_MODE: Final = "safe_mode=False"
+"""What Keras advises of a file that it only loads so."""
 UNKNOWN: Final = re.compile(r"Could not locate (?:class|function) '([^']+)'")
 """How Keras says that it lacks a custom object."""
 
@@ -39,7 +41,12 @@ def keras_file(file: Path, settings: ModelSettings) -> Network:
         model = keras.saving.load_model(
             file, custom_objects=custom_objects, compile=False, safe_mode=settings.safe_mode
         )
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
+        if settings.safe_mode and SAFE_MODE in str(error):
+            raise ModelFailed(
+                f"safe_mode: {file.name} holds what can run any code, as a Lambda layer does; expected false, which"
+                " runs it, for a file that you trust, got true"
+            ) from error
         if (unknown := UNKNOWN.search(str(error))) is None:
             raise
         name = unknown.group(1)

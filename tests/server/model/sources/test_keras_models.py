@@ -278,12 +278,6 @@ def test_what_is_no_model_fails_with_its_name_and_not_its_folder(tmp_path: Path)
     )
 
 
-def test_a_keras_file_that_holds_code_is_refused(keras_file: SaveKeras) -> None:
-    pixels = keras.Input((6, 5, 3))
-    model = keras.Model(pixels, keras.layers.Lambda(lambda x: keras.ops.mean(x, axis=(1, 2)))(pixels))
-    assert reason(from_file(keras_file(model))).startswith("source: flowers.keras can't be loaded: ")
-
-
 def test_without_tensorflow_a_model_fails_with_how_to_install_it() -> None:
     program = """
 import sys
