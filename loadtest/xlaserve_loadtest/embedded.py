@@ -19,7 +19,8 @@ import yaml
 from xlaserve_loadtest.target import TargetError
 
 COMMAND: Final = (sys.executable, "-m", "xlaserve", "serve")
-SHOW: Final = (sys.executable, "-m", "xlaserve", "config", "--show")
+CHECK: Final = (sys.executable, "-m", "xlaserve", "config")
+SHOW: Final = (*CHECK, "--show")
 STOP_TIMEOUT_S: Final = 35.0
 """A little more than the server grants itself to finish what it accepted."""
 
@@ -41,6 +42,16 @@ def configuration(models: Sequence[str], modes: Sequence[str], **more: object) -
     """
     # JSON is YAML as well.
     return json.dumps({"models": [_entry(model, modes) | more for model in models]})
+
+
+def check(models: Sequence[str], modes: Sequence[str]) -> None:
+    """Raises TargetError where the server would refuse the `configuration` of `models`. Blocks."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(configuration(models, modes))
+        file.flush()
+        checked = subprocess.run([*CHECK, "--config", file.name], capture_output=True, text=True, check=False)
+    if checked.returncode:
+        raise TargetError(f"--model {','.join(models)}: {checked.stderr.strip().removeprefix('xlaserve: ')}")
 
 
 def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from xlaserve_loadtest import arms as arms_of
-from xlaserve_loadtest import crew, environment, payload, sites, workers
+from xlaserve_loadtest import crew, embedded, environment, payload, sites, workers
 from xlaserve_loadtest.arrivals import ClosedLoop
 from xlaserve_loadtest.embedded import EmbeddedServer, configuration, narrowed, served_name
 from xlaserve_loadtest.payload import Mix, Request
@@ -69,6 +69,12 @@ async def modes(settings: Settings, models: Sequence[str]) -> tuple[str, ...]:
             raise TargetError(f"{settings.targets[0]} does not say what modes {models[0]} has: name them with --mode")
         return tuple(offered.split(","))
     return settings.modes
+
+
+async def check(settings: Settings, modes: Sequence[str]) -> None:
+    """Raises TargetError where servers of our own would refuse the models, before any is started."""
+    if settings.config is None and not settings.is_remote and settings.targets != (NULL,):
+        await asyncio.to_thread(embedded.check, settings.models, modes)
 
 
 class Fleet:

@@ -55,6 +55,7 @@ class Session:
         settings, started_at = self._settings, datetime.now(UTC)
         models = await fleet.model_names(settings)
         modes = await fleet.modes(settings, models)
+        await fleet.check(settings, modes)
         arms = arms_of.name_arms(models, modes, settings.target)
         baseline = arms_of.choose_baseline(arms, settings.baseline)
         if settings.has_control and not settings.find_max:

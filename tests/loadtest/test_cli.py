@@ -281,6 +281,14 @@ def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(loadtes
     assert ran.err.endswith("NOT_FOUND: no model nonsense\n")
 
 
+@pytest.mark.parametrize("how", [(), ("--in-process",)])
+def test_a_model_that_there_is_none_of_is_refused_before_a_server_starts(loadtest, how):
+    ran = loadtest("--model", "nosuch,digits", *how)
+    assert (ran.status, ran.out, ran.run) == (1, "", None)
+    assert ran.err.startswith("loadtest: --model nosuch,digits: configuration: models.0.source: expected one of ")
+    assert ran.err.endswith(", got builtin:nosuch\n")
+
+
 def test_all_modes_of_a_target_are_those_that_it_offers(loadtest, start_puppet):
     ran = loadtest("--mode", "all", "--target", start_puppet(), "--no-control")
     assert ran.status == 0
