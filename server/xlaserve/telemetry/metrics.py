@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -30,6 +30,8 @@ class Metrics:
     """Every metric of the server; `registry` is what /metrics shows."""
 
     def __init__(self) -> None:
+        # The time at which each series began, of which LoopCounter has none either. Of the process, not of a registry.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry(auto_describe=True)
         self.requests = LoopCounter(
             "xlaserve_requests",
