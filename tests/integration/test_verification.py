@@ -27,6 +27,12 @@ import keras, tensorflow as tf
 class Miscompiled(keras.layers.Layer):
     def call(self, x):
         return x if tf.executing_eagerly() else x * 1.01
+
+class Unrunnable(keras.layers.Layer):
+    def call(self, x):
+        if tf.executing_eagerly():
+            raise NotImplementedError("no kernel")
+        return x
 """
 
 
@@ -50,7 +56,7 @@ def server(start_module_server: Any, tmp_path_factory: pytest.TempPathFactory) -
             keras.Model(pixels, scores).save(file)
         return {"name": name, "source": str(file), "buckets": BUCKETS, "modes": MODES, "preprocess": "none"}
 
-    odd = {"custom_objects": {"Miscompiled": "odd_layers:Miscompiled"}}
+    odd = {"custom_objects": {name: f"odd_layers:{name}" for name in ("Miscompiled", "Unrunnable")}}
     centred = save("centred", lambda x: x - keras.ops.mean(x, axis=0, keepdims=True))
     miscompiled = save("miscompiled", odd_layers["Miscompiled"]())
     models = [
@@ -61,6 +67,7 @@ def server(start_module_server: Any, tmp_path_factory: pytest.TempPathFactory) -
         miscompiled | odd,
         miscompiled | odd | {"name": "miscompiled-served", "verification": "warn"},
         save("undefined", keras.ops.log),
+        save("unrunnable", odd_layers["Unrunnable"]()) | odd,
     ]
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return start_module_server({"models": models, "exit_on_model_failure": False}, env={"PYTHONPATH": path})
@@ -104,7 +111,20 @@ def test_what_was_measured_of_each_program_is_listed_and_in_the_metrics(server: 
         bucket = f"{program.bucket.batch}x{SIDE}x{SIDE}"
         labels = {"model": "normal", "mode": program.mode, "bucket": bucket}
         assert server.metric("xlaserve_program_difference", **labels) == found.difference.largest
+        assert server.metric("xlaserve_program_verified", **labels) == 1
     assert server.metric("xlaserve_model_warnings", model="normal") == len(normal.warnings)
+
+
+def test_a_model_without_a_reference_says_that_it_is_served_unverified(server: Any, models: Any) -> None:
+    unrunnable = models["unrunnable"]
+    assert unrunnable.state == pb.Model.STATE_READY
+    (warning,) = warnings_of(unrunnable)
+    assert "served unverified" in warning
+    assert "no kernel" in warning
+    assert warning in server.stderr
+    assert not any(program.verification.HasField("difference") for program in unrunnable.programs)
+    assert server.metric("xlaserve_program_verified", model="unrunnable") == 0
+    assert server.metric("xlaserve_model_warnings", model="unrunnable") == len(unrunnable.warnings)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.difference import MOST_RELATIVE, Comparing, Difference, by_row, compare, make_images
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
-from xlaserve.errors import ModelFailed
+from xlaserve.errors import ModelFailed, cause
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,10 @@ class Verifier:
             answers = _joined([self._reference(images[rows]) for rows in order.reshape(-1, batch)])
         except Exception as error:
             log.debug("no reference", exc_info=error)
-            self._warn(f"its programs can't be verified: {type(error).__name__} where they have no part")
+            self._warn(
+                "its programs are served unverified: TensorFlow can't run the model operation by operation:"
+                f" {type(error).__name__}: {cause(error)}"
+            )
             self._reference = None
             return None
         return _rows(answers, np.arange(len(images)))

@@ -69,6 +69,9 @@ def gauges(versions: Iterable[Version]) -> tuple[Metric, ...]:
     not_finite = gauge(
         "xlaserve_program_not_finite_images", "Images that a program answered with NaN or infinity at warm-up.", labels
     )
+    are_verified = gauge(
+        "xlaserve_program_verified", "1 where a program's answers were held against a reference, else 0.", labels
+    )
     warnings = gauge("xlaserve_model_warnings", "Warnings about a model, as ListModels shows them.", ("model",))
     for version in versions:
         warnings.add_metric((version.name,), len(version.warnings))
@@ -76,9 +79,10 @@ def gauges(versions: Iterable[Version]) -> tuple[Metric, ...]:
             if (verified := entry.verified) is not None:
                 values = (version.name, entry.mode, str(entry.bucket))
                 not_finite.add_metric(values, verified.not_finite)
+                are_verified.add_metric(values, float(verified.difference is not None))
                 if verified.difference is not None:
                     differences.add_metric(values, verified.difference.largest)
-    return differences, not_finite, warnings
+    return differences, are_verified, not_finite, warnings
 
 
 def in_batches_of_one(programs: Programs, warm: Warm) -> Programs:

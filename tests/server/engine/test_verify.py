@@ -290,7 +290,10 @@ def test_a_reference_that_fails_fails_no_model_and_is_said() -> None:
     checked = Checked(missing)
     for bucket in BUCKETS:
         assert checked(scores, bucket).difference is None
-    assert checked.warnings == ["its programs can't be verified: NotImplementedError where they have no part"]
+    assert checked.warnings == [
+        "its programs are served unverified: TensorFlow can't run the model operation by operation:"
+        " NotImplementedError: no kernel"
+    ]
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
