@@ -13,7 +13,15 @@ import pytest
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.queue import Result
 from xlaserve.engine.worker import Batch, Run, gather
+
+
+def outputs_of(result: Result) -> Outputs:
+    """Returns the outputs of all of a job's images, in their order."""
+    parts = sorted(result.parts, key=lambda part: part.rows.start)
+    assert [row for part in parts for row in part.rows] == list(range(parts[-1].rows.stop))
+    return tuple(np.concatenate(outputs) for outputs in zip(*(part.outputs for part in parts), strict=True))
 
 
 class Executable:

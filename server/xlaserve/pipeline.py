@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,14 @@ from xlaserve.config import Mode, Settings
 from xlaserve.decoding import DecodingThreads, Memory
 from xlaserve.engine.device import usable_cores
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.queue import Result
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, whole
 from xlaserve.image import Encoded, ImageLimits, Place, decode
 from xlaserve.model.version import Served
 
-CHANNELS = 3
+CHANNELS: Final = 3
+MAX_INLINE_BYTES: Final = 2**19
+"""Of outputs that are put together on the event loop, at about a millisecond for four times as many."""
 
 Render = Callable[[Outputs, Frame], Any]
 """From one image's rows of the outputs, and where it lies in the model's input, to what a protocol answers."""
@@ -66,6 +67,14 @@ class Answer(NamedTuple):
     gather_s: float
     execute_s: float
     render_s: float
+
+
+class Part(NamedTuple):
+    """Outputs of some of a request's images."""
+
+    rows: Sequence[int]
+    """Which of them."""
+    outputs: Outputs
 
 
 class Group(NamedTuple):
@@ -116,15 +125,17 @@ class Pipeline:
                 began = self.clock()
                 groups, frames = await self._decode(images, served, request.deadline)
                 decode_s = self.clock() - began
-            result = await _run(served, groups, mode, request.deadline)
+            parts, (queue_s, gather_s, execute_s) = await _run(served, groups, mode, request.deadline)
+            outputs = await self._put_together(served, len(images), parts, request.deadline)
             if request.render:
                 began = self.clock()
-                rendered = await self._render(served, request, result.outputs, frames)
+                rendered = await self._render(served, request, outputs, frames)
                 render_s = self.clock() - began
         finally:
             served.batcher.leave(len(images), size_bytes)
         return Answer(
-            served, mode, len(images), result.outputs, frames, rendered, decode_s, *result[1:], render_s=render_s
+            *(served, mode, len(images), outputs, frames, rendered),
+            *(decode_s, queue_s, gather_s, execute_s, render_s),
         )
 
     def stop(self) -> None:
@@ -173,6 +184,24 @@ class Pipeline:
 
         return await self._threads.map(model, select, len(chosen), deadline), frames
 
+    async def _put_together(self, served: Served, images: int, parts: list[Part], deadline: float) -> Outputs:
+        """Returns the outputs of all images. Copies them on the threads where they are large, and empties `parts`."""
+        if len(parts) == 1:
+            return parts[0].outputs
+        outputs = tuple(np.empty((images, *output.shape[1:]), output.dtype) for output in parts[0].outputs)
+
+        def copy(index: int) -> None:
+            rows, of_part = parts.pop()
+            for output, part in zip(outputs, of_part, strict=True):
+                output[slice(rows.start, rows.stop) if isinstance(rows, range) else rows] = part
+
+        if sum(output.nbytes for output in outputs) <= MAX_INLINE_BYTES:
+            for index in range(len(parts)):
+                copy(index)
+        else:
+            await self._threads.map(served.settings.name, copy, len(parts), deadline, is_rendering=True)
+        return outputs
+
     async def _render(self, served: Served, request: Request, outputs: Outputs, frames: Sequence[Frame]) -> list[Any]:
         render = request.render
         assert render is not None
@@ -184,22 +213,25 @@ class Pipeline:
         return await self._threads.map(model, render_row, len(frames), request.deadline, is_rendering=True)
 
 
-async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: float) -> Result:
-    """Returns the outputs of all groups, in the order of the request's images; where one fails, so do the others."""
+async def _run(
+    served: Served, groups: Sequence[Group], mode: Mode, deadline: float
+) -> tuple[list[Part], Sequence[float]]:
+    """Returns what the batches gave, in any order, and where the time went; where one group fails, so do the others."""
     if len(groups) == 1:
-        return await served.batcher.run(groups[0].pixels, mode, deadline)
+        parts, *seconds = await served.batcher.run(groups[0].pixels, mode, deadline)
+        return [Part(*part) for part in parts], seconds
     running = [asyncio.ensure_future(served.batcher.run(group.pixels, mode, deadline)) for group in groups]
     try:
         results = await asyncio.gather(*running)
     finally:
         for one in running:
             one.cancel()
-    images = sum(len(group.rows) for group in groups)
-    outputs = tuple(np.empty((images, *output.shape[1:]), output.dtype) for output in results[0].outputs)
-    for group, result in zip(groups, results, strict=True):
-        for output, part in zip(outputs, result.outputs, strict=True):
-            output[group.rows] = part
-    return Result(outputs, *(max(seconds) for seconds in zip(*(result[1:] for result in results), strict=True)))
+    gathered = [
+        Part(group.rows[rows.start : rows.stop], outputs)
+        for group, result in zip(groups, results, strict=True)
+        for rows, outputs in result.parts
+    ]
+    return gathered, [max(stage) for stage in zip(*(result[1:] for result in results), strict=True)]
 
 
 def _check_size(served: Served, pixels: Images) -> None:

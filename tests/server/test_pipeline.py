@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from PIL import Image
 from xlaserve import pipeline
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings, Settings
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.queue import Result
+from xlaserve.engine.queue import Part, Result
 from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
 from xlaserve.frame import Frame, place, whole
 from xlaserve.image import Decoded, Place
@@ -36,6 +37,10 @@ class Batcher:
         self.full: QueueFull | None = None
         self.error: Exception | None = None
         self.hold: asyncio.Event | None = None
+        self.values = np.ones(1, np.float32)
+        """What a level becomes, times itself."""
+        self.cuts: Sequence[int] = ()
+        """Where a request is cut into batches."""
 
     def admit(self, images: int, size_bytes: int) -> None:
         if self.full:
@@ -51,7 +56,10 @@ class Batcher:
             await self.hold.wait()
         if self.error:
             raise self.error
-        return Result((pixels[:, 0, 0, :1].astype(np.float32),), queue_s=1.0, gather_s=2.0, execute_s=3.0)
+        outputs = pixels[:, 0, 0, :1].astype(np.float32) * self.values
+        bounds = sorted({0, *self.cuts, len(pixels)})
+        parts = [Part(range(start, stop), (outputs[start:stop],)) for start, stop in pairwise(bounds)]
+        return Result(parts[::-1], queue_s=1.0, gather_s=2.0, execute_s=3.0)
 
 
 class Clock:
@@ -360,6 +368,52 @@ async def test_each_image_is_rendered_with_its_outputs_and_its_frame_off_the_eve
     answer = await pipe.run(served, Request("", encoded, DEADLINE, render))
     assert answer.rendered == [([[level]], level + 1) for level in range(9)]
     assert threading.main_thread() not in threads
+
+
+class Watched:
+    """Outputs that keep count of the threads on which they are copied."""
+
+    def __init__(self, values: np.ndarray[Any, Any], threads: set[threading.Thread]) -> None:
+        self._values = values
+        self._threads = threads
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray[Any, Any]:
+        self._threads.add(threading.current_thread())
+        return self._values
+
+
+@pytest.mark.parametrize("sizes", [[(4, 6)], [(4, 6), (8, 8)]])
+async def test_large_outputs_of_several_batches_are_put_together_off_the_event_loop(
+    pipe: Pipeline, served: Served, of_two_sizes: Served, batcher: Batcher, sizes: Sequence[tuple[int, int]]
+) -> None:
+    threads: set[threading.Thread] = set()
+    batcher.values = np.ones(pipeline.MAX_INLINE_BYTES, np.float32)
+    batcher.cuts = (1, 3)
+    run = batcher.run
+
+    async def run_watched(images: Images, mode: Mode, deadline: float) -> Result:
+        result = await run(images, mode, deadline)
+        watched = [Part(rows, (cast(Any, Watched(outputs[0], threads)),)) for rows, outputs in result.parts]
+        return result._replace(parts=watched)
+
+    batcher.run = run_watched  # type: ignore[method-assign]
+    encoded = [png(level, *sizes[level % len(sizes)]) for level in range(8)]
+    answer = await pipe.run(served if len(sizes) == 1 else of_two_sizes, Request("", encoded, DEADLINE))
+    assert levels(answer) == list(range(8))
+    assert (answer.outputs[0] == np.arange(8)[:, None]).all()
+    assert threads
+    assert threading.current_thread() not in threads
+
+
+async def test_small_outputs_of_several_batches_are_put_together_in_order(
+    pipe: Pipeline, served: Served, batcher: Batcher
+) -> None:
+    batcher.cuts = (1, 3)
+    assert levels(await pipe.run(served, Request("", pixels(3, 1, 4, 2, 5), DEADLINE))) == [3, 1, 4, 2, 5]
 
 
 async def test_a_rendering_that_fails_fails_its_request(pipe: Pipeline, served: Served) -> None:

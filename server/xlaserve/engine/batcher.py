@@ -27,7 +27,7 @@ from xlaserve.engine.costs import Costs
 from xlaserve.engine.demand import Demand, note
 from xlaserve.engine.lanes import Lanes, Share
 from xlaserve.engine.program import Images, is_finite
-from xlaserve.engine.queue import Job, Piece, Queue, Result, Shape, Taken, cut, fail, scatter
+from xlaserve.engine.queue import Job, Part, Piece, Queue, Result, Shape, Taken, cut, fail, scatter
 from xlaserve.engine.worker import Batch, Run, Worker
 from xlaserve.errors import (
     DeadlineExceeded,
@@ -265,7 +265,7 @@ class Batcher:
         self._lanes.release()
         self._observe(mode, bucket, images, run)
         if isinstance(run, Run):
-            return Result(run.outputs, 0.0, 0.0, execute_s)
+            return Result([Part(range(images), run.outputs)], 0.0, 0.0, execute_s)
         raise ExecutionFailed(f"model {self._name} could not run this batch") from run
 
     def _start_batch(self) -> bool:

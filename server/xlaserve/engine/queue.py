@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,20 @@ Shape = tuple[Mode, int, int]
 """Mode, height and width: images share a batch only where all three agree."""
 
 
+class Part(NamedTuple):
+    """What one batch gave for a job."""
+
+    rows: range
+    """Which of the job's images."""
+    outputs: Outputs
+    """A row for each of them."""
+
+
 class Result(NamedTuple):
     """A job's answer, and where its time went."""
 
-    outputs: Outputs
+    parts: Sequence[Part]
+    """One where the job was not split; several come in any order, as putting them together may take long."""
     queue_s: float
     """Until the batch with its first image ran."""
     gather_s: float
@@ -45,7 +55,7 @@ class Job:
     """Images that have left the queue."""
     answered: int = 0
     """Images whose outputs are there."""
-    outputs: Outputs = ()
+    parts: list[Part] = field(default_factory=list)
     queue_s: float = 0.0
     gather_s: float = 0.0
     execute_s: float = 0.0
@@ -175,22 +185,24 @@ def scatter(pieces: Sequence[Piece], run: Run) -> None:
 
 
 def answer(piece: Piece, outputs: Outputs, run: Run) -> None:
-    """Gives a job its rows of one batch, and settles it with the last of them."""
+    """Gives a job its rows of one batch, and settles it with the last of them. Raises ValueError for other outputs than
+    the job's other batches gave."""
     job, start, stop = piece
     if job.settled.done():
         return
-    images = len(job.pixels)
-    if stop - start == images:
-        job.outputs = outputs
-    else:
-        if not job.outputs:
-            job.outputs = tuple(np.empty((images, *output.shape[1:]), output.dtype) for output in outputs)
-        for whole, part in zip(job.outputs, outputs, strict=True):
-            whole[start:stop] = part
+    if any(len(output) != stop - start for output in outputs):
+        raise ValueError(f"a batch gave too few rows for {stop - start} images")
+    if job.parts and _kinds(outputs) != _kinds(job.parts[0].outputs):
+        raise ValueError(f"a batch gave {_kinds(outputs)}, another {_kinds(job.parts[0].outputs)}")
+    job.parts.append(Part(range(start, stop), outputs))
     job.answered += stop - start
     job.gather_s = max(job.gather_s, run.gather_s)
     job.execute_s = max(job.execute_s, run.execute_s)
     if start == 0:
         job.queue_s += run.wait_s
-    if job.answered == images:
-        job.settled.set_result(Result(job.outputs, job.queue_s, job.gather_s, job.execute_s))
+    if job.answered == len(job.pixels):
+        job.settled.set_result(Result(job.parts, job.queue_s, job.gather_s, job.execute_s))
+
+
+def _kinds(outputs: Outputs) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
+    return [(output.dtype, output.shape[1:]) for output in outputs]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from tests.fakes_engine import outputs_of
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.background import Background
@@ -167,7 +168,7 @@ class House:
         """Returns the mode that a request ran in, and when it was answered."""
         mode = await self.background.open(size, mode)
         result = await self.batcher.run(np.zeros((images, *size, 3), np.uint8), mode, NEVER)
-        answers = set(result.outputs[0][:, 0])
+        answers = set(outputs_of(result)[0][:, 0])
         if mode is not Mode.AUTO:
             assert answers == {ANSWERS[mode]}
         return mode, self.loop.time()
@@ -357,7 +358,7 @@ async def test_each_offered_mode_is_compiled_and_auto_takes_the_fastest_for_each
     assert (await house.ask(WIDE, mode=Mode.EAGER))[0] is Mode.EAGER
     single = await house.batcher.run(np.zeros((1, *WIDE, 3), np.uint8), Mode.AUTO, NEVER)
     several = await house.batcher.run(np.zeros((4, *WIDE, 3), np.uint8), Mode.AUTO, NEVER)
-    assert (single.outputs[0][0, 0], several.outputs[0][0, 0]) == (GRAPH_ANSWER, ANSWERS[Mode.XLA])
+    assert (outputs_of(single)[0][0, 0], outputs_of(several)[0][0, 0]) == (GRAPH_ANSWER, ANSWERS[Mode.XLA])
 
 
 async def test_timing_takes_its_turn_with_the_traffic(make: Make) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.fakes_engine import Executable, FakeWorker, Started, lanes_are_free
+from tests.fakes_engine import Executable, FakeWorker, Started, lanes_are_free, outputs_of
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine import batcher as batcher_module
@@ -154,7 +154,7 @@ def make(echo: Callable[[Images], Outputs], pictures: Callable[[Iterable[int]], 
 
 
 def numbers_of(result: Result) -> list[int]:
-    first, second = result.outputs
+    first, second = outputs_of(result)
     assert second.shape == (len(first), 1)
     assert (second[:, 0] == 2 * first).all()
     return [int(number) for number in first]
@@ -360,6 +360,23 @@ async def test_a_failing_batch_fails_its_jobs_only(virtual_time: object, make: M
     assert model.observer.failed == [(Mode.XLA, 4, 3)]
     assert len(model.observer.ran) == 2
     assert model.is_empty()
+
+
+@pytest.mark.parametrize("short", [lambda first: first[:-1], lambda first: first.astype(np.int32)])
+async def test_batches_of_a_job_that_do_not_fit_together_fail_it(virtual_time: object, make: Make, short: Any) -> None:
+    model = make()
+    echo = model.executables[Mode.XLA]._echo
+
+    def other_outputs(images: Images) -> Outputs:
+        first, *others = echo(images)
+        return (short(first) if 8 in first else first, *others)
+
+    model.executables[Mode.XLA]._echo = other_outputs
+    with pytest.raises(ExecutionFailed):
+        await model.answer(range(16))
+    assert numbers_of(await model.answer([2])) == [2]
+    assert model.is_empty()
+    assert lanes_are_free(model.lanes)
 
 
 async def test_what_waits_of_a_split_job_leaves_the_queue_when_one_of_its_batches_fails(

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import numpy as np
 import pytest
-from tests.fakes_engine import lanes_are_free
+from tests.fakes_engine import lanes_are_free, outputs_of
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batcher import Batcher
@@ -84,7 +84,7 @@ def pictures(numbers: Iterable[int]) -> Images:
 
 async def ask(batcher: Batcher, numbers: Iterable[int]) -> list[float]:
     result = await batcher.run(pictures(numbers), Mode.XLA, math.inf)
-    outputs: list[float] = result.outputs[0].tolist()
+    outputs: list[float] = outputs_of(result)[0].tolist()
     return outputs
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.conftest import VirtualTimeLoop
-from tests.fakes_engine import Executable, FakeWorker, lanes_are_free
+from tests.fakes_engine import Executable, FakeWorker, lanes_are_free, outputs_of
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batcher import Batcher
@@ -144,7 +144,7 @@ async def play(asked: list[Event], lane_count: int, refuses: int, compiling: Thr
             return
         images = np.full((event.images, *event.size, 3), number, np.uint8)
         result = await batchers[event.model].run(images, Mode.XLA, math.inf)
-        assert set(result.outputs[0]) == {number}
+        assert set(outputs_of(result)[0]) == {number}
 
     tasks = []
     for number, event in enumerate(asked):
