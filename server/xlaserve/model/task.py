@@ -7,7 +7,6 @@ order of `outputs`, one row for each image.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -38,15 +37,15 @@ class Category:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class DetectedObject:
-    """One object in an image."""
+class Objects(NamedTuple):
+    """The objects in an image, the highest score first."""
 
-    box: tuple[float, float, float, float]
-    """Left, top, right, bottom, in pixels of the model's input, and within it."""
-    index: int
-    label: str
-    score: float
+    boxes: NDArray[Value]
+    """`[k, 4]`: left, top, right, bottom, in pixels of the model's input, and within it."""
+    classes: NDArray[Value]
+    """`[k]`."""
+    scores: NDArray[Value]
+    """`[k]`."""
 
 
 @dataclass(frozen=True)
@@ -138,19 +137,13 @@ class Detection(_Classes):
         """Returns None: of objects that are found or not, none is the same."""
         return None
 
-    def objects(
-        self, outputs: Outputs, *, min_score: float = 0.0, limit: int | None = None
-    ) -> list[list[DetectedObject]]:
-        """Returns for each image its objects with at least `min_score`, the highest first and at most `limit`."""
-        boxes, scores, classes, count = (output.tolist() for output in outputs)
-        return [
-            [
-                DetectedObject(tuple(box), index, self.label(index), score)
-                for box, score, index in islice(zip(*rows, strict=True), found)
-                if score >= min_score
-            ][:limit]
-            for *rows, found in zip(boxes, scores, classes, count, strict=True)
-        ]
+    def objects(self, outputs: Outputs, *, min_score: float = 0.0) -> list[Objects]:
+        """Returns for each image its objects with at least `min_score`."""
+        found = []
+        for boxes, scores, classes, count in zip(*outputs, strict=True):
+            kept = np.flatnonzero(scores[:count] >= min_score)
+            found.append(Objects(boxes[kept], classes[kept], scores[kept]))
+        return found
 
 
 @dataclass(frozen=True)

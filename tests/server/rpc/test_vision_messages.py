@@ -239,14 +239,10 @@ def test_what_takes_long_to_write_is_written_on_threads_and_is_the_same() -> Non
     scores = generator.random((40, 300), np.float32)
     scores[:, 7] = scores[:, 8] = 0.0
     frames = [whole(8, 8)] * 40
-    boxes = np.sort(generator.random((40, 30, 2, 2), np.float32) * 8, axis=2).reshape(40, 30, 4)
-    counts = generator.integers(0, 31, 40).astype(np.int32)
-    detected = (boxes, scores[:, :30], generator.integers(0, 2, (40, 30)).astype(np.int32), counts)
     named = Classification(300, tuple(map(str, range(300))))
     cases: list[tuple[str, Task, Any, dict[str, Any], Any]] = [
         ("Classify", Classification(300), (scores,), {"top_k": 300}, messages.classifications),
         ("Classify", named, (scores,), {"top_k": 50}, messages.classifications),
-        ("Detect", Detection(2, LABELS, max_detections=30), detected, {"min_score": 0.3}, messages.detections),
     ]
     for method, task, outputs, fields, respond in cases:
         message, _ = PARSERS[method]
@@ -257,6 +253,34 @@ def test_what_takes_long_to_write_is_written_on_threads_and_is_the_same() -> Non
         response = getattr(pb, f"{method}Response")
         on_threads = sent(respond(message(**fields), answer(task, outputs, frames, rows)), response)
         assert on_threads == sent(respond(message(**fields), answer(task, outputs, frames)), response)
+
+
+def test_detections_are_written_as_protobuf_writes_them_and_where_they_take_long_on_threads() -> None:
+    """As above."""
+    generator = np.random.default_rng(0)
+    task = Detection(300, max_detections=30)
+    frames = [whole(8, 8)] * 40
+    boxes = np.sort(generator.random((40, 30, 2, 2), np.float32) * 8, axis=2).reshape(40, 30, 4)
+    scores = generator.random((40, 30), np.float32)
+    classes = generator.integers(-1, 310, (40, 30)).astype(np.int32)
+    counts = generator.integers(0, 31, 40).astype(np.int32)
+    outputs = (boxes, scores, classes, counts)
+    wanted = pb.DetectResponse()
+    for row in range(40):
+        result = wanted.results.add(height=8, width=8)
+        for number in range(counts[row]):
+            if scores[row, number] >= np.float32(0.3):
+                sides = dict(zip(("x_min", "y_min", "x_max", "y_max"), boxes[row, number].tolist(), strict=True))
+                index, score = int(classes[row, number]), float(scores[row, number])
+                result.detections.add(index=index, label=str(index), score=score, box=pb.Box(**sides))
+    fields = {"min_score": 0.3}
+    assert parse("Detect", task=task, images=[b"x"], **fields).render is None
+    render = parse("Detect", task=task, images=[b"x"] * 40, **fields).render
+    assert render is not None
+    rows = [render(tuple(output[row : row + 1] for output in outputs), frames[row]) for row in range(40)]
+    for rendered in (rows, []):
+        response = messages.detections(pb.DetectRequest(**fields), answer(task, outputs, frames, rendered))
+        assert sent(response, pb.DetectResponse) == wanted
 
 
 @pytest.mark.parametrize("method", PARSERS)

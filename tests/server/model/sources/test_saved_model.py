@@ -258,5 +258,6 @@ def test_a_detector_that_suppresses_by_itself_is_known_by_its_outputs(
     assert isinstance(model.task, Detection)
     assert [output.shape for output in outputs] == [(2, *spec.shape[1:]) for spec in model.task.outputs]
     for found in model.task.objects(outputs):
-        assert [(one.label, one.score) for one in found] == [("1", 0.75), ("7", 0.5)]
-        np.testing.assert_allclose([one.box for one in found], [(0, 0, 5, 3), (1, 3, 2, 6)], atol=1e-6)
+        assert list(map(model.task.label, found.classes.tolist())) == ["1", "7"]
+        assert found.scores.tolist() == [0.75, 0.5]
+        np.testing.assert_allclose(found.boxes, [(0, 0, 5, 3), (1, 3, 2, 6)], atol=1e-6)
