@@ -215,14 +215,13 @@ class _ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic 
 
 
 def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: Reader) -> _Method:
-    serialize = parts.to_bytes
     intake = reader.intake
 
     async def answer_message(message: Any, size_bytes: int, context: Context) -> bytes:
         answered = method(message, context)
         del message  # what abort raises and this frame hold each other
         try:
-            response: bytes = serialize(await answered)
+            response = await parts.serialize(await answered)
         finally:
             intake.release(size_bytes)
         answer_bytes = len(response)
@@ -254,9 +253,9 @@ def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: Re
                 yield response
 
     if descriptor.server_streaming and not descriptor.client_streaming:
-        return _Method(grpc.stream_stream_rpc_method_handler(answer_with_stream, None, serialize), None)
+        return _Method(grpc.stream_stream_rpc_method_handler(answer_with_stream, None, parts.to_bytes), None)
     if descriptor.client_streaming:
-        return _Method(grpc.stream_stream_rpc_method_handler(answer_stream, None, serialize), None)
+        return _Method(grpc.stream_stream_rpc_method_handler(answer_stream, None, None), None)
     return _Method(grpc.stream_unary_rpc_method_handler(answer), answer_received)
 
 

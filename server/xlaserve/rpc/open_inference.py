@@ -111,7 +111,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             tasks.create_task(read())
             while (answered := await answers.get()) is not None:
                 response = await answered
-                await context.write(response)
+                await context.write(await parts.serialize(response))
                 requests.release(parts.byte_size(response))
         if refusal is not None:
             raise refusal

@@ -8,8 +8,9 @@ that is left. What is large in a response is written in that format as well, by 
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,6 +27,9 @@ MAX_REST_BYTES: Final = 64 * 1024
 """Of a message without its images and tensors: protobuf takes at most 5 ms for it, whatever it holds, and a hundred
 times the memory."""
 
+MAX_INLINE_BYTES: Final = 2**19
+"""Responses up to here are put together on the event loop."""
+
 Fields = Mapping[int, "str | Fields"]
 """By number: what a field of bytes that is viewed is called, or the fields within a field that holds such."""
 
@@ -33,6 +37,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _CONTINUES: Final = 0x80
 _SHIFTS: Final = np.arange(0, 64, 7, dtype=np.uint64)
 _STEP: Final = 1 << 16
+_COPY_BYTES: Final = 1 << 20
 
 
 Part = bytes | memoryview
@@ -113,6 +118,13 @@ def to_bytes(response: Message | Parts[Any]) -> bytes:
     return data
 
 
+async def serialize(response: Message | Parts[Any]) -> bytes:
+    """Returns a response as it is sent. A large one is put together on a thread, without the interpreter's lock."""
+    if isinstance(response, Parts) and byte_size(response) > MAX_INLINE_BYTES:
+        return await asyncio.to_thread(lambda: b"".join(_as_bytes(response.all_parts())))
+    return to_bytes(response)
+
+
 def packed(values: NDArray[Any]) -> bytes:
     """Returns the values of a packed list: float32, or integers as varints."""
     if values.dtype == np.float32:
@@ -189,6 +201,15 @@ class _Splitter:
             raise DecodeError
         rest.append(view[kept_to:end])
         return rest
+
+
+def _as_bytes(message: Iterable[Part]) -> Iterator[bytes]:
+    """Yields bytes alone, which are joined without the interpreter's lock, and copied with it in steps."""
+    for part in message:
+        if isinstance(part, bytes):
+            yield part
+        else:
+            yield from (bytes(part[start : start + _COPY_BYTES]) for start in range(0, len(part), _COPY_BYTES))
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+from typing import Any, cast
+
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
@@ -57,3 +60,24 @@ def test_a_response_in_parts_is_the_message_on_the_wire() -> None:
     assert parts.byte_size(response) == len(parts.to_bytes(response))
     assert parts.head_of(response).model == "m"
     assert parts.to_bytes(whole) == whole.SerializeToString()
+
+
+async def test_a_large_response_is_put_together_off_the_event_loop() -> None:
+    threads = []
+
+    class Head:
+        """A message that tells on which threads it is written."""
+
+        def ByteSize(self) -> int:  # noqa: N802 - named as in protobuf
+            return 4
+
+        def SerializeToString(self) -> bytes:  # noqa: N802
+            threads.append(threading.current_thread())
+            return b"head"
+
+    for size in (10, parts.MAX_INLINE_BYTES, 3_000_000):
+        data = np.random.default_rng(0).bytes(size)
+        response = parts.Parts(cast(Any, Head()), [b"first", memoryview(data), data])
+        assert await parts.serialize(response) == b"first" + data + data + b"head"
+    assert threads[0] is threading.current_thread()
+    assert threading.current_thread() not in threads[1:]
