@@ -35,6 +35,7 @@ from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, Reques
 from xlaserve.frame import Frame
 
 _STEP: Final = 1 << 20
+_BLOCK_VALUES: Final = 1 << 16
 _MAX_SIDE: Final = 65_535  # JPEG's own bound; one pixel wide and 64 million high would take gigabytes to resize
 # A few bytes of these cost many times more than a few bytes of pixels:
 _MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write about ten
@@ -145,15 +146,21 @@ def check_pixels(array: NDArray[np.generic], pixel_range: PixelRange = PixelRang
             raise InvalidArgument("pixels", f"values from 0 to {white}", extreme)
     if array.dtype == np.int32:
         return array.astype(np.uint8)
-    values = array.astype(np.float32, copy=False)
-    levels: NDArray[np.float32] = np.rint(values * np.float32(255) if is_unit else values)
-    if most <= 1 and not is_unit and not np.array_equal(levels, values):
-        raise InvalidArgument(
-            "pixels",
-            "values from 0 to 255, or pixel_range 0..1 as a parameter of the request or in the model's settings",
-            f"fractions from {least:g} to {most:g}",
-        )
-    return levels.astype(np.uint8)
+    levels = np.empty(array.shape, np.uint8)
+    values, rounded = array.astype(np.float32, copy=False).reshape(-1), levels.reshape(-1)
+    may_be_fractions = most <= 1 and not is_unit
+    # In blocks: to get and free temporary memory of the size of a large request takes long, and holds up other threads.
+    for start in range(0, len(values), _BLOCK_VALUES):
+        block = values[start : start + _BLOCK_VALUES]
+        whole: NDArray[np.float32] = np.rint(block * np.float32(255) if is_unit else block)
+        if may_be_fractions and not np.array_equal(whole, block):
+            raise InvalidArgument(
+                "pixels",
+                "values from 0 to 255, or pixel_range 0..1 as a parameter of the request or in the model's settings",
+                f"fractions from {least:g} to {most:g}",
+            )
+        rounded[start : start + _BLOCK_VALUES] = whole
+    return levels
 
 
 class _Reader(io.BytesIO):

@@ -587,6 +587,27 @@ def test_fractions_of_at_most_1_are_refused_with_the_ways_out() -> None:
         check_pixels(pixels)
 
 
+@pytest.mark.parametrize("pixel_range", PixelRange)
+def test_many_floats_become_levels_beside_little_memory(pixel_range: PixelRange) -> None:
+    levels = np.random.default_rng(0).integers(0, 256, (3, 300, 301, 3), np.uint8)
+    pixels = levels.astype(np.float32) / (255 if pixel_range is PixelRange.UNIT else 1)
+    tracemalloc.start()
+    try:
+        checked = check_pixels(pixels, pixel_range)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(checked, levels)
+    assert peak_bytes < levels.nbytes + pixels.nbytes / 2
+
+
+def test_a_fraction_after_many_whole_levels_of_at_most_1_is_found() -> None:
+    pixels = np.zeros((3, 300, 301, 3), np.float32)
+    pixels[-1, -1, -1, -1] = 0.5
+    with pytest.raises(InvalidArgument, match=r"fractions from 0 to 0\.5"):
+        check_pixels(pixels)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8])
 @pytest.mark.parametrize("level", [0, 1])
 def test_whole_levels_of_at_most_1_are_a_dark_image(dtype: type, level: int) -> None:
