@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -11,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from xlaserve.decoding import DecodingThreads, Memory, Rows, Turns
+from xlaserve.decoding import BUSY_SWITCH_S, SWITCH_S, DecodingThreads, Memory, Rows, Turns
 from xlaserve.errors import DeadlineExceeded, InvalidImage
 
 NEVER = float("inf")
@@ -194,6 +195,15 @@ async def test_every_row_is_made_once_and_in_its_place(start: Callable[[int], De
     threads = start(3)
     made = await asyncio.gather(*(threads.map(n % 5, lambda row, n=n: (n, row), n, NEVER) for n in range(40)))  # type: ignore[misc]
     assert made == [[(n, row) for row in range(n)] for n in range(40)]
+
+
+async def test_threads_leave_the_interpreter_to_others_more_often_while_they_work(
+    start: Callable[[int], DecodingThreads],
+) -> None:
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    intervals = await start(2).map("m", lambda row: sys.getswitchinterval(), 20, NEVER)
+    assert intervals == [pytest.approx(BUSY_SWITCH_S)] * 20
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
 
 
 async def test_rows_are_made_side_by_side(start: Callable[[int], DecodingThreads]) -> None:
