@@ -23,6 +23,7 @@ from xlaserve.engine.compile_watch import CompileWatch
 from xlaserve.engine.device import Device, configure
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry
+from xlaserve.engine.memory import keep_freed_memory
 from xlaserve.engine.stderr_tap import StderrTap
 from xlaserve.engine.worker import Worker
 from xlaserve.engine.xla_log import XlaCompilation
@@ -200,6 +201,7 @@ class App:
     async def _load_all(self) -> None:
         await asyncio.to_thread(self._settle)
         await self.repository.load_all()
+        keep_freed_memory()  # not before: loading frees much that is of no further use
 
     def _settle(self) -> None:
         """Keeps the collector, which holds everybody up, from what stays for ever: the libraries, all there already."""
