@@ -617,3 +617,27 @@ def test_a_deserializer_may_return_none() -> None:
         breaks="bytes that are no message become UNKNOWN with the name of a Python class, and a traceback in the log",
     ):
         assert asyncio.run(ask()) == b"none"
+
+
+def test_grpcio_accepts_calls_in_a_task_that_can_be_told() -> None:
+    import asyncio
+
+    import grpc
+
+    from xlaserve.rpc.server import ACCEPTING
+
+    async def tasks() -> list[str]:
+        server = grpc.aio.server()
+        server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            return [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+        finally:
+            await server.stop(None)
+
+    with needed(
+        f"the coroutine {ACCEPTING}",
+        by="rpc/server.py",
+        breaks="after a call whose path is no UTF-8 nobody is served for as long as its connection stays open",
+    ):
+        assert sum(ACCEPTING in name for name in asyncio.run(tasks())) == 1

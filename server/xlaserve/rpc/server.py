@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import grpc
@@ -37,6 +38,8 @@ MAX_CONNECTION_STREAMS: Final = 1024
 LISTEN_AGAIN_S: Final = 10.0
 """How long another server tries to have the port of one that ended, every RETRY_S."""
 RETRY_S: Final = 0.05
+ACCEPTING: Final = "_server_main_loop"
+"""What grpcio 1.85 calls the coroutine that accepts calls."""
 RPC_TASK: Final = "rpc_task"
 """What grpcio 1.85 calls the task of a call."""
 _OF_CLIENTS: Final = (
@@ -143,7 +146,15 @@ class GrpcServer:
                 f"grpc_port: expected a free port of {self._host}, got {port}, which can't be had"
             ) from error
         await self._server.start()
+        for task in asyncio.all_tasks():
+            if ACCEPTING in getattr(task.get_coro(), "__qualname__", ""):
+                task.add_done_callback(partial(self._accepts_no_more, bound))
         return bound
+
+    def _accepts_no_more(self, port: int, task: asyncio.Task[None]) -> None:
+        """Closes the connections where grpcio has ended: it would wait until each client did so."""
+        if not self._is_stopping and not task.cancelled() and task.exception():
+            self._hanging_up = asyncio.create_task(hang_up(port, flush_s=0))
 
     async def _listen_again(self, port: int) -> None:
         """Makes another server where grpcio has ended it: it does where the path of a call is no UTF-8 (1.85)."""
