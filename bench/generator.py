@@ -15,18 +15,23 @@ from xlaserve_proto import open_inference_pb2 as pb
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 DEADLINE_S = 120.0
+RAMP = 0.3
+"""A timed load runs for this share of its time before it counts, so that all lanes are as busy as they stay."""
 
 
 class Load(NamedTuple):
     """What was answered."""
 
     requests: int
+    """All of them."""
+    counted: int
     seconds: float
+    """In which the counted ones were answered."""
 
     @property
     def per_s(self) -> float:
         """Requests answered in a second."""
-        return self.requests / self.seconds
+        return self.counted / self.seconds
 
 
 def pixels_request(model: str, side: int, mode: str = "", images: int = 1) -> bytes:
@@ -49,7 +54,11 @@ def answer(address: str, payload: bytes) -> bytes:
 
 
 def closed_loop(address: str, payload: bytes, concurrency: int, *, seconds: float = 0, requests: int = 0) -> Load:
-    """Keeps `concurrency` requests in flight for `seconds`, or until `requests` are answered. Any error raises."""
+    """Keeps `concurrency` requests in flight, and counts for `seconds`, or until `requests` are answered.
+
+    What is answered before and after those seconds is not counted: lanes are idle there, for as long as a batch of a
+    slow model takes. Any error raises.
+    """
     load: Load = uvloop.run(_closed_loop(address, payload, concurrency, seconds, requests))
     return load
 
@@ -59,15 +68,19 @@ async def _closed_loop(address: str, payload: bytes, concurrency: int, seconds: 
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         call: Callable[..., Awaitable[bytes]] = channel.unary_unary(METHOD)
         await call(payload, timeout=DEADLINE_S, wait_for_ready=True)
-        answered = 0
+        answered = counted = 0
         began = time.perf_counter()
-        until = began + seconds
+        since = began + RAMP * seconds
+        until = since + seconds
 
         async def client() -> None:
-            nonlocal answered
+            nonlocal answered, counted
             while time.perf_counter() < until if seconds else answered < requests:
                 await call(payload, timeout=DEADLINE_S)
                 answered += 1
+                counted += since <= time.perf_counter() < until
 
         await asyncio.gather(*(client() for _ in range(concurrency)))
-        return Load(answered, time.perf_counter() - began)
+        if seconds:
+            return Load(answered, counted, seconds)
+        return Load(answered, answered, time.perf_counter() - began)
