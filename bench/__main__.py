@@ -16,6 +16,7 @@ from bench.bucket_sets import bucket_sets
 from bench.figures import Figure, ratio
 from bench.generator import closed_loop, pixels_request
 from bench.generator_ceiling import generator
+from bench.reload import reload
 from bench.stalls import stalls
 from xlaserve.engine.device import cpu_name
 
@@ -127,7 +128,9 @@ def memory(requests: int) -> list[Figure]:
 def main() -> None:
     """Runs the command; exits 1 when a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", choices=("buckets", "efficiency", "generator", "memory", "overhead", "stalls"))
+    parser.add_argument(
+        "--only", choices=("buckets", "efficiency", "generator", "memory", "overhead", "reload", "stalls")
+    )
     parser.add_argument("--json", type=Path, default=Path("build/bench.json"))
     parser.add_argument("--buckets", type=lambda text: tuple(map(int, text.split(","))), default=BUCKETS)
     parser.add_argument("--images-per-request", type=int, default=1)
@@ -140,6 +143,7 @@ def main() -> None:
         "generator": lambda: generator(blocks, block_s),
         "memory": lambda: memory(requests),
         "stalls": lambda: stalls(3 if options.quick else 7),
+        "reload": lambda: reload(1 if options.quick else 5),
         "buckets": lambda: bucket_sets(blocks, requests // 50),
         "efficiency": lambda: efficiency(blocks, block_s, options.buckets, options.images_per_request),
     }

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from bench.trials import TRIAL_S, fastest
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
-from xlaserve.engine.compiler import Warmed, noise, warm_up
+from xlaserve.engine.compiler import Warmed, measure, noise, warm_up
 from xlaserve.engine.device import configure
 from xlaserve.engine.ledger import Ledger
 from xlaserve.engine.program import Executable
@@ -42,7 +43,7 @@ def warm(settings: ModelSettings, lanes: int) -> dict[tuple[Mode, Bucket], Warme
         program=model.program,
         modes=settings.modes,
         buckets=model.buckets,
-        lanes=lanes,
+        timer=partial(measure, lanes=lanes),
         ledger=Ledger(),
         stop=threading.Event(),
     )
@@ -59,17 +60,16 @@ def images_per_s(bucket: Bucket, executable: Executable, lanes: int, seconds: fl
     images = noise(bucket)
     until = time.perf_counter() + seconds
 
-    def run() -> int:
-        batches = 0
+    def run() -> float:
+        batches, began = 0, time.perf_counter()
         while time.perf_counter() < until:
             executable(images)
             batches += 1
-        return batches
+        # Over the lane's own time: another one may end a batch earlier.
+        return batches * bucket.batch / (time.perf_counter() - began)
 
-    began = time.perf_counter()
     with ThreadPoolExecutor(lanes) as pool:
-        batches = sum(run.result() for run in [pool.submit(run) for _ in range(lanes)])
-    return batches * bucket.batch / (time.perf_counter() - began)
+        return sum(run.result() for run in [pool.submit(run) for _ in range(lanes)])
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
-from xlaserve.engine.compiler import Warmed, warm_up
+from xlaserve.engine.compiler import Warmed, measure, warm_up
 from xlaserve.engine.device import configure
 from xlaserve.engine.ledger import Ledger
 from xlaserve.model import catalog
@@ -61,7 +62,7 @@ class InProcessTarget:
                 program=model.program,
                 modes=model_settings.modes,
                 buckets=model.buckets,
-                lanes=device.lanes,
+                timer=partial(measure, lanes=device.lanes),
                 ledger=ledger,
                 stop=threading.Event(),
             )

@@ -19,6 +19,7 @@ from prometheus_client.core import Metric
 
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.cache.cache import CompileCache
+from xlaserve.engine.cache.executables import Executables
 from xlaserve.engine.compile_watch import CompileWatch
 from xlaserve.engine.device import Device, configure
 from xlaserve.engine.lanes import Lanes
@@ -30,6 +31,7 @@ from xlaserve.engine.xla_log import XlaCompilation
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.inspection.profiler import Profiler
 from xlaserve.model import catalog, verification
+from xlaserve.model.preparer import Preparer
 from xlaserve.model.repository import Repository
 from xlaserve.model.version import State
 from xlaserve.pipeline import Pipeline
@@ -76,8 +78,15 @@ class App:
         self._read_settings = read_settings or (lambda: settings)
         self._on_loaded = on_loaded
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
-        self._cache = CompileCache(settings) if settings.compile_cache and self._has_tensorflow else None
+        self._cache: CompileCache | None = None
+        if self._has_tensorflow:
+            Executables().set_environment(has_all_compiled=settings.compile_cache is not None)
+            if settings.compile_cache is not None:
+                self._cache = CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
         self.device: Device = configure(settings, self._has_tensorflow)
+        self._preparer = None
+        if self._has_tensorflow and settings.load_process and self.device.kind == "cpu":
+            self._preparer = Preparer(settings, self._cache if self._cache and self._cache.is_filling else None)
         self._load_replicated = _replicated(self.device.replicas)
         if self._cache and self._load_replicated:
             log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
@@ -107,6 +116,7 @@ class App:
             on_change=lambda version: self._health.refresh(),
             on_record=on_record,
             on_crash=self._crash,
+            preparer=self._preparer,
             has_tf32=self.device.tf32,
             on_cpu=self.device.kind == "cpu",
         )
@@ -163,18 +173,18 @@ class App:
             self._remove_ready_file()
         return CRASHED if self._has_crashed else 0
 
-    def _load_model(self, settings: ModelSettings) -> catalog.Model:
+    def _load_model(self, settings: ModelSettings, prepared: CompileCache | None = None) -> catalog.Model:
         if catalog.uses_tensorflow(settings) and not self._has_tensorflow:
             raise ModelFailed("the server was started without any TensorFlow model; restart it to serve this one")
         if not catalog.uses_tensorflow(settings):
             return catalog.load(settings)
         if self._load_replicated:
             return self._load_replicated(settings)
-        if self._cache is None:
+        if (cache := prepared or self._cache) is None:
             return catalog.load(settings)
         from xlaserve.model import cached  # noqa: PLC0415 - imports TensorFlow
 
-        return catalog.load(settings, partial(cached.network, self._cache, self.device))
+        return catalog.load(settings, partial(cached.network, cache, self.device))
 
     async def _load(self) -> bool:
         """Loads every model; False where a signal came first."""

@@ -115,6 +115,24 @@ def test_reloads_under_traffic_lose_no_request(start_server: Any, control: Any, 
     assert server.metric("xlaserve_in_flight_images") == 0
 
 
+def test_what_is_loaded_beside_others_is_compiled_in_a_process_of_its_own(
+    start_server: Any, control: Any, scans: Any
+) -> None:
+    server = start_server({"models": [DIGITS, NOOP]})
+    operator = control(server)
+    compiled = server.metric("xlaserve_xla_compilations_total")
+    operator.configure({**DIGITS, "version": "2", "buckets": [1, 2, 4]}, NOOP)
+    operator.load("digits").result()
+    model = next(model for model in operator.models() if model.name == "digits")
+    assert (model.version, len(model.programs)) == ("2", 3)
+    assert all(program.from_cache for program in model.programs)
+    assert server.metric("xlaserve_xla_compilations_total") == compiled
+    stub = vision_grpc.VisionStub(operator.client.channel)
+    request = vision.ClassifyRequest(model="digits", images=list(scans.values()), top_k=1)
+    rows = stub.Classify(request, timeout=PATIENCE_S).classifications
+    assert [row.categories[0].label for row in rows] == list(scans)
+
+
 def test_a_compiled_model_is_reloaded_under_traffic(start_server: Any, control: Any, scans: Any) -> None:
     server = start_server({"models": [DIGITS]})
     operator = control(server)

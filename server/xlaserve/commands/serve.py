@@ -24,7 +24,7 @@ def run(invocation: Invocation) -> int:
         with ExitStack() as stack:
             tap: StderrTap | None = None
             if settings.watch_compilations and any(map(catalog.uses_tensorflow, settings.models)):
-                tap = stack.enter_context(StderrTap(has_cache=settings.compile_cache is not None))
+                tap = stack.enter_context(StderrTap())
             progress = stack.enter_context(console.WarmUp(settings))
             app = App(
                 settings,

@@ -31,10 +31,11 @@ NICE: Final = 10
 and the event loop waits for it."""
 
 
-def yield_to_traffic() -> None:
-    """Has the calling thread, and those that it starts, run where others leave time."""
+def yield_to_traffic(process: int | None = None) -> None:
+    """Has the calling thread, or a process, and all that it starts, run where others leave time."""
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # Linux takes a thread for a process here
+        # Linux takes a thread for a process here.
+        os.setpriority(os.PRIO_PROCESS, process or threading.get_native_id(), NICE)
     except OSError as error:
         log.warning("compiling in the background can't be made to yield to the traffic: %s", error.strerror)
 

@@ -38,6 +38,10 @@ class Warmed:
     cost: Cost
 
 
+Timer = Callable[[Executable, Bucket], Cost]
+"""Runs a program, and returns what it costs."""
+
+
 def warm_up(
     *,
     model: str,
@@ -45,7 +49,7 @@ def warm_up(
     program: Program,
     modes: Iterable[Mode],
     buckets: Iterable[Bucket],
-    lanes: int,
+    timer: Timer,
     ledger: Ledger,
     stop: threading.Event,
     threads: int = 1,
@@ -75,7 +79,7 @@ def warm_up(
         if verifier is not None:
             compilation, verified = verifier.admit(mode, bucket, compilation, partial(compile_one, mode, bucket))
         if (cost := compilation.cost) is None:
-            cost = measure(compilation.executable, bucket, lanes)
+            cost = timer(compilation.executable, bucket)
             compilation.keep_cost(cost)
         warmed[mode, bucket] = Warmed(compilation.executable, cost)
         ledger.record(

@@ -53,6 +53,7 @@ class TensorFlowProgram:
         self._graphs: dict[tuple[int, int], Executable] = {}
         self._unfreezable: dict[tuple[int, int], str] = {}
         self._clustered: dict[tuple[int, int], list[FrozenGraph]] = {}
+        self._variables: list[tf.Variable] = []
         self.assigns_variables = False
         """Whether it was seen to change variables as it runs, once it was traced."""
 
@@ -132,6 +133,13 @@ class TensorFlowProgram:
             raise ModelFailed(f"{NOT_WITHOUT_XLA}: it has operations of XLA's own")
         return graph
 
+    def seal(self) -> None:
+        """Drops the network and its graphs, and keeps the variables, which functions only refer to."""
+        graphs = [function.graph for function in self._any_batch.values()]  # type: ignore[attr-defined]
+        self._variables += [variable for graph in graphs for variable in graph.variables]
+        self._any_batch.clear()
+        self._forward = self._in_xla = _sealed
+
     def dismantle(self) -> None:
         """Undoes the cycles in Python's half of each graph, which are half of a model's; none can run any more."""
         for function in self._any_batch.values():
@@ -180,6 +188,10 @@ class TensorFlowProgram:
         except UnfreezableError as error:
             raise ModelFailed(f"modes: autocluster runs frozen graphs alone, and this can be none: {error}") from error
         return taken[-1]
+
+
+def _sealed(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    raise RuntimeError("a program that was sealed compiles nothing more")
 
 
 def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: bool) -> Forward:

@@ -69,6 +69,14 @@ class Program(Protocol):
 
 
 @runtime_checkable
+class Sealed(Protocol):
+    """A `Program` that can do without what it was made of, which the garbage collector would walk through for ever."""
+
+    def seal(self) -> None:
+        """Frees what only another compilation needs, for good. What was compiled goes on."""
+
+
+@runtime_checkable
 class Dismantled(Protocol):
     """A `Program` that can be taken apart, so that less of it is left for the garbage collector, which holds all up."""
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TextIO
 
-from xlaserve.engine import flags
 from xlaserve.engine.xla_log import VMODULE
 
 FILES: Final = (
@@ -23,8 +22,6 @@ FILES: Final = (
 """What VMODULE makes speak, and what complains that it has nowhere to write the graphs of which xla_compiler speaks;
 and those that say as errors, each time when an executable is read from the compile cache, that it is no text and that
 the processor lacks "features" which are preferences of the code generator."""
-NO_CACHE: Final = "--tf_xla_persistent_cache_directory=/nonexistent --tf_xla_persistent_cache_read_only=true"
-"""A cache in which XLA looks for what it is about to compile, telling the values of constants, and finds nothing."""
 LAST_LINES_S: Final = 2.0
 """How long the filter may take at the end to pass on what was written."""
 _STDERR: Final = 2
@@ -37,12 +34,11 @@ class StderrTap:
     """While it is entered, what this process's libraries write to stderr goes through a filter, a process of its own.
 
     Must be entered before TensorFlow is imported. Python's own sys.stderr and log lines are written straight to where
-    stderr was: they are neither delayed nor lost, whatever becomes of the filter. `has_cache` says whether XLA will be
-    given a persistent cache.
+    stderr was: they are neither delayed nor lost, whatever becomes of the filter. XLA tells the values of constants,
+    which its events need, only where it has a folder of executables to look into (`cache.executables`).
     """
 
-    def __init__(self, *, has_cache: bool = False) -> None:
-        self._has_cache = has_cache
+    def __init__(self) -> None:
         self._environment = {name: os.environ.get(name) for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE")}
         self._is_closing = False
         self._python_stderr: TextIO | None = None
@@ -54,8 +50,6 @@ class StderrTap:
         theirs = self._environment["TF_CPP_VMODULE"]
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"  # at any other, there are no lines of VMODULE
         os.environ["TF_CPP_VMODULE"] = f"{theirs},{VMODULE}" if theirs else VMODULE
-        if not self._has_cache:
-            flags.add(flags.TF_XLA, NO_CACHE, unless="persistent_cache")
         self._stderr = _duplicate_stderr()
         lines, lines_in = os.pipe()
         self._events, events_in = os.pipe()

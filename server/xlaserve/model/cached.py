@@ -55,10 +55,9 @@ _TASKS: Final = {kind.__name__: kind for kind in get_args(Task)}
 def identity(settings: ModelSettings) -> dict[str, Any] | None:
     """Returns what makes a model another one: settings, and the contents of files that they name.
 
-    None where that can't be told: the code of custom objects, and what a handle of Kaggle stands for, may change.
-    Raises OSError where a file can't be read.
+    None where that can't be told. Raises OSError where a file can't be read.
     """
-    if settings.custom_objects or settings.source.startswith(catalog.KAGGLE):
+    if not catalog.can_be_kept(settings):
         return None
     facts = settings.model_dump(mode="json", exclude=_IRRELEVANT)
     # Of labels too: where the outputs don't show how many classes there are, labels do.
@@ -186,6 +185,12 @@ class CachedProgram:
         compilation = self._compile_xla(bucket, cost) if mode is Mode.XLA else self._program.compile(mode, bucket)
         self._executables.sweep()
         return replace(compilation, cost=cost, keep_cost=partial(self._keep_cost, name))
+
+    def seal(self) -> None:
+        """Drops the network and the weights, which are the executables' now."""
+        if "built" in self.__dict__:
+            self._program.seal()
+        self._weights.clear()
 
     def any_size(self) -> Executable:
         """Makes what runs images of any size, as it is not kept, of the network as its source builds it."""

@@ -73,6 +73,14 @@ def uses_tensorflow(settings: ModelSettings) -> bool:
     return settings.source != NOOP
 
 
+def can_be_kept(settings: ModelSettings) -> bool:
+    """Returns whether the settings tell what the model is, so that a compile cache can know it again.
+
+    The code of custom objects, and what a handle of Kaggle stands for, may change.
+    """
+    return not settings.custom_objects and not settings.source.startswith(KAGGLE)
+
+
 Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
 """Gives the network of a model from the compile cache, or calls what builds it."""
 

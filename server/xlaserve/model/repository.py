@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -23,11 +23,13 @@ from xlaserve.engine.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.background import Background
 from xlaserve.engine.batcher import Batcher
 from xlaserve.engine.beside_traffic import BesideTraffic, yield_to_traffic
-from xlaserve.engine.compiler import compile_threads, fastest, warm_up
+from xlaserve.engine.buckets import Cost
+from xlaserve.engine.cache.cache import CompileCache
+from xlaserve.engine.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
 from xlaserve.engine.device import usable_cores
 from xlaserve.engine.lanes import Lanes
 from xlaserve.engine.ledger import Entry
-from xlaserve.engine.program import AnySize, Dismantled, Executable
+from xlaserve.engine.program import AnySize, Dismantled, Executable, Sealed
 from xlaserve.engine.verify import Verifier
 from xlaserve.engine.worker import Worker
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError, cause
@@ -35,6 +37,7 @@ from xlaserve.model import verification
 from xlaserve.model.advice import slower
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes
+from xlaserve.model.preparer import Preparer
 from xlaserve.model.version import Served, State, Version
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
@@ -48,16 +51,17 @@ log = logging.getLogger(__name__)
 class Repository:
     """Loads, serves and unloads models. All methods run on the event loop; loading and compiling on a thread.
 
-    `load_model` builds a model from its settings and blocks; `read_models` reads the configured models anew and may
-    raise ConfigError; all that may compile something is done in an `expecting()`; `on_change` is told of every change
-    of state, `on_record` of every program that was compiled (on the compiling thread).
+    `load_model` builds a model from its settings, or takes it from where `preparer` has it, and blocks; `read_models`
+    reads the configured models anew and may raise ConfigError; all that may compile something is done in an
+    `expecting()`; `on_change` is told of every change of state, `on_record` of every program that was compiled (on the
+    compiling thread).
     """
 
     def __init__(
         self,
         *,
         settings: Settings,
-        load_model: Callable[[ModelSettings], Model],
+        load_model: Callable[[ModelSettings, CompileCache | None], Model],
         read_models: Callable[[], Iterable[ModelSettings]],
         lanes: Lanes,
         worker: Worker,
@@ -66,6 +70,7 @@ class Repository:
         on_change: Callable[[Version], None] = lambda version: None,
         on_record: Callable[[Entry], None] = lambda entry: None,
         on_crash: Callable[[], None] = lambda: None,
+        preparer: Preparer | None = None,
         has_tf32: bool = False,
         on_cpu: bool = True,
     ) -> None:
@@ -78,6 +83,7 @@ class Repository:
         self._on_change = on_change
         self._on_record = on_record
         self._on_crash = on_crash
+        self._preparer = preparer
         self._has_tf32 = has_tf32
         self._on_cpu = on_cpu
         self._read_models = read_models
@@ -180,6 +186,8 @@ class Repository:
     def stop_loading(self) -> None:
         """Ends loads and warm-ups as soon as they can be, and takes no more."""
         self._stop.set()
+        if self._preparer is not None:
+            self._preparer.stop()
 
     async def drain(self, timeout_s: float) -> None:
         """Stops loading and takes nothing new; fails what was accepted and does not finish in `timeout_s`."""
@@ -250,6 +258,8 @@ class Repository:
             is_explained = isinstance(error, ModelFailed)
             log.log(logging.DEBUG if is_explained else logging.ERROR, "model %s failed", name, exc_info=error)
             raise ModelFailed(f"model {name} failed: {newcomer.reason}") from error
+        if not self._is_serving:  # else what the old one leaves is collected with it
+            await asyncio.to_thread(gc.collect)
         self._served[name] = served
         self._change(newcomer, State.READY)
         for old in [version for version in self._versions[name] if version is not newcomer]:
@@ -261,13 +271,13 @@ class Repository:
     async def _prepare(self, version: Version) -> Served:
         settings = version.settings
         began = time.perf_counter()
-        model = version.model = await self._compile(self._load_model, settings)
-        self._check_stop()
-        self._change(version, State.COMPILING)
-        first = self._first_buckets(model)
-        verifier = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn)
-        programs = await self._compile(self._warm_up, version, model, first, verifier)
-        self._check_stop()
+        async with self._prepared(settings) as prepared:
+            model = version.model = await self._compile(self._load_model, settings, prepared)
+            self._check_stop()
+            self._change(version, State.COMPILING)
+            verifier = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn)
+            programs = await self._compile(self._warm_up, version, model, self._timer(version, model), verifier)
+            self._check_stop()
         if verification.is_narrow(model, has_tf32=self._has_tf32):
             version.differences = verification.furthest(version.ledger)
             is_large = any(found.is_large for found in version.differences.values())
@@ -321,7 +331,31 @@ class Repository:
         if left := [bucket for bucket in model.buckets if bucket not in warmed]:
             beside = self._beside(version, model, verifier)
             version.growth = asyncio.create_task(self._grow(version, served, left, programs, beside))
+        elif version.background is None:
+            version.model = served.model = _sealed(model)
         return served
+
+    def _prepared(self, settings: ModelSettings) -> AbstractAsyncContextManager[CompileCache | None]:
+        """Gives the compile cache that another process has put the model into, where there is traffic to hold up."""
+        return self._preparer.prepare(settings) if self._preparer and self._is_serving else nullcontext()
+
+    @property
+    def _is_serving(self) -> bool:
+        return self._has_started and bool(self._served)
+
+    def _timer(self, version: Version, model: Model) -> Timer:
+        """Returns what times programs: on all lanes at once, or, where others serve, in their turn on one."""
+        if not self._is_serving:
+            return partial(measure, lanes=self._lanes.count)
+        loop = asyncio.get_running_loop()
+        beside = self._beside(version, model)
+
+        def time_beside(executable: Executable, bucket: Bucket) -> Cost:
+            turns = asyncio.run_coroutine_threadsafe(beside.time(executable, bucket, noise(bucket)), loop)
+            seconds = turns.result()
+            return Cost(seconds, seconds)  # of lanes that are as busy as they are
+
+        return time_beside
 
     async def _compile(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Does what may compile something on the compiling thread."""
@@ -346,7 +380,7 @@ class Repository:
         smallest = {(bucket.height, bucket.width): bucket for bucket in sorted(model.buckets, reverse=True)}
         return tuple(sorted(smallest.values()))
 
-    def _beside(self, version: Version, model: Model, verifier: Verifier) -> BesideTraffic:
+    def _beside(self, version: Version, model: Model, verifier: Verifier | None = None) -> BesideTraffic:
         return BesideTraffic(
             model=version.name,
             version=version.settings.version,
@@ -385,10 +419,13 @@ class Repository:
                 served.auto_text = version.auto_text
                 made[Mode.AUTO, bucket] = made[mode, bucket]
             batcher.add(made)
+        if version.background is None:
+            version.model = served.model = _sealed(served.model)
         log.info("model %s: all %d programs are there", version.name, len(version.ledger))
 
-    def _warm_up(self, version: Version, model: Model, buckets: Iterable[Bucket], verifier: Verifier) -> Programs:
+    def _warm_up(self, version: Version, model: Model, timer: Timer, verifier: Verifier) -> Programs:
         settings = version.settings
+        buckets = self._first_buckets(model)
 
         def warm(modes: Iterable[Mode], buckets: Iterable[Bucket]) -> Programs:
             return warm_up(
@@ -397,7 +434,7 @@ class Repository:
                 program=model.program,
                 modes=modes,
                 buckets=buckets,
-                lanes=self._lanes.count,
+                timer=timer,
                 ledger=version.ledger,
                 stop=self._stop,
                 threads=self._settings.compile_threads or compile_threads(usable_cores()),
@@ -448,6 +485,13 @@ class Repository:
             f": {version.reason}" if version.reason else "",
         )
         self._on_change(version)
+
+
+def _sealed(model: Model) -> Model:
+    """Returns a model of which nothing more is compiled, without what only that needs."""
+    if isinstance(model.program, Sealed):
+        model.program.seal()
+    return replace(model, reference=None)
 
 
 def _to_dismantle(version: Version) -> Model | None:

@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -65,7 +66,7 @@ def warm(
         program=program,
         modes=(Mode.XLA, Mode.GRAPH),
         buckets=BUCKETS,
-        lanes=lanes,
+        timer=partial(measure, lanes=lanes),
         ledger=ledger,
         stop=stop or threading.Event(),
         threads=threads,
@@ -126,7 +127,7 @@ def test_the_smallest_bucket_is_compiled_first() -> None:
         program=program,
         modes=(Mode.XLA,),
         buckets=buckets,
-        lanes=1,
+        timer=partial(measure, lanes=1),
         ledger=Ledger(),
         stop=threading.Event(),
     )

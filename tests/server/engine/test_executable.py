@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -255,3 +256,26 @@ def test_what_is_dismantled_is_gone_without_the_garbage_collector() -> None:
         assert operations() < before + 50
     finally:
         gc.enable()
+
+
+def test_what_is_sealed_runs_on_without_its_network_and_compiles_nothing_more() -> None:
+    class Network:
+        def __init__(self) -> None:
+            self.weight = tf.Variable(2.0)
+
+        def __call__(self, pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return (tf.cast(pixels, tf.float32) * self.weight,)
+
+    network = Network()
+    left = weakref.ref(network)
+    program = TensorFlowProgram(network)
+    executables = [program.compile(mode, BUCKET).executable for mode in (Mode.XLA, Mode.GRAPH)]
+    program.seal()
+    del network
+    gc.collect()
+    assert left() is None
+    pixels = images(3)
+    for executable in executables:
+        np.testing.assert_array_equal(executable(pixels)[0], pixels * 2.0)
+    with pytest.raises(RuntimeError, match="sealed"):
+        program.compile(Mode.XLA, Bucket(1, 9, 9))

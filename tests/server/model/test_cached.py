@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.buckets import Cost
 from xlaserve.engine.cache.cache import CompileCache
 from xlaserve.engine.cache.records import SUFFIX, Folder
@@ -60,7 +60,7 @@ def open_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
 
     def open_cache(read_only: bool = False) -> CompileCache:
-        return CompileCache(Settings(compile_cache=tmp_path / "cache", compile_cache_read_only=read_only))
+        return CompileCache(tmp_path / "cache", read_only=read_only)
 
     return open_cache
 

@@ -122,8 +122,8 @@ class House:
         self.entries: list[Entry] = []
         self.crashes = 0
         self._changed = asyncio.Event()
-        self._worker = Worker(2)
-        self.lanes = Lanes(2)
+        self._worker = Worker(4)
+        self.lanes = Lanes(4)
         self._repository: Repository | None = None
 
     @property
@@ -152,7 +152,8 @@ class House:
             result = await served.batcher.run(pixels, served.mode(""), NEVER)
         finally:
             served.batcher.leave(images, images)
-        return [int(answer) for answer in result.outputs[0][:, 0]]
+        parts = sorted(result.parts, key=lambda part: part.rows.start)
+        return [int(answer) for part in parts for answer in part.outputs[0][:, 0]]
 
     def states(self, name: str = "a") -> list[State]:
         return [version.state for version in self.repository.index() if version.name == name]
@@ -173,7 +174,7 @@ class House:
         self.changes.append((version.name, version.state))
         self._changed.set()
 
-    def _load_model(self, settings: ModelSettings) -> Model:
+    def _load_model(self, settings: ModelSettings, prepared: object = None) -> Model:
         self.loading()
         if settings.name in self.load_errors:
             raise self.load_errors[settings.name]

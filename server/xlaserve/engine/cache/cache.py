@@ -7,9 +7,9 @@ import json
 import logging
 import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
-from xlaserve.config import Settings
 from xlaserve.engine import flags
 from xlaserve.engine.cache.environment import environment, key, tensorflow_version
 from xlaserve.engine.cache.executables import Executables
@@ -27,39 +27,37 @@ log = logging.getLogger(__name__)
 
 
 class CompileCache:
-    """What was compiled before, in the folder `settings.compile_cache`. Must be made before TensorFlow is imported.
+    """What was compiled before, in a folder. One that is to be filled must be made before TensorFlow is imported.
 
     Raises ConfigError where the folder can't be used as it is to be.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        assert settings.compile_cache is not None
-        self._root = settings.compile_cache
-        self._read_only = settings.compile_cache_read_only
+    def __init__(self, root: Path, *, read_only: bool = False) -> None:
+        self.root = root
+        self._read_only = read_only
         try:
             if not self._read_only:
-                check_writable(self._root)
-            elif not os.access(self._root, os.R_OK | os.X_OK) or not self._root.is_dir():
-                raise ConfigError(f"compile_cache: expected a folder that can be read, got {self._root}")
+                check_writable(self.root)
+            elif not os.access(self.root, os.R_OK | os.X_OK) or not self.root.is_dir():
+                raise ConfigError(f"compile_cache: expected a folder that can be read, got {self.root}")
         except OSError as error:
             if error.errno not in FULL:
                 raise ConfigError(
-                    f"compile_cache: expected a folder that can be written, got {self._root}: {error.strerror};"
+                    f"compile_cache: expected a folder that can be written, got {self.root}: {error.strerror};"
                     " compile_cache_read_only uses what is there"
                 ) from None
-            log.warning("compile cache: nothing is kept, as %s can't be written: %s", self._root, error.strerror)
+            log.warning("compile cache: nothing is kept, as %s can't be written: %s", self.root, error.strerror)
             self._read_only = True
         self.is_filling = not self._read_only
         """Whether what is not there is to be kept once it is made."""
         self.executables = Executables()
-        self.executables.set_environment()
         if not self._read_only:
             self._set_autotuning()
 
     def folder(self, device: Device, model: object) -> Folder:
         """Returns the folder of a model on `device`; `model`, of JSON's types, says which it is."""
         facts = {"format": FORMAT, **environment(device)}
-        environment_folder = self._root / f"tensorflow-{tensorflow_version()}" / key(facts)
+        environment_folder = self.root / f"tensorflow-{tensorflow_version()}" / key(facts)
         if not self._read_only:
             with suppress(OSError):  # only for people who wonder which folder is whose
                 environment_folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +71,7 @@ class CompileCache:
 
     def _set_autotuning(self) -> None:
         """Has XLA keep what it measured of a GPU's kernels; on a CPU it measures none."""
-        folder = self._root / f"tensorflow-{tensorflow_version()}" / "autotuning"
+        folder = self.root / f"tensorflow-{tensorflow_version()}" / "autotuning"
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)  # XLA fails where it is not there
             flags.add(flags.XLA, f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")

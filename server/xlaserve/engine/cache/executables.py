@@ -28,9 +28,14 @@ _ERRORS, _FATAL = "2", "3"
 class Executables:
     """TensorFlow's folder of executables. Safe to use from several threads, each with functions of its own."""
 
-    def set_environment(self) -> None:
-        """Has TensorFlow use the folder. Must come before TensorFlow is imported."""
+    def set_environment(self, *, has_all_compiled: bool = True) -> None:
+        """Has TensorFlow use the folder. Must come before TensorFlow is imported.
+
+        Without `has_all_compiled` TensorFlow looks there, and leaves nothing of what XLA compiles.
+        """
         flags.add(flags.TF_XLA, f"--tf_xla_persistent_cache_directory={FOLDER}")
+        # Always said: the process may have been started by one that said otherwise, and the last one counts.
+        flags.add(flags.TF_XLA, f"--tf_xla_persistent_cache_read_only={str(not has_all_compiled).lower()}")
         if os.environ.get(LOG_LEVEL) == _ERRORS:
             # `stderr_tap` says which are of no account; without it they can only be silenced with all others, which
             # come as exceptions besides.

@@ -43,4 +43,6 @@ def test_tensorflow_is_told_of_the_folder_beside_the_flags_that_are_there(
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     executables.set_environment()
-    assert os.environ["TF_XLA_FLAGS"] == f"--tf_xla_auto_jit=2 --tf_xla_persistent_cache_directory={FOLDER}"
+    assert os.environ["TF_XLA_FLAGS"] == (
+        f"--tf_xla_auto_jit=2 --tf_xla_persistent_cache_directory={FOLDER} --tf_xla_persistent_cache_read_only=false"
+    )

@@ -1,0 +1,106 @@
+"""What a reload costs the neighbours: a paced load on one model while another, real one, is loaded again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from bench import processes
+from bench.figures import Figure
+from bench.generator import DEADLINE_S, METHOD, pixels_request
+from xlaserve_proto import open_inference_pb2 as pb
+
+LOAD: Final = "/inference.GRPCInferenceService/RepositoryModelLoad"
+RATE_PER_S: Final = 100
+MOST_SLOWER: Final = 1.5
+MOST_STALL_MS: Final = 20.0
+LEAST_S: Final = 10.0
+"""The neighbour is watched for so long beside nothing, before each reload."""
+
+
+def reload(rounds: int) -> list[Figure]:
+    """The neighbour's p99 while a MobileNetV2 is loaded again over that beside nothing, and its longest stall."""
+    model = {"name": "model", "source": "keras.applications:MobileNetV2", "weights": "random", "buckets": (1, 4, 8)}
+    config = {"models": [model, {"name": "neighbour", "source": "builtin:digits", "buckets": (1, 2, 4, 8)}]}
+    slower, stalls = [], []
+    with processes.xlaserve(config) as server, grpc.insecure_channel(server.address) as channel:
+        load: Callable[..., bytes] = channel.unary_unary(LOAD)
+        request = pb.RepositoryModelLoadRequest(model_name="model").SerializeToString()
+        for _ in range(rounds):
+            with _Neighbour(server.address) as neighbour:
+                time.sleep(LEAST_S)
+                quiet_ms = neighbour.latencies_ms()
+                began = time.perf_counter()
+                load(request, timeout=DEADLINE_S)
+                took_s = time.perf_counter() - began
+                time.sleep(1.0)  # what served is freed
+                beside_ms = neighbour.latencies_ms()
+            quiet, beside = (np.percentile(each, 99) for each in (quiet_ms, beside_ms))
+            print(
+                f"  reloaded in {took_s:.1f} s: p99 {quiet:.1f} ms, beside the reload {beside:.1f} ms; longest"
+                f" {quiet_ms.max():.1f} and {beside_ms.max():.1f} ms",
+                flush=True,
+            )
+            slower.append(float(beside / quiet))
+            stalls.append(float(beside_ms.max() - np.median(quiet_ms)))
+    return [
+        _figure("reload: neighbour's p99 / beside nothing", slower, MOST_SLOWER),
+        _figure("reload: longest stall of the neighbour, ms", stalls, MOST_STALL_MS),
+    ]
+
+
+def _figure(name: str, values: list[float], most: float) -> Figure:
+    median = float(np.median(values))
+    return Figure(name, median, min(values), max(values), f"<= {most:g}", median <= most)
+
+
+class _Neighbour:
+    """Sends RATE_PER_S requests a second from a process of its own, and times each from when it was due."""
+
+    def __init__(self, address: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_send, args=(address, theirs), daemon=True)
+
+    def __enter__(self) -> _Neighbour:
+        self._process.start()
+        self.latencies_ms()  # it has begun
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.join()
+
+    def latencies_ms(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Returns the latencies since this was last asked."""
+        self._pipe.send(None)
+        return np.array(self._pipe.recv())
+
+
+def _send(address: str, pipe: Connection) -> None:
+    payload = pixels_request("neighbour", 32)
+    latencies_ms: list[float] = []
+    with grpc.insecure_channel(address) as channel:
+        call: Callable[..., Any] = channel.unary_unary(METHOD).future
+        call(payload, timeout=DEADLINE_S, wait_for_ready=True).result()
+        due = time.perf_counter()
+
+        def answered(due: float, future: Any) -> None:
+            future.result()
+            latencies_ms.append((time.perf_counter() - due) * 1000)
+
+        while True:
+            due += 1 / RATE_PER_S
+            time.sleep(max(0.0, due - time.perf_counter()))
+            call(payload, timeout=DEADLINE_S).add_done_callback(partial(answered, due))
+            if pipe.poll():
+                pipe.recv()
+                sent, latencies_ms[:] = latencies_ms[:], []
+                pipe.send(sent)

@@ -1,0 +1,47 @@
+"""Compiles a model into a compile cache: the process that `preparer` starts, with the settings on its stdin."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from functools import partial
+
+from xlaserve.config import Mode, Settings
+from xlaserve.engine.cache.cache import CompileCache
+from xlaserve.engine.cache.executables import Executables
+from xlaserve.engine.device import configure
+from xlaserve.errors import XlaserveError
+from xlaserve.model import catalog, verification
+from xlaserve.telemetry.logs import quiet_tensorflow
+
+
+def main() -> None:
+    """Compiles and verifies every bucket of the settings' only model in the mode `xla`. Raises what that raises."""
+    settings = Settings.model_validate_json(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_the_server, daemon=True).start()
+    quiet_tensorflow()
+    assert settings.compile_cache
+    Executables().set_environment()
+    cache = CompileCache(settings.compile_cache)
+    device = configure(settings, uses_tensorflow=True)
+    from xlaserve.model import cached  # noqa: PLC0415 - imports TensorFlow
+
+    model = catalog.load(settings.models[0], partial(cached.network, cache, device))
+    verifier = verification.verifier(model, has_tf32=device.tf32, warn=lambda warning: None)
+    for bucket in model.buckets:
+        compile_bucket = partial(model.program.compile, Mode.XLA, bucket)
+        verifier.admit(Mode.XLA, bucket, compile_bucket(), compile_bucket)
+
+
+def _end_with_the_server() -> None:
+    while os.read(0, 1):  # not of `sys.stdin`, whose lock must be free when Python ends
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except XlaserveError as error:
+        sys.exit(str(error))

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xlaserve.config import BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.engine.beside_traffic import NICE
+from xlaserve.engine.cache.cache import CompileCache
+from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.model.preparer import PROCESS, Preparer, can_be_prepared
+
+PATIENCE_S = 60
+MODEL = ModelSettings(name="digits", source="builtin:digits", buckets=(BucketSettings(1),))
+READ = "import json, os, pathlib, sys; s = json.loads(sys.stdin.readline()); f = pathlib.Path(s['compile_cache']);"
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Preparer]:
+    """Makes one whose process runs a script in place of our own."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TF_XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", "")
+
+    def make(script: str, kept: CompileCache | None = None) -> Preparer:
+        return Preparer(Settings(), kept, (sys.executable, "-c", READ + script))
+
+    return make
+
+
+async def test_what_the_process_leaves_is_there_until_the_model_is_loaded(
+    make: Callable[..., Preparer], tmp_path: Path
+) -> None:
+    preparer = make("[m] = s['models']; (f / m['name']).write_text(str(os.nice(0)))")
+    async with preparer.prepare(MODEL) as prepared:
+        assert prepared is not None
+        assert not prepared.is_filling
+        assert (prepared.root / "digits").read_text() == str(os.nice(0) + NICE)
+    assert not prepared.root.exists()
+
+
+async def test_a_configured_compile_cache_keeps_it(make: Callable[..., Preparer], tmp_path: Path) -> None:
+    kept = CompileCache(tmp_path / "kept")
+    async with make("(f / 'made').touch()", kept).prepare(MODEL) as prepared:
+        assert prepared is kept
+    assert (tmp_path / "kept" / "made").exists()
+
+
+async def test_where_the_process_fails_the_model_is_loaded_here_which_says_why(
+    make: Callable[..., Preparer], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make("print('first'); sys.exit('it has no weights')").prepare(MODEL) as prepared:
+        assert prepared is None
+    ((_, level, message),) = [record for record in caplog.record_tuples if record[1] >= logging.WARNING]
+    assert (level, message) == (
+        logging.WARNING,
+        "model digits: can't be compiled in a process of its own and is compiled here: it has no weights",
+    )
+
+
+async def test_a_process_that_is_killed_fails_the_model(make: Callable[..., Preparer]) -> None:
+    # By the kernel, for want of memory: loading the model here would end the server.
+    with pytest.raises(ModelFailed, match="signal 9"):
+        async with make("os.kill(os.getpid(), 9)").prepare(MODEL):
+            pass
+
+
+def wait_for(file: Path) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+async def test_a_stop_ends_the_process(make: Callable[..., Preparer], tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    preparer = make(f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); import time; time.sleep({PATIENCE_S})")
+
+    async def prepare() -> None:
+        async with preparer.prepare(MODEL):
+            pytest.fail("it was prepared")
+
+    preparing = asyncio.create_task(prepare())
+    await asyncio.to_thread(wait_for, pid)
+    preparer.stop()
+    with pytest.raises(ShuttingDown):
+        await asyncio.wait_for(preparing, PATIENCE_S)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_the_process_ends_with_the_server(tmp_path: Path) -> None:
+    process = subprocess.Popen(PROCESS, stdin=subprocess.PIPE)
+    assert process.stdin
+    process.stdin.write(Settings(models=(MODEL,), compile_cache=tmp_path).model_dump_json().encode() + b"\n")
+    process.stdin.close()
+    assert process.wait(PATIENCE_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "can_be"),
+    [
+        ({}, True),
+        ({"buckets": "auto"}, True),
+        ({"modes": (Mode.XLA, Mode.GRAPH)}, False),
+        ({"modes": (Mode.AUTO,)}, False),
+        ({"unmatched": "background"}, False),
+        ({"source": "builtin:noop"}, False),
+        ({"source": "kagglehub:google/mobilenet"}, False),
+    ],
+)
+async def test_only_what_a_compile_cache_holds_whole_is_compiled_apart(
+    make: Callable[..., Preparer], settings: dict[str, Any], can_be: bool
+) -> None:
+    model = ModelSettings(**{"name": "m", "source": "builtin:digits", "buckets": (BucketSettings(1),), **settings})
+    assert can_be_prepared(model) is can_be
+    async with make("").prepare(model) as prepared:
+        assert (prepared is not None) is can_be
