@@ -13,7 +13,6 @@ may wait in addition until the images under way have given their memory back.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections import deque
@@ -22,19 +21,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from xlaserve import interpreter
 from xlaserve.errors import DeadlineExceeded
 
 Made = TypeVar("Made")
 
 FRESH: Final = 0.1
 """Weight of the last image in what a model's next one is expected to take."""
-
-
-SWITCH_S: Final = 0.005
-BUSY_SWITCH_S: Final = 0.001
-"""How long a thread may keep the interpreter's lock from others: Python's default, and while images are worked on. The
-event loop waits that long for each thread before it, some times a request. Without such threads it would only cost:
-requests/s of small ones fall by a tenth."""
 
 
 class Memory:
@@ -163,7 +156,6 @@ class DecodingThreads:
         self._turns = Turns(clock)
         self._changed = threading.Condition()
         self._started = 0
-        self._working = 0
         self._is_stopped = False
 
     async def map(
@@ -217,21 +209,17 @@ class DecodingThreads:
             threading.Thread(target=self._serve, name=f"decode-{self._started}", daemon=True).start()
             self._started += 1
 
-    def _count_working(self, change: int) -> None:
-        self._working += change
-        sys.setswitchinterval(BUSY_SWITCH_S if self._working else SWITCH_S)
-
     def _serve(self) -> None:
         while (taken := self._take()) is not None:
             rows, row, charge = taken
             error: Exception | None = None
             began = time.thread_time()
             try:
-                rows.made[row] = rows.work(row)
+                with interpreter.shared():
+                    rows.made[row] = rows.work(row)
             except Exception as raised:
                 error = raised
             with self._changed:
-                self._count_working(-1)
                 charge(time.thread_time() - began)
                 rows.unfinished -= 1
                 if error is not None:
@@ -244,7 +232,6 @@ class DecodingThreads:
         with self._changed:
             while not self._is_stopped:
                 if taken := self._turns.take():
-                    self._count_working(1)
                     return taken
                 self._changed.wait()
         return None

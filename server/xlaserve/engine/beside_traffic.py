@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
+from xlaserve import interpreter
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets import Cost
 from xlaserve.engine.compiler import LEAST_RUNS, Warmed, noise
@@ -113,7 +114,7 @@ class BesideTraffic:
 
     def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Verified | None, Images]:
         """Returns the executable, and images to time it with, which take too long to make for the event loop."""
-        with self._expecting():
+        with self._expecting(), interpreter.shared():
             compilation, verified = self._program.compile(mode, bucket), None
             if self._verifier is not None:
                 again = partial(self._program.compile, mode, bucket)

@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
+from xlaserve import interpreter
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine import demand
 from xlaserve.engine.auto_buckets import Programs, warm_up_auto
@@ -361,7 +362,7 @@ class Repository:
         """Does what may compile something on the compiling thread."""
 
         def expected() -> R:
-            with self._expecting():
+            with self._expecting(), interpreter.shared():
                 return work(*arguments, **named)
 
         return await asyncio.get_running_loop().run_in_executor(self._compiling, expected)
