@@ -7,6 +7,7 @@ these tests passed with are kept out by upper bounds in pyproject.toml: raise a 
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +27,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 from tensorflow.python.eager import context
-from tensorflow.python.framework import convert_to_constants
+from tensorflow.python.framework import convert_to_constants, func_graph, ops
 
 from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED
 from xlaserve.engine.xla_log import Reader
@@ -41,6 +43,8 @@ PRIVATE_NAMES: Final = {
     "convert_to_constants._replace_variables_by_constants",
     "tensor._keras_history",
     "model._flatten_layers",
+    "called._cached_graph",
+    "graph._functions",
 }
 PRIVATE_MODULES: Final = {
     "tensorflow.python.eager",
@@ -158,6 +162,30 @@ def test_variables_become_constants_in_a_graph() -> None:
         with tf.compat.v1.Session(graph=graph) as session:
             run = session.make_callable([function.outputs[0].name], feed_list=[function.inputs[0].name])
             assert run(np.full((1, 2, 2, 3), 5, np.uint8))[0].max() == 15.0
+
+
+def test_a_function_runs_on_without_pythons_half_of_the_graphs_that_it_calls() -> None:
+    with needed(
+        "FuncGraph._functions and AtomicFunction._cached_graph",
+        by="engine/executable.py",
+        breaks="the garbage collector walks through the graphs of each model that serves, and all wait meanwhile",
+    ):
+        inner = traced()
+        graph = weakref.ref(inner.graph)
+        spec = tf.TensorSpec((1, 2, 2, 3), tf.uint8)
+        outer = tf.function(inner, autograph=False, jit_compile=True).get_concrete_function(spec)
+        variables = inner.graph.variables
+        (called,) = outer.graph._functions.values()
+        ops.dismantle_graph(outer.graph)
+        assert called._cached_graph is inner.graph
+        called._cached_graph = None
+        func_graph.dismantle_func_graph(inner.graph)
+        del inner
+        gc.collect()
+        assert graph() is None
+        (output,) = outer(tf.fill((1, 2, 2, 3), tf.constant(5, tf.uint8)))
+        assert output.numpy().max() == 15.0
+        assert len(variables) == 1
 
 
 def test_a_function_graph_gives_what_it_captured() -> None:

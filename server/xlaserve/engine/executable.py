@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import func_graph
+from tensorflow.python.framework import func_graph, ops
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.frozen import (
@@ -53,6 +53,7 @@ class TensorFlowProgram:
         self._graphs: dict[tuple[int, int], Executable] = {}
         self._unfreezable: dict[tuple[int, int], str] = {}
         self._clustered: dict[tuple[int, int], list[FrozenGraph]] = {}
+        self._compiled: list[Function] = []
         self._variables: list[tf.Variable] = []
         self.assigns_variables = False
         """Whether it was seen to change variables as it runs, once it was traced."""
@@ -65,6 +66,7 @@ class TensorFlowProgram:
         match mode:
             case Mode.XLA:
                 run = Function(_concrete(self.trace(bucket), shape, jit_compile=True))
+                self._compiled.append(run)
             case Mode.GRAPH:
                 run = self._graph(bucket)
             case Mode.AUTOCLUSTER:
@@ -134,9 +136,16 @@ class TensorFlowProgram:
         return graph
 
     def seal(self) -> None:
-        """Drops the network and its graphs, and keeps the variables, which functions only refer to."""
+        """Drops the network and Python's half of its graphs. Keeps the variables, which functions only refer to."""
         graphs = [function.graph for function in self._any_batch.values()]  # type: ignore[attr-defined]
         self._variables += [variable for graph in graphs for variable in graph.variables]
+        for function in self._compiled:
+            function.release_graph()
+        running = [each.function for each in self._graphs.values() if isinstance(each, Function)]
+        for traced in self._any_batch.values():
+            if traced not in running:
+                func_graph.dismantle_func_graph(traced.graph)  # type: ignore[attr-defined]
+        self._compiled.clear()
         self._any_batch.clear()
         self._forward = self._in_xla = _sealed
 
@@ -206,6 +215,16 @@ class Function:
 
     def __init__(self, function: Forward) -> None:
         self.function = function
+
+    def release_graph(self) -> None:
+        """Frees the graph of a concrete function in Python, and what it keeps of those that it calls, for good.
+
+        TensorFlow has its own, which is what runs.
+        """
+        graph = self.function.graph  # type: ignore[attr-defined]
+        for called in graph._functions.values():
+            called._cached_graph = None
+        ops.dismantle_graph(graph)  # and what it knows of those
 
     def __call__(self, images: Images) -> Outputs:
         """Runs `images` and returns the outputs. Raises OutOfDeviceMemory, or what TensorFlow does."""
