@@ -86,7 +86,7 @@ class App:
         self.device: Device = configure(settings, self._has_tensorflow)
         self._preparer = None
         if self._has_tensorflow and settings.load_process and self.device.kind == "cpu":
-            self._preparer = Preparer(settings, self._cache if self._cache and self._cache.is_filling else None)
+            self._preparer = Preparer(settings, self.device, self._cache)
         self._load_replicated = _replicated(self.device.replicas)
         if self._cache and self._load_replicated:
             log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")

@@ -21,8 +21,8 @@ from xlaserve_proto import open_inference_pb2 as pb
 
 MIB = 1024 * 1024
 LARGE_BYTES = 60 * MIB
-LIMIT_BYTES = 1536 * MIB
-"""What the server may take at its peak."""
+LIMIT_BYTES = (1536 + 128) * MIB
+"""What the server may take at its peak, with what it keeps for the next large message."""
 SETTINGS = {"max_resident_bytes": 640 * MIB, "max_inflight_bytes": 256 * MIB, "max_decode_bytes": 512 * MIB}
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -15,7 +15,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import AnySize, Compilation, Executable, Images, Outputs, Program
+from xlaserve.engine.program import AnySize, Compilation, Executable, Images, Outputs, Program, Sealed
 
 
 class Replicas:
@@ -66,6 +66,12 @@ class ReplicatedProgram:
             trace_s=sum(compilation.trace_s for compilation in compilations),
             compile_s=sum(compilation.compile_s for compilation in compilations),
         )
+
+    def seal(self) -> None:
+        """Seals each program."""
+        for program in self._programs:
+            if isinstance(program, Sealed):
+                program.seal()
 
     def any_size(self) -> Executable:
         """Makes what runs any number of images of any size, on any of the devices; of programs that are `AnySize`."""

@@ -87,6 +87,15 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
     return replace(program.built, program=program, reference=reference)
 
 
+def has(cache: CompileCache, device: Device, settings: ModelSettings) -> bool:
+    """Returns whether the cache has been filled with a model, for some buckets at least."""
+    try:
+        model = identity(settings)
+    except OSError:
+        return False
+    return model is not None and cache.folder(device, model).has(NETWORK)
+
+
 def _description(network: Network) -> dict[str, Any]:
     """Returns all that is known of a network but its program, of JSON's types."""
     facts = {each.name: getattr(network, each.name) for each in fields(network) if each.name not in _APART}
@@ -168,7 +177,8 @@ class CachedProgram:
         self._device = device
         self._build = build
         self._model = model
-        self._can_be_kept = True
+        self.not_kept = False
+        """Whether a program was seen that can't be kept."""
         self._lock = threading.Lock()
         self._weights: dict[str, tuple[tf.Tensor, ...]] = {}
         self._forgotten: set[str] = set()
@@ -190,6 +200,7 @@ class CachedProgram:
         """Drops the network and the weights, which are the executables' now."""
         if "built" in self.__dict__:
             self._program.seal()
+            self.built = replace(self.built, reference=None)
         self._weights.clear()
 
     def any_size(self) -> Executable:
@@ -213,7 +224,7 @@ class CachedProgram:
             log.info("compile cache: %s is not kept", name)
             return self._program.compile(Mode.XLA, bucket)
         program = self._program  # whose errors are the model's own
-        if self._can_be_kept:
+        if not self.not_kept:
             try:
                 return self._compile_and_keep(program, name, bucket, cost)
             except Exception as error:
@@ -235,7 +246,7 @@ class CachedProgram:
     def _give_up(self, name: str, error: Exception) -> None:
         """Says, once for all buckets, that the model's programs can't be kept."""
         with self._lock:
-            is_first, self._can_be_kept = self._can_be_kept, False
+            is_first, self.not_kept = not self.not_kept, True
         if is_first:
             log.warning(
                 "model %s: compile_cache can't keep its programs, each start compiles them: %s",
@@ -267,16 +278,19 @@ class CachedProgram:
     ) -> tuple[Compilation, dict[str, bytes]]:
         """Compiles or loads a function by running it, and returns the executables that TensorFlow then has."""
         shape = (*bucket, CHANNELS)
-        executable = FixedShape(Function(stablehlo.load(traced, shape, self._device.kind)), shape)
         blank = np.zeros(shape, np.uint8)
-        loaded = time.perf_counter()
-        executable(blank)
-        compiled = time.perf_counter()
-        if cost is None:
+        try:
+            executable = FixedShape(Function(stablehlo.load(traced, shape, self._device.kind)), shape)
+            loaded = time.perf_counter()
             executable(blank)
+            compiled = time.perf_counter()
+            if cost is None:
+                executable(blank)
+        finally:
+            executables = self._executables.take(traced.name)  # one that can't be loaded fails the next try as well
         run_s = time.perf_counter() - compiled if cost is None else cost.alone_s
         compile_s = max(0.0, compiled - loaded - run_s)
-        return Compilation(executable, loaded - began, compile_s), self._executables.take(traced.name)
+        return Compilation(executable, loaded - began, compile_s), executables
 
     def _keep(self, name: str, traced: stablehlo.TracedFunction, executables: Mapping[str, bytes]) -> None:
         header = {

@@ -8,68 +8,120 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.engine.beside_traffic import yield_to_traffic
 from xlaserve.engine.cache.cache import CompileCache
+from xlaserve.engine.cache.environment import installed
+from xlaserve.engine.device import Device
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.model import catalog
 
 log = logging.getLogger(__name__)
 
-PROCESS: Final = (sys.executable, "-m", "xlaserve.model.preparer_process")
+PROCESS: Final = (sys.executable, "-P", "-m", "xlaserve.model.preparer_process")
+PREFIX: Final = "xlaserve-prepared-"
+"""Of folders; the server's process and something random follow."""
 POLL_S: Final = 0.2
 
 
 class Preparer:
-    """Runs the process. `kept` is the configured compile cache, if there is one that may be filled."""
+    """Runs the process, for one model at a time. `configured` is the compile cache that is configured, if one is."""
 
     def __init__(
         self,
         settings: Settings,
-        kept: CompileCache | None = None,
+        device: Device,
+        configured: CompileCache | None = None,
         process: Sequence[str] = PROCESS,
     ) -> None:
         self._settings = settings
-        self._kept = kept
+        self._device = device
+        self._configured = configured
+        self._is_kept = configured is not None and configured.is_filling
         self._process = process
         self._stop = threading.Event()
+        # Not asyncio's own threads: large answers wait for those.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        installed()  # what this process runs, whatever is installed later
+        self._thread.submit(_remove_left_folders)
 
     def stop(self) -> None:
-        """Ends all that is under way, and what follows."""
+        """Ends what is under way, and what follows."""
         self._stop.set()
+        self._thread.shutdown(wait=False)
 
     @asynccontextmanager
     async def prepare(self, model: ModelSettings) -> AsyncIterator[CompileCache | None]:
         """Gives, for as long as it takes to load the model, a compile cache that has its programs.
 
-        Gives None where they can't be kept, or the process failed: loading the model here then says why. Raises
-        ModelFailed where the process was killed, by a lack of memory perhaps, and ShuttingDown.
+        Gives None where they can't be kept or are in a read-only compile cache already, or the process failed: loading
+        the model here then says why. Raises ModelFailed where the process was killed, by a lack of memory perhaps, and
+        ShuttingDown.
         """
         if not can_be_prepared(model):
             yield None
-        elif self._kept is not None:
-            yield self._kept if await asyncio.to_thread(self._run, model, self._kept.root) else None
-        else:
-            with tempfile.TemporaryDirectory(prefix="xlaserve-prepared-", ignore_cleanup_errors=True) as folder:
-                made = await asyncio.to_thread(self._run, model, Path(folder))
-                yield CompileCache(Path(folder), read_only=True) if made else None
+            return
+        self._check_stop()
+        loop = asyncio.get_running_loop()
+        made = await loop.run_in_executor(self._thread, self._make, model)
+        try:
+            yield made
+        finally:
+            if made is not None and made is not self._configured and not self._stop.is_set():
+                await loop.run_in_executor(self._thread, shutil.rmtree, made.root, True)
+            elif made is not None and made is not self._configured:
+                shutil.rmtree(made.root, ignore_errors=True)  # nobody waits for answers any more
+
+    def _make(self, model: ModelSettings) -> CompileCache | None:
+        """Has the process compile the model, and returns where it is; blocks."""
+        self._check_stop()
+        folder = None
+        try:
+            if self._is_kept:
+                assert self._configured is not None
+                return self._configured if self._run(model, self._configured.root) else None
+            if self._configured is not None and self._is_there(self._configured, model):
+                return None
+            folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+            if self._run(model, folder):
+                made, folder = CompileCache(folder, read_only=True), None
+                return made
+        except OSError as error:
+            _warn(model, error.strerror or type(error).__name__)
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+    def _is_there(self, cache: CompileCache, model: ModelSettings) -> bool:
+        from xlaserve.model import cached  # noqa: PLC0415 - imports TensorFlow
+
+        return cached.has(cache, self._device, model)
 
     def _run(self, model: ModelSettings, folder: Path) -> bool:
-        """Returns whether the process did what it should; blocks."""
+        """Returns whether the process did what it should. Raises OSError where it can't be started."""
         update = {"models": (model,), "compile_cache": folder, "compile_cache_read_only": False}
         settings = self._settings.model_copy(update=update).model_dump_json().encode() + b"\n"
         with (
             tempfile.TemporaryFile() as stderr,
-            subprocess.Popen(self._process, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr) as process,
+            # A group of its own: signals to the server's are for the server to act on.
+            subprocess.Popen(
+                self._process, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr, process_group=0
+            ) as process,
         ):
             try:
                 yield_to_traffic(process.pid)
@@ -81,23 +133,38 @@ class Preparer:
                 process.kill()
             stderr.seek(0)
             said = stderr.read().decode(errors="replace").strip()
-        if status < 0:
-            raise ModelFailed(f"the process that compiles it was ended by signal {-status}")
         log.debug("model %s: prepared with status %d: %s", model.name, status, said)
+        if status < 0:
+            if self._stop.wait(POLL_S):  # whoever ends the server may end all that it has started
+                self._check_stop()
+            raise ModelFailed(f"the process that compiles it was ended by signal {-status}")
         if status:
-            log.warning(
-                "model %s: can't be compiled in a process of its own and is compiled here: %s",
-                *(model.name, said.rpartition("\n")[2] or f"exit status {status}"),
-            )
+            _warn(model, said.rpartition("\n")[2] or f"exit status {status}")
         return status == 0
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        while not self._stop.is_set():
+        while True:
+            self._check_stop()
             try:
                 return process.wait(POLL_S)
             except subprocess.TimeoutExpired:
                 continue
-        raise ShuttingDown("the server is shutting down; no model is loaded any more")
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise ShuttingDown("the server is shutting down; no model is loaded any more")
+
+
+def _warn(model: ModelSettings, reason: str) -> None:
+    log.warning("model %s: can't be compiled in a process of its own and is compiled here: %s", model.name, reason)
+
+
+def _remove_left_folders() -> None:
+    """Removes folders of servers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdecimal() and (int(owner) == os.getpid() or not psutil.pid_exists(int(owner))):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def can_be_prepared(model: ModelSettings) -> bool:
@@ -106,5 +173,6 @@ def can_be_prepared(model: ModelSettings) -> bool:
         catalog.uses_tensorflow(model)
         and set(model.compiled_modes) == {Mode.XLA}
         and model.unmatched == "reject"
+        and not model.has_auto_buckets  # most candidates are not kept
         and catalog.can_be_kept(model)
     )

@@ -5,19 +5,28 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from xlaserve.config import Mode, Settings
 from xlaserve.engine.cache.cache import CompileCache
 from xlaserve.engine.cache.executables import Executables
 from xlaserve.engine.device import configure
-from xlaserve.errors import XlaserveError
+from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.model import catalog, verification
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 
 def main() -> None:
-    """Compiles and verifies every bucket of the settings' only model in the mode `xla`. Raises what that raises."""
+    """Compiles and verifies every bucket of the settings' only model in the mode `xla`.
+
+    Raises what that raises, and ModelFailed where the compile cache can't hold a program.
+    """
+    with suppress(OSError):  # where memory runs out, this process goes, and not the server
+        Path("/proc/self/oom_score_adj").write_text("1000")
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     quiet_tensorflow()
@@ -32,6 +41,8 @@ def main() -> None:
     for bucket in model.buckets:
         compile_bucket = partial(model.program.compile, Mode.XLA, bucket)
         verifier.admit(Mode.XLA, bucket, compile_bucket(), compile_bucket)
+        if not isinstance(model.program, cached.CachedProgram) or model.program.not_kept:
+            raise ModelFailed("its programs can't be kept")
 
 
 def _end_with_the_server() -> None:
@@ -45,3 +56,5 @@ if __name__ == "__main__":
         main()
     except XlaserveError as error:
         sys.exit(str(error))
+    except ValidationError as error:
+        sys.exit(f"settings: {error.errors()[0]['msg']}")

@@ -273,11 +273,15 @@ class Repository:
         settings = version.settings
         began = time.perf_counter()
         async with self._prepared(settings) as prepared:
+            self._check_stop()
             model = version.model = await self._compile(self._load_model, settings, prepared)
             self._check_stop()
             self._change(version, State.COMPILING)
             verifier = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn)
-            programs = await self._compile(self._warm_up, version, model, self._timer(version, model), verifier)
+            # What is prepared is there in whole, and only now.
+            buckets = self._first_buckets(model) if prepared is None else model.buckets
+            timer = self._timer(version, model)
+            programs = await self._compile(self._warm_up, version, model, buckets, timer, verifier)
             self._check_stop()
         if verification.is_narrow(model, has_tf32=self._has_tf32):
             version.differences = verification.furthest(version.ledger)
@@ -333,7 +337,7 @@ class Repository:
             beside = self._beside(version, model, verifier)
             version.growth = asyncio.create_task(self._grow(version, served, left, programs, beside))
         elif version.background is None:
-            version.model = served.model = _sealed(model)
+            version.model = served.model = await asyncio.to_thread(_sealed, model)
         return served
 
     def _prepared(self, settings: ModelSettings) -> AbstractAsyncContextManager[CompileCache | None]:
@@ -421,12 +425,13 @@ class Repository:
                 made[Mode.AUTO, bucket] = made[mode, bucket]
             batcher.add(made)
         if version.background is None:
-            version.model = served.model = _sealed(served.model)
+            version.model = served.model = await asyncio.to_thread(_sealed, served.model)
         log.info("model %s: all %d programs are there", version.name, len(version.ledger))
 
-    def _warm_up(self, version: Version, model: Model, timer: Timer, verifier: Verifier) -> Programs:
+    def _warm_up(
+        self, version: Version, model: Model, buckets: Iterable[Bucket], timer: Timer, verifier: Verifier
+    ) -> Programs:
         settings = version.settings
-        buckets = self._first_buckets(model)
 
         def warm(modes: Iterable[Mode], buckets: Iterable[Bucket]) -> Programs:
             return warm_up(

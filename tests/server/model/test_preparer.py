@@ -15,11 +15,14 @@ import pytest
 from xlaserve.config import BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.engine.beside_traffic import NICE
 from xlaserve.engine.cache.cache import CompileCache
+from xlaserve.engine.device import Device
 from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.model import cached
 from xlaserve.model.preparer import PROCESS, Preparer, can_be_prepared
 
 PATIENCE_S = 60
 MODEL = ModelSettings(name="digits", source="builtin:digits", buckets=(BucketSettings(1),))
+DEVICE = Device("cpu", "a processor", 2, 1)
 READ = "import json, os, pathlib, sys; s = json.loads(sys.stdin.readline()); f = pathlib.Path(s['compile_cache']);"
 
 
@@ -31,7 +34,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prepa
     monkeypatch.setenv("XLA_FLAGS", "")
 
     def make(script: str, kept: CompileCache | None = None) -> Preparer:
-        return Preparer(Settings(), kept, (sys.executable, "-c", READ + script))
+        return Preparer(Settings(), DEVICE, kept, (sys.executable, "-c", READ + script))
 
     return make
 
@@ -54,6 +57,67 @@ async def test_a_configured_compile_cache_keeps_it(make: Callable[..., Preparer]
     assert (tmp_path / "kept" / "made").exists()
 
 
+async def test_a_read_only_cache_that_has_the_model_is_what_it_is_loaded_from(
+    make: Callable[..., Preparer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kept").mkdir()
+    kept = CompileCache(tmp_path / "kept", read_only=True)
+    for is_there in (True, False):
+        monkeypatch.setattr(cached, "has", lambda *arguments, is_there=is_there: is_there)
+        async with make("", kept).prepare(MODEL) as prepared:
+            assert (prepared is None) is is_there
+    assert not caplog.records
+
+
+async def test_one_model_is_prepared_at_a_time(make: Callable[..., Preparer], tmp_path: Path) -> None:
+    lock = str(tmp_path / "lock")
+    preparer = make(
+        f"import time; os.close(os.open({lock!r}, os.O_CREAT | os.O_EXCL)); time.sleep(0.1); os.unlink({lock!r})"
+    )
+
+    async def prepare() -> bool:
+        async with preparer.prepare(MODEL) as prepared:
+            return prepared is not None
+
+    assert await asyncio.gather(*(prepare() for _ in range(4))) == [True] * 4
+
+
+@pytest.mark.parametrize("process", [("/nonexistent",), (sys.executable, "-c", "")])
+async def test_a_process_that_can_not_be_started_leaves_the_model_to_be_loaded_here(
+    process: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    model = MODEL.model_copy(update={"name": "m" * 1_000_000})  # more than a pipe holds
+    async with Preparer(Settings(), DEVICE, process=process).prepare(model) as prepared:
+        assert prepared is None
+    assert not prepared_folders(tmp_path)
+
+
+def test_folders_of_servers_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    for pid in (dead.pid, os.getpid(), os.getppid()):
+        (tmp_path / f"xlaserve-prepared-{pid}-abc").mkdir()
+    preparer = Preparer(Settings(), DEVICE)
+    preparer.stop()
+    until = time.monotonic() + PATIENCE_S
+    while len(list(tmp_path.iterdir())) > 1:
+        assert time.monotonic() < until
+    assert [folder.name for folder in tmp_path.iterdir()] == [f"xlaserve-prepared-{os.getppid()}-abc"]
+
+
+async def test_a_process_that_ends_by_a_signal_as_the_server_stops_is_no_failure(
+    make: Callable[..., Preparer], tmp_path: Path
+) -> None:
+    preparer = make("import signal; os.kill(os.getpid(), signal.SIGTERM)")
+    asyncio.get_running_loop().call_later(0.05, preparer.stop)
+    with pytest.raises((ShuttingDown, ModelFailed)) as raised:
+        async with preparer.prepare(MODEL):
+            pass
+    assert raised.type is ShuttingDown
+
+
 async def test_where_the_process_fails_the_model_is_loaded_here_which_says_why(
     make: Callable[..., Preparer], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,6 +135,10 @@ async def test_a_process_that_is_killed_fails_the_model(make: Callable[..., Prep
     with pytest.raises(ModelFailed, match="signal 9"):
         async with make("os.kill(os.getpid(), 9)").prepare(MODEL):
             pass
+
+
+def prepared_folders(folder: Path) -> list[Path]:
+    return list(folder.glob("xlaserve-prepared-*"))
 
 
 def wait_for(file: Path) -> None:
@@ -109,7 +177,7 @@ def test_the_process_ends_with_the_server(tmp_path: Path) -> None:
     ("settings", "can_be"),
     [
         ({}, True),
-        ({"buckets": "auto"}, True),
+        ({"buckets": "auto"}, False),
         ({"modes": (Mode.XLA, Mode.GRAPH)}, False),
         ({"modes": (Mode.AUTO,)}, False),
         ({"unmatched": "background"}, False),

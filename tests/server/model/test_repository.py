@@ -689,7 +689,7 @@ async def test_auto_buckets_are_chosen_for_the_recorded_demand_and_only_they_ser
     def cost(executable: object, bucket: Bucket, lanes: int) -> Cost:
         return Cost(1.0 + bucket.batch, 1.0 + bucket.batch)
 
-    monkeypatch.setattr("xlaserve.engine.compiler.measure", cost)
+    monkeypatch.setattr("xlaserve.model.repository.measure", cost)
     demand.write(tmp_path / "demand.json", {(2, 2): Counter({3: 100})})
     choice = AutoBuckets(max_batch=4, demand=tmp_path / "demand.json")
     house.configured = [model("a", buckets="auto", auto_buckets=choice)]

@@ -8,8 +8,9 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -30,13 +31,21 @@ def tensorflow_version() -> str:
     return _version("tensorflow") or _version("tensorflow-cpu") or "unknown"
 
 
-def environment(device: Device) -> dict[str, str]:
-    """Returns what a program that is kept depends on, for `device`: where any of it differs, it is of no use."""
+@cache
+def installed() -> Mapping[str, str]:
+    """Returns which code makes programs. A process asks once, early: it may be replaced on the disk meanwhile."""
     package = Path(__file__).parents[2]
-    facts = {
+    return {
         "tensorflow": tensorflow_version(),
         **{name: _version(name) for name in _PACKAGES},
         "xlaserve": digest(file for part in _CODE for file in (package / part).rglob("*.py")),
+    }
+
+
+def environment(device: Device) -> dict[str, str]:
+    """Returns what a program that is kept depends on, for `device`: where any of it differs, it is of no use."""
+    facts = {
+        **installed(),
         "device": f"{device.kind} {device.name}{' TF32' if device.tf32 else ''}",
         "machine": platform.machine(),
         # XLA compiles for the features of this very processor, and divides work by the number of its cores.

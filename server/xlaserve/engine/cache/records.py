@@ -51,6 +51,10 @@ class Folder:
         self.read_only = read_only
         self._is_full = False
 
+    def has(self, name: str) -> bool:
+        """Returns whether there is a record of that name, whatever is in it."""
+        return self._file(name).is_file()
+
     def read(self, name: str, parse: Callable[[Record], T]) -> T | None:
         """Returns what `parse` makes of a record, or None where there is none.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.engine.cache.environment import digest, environment, key
+from xlaserve.engine.cache.environment import digest, environment, installed, key
 from xlaserve.engine.device import Device
 
 DEVICE = Device("cpu", "some processor", 2, 1)
@@ -26,13 +26,19 @@ def test_another_device_or_flag_is_another_environment(
     assert key(environment(DEVICE)) != key(facts)
 
 
-def test_other_code_of_ours_is_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_of_ours_is_another_environment_for_processes_that_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(installed.cache_clear)
+    installed.cache_clear()
     module = tmp_path / "model" / "lowering" / "stem.py"
     module.parent.mkdir(parents=True)
     module.write_text("1")
     monkeypatch.setattr("xlaserve.engine.cache.environment.__file__", str(tmp_path / "engine" / "cache" / "here.py"))
     before = key(environment(DEVICE))
     module.write_text("2")
+    assert key(environment(DEVICE)) == before
+    installed.cache_clear()  # as in another process
     assert key(environment(DEVICE)) != before
 
 
