@@ -96,6 +96,13 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
 def test_an_empty_file_serves_no_demo(text: str, write: Write) -> None:
     with pytest.raises(ConfigError, match=r"xlaserve\.yaml: expected fields, models among them, got none"):
         load(write(text), environ=NOTHING)
+    models = '[{"name": "a", "source": "builtin:noop"}]'
+    assert [model.name for model in load(write(text), environ={"XLASERVE_MODELS": models}).models] == ["a"]
+
+
+def test_a_small_queue_is_no_fault_where_nobody_asked_for_larger_buckets() -> None:
+    model = {"name": "a", "source": "builtin:noop", "max_queue_images": 2}
+    assert load(flags={"models": [model]}, environ=NOTHING).models[0].max_queue_images == 2
 
 
 def test_relative_paths_in_the_file_start_at_its_folder(write: Write, tmp_path: Path) -> None:
@@ -240,7 +247,7 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
         ("grpc_port: 8002", ["settings: grpc_port and http_port: expected two ports, got 8002 for both"]),
         ("drain_timeout_s: 2024-13-45", ["drain_timeout_s: ", "valid number", "got '2024-13-45'"]),
         (
-            "{max_queue_images: 8, models: [{name: a, source: b, buckets: [1, 8]}, {name: c, source: d}]}",
+            "{max_queue_images: 8, models: [{name: a, source: b, buckets: [8]}, {name: c, source: d, buckets: [16]}]}",
             ["settings: max_queue_images: expected at least 16, the largest bucket of model c, got 8"],
         ),
         ("models: [{name: a, source: b, buckets: [1, 4096]}]", ["expected at least 4096, ", "model a, got 2048"]),

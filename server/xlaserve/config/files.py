@@ -50,7 +50,11 @@ def load(
     """
     if file is None and CONFIG_FILE_VARIABLE in environ:
         file = Path(environ[CONFIG_FILE_VARIABLE])
-    values = {**(_from_file(file) if file else {}), **_from_environment(environ), **(flags or {})}
+    given = {**_from_environment(environ), **(flags or {})}
+    written = _from_file(file) if file else {}
+    if file and not written and "models" not in given:
+        raise ConfigError(f"configuration file {file}: expected fields, models among them, got none")
+    values = {**written, **given}
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
@@ -83,7 +87,7 @@ def _from_file(file: Path) -> dict[str, object]:
     except ValueError as error:
         raise ConfigError(f"configuration file {file}: not YAML: {error}") from None
     if not values:
-        raise ConfigError(f"configuration file {file}: expected fields, models among them, got none")
+        return {}
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {file}: expected a mapping of fields, got {type(values).__name__}")
     folder = file.parent.absolute()

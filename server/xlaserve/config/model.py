@@ -296,7 +296,7 @@ class ModelSettings(Frozen):
 
     def check_queue(self, max_images: int) -> None:
         """Raises ValueError where no batch could ever fill the largest bucket, as so many images may not wait."""
-        if max_images < self.largest_batch:
+        if "buckets" in self.model_fields_set and max_images < self.largest_batch:
             raise ValueError(
                 f"max_queue_images: expected at least {self.largest_batch}, the largest bucket of model {self.name},"
                 f" got {max_images}"

@@ -221,14 +221,14 @@ def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: Re
         answered = method(message, context)
         del message  # what abort raises and this frame hold each other
         try:
-            response = await parts.serialize(await answered)
+            response = await answered
+            answer_bytes = parts.byte_size(response)
+            if answer_bytes >= LARGE_BYTES:  # counted from now on: a thread may have to come free first
+                intake.hold(answer_bytes)
+                context.add_done_callback(lambda _: intake.release(answer_bytes))  # type: ignore[arg-type]
+            return await parts.serialize(response)
         finally:
             intake.release(size_bytes)
-        answer_bytes = len(response)
-        if answer_bytes >= LARGE_BYTES:
-            intake.hold(answer_bytes)
-            context.add_done_callback(lambda _: intake.release(answer_bytes))  # type: ignore[arg-type]
-        return response
 
     async def answer(_: object, context: Context) -> bytes:
         return await answer_message(*await reader.read_only(context), context)
