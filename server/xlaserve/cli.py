@@ -18,10 +18,10 @@ from pydantic.fields import FieldInfo
 from xlaserve import __version__, config
 from xlaserve.commands import buckets, check, explain, ledger, profile, serve, show_config, warm
 from xlaserve.commands.command import FAILED, Command, Invocation
-from xlaserve.commands.parser import Parser
 from xlaserve.config import AutoBuckets, ModelSettings, Settings
 from xlaserve.errors import XlaserveError
 from xlaserve.telemetry import logs
+from xlaserve_client.cli_parser import Parser
 
 COMMANDS: Final = (
     serve.COMMAND,
