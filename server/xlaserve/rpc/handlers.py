@@ -226,7 +226,7 @@ def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: Re
             if answer_bytes >= LARGE_BYTES:  # counted from now on: a thread may have to come free first
                 intake.hold(answer_bytes)
                 context.add_done_callback(lambda _: intake.release(answer_bytes))  # type: ignore[arg-type]
-            return await parts.serialize(response)
+            return await parts.serialize(response, answer_bytes)
         finally:
             intake.release(size_bytes)
 

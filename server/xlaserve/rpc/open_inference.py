@@ -86,16 +86,17 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(self, requests: Messages, context: Context) -> None:  # type: ignore[override]
         """Runs a model on each request of a stream; a window of them at a time, answered in their order."""
         deadline = self._inference.deadline(context)
-        answers: asyncio.Queue[asyncio.Task[StreamResponse] | None] = asyncio.Queue(STREAM_WINDOW)
+        answers: asyncio.Queue[asyncio.Task[tuple[StreamResponse, int]] | None] = asyncio.Queue(STREAM_WINDOW)
         refusal: XlaserveError | None = None
 
-        async def answer(request: InferMessage | None, size_bytes: int) -> StreamResponse:
+        async def answer(request: InferMessage | None, size_bytes: int) -> tuple[StreamResponse, int]:
             try:
                 response = await self._stream_infer(request, deadline)
             finally:
                 requests.release(size_bytes)
-            requests.hold(parts.byte_size(response))
-            return response
+            answer_bytes = parts.byte_size(response)
+            requests.hold(answer_bytes)
+            return response, answer_bytes
 
         async with self._inference.streams.open(), asyncio.TaskGroup() as tasks:
 
@@ -110,9 +111,9 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
 
             tasks.create_task(read())
             while (answered := await answers.get()) is not None:
-                response = await answered
-                await context.write(await parts.serialize(response))
-                requests.release(parts.byte_size(response))
+                response, answer_bytes = await answered
+                await context.write(await parts.serialize(response, answer_bytes))
+                requests.release(answer_bytes)
         if refusal is not None:
             raise refusal
 

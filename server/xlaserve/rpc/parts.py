@@ -118,9 +118,10 @@ def to_bytes(response: Message | Parts[Any]) -> bytes:
     return data
 
 
-async def serialize(response: Message | Parts[Any]) -> bytes:
-    """Returns a response as it is sent. A large one is put together on a thread, without the interpreter's lock."""
-    if isinstance(response, Parts) and byte_size(response) > MAX_INLINE_BYTES:
+async def serialize(response: Message | Parts[Any], size_bytes: int) -> bytes:
+    """Returns a response of `byte_size` as it is sent; a large one put together on a thread, without the interpreter's
+    lock."""
+    if isinstance(response, Parts) and size_bytes > MAX_INLINE_BYTES:
         return await asyncio.to_thread(lambda: b"".join(_as_bytes(response.all_parts())))
     return to_bytes(response)
 
