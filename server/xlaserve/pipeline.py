@@ -16,6 +16,7 @@ from xlaserve.config import Mode, Settings
 from xlaserve.decoding import DecodingThreads, Memory
 from xlaserve.engine.device import usable_cores
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.queue import Part
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, whole
 from xlaserve.image import Encoded, ImageLimits, Place, decode
@@ -67,14 +68,6 @@ class Answer(NamedTuple):
     gather_s: float
     execute_s: float
     render_s: float
-
-
-class Part(NamedTuple):
-    """Outputs of some of a request's images."""
-
-    rows: Sequence[int]
-    """Which of them."""
-    outputs: Outputs
 
 
 class Group(NamedTuple):
@@ -219,7 +212,7 @@ async def _run(
     """Returns what the batches gave, in any order, and where the time went; where one group fails, so do the others."""
     if len(groups) == 1:
         parts, *seconds = await served.batcher.run(groups[0].pixels, mode, deadline)
-        return [Part(*part) for part in parts], seconds
+        return parts, seconds
     running = [asyncio.ensure_future(served.batcher.run(group.pixels, mode, deadline)) for group in groups]
     try:
         results = await asyncio.gather(*running)
@@ -227,7 +220,7 @@ async def _run(
         for one in running:
             one.cancel()
     gathered = [
-        Part(group.rows[rows.start : rows.stop], outputs)
+        Part(group.rows[rows[0] : rows[-1] + 1], outputs)
         for group, result in zip(groups, results, strict=True)
         for rows, outputs in result.parts
     ]

@@ -22,10 +22,10 @@ Shape = tuple[Mode, int, int]
 
 
 class Part(NamedTuple):
-    """What one batch gave for a job."""
+    """What one batch gave for a job, or a request of several jobs."""
 
-    rows: range
-    """Which of the job's images."""
+    rows: Sequence[int]
+    """Which of its images."""
     outputs: Outputs
     """A row for each of them."""
 
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 class Result(NamedTuple):
     """A job's answer, and where its time went."""
 
-    parts: Sequence[Part]
+    parts: list[Part]
     """One where the job was not split; several come in any order, as putting them together may take long."""
     queue_s: float
     """Until the batch with its first image ran."""
