@@ -151,8 +151,7 @@ class TensorFlowProgram:
 
     def dismantle(self) -> None:
         """Undoes the cycles in Python's half of each graph, which are half of a model's; none can run any more."""
-        for function in self._any_batch.values():
-            func_graph.dismantle_func_graph(function.graph)  # type: ignore[attr-defined]
+        self.seal()
         for executable in (*self._graphs.values(), *chain.from_iterable(self._clustered.values())):
             if isinstance(executable, FrozenGraph):
                 executable.dismantle()

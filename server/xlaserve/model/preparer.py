@@ -81,10 +81,8 @@ class Preparer:
         try:
             yield made
         finally:
-            if made is not None and made is not self._configured and not self._stop.is_set():
-                await loop.run_in_executor(self._thread, shutil.rmtree, made.root, True)
-            elif made is not None and made is not self._configured:
-                shutil.rmtree(made.root, ignore_errors=True)  # nobody waits for answers any more
+            if made is not None and made is not self._configured:
+                await asyncio.to_thread(shutil.rmtree, made.root, ignore_errors=True)
 
     def _make(self, model: ModelSettings) -> CompileCache | None:
         """Has the process compile the model, and returns where it is; blocks."""
