@@ -15,7 +15,7 @@ def run(invocation: Invocation) -> int:
         check_files(invocation.settings)
 
     # Nothing is served meanwhile, and what compiles beside the traffic is not kept.
-    settings = invocation.settings.model_copy(update={"ready_when": "all"})
+    settings = invocation.settings.model_copy(update={"ready_when": "all", "load_process": False})
 
     async def warm() -> int:
         from xlaserve.app import App  # noqa: PLC0415
