@@ -69,7 +69,7 @@ def overhead(blocks: int, block_s: float) -> list[Figure]:
     payload = pixels_request("noop", SIDE)
     rates: dict[tuple[int, str], list[float]] = defaultdict(list)
     cpu_ms: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for start in range(STARTS):
+    for start in range(min(STARTS, blocks)):
         with (
             processes.xlaserve(config) as ours,
             processes.bare("uvloop") as uvloop,

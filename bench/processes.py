@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -82,6 +83,29 @@ def _started(command: Sequence[str], ready: Path, poll_s: float = POLL_S) -> Ite
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def asked(run: Callable[..., None], *arguments: object) -> Iterator[Callable[[], Any]]:
+    """Calls `run` with `arguments` and a pipe in a process of its own; gives what asks it and returns its answer.
+
+    It answers each message with what it has measured since the last; it has begun by now.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run, args=(*arguments, theirs), daemon=True)
+    process.start()
+
+    def ask() -> Any:
+        ours.send(None)
+        return ours.recv()
+
+    try:
+        ask()
+        yield ask
+    finally:
+        process.terminate()
+        process.join()
 
 
 class InProcess:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -44,16 +43,16 @@ def reload(rounds: int) -> list[Figure]:
         load: Callable[..., bytes] = channel.unary_unary(LOAD)
         request = pb.RepositoryModelLoadRequest(model_name="model").SerializeToString()
         for _ in range(rounds):
-            with _Neighbour(server.address) as neighbour:
+            with processes.asked(_neighbour, server.address) as latencies_ms:
                 time.sleep(LEAST_S)
-                quiet_ms = neighbour.latencies_ms()
+                quiet_ms = np.array(latencies_ms())
                 began = time.perf_counter()
                 load(request, timeout=DEADLINE_S)
                 took_s = time.perf_counter() - began
                 time.sleep(1.0)  # what served is freed
-                beside_ms = neighbour.latencies_ms()
+                beside_ms = np.array(latencies_ms())
                 _compile_elsewhere()
-                stranger_ms = neighbour.latencies_ms()
+                stranger_ms = np.array(latencies_ms())
             quiet, beside, stranger = (np.percentile(each, 99) for each in (quiet_ms, beside_ms, stranger_ms))
             print(
                 f"  reloaded in {took_s:.1f} s: p99 {quiet:.1f} ms, beside it {beside:.1f}, beside a process that"
@@ -84,30 +83,8 @@ def _compile_elsewhere() -> None:
         subprocess.run(command, check=True, capture_output=True)
 
 
-class _Neighbour:
-    """Sends RATE_PER_S requests a second from a process of its own, and times each from when it was due."""
-
-    def __init__(self, address: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_send, args=(address, theirs), daemon=True)
-
-    def __enter__(self) -> _Neighbour:
-        self._process.start()
-        self.latencies_ms()  # it has begun
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.terminate()
-        self._process.join()
-
-    def latencies_ms(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Returns the latencies since this was last asked."""
-        self._pipe.send(None)
-        return np.array(self._pipe.recv())
-
-
-def _send(address: str, pipe: Connection) -> None:
+def _neighbour(address: str, pipe: Connection) -> None:
+    """Sends RATE_PER_S requests a second, and answers with the milliseconds of each, from when it was due."""
     payload = pixels_request("neighbour", 32)
     latencies_ms: list[float] = []
     with grpc.insecure_channel(address) as channel:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -128,7 +126,7 @@ def _longest(
     """Returns, in ascending order, the longest ping in milliseconds of each round, less the longest beside nothing."""
     call: Callable[..., bytes] = channel.unary_unary(method)
     longest = []
-    with _pings(address, ping) as worst_ms:
+    with processes.asked(_ping, address, ping) as worst_ms:
         time.sleep(SETTLE_S)
         for _ in range(rounds):
             worst_ms()
@@ -143,27 +141,8 @@ def _longest(
     return sorted(longest)
 
 
-@contextmanager
-def _pings(address: str, method: str) -> Iterator[Callable[[], float]]:
-    """Pings from a process of its own; gives what returns the longest since it was last called, in milliseconds."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_ping, args=(address, method, theirs), daemon=True)
-    process.start()
-
-    def worst_ms() -> float:
-        ours.send(None)
-        return float(ours.recv())
-
-    try:
-        worst_ms()
-        yield worst_ms
-    finally:
-        process.terminate()
-        process.join()
-
-
 def _ping(address: str, method: str, pipe: Connection) -> None:
+    """Answers with the longest ping since it was last asked, in milliseconds."""
     with grpc.insecure_channel(address) as channel:
         call: Callable[..., bytes] = channel.unary_unary(f"{OIP}/{method}")
         worst = 0.0
