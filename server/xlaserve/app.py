@@ -17,6 +17,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
+from xlaserve.call import Calls
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.cache.cache import CompileCache
 from xlaserve.engine.cache.executables import Executables
@@ -37,9 +38,9 @@ from xlaserve.model.version import State
 from xlaserve.pipeline import Pipeline
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
-from xlaserve.rpc.inference import Inference
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.server import GrpcServer
+from xlaserve.rpc.streams import Streams
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, gauge
@@ -121,10 +122,16 @@ class App:
             on_cpu=self.device.kind == "cpu",
         )
         self._pipeline = Pipeline(settings)
-        self._inference = Inference(self.repository, self._pipeline, self._metrics)
-        self._health = Health(self._is_ready, self.repository.serving, self._inference.streams)
-        open_inference = OpenInference(self._inference, self.repository, self.device, settings.has_model_control)
-        vision = Vision(self._inference, self.repository, settings.max_message_bytes, self._watch.unexpected)
+        self._calls = Calls(self.repository, self._metrics, self._pipeline.clock)
+        self._streams = Streams()
+        self._health = Health(self._is_ready, self.repository.serving, self._streams)
+        open_inference = OpenInference(
+            *(self._calls, self._pipeline, self.repository, self._streams, self.device),
+            model_control=settings.has_model_control,
+        )
+        vision = Vision(
+            self._calls, self._pipeline, self.repository, settings.max_message_bytes, self._watch.unexpected
+        )
         admin = (
             Admin(Profiler((settings.profile_dir or PROFILES) if self._has_tensorflow else None))
             if settings.admin
@@ -259,19 +266,19 @@ class App:
                 async with asyncio.timeout(delay_s):
                     await self._draining.wait()
         self._draining.set()
-        log.info("draining: %d requests under way", self._inference.under_way)
+        log.info("draining: %d requests under way", self._calls.under_way)
         timeout_s = self._settings.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self._inference.drain()
+                await self._calls.drain()
         except TimeoutError:
-            log.warning("%d requests did not finish in %g s", self._inference.under_way, timeout_s)
+            log.warning("%d requests did not finish in %g s", self._calls.under_way, timeout_s)
         await self.repository.drain(timeout_s=0)
         # A refusal says more than a connection that closes.
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                await self._inference.quiet(QUIET_S)
-        await self._inference.streams.end(FLUSH_S)
+                await self._calls.quiet(QUIET_S)
+        await self._streams.end(FLUSH_S)
         await self._grpc.stop(FLUSH_S)
         self._pipeline.stop()
         log.info("stopped")
@@ -365,7 +372,7 @@ class App:
                 if difference.agreement is not None:
                     agreements.add_metric((name, mode, version.settings.precision), difference.agreement)
         under_way = gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", ())
-        under_way.add_metric((), self._inference.under_way)
+        under_way.add_metric((), self._calls.under_way)
         held = gauge("xlaserve_in_flight_message_bytes", "Bytes of messages that arrived and are still held.", ())
         held.add_metric((), self._grpc.intake.held_bytes)
         lanes = gauge("xlaserve_lanes", "Batches that the device runs at the same time.", ())

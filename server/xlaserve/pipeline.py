@@ -16,11 +16,12 @@ from xlaserve.config import Mode, Settings
 from xlaserve.decoding import DecodingThreads, Memory
 from xlaserve.engine.device import usable_cores
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.queue import Part
+from xlaserve.engine.queue import Part, Result
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, whole
 from xlaserve.image import Encoded, ImageLimits, Place, decode
 from xlaserve.model.version import Served
+from xlaserve.timings import Timings
 
 CHANNELS: Final = 3
 MAX_INLINE_BYTES: Final = 2**19
@@ -53,9 +54,8 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the model gave, and where the time went."""
+    """What the model gave."""
 
-    served: Served
     mode: Mode
     images: int
     outputs: Outputs
@@ -63,11 +63,8 @@ class Answer(NamedTuple):
     """Where each image lies in the model's input."""
     rendered: Sequence[Any]
     """What the request's `render` made of each image; nothing without it."""
-    decode_s: float
-    queue_s: float
-    gather_s: float
-    execute_s: float
-    render_s: float
+    at: float
+    """When it was there, in seconds of the clock."""
 
 
 class Group(NamedTuple):
@@ -88,48 +85,51 @@ class Pipeline:
         self._threads = DecodingThreads(settings.decode_threads or usable_cores(), clock)
         self.clock = clock
 
-    async def run(self, served: Served, request: Request) -> Answer:
-        """Returns the model's answer. Raises any RequestError, ModelError or OverloadError."""
+    async def run(self, served: Served, request: Request, timings: Timings) -> Answer:
+        """Returns the model's answer, and fills in the stages. Raises any RequestError, ModelError or OverloadError."""
         mode = served.mode(request.mode)
         images = request.images
         check: Callable[[], Images] | None = None
         if isinstance(images, Pending):
             images, check = images
         if isinstance(images, np.ndarray):
-            _check_size(served, images)
+            if images.shape[1:3] not in served.sizes:
+                _check_size(served, images)
             size_bytes = images.nbytes
         else:
             pixels = max(height * width for height, width in served.inputs)
             size_bytes = len(images) * pixels * CHANNELS + sum(map(len, images))
-        served.batcher.admit(len(images), size_bytes)
+        batcher = served.batcher
+        batcher.admit(len(images), size_bytes)
         try:
-            decode_s = render_s = 0.0
             rendered: list[Any] = []
             frames: Sequence[Frame]
             if isinstance(images, np.ndarray):
                 if check:
                     images = await self._checked(served, check, request.deadline)
-                if (size := images.shape[1:3]) not in served.sizes:
+                size = images.shape[1:3]
+                if size not in served.sizes:
                     assert served.background is not None
                     mode = await served.background.open((size[0], size[1]), mode)
-                groups = [Group(range(len(images)), images)]
-                frames = [whole(*images.shape[1:3])] * len(images)
+                frames = [whole(*size)] * len(images)
+                result = await batcher.run(images, mode, request.deadline)
             else:
                 began = self.clock()
                 groups, frames = await self._decode(images, served, request.deadline)
-                decode_s = self.clock() - began
-            parts, (queue_s, gather_s, execute_s) = await _run(served, groups, mode, request.deadline)
-            outputs = await self._put_together(served, len(images), parts, request.deadline)
+                timings.decode_s = self.clock() - began
+                result = await _run(served, groups, mode, request.deadline)
+            parts, timings.queue_s, timings.gather_s, timings.execute_s = result
+            if len(parts) == 1:
+                outputs = parts[0].outputs
+            else:
+                outputs = await self._put_together(served, len(images), parts, request.deadline)
             if request.render:
                 began = self.clock()
                 rendered = await self._render(served, request, outputs, frames)
-                render_s = self.clock() - began
+                timings.encode_s = self.clock() - began
         finally:
-            served.batcher.leave(len(images), size_bytes)
-        return Answer(
-            *(served, mode, len(images), outputs, frames, rendered),
-            *(decode_s, queue_s, gather_s, execute_s, render_s),
-        )
+            batcher.leave(len(images), size_bytes)
+        return Answer(mode, len(images), outputs, frames, rendered, self.clock())
 
     def stop(self) -> None:
         """Ends the decoding threads; what they have not begun is dropped."""
@@ -179,8 +179,6 @@ class Pipeline:
 
     async def _put_together(self, served: Served, images: int, parts: list[Part], deadline: float) -> Outputs:
         """Returns the outputs of all images. Copies them on the threads where they are large, and empties `parts`."""
-        if len(parts) == 1:
-            return parts[0].outputs
         outputs = tuple(np.empty((images, *output.shape[1:]), output.dtype) for output in parts[0].outputs)
 
         def copy(index: int) -> None:
@@ -206,13 +204,10 @@ class Pipeline:
         return await self._threads.map(model, render_row, len(frames), request.deadline, is_rendering=True)
 
 
-async def _run(
-    served: Served, groups: Sequence[Group], mode: Mode, deadline: float
-) -> tuple[list[Part], Sequence[float]]:
-    """Returns what the batches gave, in any order, and where the time went; where one group fails, so do the others."""
+async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: float) -> Result:
+    """Returns what the batches gave, in any order, and the slowest stages; where one group fails, so do the others."""
     if len(groups) == 1:
-        parts, *seconds = await served.batcher.run(groups[0].pixels, mode, deadline)
-        return parts, seconds
+        return await served.batcher.run(groups[0].pixels, mode, deadline)
     running = [asyncio.ensure_future(served.batcher.run(group.pixels, mode, deadline)) for group in groups]
     try:
         results = await asyncio.gather(*running)
@@ -224,13 +219,12 @@ async def _run(
         for group, result in zip(groups, results, strict=True)
         for rows, outputs in result.parts
     ]
-    return gathered, [max(stage) for stage in zip(*(result[1:] for result in results), strict=True)]
+    return Result(gathered, *(max(stage) for stage in zip(*(result[1:] for result in results), strict=True)))
 
 
 def _check_size(served: Served, pixels: Images) -> None:
+    """Raises InvalidArgument for pixels that neither have buckets nor are served without."""
     height, width = pixels.shape[1:3]
-    if (height, width) in served.sizes:
-        return
     if served.background is not None:
         served.background.check((height, width))
         return

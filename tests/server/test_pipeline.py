@@ -22,6 +22,7 @@ from xlaserve.image import Decoded, Place
 from xlaserve.model.task import Classification, Segmentation
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Pending, Pipeline, Request
+from xlaserve.timings import Timings
 
 DEADLINE = 123.0
 PATIENCE_S = 20
@@ -138,24 +139,25 @@ def levels(answer: pipeline.Answer) -> list[int]:
 
 async def test_pixels_go_to_the_model_as_they_are(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
     images = pixels(3, 1, 2)
-    answer = await pipe.run(served, Request("graph", images, DEADLINE))
+    timings = Timings()
+    answer = await pipe.run(served, Request("graph", images, DEADLINE), timings)
     assert batcher.ran == [(images, Mode.GRAPH, DEADLINE)]
     assert batcher.ran[0][0] is images
     assert levels(answer) == [3, 1, 2]
-    assert (answer.served, answer.mode, answer.images) == (served, Mode.GRAPH, 3)
-    assert (answer.decode_s, answer.queue_s, answer.gather_s, answer.execute_s) == (0.0, 1.0, 2.0, 3.0)
+    assert (answer.mode, answer.images) == (Mode.GRAPH, 3)
+    assert timings == Timings(decode_s=0.0, queue_s=1.0, gather_s=2.0, execute_s=3.0)
     assert batcher.admitted == [(3, images.nbytes)]
 
 
 async def test_pixels_of_any_size_that_has_buckets_are_taken(pipe: Pipeline, of_two_sizes: Served) -> None:
-    assert levels(await pipe.run(of_two_sizes, Request("", pixels(7, height=8, width=8), DEADLINE))) == [7]
+    assert levels(await pipe.run(of_two_sizes, Request("", pixels(7, height=8, width=8), DEADLINE), Timings())) == [7]
 
 
 async def test_encoded_images_are_decoded_in_their_order_and_fitted(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     encoded = [png(level, height=level + 1, width=9) for level in range(20)]
-    answer = await pipe.run(served, Request("", encoded, DEADLINE))
+    answer = await pipe.run(served, Request("", encoded, DEADLINE), Timings())
     assert levels(answer) == list(range(20))
     ((images, mode, _),) = batcher.ran
     assert (images.shape, images.dtype, mode) == ((20, 4, 6, 3), np.uint8, Mode.XLA)
@@ -172,15 +174,16 @@ async def test_the_time_that_decoding_and_rendering_take_is_told(
         clock.now += 0.25
 
     monkeypatch.setattr(pipeline, "decode", slow)
-    answer = await pipe.run(served, Request("", [png(1)], DEADLINE, render))
-    assert (answer.decode_s, answer.render_s) == (0.5, 0.25)
+    timings = Timings()
+    answer = await pipe.run(served, Request("", [png(1)], DEADLINE, render), timings)
+    assert (timings.decode_s, timings.encode_s, answer.at) == (0.5, 0.25, clock.now)
 
 
 async def test_both_the_encoded_and_the_decoded_bytes_are_admitted(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     encoded = [png(1), png(2)]
-    await pipe.run(served, Request("", encoded, DEADLINE))
+    await pipe.run(served, Request("", encoded, DEADLINE), Timings())
     assert batcher.admitted == [(2, len(encoded[0]) + len(encoded[1]) + 2 * 4 * 6 * 3)]
 
 
@@ -195,7 +198,7 @@ async def test_decoding_never_runs_on_the_event_loop(
         return decode(*args)
 
     monkeypatch.setattr(pipeline, "decode", watched)
-    await pipe.run(served, Request("", [png(1)] * 8, DEADLINE))
+    await pipe.run(served, Request("", [png(1)] * 8, DEADLINE), Timings())
     assert threads
     assert threading.main_thread() not in threads
 
@@ -205,7 +208,7 @@ async def test_pixels_of_another_size_are_refused_with_those_that_have_buckets(
 ) -> None:
     expected = r"pixels: expected shape \[n, 4, 6, 3\] or \[n, 8, 8, 3\], got \[1, 6, 4, 3\]"
     with pytest.raises(InvalidArgument, match=expected):
-        await pipe.run(of_two_sizes, Request("", pixels(1, height=6, width=4), DEADLINE))
+        await pipe.run(of_two_sizes, Request("", pixels(1, height=6, width=4), DEADLINE), Timings())
     assert not batcher.admitted
 
 
@@ -213,7 +216,7 @@ async def test_an_unknown_mode_is_refused_before_anything_is_admitted(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     with pytest.raises(InvalidArgument, match="mode: expected one of xla, graph, got 'turbo'"):
-        await pipe.run(served, Request("turbo", [png(1)], DEADLINE))
+        await pipe.run(served, Request("turbo", [png(1)], DEADLINE), Timings())
     assert not batcher.admitted
 
 
@@ -224,7 +227,7 @@ async def test_a_full_queue_refuses_before_anything_is_decoded(
     monkeypatch.setattr(pipeline, "decode", lambda data, *_: decoded.append(data))
     batcher.full = QueueFull("model m: full")
     with pytest.raises(QueueFull):
-        await pipe.run(served, Request("", [png(1)], DEADLINE))
+        await pipe.run(served, Request("", [png(1)], DEADLINE), Timings())
     assert not decoded
 
 
@@ -235,8 +238,8 @@ async def test_one_bad_image_fails_its_request_only(
     encoded = [png(level) for level in range(7)]
     bad = [*encoded[:place], b"not an image", *encoded[place + 1 :]]
     failed, answer = await asyncio.gather(
-        pipe.run(served, Request("", bad, DEADLINE)),
-        pipe.run(served, Request("", encoded, DEADLINE)),
+        pipe.run(served, Request("", bad, DEADLINE), Timings()),
+        pipe.run(served, Request("", encoded, DEADLINE), Timings()),
         return_exceptions=True,
     )
     assert isinstance(failed, InvalidImage)
@@ -249,22 +252,22 @@ async def test_limits_on_an_image_come_from_the_settings(
     make_pipeline: Callable[..., Pipeline], served: Served
 ) -> None:
     with pytest.raises(ImageTooLarge, match="max_image_pixels"):
-        await make_pipeline(max_image_pixels=23).run(served, Request("", [png(1)], DEADLINE))
+        await make_pipeline(max_image_pixels=23).run(served, Request("", [png(1)], DEADLINE), Timings())
     with pytest.raises(ImageTooLarge, match="max_image_bytes"):
-        await make_pipeline(max_image_bytes=10).run(served, Request("", [png(1)], DEADLINE))
+        await make_pipeline(max_image_bytes=10).run(served, Request("", [png(1)], DEADLINE), Timings())
 
 
 async def test_what_the_batcher_raises_comes_through(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
     batcher.error = DeadlineExceeded("too late")
     with pytest.raises(DeadlineExceeded, match="too late"):
-        await pipe.run(served, Request("", pixels(1), DEADLINE))
+        await pipe.run(served, Request("", pixels(1), DEADLINE), Timings())
 
 
 async def test_a_request_that_is_cancelled_while_it_runs_leaves(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     batcher.hold = asyncio.Event()
-    task = asyncio.create_task(pipe.run(served, Request("", pixels(1), DEADLINE)))
+    task = asyncio.create_task(pipe.run(served, Request("", pixels(1), DEADLINE), Timings()))
     await asyncio.sleep(0)
     assert len(batcher.ran) == 1
     task.cancel()
@@ -296,14 +299,14 @@ async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_ot
     make_pipeline: Callable[..., Pipeline], served: Served, batcher: Batcher, held_up: HeldUp
 ) -> None:
     pipe = make_pipeline(decode_threads=1)
-    task = asyncio.create_task(pipe.run(served, Request("", [png(1)] * 5, DEADLINE)))
+    task = asyncio.create_task(pipe.run(served, Request("", [png(1)] * 5, DEADLINE), Timings()))
     assert await asyncio.to_thread(held_up.begun.wait, PATIENCE_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert batcher.left, "it does not wait for the thread"
     held_up.go_on.set()
-    assert levels(await pipe.run(served, Request("", [png(1)], DEADLINE))) == [1]
+    assert levels(await pipe.run(served, Request("", [png(1)], DEADLINE), Timings())) == [1]
     assert len(held_up.decoded) == 2
     assert len(batcher.ran) == 1
 
@@ -319,10 +322,10 @@ async def test_a_request_is_answered_at_its_deadline_and_its_other_images_are_no
     decoded, go_on = held_up.decoded, held_up.go_on
     pipe = make_pipeline(decode_threads=1)
     with pytest.raises(DeadlineExceeded, match="before every image was decoded"):
-        await pipe.run(served, Request("", [png(1)] * 50, seconds))
+        await pipe.run(served, Request("", [png(1)] * 50, seconds), Timings())
     assert batcher.left, "it does not wait for the thread"
     go_on.set()
-    await pipe.run(served, Request("", [png(1)], DEADLINE))
+    await pipe.run(served, Request("", [png(1)], DEADLINE), Timings())
     assert len(decoded) == (2 if seconds > 0 else 1)
     assert len(batcher.ran) == 1
 
@@ -334,9 +337,9 @@ async def test_images_for_one_model_are_decoded_between_those_for_another(
     pipe = make_pipeline(decode_threads=1)
     one, other = make_served(batcher, (4, 6)), make_served(batcher, (4, 6))
     other.settings.__dict__["name"] = "other"
-    flood = [asyncio.create_task(pipe.run(one, Request("", [b"flood"] * 25, DEADLINE))) for _ in range(2)]
+    flood = [asyncio.create_task(pipe.run(one, Request("", [b"flood"] * 25, DEADLINE), Timings())) for _ in range(2)]
     assert await asyncio.to_thread(held_up.begun.wait, PATIENCE_S)
-    single = asyncio.create_task(pipe.run(other, Request("", [b"single"], DEADLINE)))
+    single = asyncio.create_task(pipe.run(other, Request("", [b"single"], DEADLINE), Timings()))
     await asyncio.sleep(0)
     go_on.set()
     await asyncio.gather(single, *flood)
@@ -346,12 +349,12 @@ async def test_images_for_one_model_are_decoded_between_those_for_another(
 @pytest.mark.parametrize("fit", [Fit.RESIZE, Fit.LETTERBOX, Fit.PAD])
 async def test_images_are_fitted_as_the_model_says(pipe: Pipeline, served: Served, fit: Fit) -> None:
     cast(Any, served.model).fit = fit
-    answer = await pipe.run(served, Request("", [png(9, height=2, width=2)], DEADLINE))
+    answer = await pipe.run(served, Request("", [png(9, height=2, width=2)], DEADLINE), Timings())
     assert answer.frames == [place(2, 2, input_height=4, input_width=6, fit=fit)]
 
 
 async def test_pixels_are_the_input_as_it_is(pipe: Pipeline, served: Served) -> None:
-    answer = await pipe.run(served, Request("", pixels(1, 2), DEADLINE))
+    answer = await pipe.run(served, Request("", pixels(1, 2), DEADLINE), Timings())
     assert answer.frames == [whole(4, 6)] * 2
 
 
@@ -365,7 +368,7 @@ async def test_each_image_is_rendered_with_its_outputs_and_its_frame_off_the_eve
         return outputs[0].tolist(), frame.height
 
     encoded = [png(level, height=level + 1) for level in range(9)]
-    answer = await pipe.run(served, Request("", encoded, DEADLINE, render))
+    answer = await pipe.run(served, Request("", encoded, DEADLINE, render), Timings())
     assert answer.rendered == [([[level]], level + 1) for level in range(9)]
     assert threading.main_thread() not in threads
 
@@ -402,7 +405,7 @@ async def test_large_outputs_of_several_batches_are_put_together_off_the_event_l
 
     batcher.run = run_watched  # type: ignore[method-assign]
     encoded = [png(level, *sizes[level % len(sizes)]) for level in range(8)]
-    answer = await pipe.run(served if len(sizes) == 1 else of_two_sizes, Request("", encoded, DEADLINE))
+    answer = await pipe.run(served if len(sizes) == 1 else of_two_sizes, Request("", encoded, DEADLINE), Timings())
     assert levels(answer) == list(range(8))
     assert (answer.outputs[0] == np.arange(8)[:, None]).all()
     assert threads
@@ -413,7 +416,7 @@ async def test_small_outputs_of_several_batches_are_put_together_in_order(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     batcher.cuts = (1, 3)
-    assert levels(await pipe.run(served, Request("", pixels(3, 1, 4, 2, 5), DEADLINE))) == [3, 1, 4, 2, 5]
+    assert levels(await pipe.run(served, Request("", pixels(3, 1, 4, 2, 5), DEADLINE), Timings())) == [3, 1, 4, 2, 5]
 
 
 async def test_a_rendering_that_fails_fails_its_request(pipe: Pipeline, served: Served) -> None:
@@ -421,12 +424,14 @@ async def test_a_rendering_that_fails_fails_its_request(pipe: Pipeline, served: 
         raise ImageTooLarge("one too many")
 
     with pytest.raises(ImageTooLarge, match="one too many"):
-        await pipe.run(served, Request("", pixels(1, 2), DEADLINE, render))
+        await pipe.run(served, Request("", pixels(1, 2), DEADLINE, render), Timings())
 
 
 async def test_what_is_rendered_still_counts_as_admitted(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
     left = []
-    await pipe.run(served, Request("", pixels(1), DEADLINE, lambda outputs, frame: left.extend(batcher.left)))
+    await pipe.run(
+        served, Request("", pixels(1), DEADLINE, lambda outputs, frame: left.extend(batcher.left)), Timings()
+    )
     assert not left
 
 
@@ -445,14 +450,15 @@ async def test_each_image_goes_to_the_resolution_that_suits_it_and_its_answer_co
 ) -> None:
     shapes = [(8, 8), (4, 6), (100, 100), (2, 3), (40, 60), (9, 9)]
     encoded = [png(level, height, width) for level, (height, width) in enumerate(shapes)]
-    answer = await pipe.run(of_two_sizes, Request("", encoded, DEADLINE))
+    timings = Timings()
+    answer = await pipe.run(of_two_sizes, Request("", encoded, DEADLINE), timings)
     assert levels(answer) == list(range(6))
     assert [(frame.input_height, frame.input_width) for frame in answer.frames] == [(8, 8), (4, 6)] * 2 + [
         (4, 6),
         (8, 8),
     ]
     assert sorted(images.shape for images, _, _ in batcher.ran) == [(3, 4, 6, 3), (3, 8, 8, 3)]
-    assert (answer.queue_s, answer.gather_s, answer.execute_s) == (1.0, 2.0, 3.0)
+    assert (timings.queue_s, timings.gather_s, timings.execute_s) == (1.0, 2.0, 3.0)
     assert batcher.admitted == [(6, 6 * 8 * 8 * 3 + sum(map(len, encoded)))]
 
 
@@ -462,7 +468,11 @@ async def test_images_whose_outputs_depend_on_the_resolution_all_go_to_that_of_t
     cast(Any, of_two_sizes.model).task = Segmentation(3)
     cast(Any, of_two_sizes.model).fit = Fit.LETTERBOX
     encoded = [png(1, 4, 6), png(2, 8, 8), png(3, 2, 3)]
-    assert levels(await pipe.run(of_two_sizes, Request("", encoded, DEADLINE))) == [1, 114, 3]  # a letterbox's border
+    assert levels(await pipe.run(of_two_sizes, Request("", encoded, DEADLINE), Timings())) == [
+        1,
+        114,
+        3,
+    ]  # a letterbox's border
     ((images, _, _),) = batcher.ran
     assert images.shape == (3, 4, 6, 3)
 
@@ -485,7 +495,7 @@ async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_i
 
     batcher.run = fail_one  # type: ignore[method-assign]
     with pytest.raises(DeadlineExceeded, match="too late"):
-        await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6), png(3, 4, 6)], DEADLINE))
+        await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6), png(3, 4, 6)], DEADLINE), Timings())
     await asyncio.sleep(0)
     assert cancelled == [2]
 
@@ -494,9 +504,12 @@ async def test_an_image_that_no_resolution_fits_is_refused_where_none_is_fitted(
     pipe: Pipeline, of_two_sizes: Served
 ) -> None:
     cast(Any, of_two_sizes.model).fit = Fit.REJECT
-    assert levels(await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6)], DEADLINE))) == [1, 2]
+    assert levels(await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6)], DEADLINE), Timings())) == [
+        1,
+        2,
+    ]
     with pytest.raises(InvalidArgument, match="expected 6 x 4 pixels, as the model's fit is reject, got 3 x 2"):
-        await pipe.run(of_two_sizes, Request("", [png(1, 2, 3)], DEADLINE))
+        await pipe.run(of_two_sizes, Request("", [png(1, 2, 3)], DEADLINE), Timings())
 
 
 async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admitted(
@@ -510,7 +523,7 @@ async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admit
         assert batcher.admitted == [(2, given.nbytes)]
         return given.astype(np.uint8)
 
-    answer = await pipe.run(served, Request("", Pending(given, check), DEADLINE))
+    answer = await pipe.run(served, Request("", Pending(given, check), DEADLINE), Timings())
     assert levels(answer) == [7, 7]
     assert threads != [threading.current_thread()]
     assert batcher.ran[0][0].dtype == np.uint8
@@ -519,7 +532,7 @@ async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admit
 async def test_pixels_of_a_wrong_size_are_refused_before_they_are_checked(pipe: Pipeline, served: Served) -> None:
     pending = Pending(np.zeros((1, 9, 9, 3), np.float32), lambda: pytest.fail("checked"))
     with pytest.raises(InvalidArgument, match="pixels: expected shape"):
-        await pipe.run(served, Request("", pending, DEADLINE))
+        await pipe.run(served, Request("", pending, DEADLINE), Timings())
 
 
 async def test_pixels_that_turn_out_wrong_leave(pipe: Pipeline, served: Served) -> None:
@@ -527,4 +540,4 @@ async def test_pixels_that_turn_out_wrong_leave(pipe: Pipeline, served: Served) 
         raise InvalidArgument("pixels", "levels", "none")
 
     with pytest.raises(InvalidArgument, match="pixels: expected levels"):
-        await pipe.run(served, Request("", Pending(np.zeros((1, 4, 6, 3), np.float32), check), DEADLINE))
+        await pipe.run(served, Request("", Pending(np.zeros((1, 4, 6, 3), np.float32), check), DEADLINE), Timings())

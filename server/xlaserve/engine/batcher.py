@@ -99,7 +99,7 @@ class Batcher:
         self._unsettled: set[Job] = set()
         self._changed = asyncio.Event()
         self._emptied = asyncio.Event()
-        self._emptied.set()
+        """Set once, when the last request leaves while it drains."""
         self._is_closed = False
         self._has_ended = False
         self.admitted_images = 0
@@ -153,13 +153,12 @@ class Batcher:
             )
         self.admitted_images += images
         self.admitted_bytes += size_bytes
-        self._emptied.clear()
 
     def leave(self, images: int, size_bytes: int) -> None:
         """Ends what `admit` began."""
         self.admitted_images -= images
         self.admitted_bytes -= size_bytes
-        if not self.admitted_images:
+        if self._is_closed and not self.admitted_images:
             self._emptied.set()
 
     async def run(self, pixels: Images, mode: Mode, deadline: float) -> Result:
@@ -194,7 +193,8 @@ class Batcher:
         self._changed.set()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._emptied.wait()
+                if self.admitted_images:
+                    await self._emptied.wait()
         except TimeoutError:
             log.warning("model %s: %d images did not finish in %g s", self._name, self.admitted_images, timeout_s)
             fail(self._unsettled, ShuttingDown, f"model {self._name} was unloaded before this could run")

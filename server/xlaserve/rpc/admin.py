@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xlaserve.inspection.profiler import Profiler
-from xlaserve.rpc.inference import Context, answers_errors
+from xlaserve.rpc.context import Context
 from xlaserve_proto import admin_pb2 as pb
 from xlaserve_proto import admin_pb2_grpc as pb_grpc
 
@@ -14,7 +14,6 @@ class Admin(pb_grpc.AdminServicer):
     def __init__(self, profiler: Profiler) -> None:
         self._profiler = profiler
 
-    @answers_errors
     async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
         """Records a profile."""
         recording = await self._profiler.record(request.seconds)

@@ -1,16 +1,18 @@
 """Servicers to gRPC handlers.
 
-As the generated code does it, save that bytes which are no message of their method reach it as None, since inside grpc
-they would become a traceback in the log and, at the client, UNKNOWN with the name of a Python class; and that messages
-are counted for as long as they are held (see `intake`). While few messages arrive, gRPC receives those of unary methods
-by itself, which takes less of the processor. While many do, grpcio is told that a method takes a stream, so that its
-message arrives when it is asked for.
+As the generated code does it, save that
+- a method may raise any error, which is answered with its status, and may return its message as it stands on the wire;
+- bytes that are no message of a unary method are an InvalidArgument: inside grpc they would become a traceback in the
+  log and, at the client, UNKNOWN with the name of a Python class;
+- messages are counted for as long as they are held (see `intake`). While few arrive, gRPC receives those of unary
+  methods by itself, which takes less of the processor. While many do, grpcio is told that a method takes a stream, so
+  that its message arrives when it is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +25,11 @@ from google.protobuf.message_factory import GetMessageClass
 
 from xlaserve.errors import XlaserveError
 from xlaserve.rpc import parts
-from xlaserve.rpc.inference import explain
-from xlaserve.rpc.intake import Context, Intake
-from xlaserve.rpc.parts import LARGE_BYTES
-from xlaserve.rpc.status import status_of
+from xlaserve.rpc.context import Context
+from xlaserve.rpc.intake import Intake
+from xlaserve.rpc.parts import LARGE_BYTES, MAX_INLINE_BYTES, Wire
+from xlaserve.rpc.refusal import no_message, refuse
+from xlaserve.status import status_of
 
 STREAM_BYTES: Final = 8 * 1024 * 1024
 """What a stream may hold, of messages and of answers that its client does not read, before its next message is read."""
@@ -98,23 +101,28 @@ class Reader:
             raise
         return (data, 0) if data is grpc.aio.EOF else self.take_in(data)
 
-    async def read_only(self, context: Context, data: bytes | None = None) -> tuple[Any, int]:
-        """Returns the call's one message, `data` where it has arrived, and its bytes.
-
-        Aborts the call where it is not taken in.
-        """
-        try:
-            message, size_bytes = await self.read(context) if data is None else self.take_in(data)
-        except XlaserveError as error:
-            await context.abort(*explain(error))
-            raise
-        if message is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
-            raise asyncio.CancelledError
+    def accept(self, data: bytes) -> tuple[Any, int]:
+        """Returns a unary call's message, as `take_in` does; raises InvalidArgument for bytes that are none."""
+        message, size_bytes = self.take_in(data)
+        if message is None:
+            self.intake.release(size_bytes)
+            raise no_message()
         return message, size_bytes
+
+    async def read_only(self, context: Context) -> tuple[Any, int]:
+        """Returns the call's one message once it has arrived, as `accept` does."""
+        try:
+            data = await self.intake.receive(context)
+        except XlaserveError as error:
+            self._count(error)
+            raise
+        if data is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
+            raise asyncio.CancelledError
+        return self.accept(data)
 
     def _count(self, error: BaseException) -> None:
         if isinstance(error, XlaserveError):
-            self.on_refused(status_of(error)[0].name)
+            self.on_refused(status_of(error)[0].grpc)
 
 
 class Messages:
@@ -193,8 +201,7 @@ class _ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic 
 
     def __init__(self, answer: Callable[[bytes, Context], Awaitable[bytes]], intake: Intake) -> None:
         self._answer = answer
-        self._intake = intake
-        self._has_arrived = False
+        self._intake: Intake | None = intake
         intake.expected += 1
 
     async def unary_unary(  # type: ignore[override] # as grpc.aio calls it
@@ -205,58 +212,91 @@ class _ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic 
         del data  # no frame that is left when the call is aborted may hold it
         return await answered
 
-    def __del__(self) -> None:
-        self._arrive()  # or never will: the client has gone
-
     def _arrive(self) -> None:
-        if not self._has_arrived:
-            self._has_arrived = True
+        if self._intake is not None:
             self._intake.expected -= 1
+            self._intake = None
+
+    __del__ = _arrive  # it never will: the client has gone
 
 
 def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: Reader) -> _Method:
+    if descriptor.client_streaming:
+        return _streams_in(method, reader)
+    if descriptor.server_streaming:
+        return _streams_out(method, reader, GetMessageClass(descriptor.output_type).SerializeToString)
+    return _unary(method, reader)
+
+
+def _unary(method: Callable[[Any, Context], Awaitable[Message | Wire]], reader: Reader) -> _Method:
     intake = reader.intake
 
     async def answer_message(message: Any, size_bytes: int, context: Context) -> bytes:
-        answered = method(message, context)
-        del message  # what abort raises and this frame hold each other
         try:
+            answered = method(message, context)
+            del message  # what abort raises and this frame hold each other
             response = await answered
-            answer_bytes = parts.byte_size(response)
+            wire: Wire = response if isinstance(response, list) else [response.SerializeToString()]
+            answer_bytes = parts.wire_bytes(wire)
             if answer_bytes >= LARGE_BYTES:  # counted from now on: a thread may have to come free first
                 intake.hold(answer_bytes)
                 context.add_done_callback(lambda _: intake.release(answer_bytes))  # type: ignore[arg-type]
-            return await parts.serialize(response, answer_bytes)
+            return b"".join(wire) if answer_bytes <= MAX_INLINE_BYTES else await parts.join(wire)
+        except Exception as error:
+            await refuse(context, error)
         finally:
             intake.release(size_bytes)
 
     async def answer(_: object, context: Context) -> bytes:
-        return await answer_message(*await reader.read_only(context), context)
+        try:
+            message, size_bytes = await reader.read_only(context)
+        except XlaserveError as error:
+            await refuse(context, error)
+        answered = answer_message(message, size_bytes, context)
+        del message
+        return await answered
 
     async def answer_received(data: bytes, context: Context) -> bytes:
-        taken_in = reader.read_only(context, data)
+        try:
+            message, size_bytes = reader.accept(data)
+        except XlaserveError as error:
+            del data
+            await refuse(context, error)
         del data
-        return await answer_message(*await taken_in, context)
+        answered = answer_message(message, size_bytes, context)
+        del message
+        return await answered
 
-    async def answer_stream(_: object, context: Context) -> None:
+    return _Method(grpc.stream_unary_rpc_method_handler(answer), answer_received)
+
+
+def _streams_in(method: Callable[[Messages, Context], Awaitable[None]], reader: Reader) -> _Method:
+    async def answer(_: object, context: Context) -> None:
         messages = Messages(reader, context)
         try:
             await method(messages, context)
+        except Exception as error:
+            await refuse(context, error)
         finally:
             messages.close()
 
-    async def answer_with_stream(_: object, context: Context) -> AsyncIterator[Message]:
-        message, size_bytes = await reader.read_only(context)
-        intake.release(size_bytes)  # nobody watches anything with a large message
-        async with aclosing(method(message, context)) as responses:
-            async for response in responses:
-                yield response
+    return _Method(grpc.stream_stream_rpc_method_handler(answer, None, None), None)
 
-    if descriptor.server_streaming and not descriptor.client_streaming:
-        return _Method(grpc.stream_stream_rpc_method_handler(answer_with_stream, None, parts.to_bytes), None)
-    if descriptor.client_streaming:
-        return _Method(grpc.stream_stream_rpc_method_handler(answer_stream, None, None), None)
-    return _Method(grpc.stream_unary_rpc_method_handler(answer), answer_received)
+
+def _streams_out(
+    method: Callable[[Any, Context], AsyncGenerator[Message]], reader: Reader, serialize: Callable[[Message], bytes]
+) -> _Method:
+    async def answer(_: object, context: Context) -> AsyncIterator[Message]:
+        try:
+            message, size_bytes = await reader.read_only(context)
+            reader.intake.release(size_bytes)  # nobody watches anything with a large message
+            async with aclosing(method(message, context)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            await refuse(context, error)
+
+    return _Method(grpc.stream_stream_rpc_method_handler(answer, None, serialize), None)
 
 
 def _parser(message: type[Message]) -> Parser:

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
-import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as pb_grpc
 
-from xlaserve.errors import ShuttingDown
-from xlaserve.rpc.inference import Context, explain, no_message
+from xlaserve.errors import ModelNotFound
+from xlaserve.rpc.context import Context
 from xlaserve.rpc.streams import Streams
 from xlaserve_proto import open_inference_pb2, vision_pb2
 
@@ -59,29 +58,20 @@ class Health(pb_grpc.HealthServicer):
         self._has_stopped = True
         self.refresh()
 
-    async def Check(self, request: pb.HealthCheckRequest | None, context: Context) -> pb.HealthCheckResponse:
+    async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
         """Says how a service is. NOT_FOUND where there is none of that name."""
-        if request is None:
-            await context.abort(*explain(no_message()))
         if request.service not in self._serves:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+            raise ModelNotFound("no such service")
         return pb.HealthCheckResponse(status=STATUS[self._serves[request.service]])
 
-    async def Watch(
-        self, request: pb.HealthCheckRequest | None, context: Context
-    ) -> AsyncIterator[pb.HealthCheckResponse]:
+    async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> AsyncIterator[pb.HealthCheckResponse]:
         """Says how a service is, and again at every change; SERVICE_UNKNOWN while there is none of that name."""
-        if request is None:
-            await context.abort(*explain(no_message()))
         last = None
-        try:
-            async with self._streams.open():
-                while True:
-                    changed = self._changed
-                    status = STATUS[self._serves.get(request.service)]
-                    if status != last:
-                        yield pb.HealthCheckResponse(status=status)
-                        last = status
-                    await changed.wait()
-        except ShuttingDown as error:
-            await context.abort(*explain(error))
+        async with self._streams.open():
+            while True:
+                changed = self._changed
+                status = STATUS[self._serves.get(request.service)]
+                if status != last:
+                    yield pb.HealthCheckResponse(status=status)
+                    last = status
+                await changed.wait()

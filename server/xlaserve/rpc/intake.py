@@ -13,15 +13,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-import grpc
-
 from xlaserve.engine.memory import resident_bytes
 from xlaserve.errors import QueueFull
+from xlaserve.rpc.context import Context
 
 LOOK_S: Final = 0.05
 """How often the process's memory is looked at while many messages arrive."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Intake:

@@ -5,28 +5,32 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable
+from functools import lru_cache
 from itertools import chain
 from typing import Final
 
 import numpy as np
 
 from xlaserve import __version__
-from xlaserve.config import PixelRange
+from xlaserve.call import Call, Calls
+from xlaserve.config import Mode, PixelRange
 from xlaserve.engine.device import Device
 from xlaserve.engine.program import Outputs
 from xlaserve.errors import InvalidArgument, UnsupportedFeature, XlaserveError
 from xlaserve.model.repository import Repository
 from xlaserve.model.task import Classification, Task, TensorSpec
 from xlaserve.model.version import Served, State
-from xlaserve.pipeline import Answer, Render, Request
+from xlaserve.pipeline import Answer, Pipeline, Render, Request
 from xlaserve.rpc import describe, parts, tensors
+from xlaserve.rpc.context import Context, deadline
 from xlaserve.rpc.handlers import Messages
-from xlaserve.rpc.infer_message import InferMessage
-from xlaserve.rpc.inference import Context, Inference, answers_errors, explain, no_message
-from xlaserve.rpc.parts import Parts, head_of
+from xlaserve.rpc.infer_message import Asked, InferMessage
+from xlaserve.rpc.parts import MAX_INLINE_BYTES, Wire
+from xlaserve.rpc.refusal import explain, no_message
+from xlaserve.rpc.streams import Streams
 from xlaserve.rpc.vision_messages import count, is_brief
-from xlaserve.telemetry.model import Timings
+from xlaserve.timings import Timings
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 
@@ -40,16 +44,15 @@ EXTENSIONS: Final = (
 )
 
 
-Response = pb.ModelInferResponse | Parts[pb.ModelInferResponse]
-StreamResponse = pb.ModelStreamInferResponse | Parts[pb.ModelStreamInferResponse]
 MAX_INLINE_VALUES: Final = 2**14
 """Values of typed outputs that Python takes one by one on the event loop, 0.06 microseconds each."""
-MAX_COPIED_BYTES: Final = 64 * 1024
-"""Raw outputs that go through protobuf, which copies them twice."""
 STREAM_WINDOW: Final = 64
 """Requests of one stream that are worked on at a time."""
 CLASSIFICATION: Final = "classification"
 PARAMETERS: Final = "mode, pixel_range, timeout or priority"
+
+_ID: Final = pb.ModelInferResponse.ID_FIELD_NUMBER
+_STREAMED: Final = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 
 
 def _stamp_key(name: str) -> bytes:
@@ -68,37 +71,46 @@ _STAMP: Final = struct.Struct("<" + "".join(f"{len(key)}sd" for key in _STAMP_KE
 class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
     """`inference.GRPCInferenceService`."""
 
-    def __init__(self, inference: Inference, repository: Repository, device: Device, model_control: bool) -> None:
-        self._inference = inference
+    def __init__(
+        self,
+        calls: Calls,
+        pipeline: Pipeline,
+        repository: Repository,
+        streams: Streams,
+        device: Device,
+        *,
+        model_control: bool,
+    ) -> None:
+        self._calls = calls
+        self._pipeline = pipeline
+        self._streams = streams
         self._repository = repository
         self._device = device
         self._model_control = model_control
 
-    @answers_errors
-    async def ModelInfer(  # type: ignore[override] # what rpc.server parses for it
+    def ModelInfer(  # type: ignore[override] # what rpc.server parses for it
         self, request: InferMessage, context: Context
-    ) -> Response:
+    ) -> Awaitable[Wire]:
         """Runs a model."""
-        return await self._infer("ModelInfer", request, self._inference.deadline(context))
+        return self._infer("ModelInfer", request, deadline(context, self._calls.clock))
 
     # Writes by itself instead of yielding: a generator may be left half-way, and its tasks with it.
-    @answers_errors
     async def ModelStreamInfer(self, requests: Messages, context: Context) -> None:  # type: ignore[override]
         """Runs a model on each request of a stream; a window of them at a time, answered in their order."""
-        deadline = self._inference.deadline(context)
-        answers: asyncio.Queue[asyncio.Task[tuple[StreamResponse, int]] | None] = asyncio.Queue(STREAM_WINDOW)
+        until = deadline(context, self._calls.clock)
+        answers: asyncio.Queue[asyncio.Task[tuple[Wire, int]] | None] = asyncio.Queue(STREAM_WINDOW)
         refusal: XlaserveError | None = None
 
-        async def answer(request: InferMessage | None, size_bytes: int) -> tuple[StreamResponse, int]:
+        async def answer(request: InferMessage | None, size_bytes: int) -> tuple[Wire, int]:
             try:
-                response = await self._stream_infer(request, deadline)
+                wire = await self._stream_infer(request, until)
             finally:
                 requests.release(size_bytes)
-            answer_bytes = parts.byte_size(response)
+            answer_bytes = parts.wire_bytes(wire)
             requests.hold(answer_bytes)
-            return response, answer_bytes
+            return wire, answer_bytes
 
-        async with self._inference.streams.open(), asyncio.TaskGroup() as tasks:
+        async with self._streams.open(), asyncio.TaskGroup() as tasks:
 
             async def read() -> None:
                 nonlocal refusal
@@ -111,45 +123,38 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
 
             tasks.create_task(read())
             while (answered := await answers.get()) is not None:
-                response, answer_bytes = await answered
-                await context.write(await parts.serialize(response, answer_bytes))
+                wire, answer_bytes = await answered
+                await context.write(b"".join(wire) if answer_bytes <= MAX_INLINE_BYTES else await parts.join(wire))
                 requests.release(answer_bytes)
         if refusal is not None:
             raise refusal
 
-    @answers_errors
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         """Answers: that is the proof."""
         return pb.ServerLiveResponse(live=True)
 
-    @answers_errors
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
         """Says whether every model is ready."""
         return pb.ServerReadyResponse(ready=self._repository.is_ready)
 
-    @answers_errors
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
         """Says whether one model is ready."""
         version = self._repository.find(request.name, request.version)
         return pb.ModelReadyResponse(ready=version.state is State.READY)
 
-    @answers_errors
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         """Says what this server is and speaks."""
         return pb.ServerMetadataResponse(name="xlaserve", version=__version__, extensions=EXTENSIONS)
 
-    @answers_errors
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         """Describes a model."""
         return describe.metadata(self._repository.get(request.name, request.version))
 
-    @answers_errors
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         """Describes a model in Triton's terms."""
         served = self._repository.get(request.name, request.version)
         return pb.ModelConfigResponse(config=describe.config(served, self._device))
 
-    @answers_errors
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
         """Counts what one model did, or all of them."""
         if request.name:
@@ -158,14 +163,12 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             versions = [version for version in self._repository.index() if version.state is State.READY]
         return pb.ModelStatisticsResponse(model_stats=map(describe.statistics, versions))
 
-    @answers_errors
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
         """Lists the models."""
         _check_repository(request.repository_name)
         versions = [v for v in self._repository.index() if v.state is State.READY or not request.ready]
         return pb.RepositoryIndexResponse(models=map(describe.index, versions))
 
-    @answers_errors
     async def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
@@ -176,7 +179,6 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         await self._repository.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
 
-    @answers_errors
     async def RepositoryModelUnload(
         self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
@@ -188,28 +190,26 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         await self._repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    async def _infer(self, method: str, request: InferMessage, deadline: float) -> Response:
-        return await self._inference.run(
-            method,
-            request,
-            *(request.fields.model_name, request.fields.model_version, deadline),
-            parse=_parse,
-            respond=_respond,
-            stamp=_stamp,
-        )
+    async def _infer(self, method: str, message: InferMessage, until: float) -> Wire:
+        with self._calls.enter(method, message.head.model, message.head.version, until) as call:
+            call.request = request = _parse(message, call)
+            answer = await self._pipeline.run(call.served, request, call.timings)
+            wire = _respond(message, call.served, answer)
+            wire.append(_stamp(call.end(answer)))
+            return wire
 
-    async def _stream_infer(self, request: InferMessage | None, deadline: float) -> StreamResponse:
+    async def _stream_infer(self, message: InferMessage | None, until: float) -> Wire:
         try:
-            if request is None:
+            if message is None:
                 raise no_message()
-            response = await self._infer("ModelStreamInfer", request, deadline)
+            return parts.record(_STREAMED, *await self._infer("ModelStreamInfer", message, until))
         except Exception as error:
-            status, message = explain(error)
-            return pb.ModelStreamInferResponse(
-                error_message=f"{status.name}: {message}",
-                infer_response=pb.ModelInferResponse(id=request.fields.id if request else ""),
+            status, text = explain(error)
+            response = pb.ModelStreamInferResponse(
+                error_message=f"{status.name}: {text}",
+                infer_response=pb.ModelInferResponse(id=message.head.id if message else ""),
             )
-        return _streamed(response)
+            return [response.SerializeToString()]
 
     def _check_control(self, repository_name: str) -> None:
         _check_repository(repository_name)
@@ -217,34 +217,37 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             raise UnsupportedFeature("this server does not let clients load or unload models (see model_control)")
 
 
-def _streamed(response: Response) -> StreamResponse:
-    if isinstance(response, Parts):
-        number = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
-        return Parts(pb.ModelStreamInferResponse(), parts.record(number, *response.all_parts()))
-    return pb.ModelStreamInferResponse(infer_response=response)
-
-
 def _check_repository(name: str) -> None:
     if name:
         raise InvalidArgument("repository_name", "nothing, as there is one repository", repr(name[:64]))
 
 
-def _parse(request: InferMessage, served: Served, deadline: float, now: float) -> Request:
-    mode = ""
-    pixel_range: PixelRange | None = None
-    parameters = request.fields.parameters
-    for key, value in parameters.items() if parameters else ():
+def _parse(message: InferMessage, call: Call) -> Request:
+    """Raises InvalidArgument or UnsupportedFeature."""
+    head, served = message.head, call.served
+    if head.asked is None:
+        head.asked = _asked(head.fields)
+    mode, timeout_s, pixel_range = head.asked
+    if head.has_outputs:
+        _check_outputs(head.fields, served)
+    images = tensors.images_of(message, served.settings.pixel_range, pixel_range)
+    return Request(mode, images, min(call.deadline, call.began + timeout_s), _render(message, served, images))
+
+
+def _asked(fields: pb.ModelInferRequest) -> Asked:
+    asked = Asked()
+    for key, value in fields.parameters.items():
         kind = value.WhichOneof("parameter_choice")
         if key == "mode":
             if kind != "string_param":
                 raise InvalidArgument("parameters.mode", "a string", kind)
-            mode = value.string_param
+            asked = asked._replace(mode=value.string_param)
         elif key == "pixel_range":
-            pixel_range = _pixel_range(value)
+            asked = asked._replace(pixel_range=_pixel_range(value))
         elif key == "timeout":
             if kind != "int64_param" or value.int64_param < 1:
                 raise InvalidArgument("parameters.timeout", "an int64 of at least 1, in microseconds", _text(value))
-            deadline = min(deadline, now + value.int64_param / 1e6)
+            asked = asked._replace(timeout_s=value.int64_param / 1e6)
         elif key == "priority":
             if value.int64_param or value.uint64_param or kind not in ("int64_param", "uint64_param"):
                 raise UnsupportedFeature("parameters.priority: only 0 is supported, all requests are alike")
@@ -254,10 +257,7 @@ def _parse(request: InferMessage, served: Served, deadline: float, now: float) -
             raise UnsupportedFeature(f"parameters.{key[:64]}: not supported; expected {PARAMETERS}")
         else:
             raise InvalidArgument("parameters", PARAMETERS, repr(key[:64]))
-    if request.fields.outputs:
-        _check_outputs(request.fields, served)
-    images = tensors.images_of(request, served.settings.pixel_range, pixel_range)
-    return Request(mode, images, deadline, _render(request, served, images))
+    return asked
 
 
 def _pixel_range(value: pb.InferParameter) -> PixelRange:
@@ -321,7 +321,7 @@ def _categories(task: Classification, outputs: Outputs, k: int) -> list[list[byt
 
 def _classes_wanted(request: InferMessage, task: Task) -> int:
     """Returns how many classes an image is to be answered with, 0 for the plain scores."""
-    if not request.fields.outputs:
+    if not request.head.has_outputs:
         return 0
     classes = 0
     for output in request.fields.outputs:
@@ -331,42 +331,50 @@ def _classes_wanted(request: InferMessage, task: Task) -> int:
 
 def _wanted(request: InferMessage, task: Task) -> list[tuple[int, TensorSpec]]:
     """Returns the outputs to answer, each with its index."""
-    if not request.fields.outputs:
+    if not request.head.has_outputs:
         return list(enumerate(task.outputs))
     names = {output.name for output in request.fields.outputs}
     return [(index, spec) for index, spec in enumerate(task.outputs) if spec.name in names]
 
 
-def _respond(request: InferMessage, answer: Answer) -> Response:
-    settings, task = answer.served.settings, answer.served.model.task
-    response = pb.ModelInferResponse(model_name=settings.name, model_version=settings.version, id=request.fields.id)
-    response.parameters["mode"].string_param = answer.mode
-    as_raw = bool(request.raw)
-    k = _classes_wanted(request, task)
+def _respond(message: InferMessage, served: Served, answer: Answer) -> Wire:
+    """Returns the response, but for the parameters of `_stamp`."""
+    head, task = message.head, served.model.task
+    wire: Wire = [_head(served.settings.name, served.settings.version, answer.mode)]
+    if head.id:
+        wire += parts.record(_ID, head.id.encode())
+    as_raw = bool(message.raw)
+    if as_raw and not head.has_outputs:
+        for output, values in zip(task.outputs, answer.outputs, strict=True):
+            wire += tensors.raw_output_parts(output.name, values)
+        return wire
+    k = _classes_wanted(message, task)
     if k and isinstance(task, Classification):
-        name = task.outputs[0].name
-        if answer.rendered:
-            spec = (name, "BYTES", (answer.images, min(k, task.classes)))
-            return Parts(response, tensors.output_parts(spec, answer.rendered, as_raw))
-        tensors.add_bytes(name, _categories(task, answer.outputs, k), response, as_raw)
-        return response
-    wanted = [(spec.name, answer.outputs[index]) for index, spec in _wanted(request, task)]
-    if not answer.rendered and (not as_raw or sum(values.nbytes for _, values in wanted) <= MAX_COPIED_BYTES):
-        for name, values in wanted:
-            tensors.add_output(name, values, response, as_raw)
-        return response
-    pieces: Iterable[Sequence[parts.Part]] = (
-        zip(*answer.rendered, strict=True)
-        if answer.rendered
-        else ([np.ascontiguousarray(values).data.cast("B")] for _, values in wanted)
-    )
-    made: list[parts.Part] = []
-    for (name, values), of_output in zip(wanted, pieces, strict=True):
-        spec = (name, tensors.OUTPUT_FIELDS[values.dtype][0], values.shape)
-        made += tensors.output_parts(spec, of_output, as_raw)
-    return Parts(response, made)
+        spec = (task.outputs[0].name, "BYTES", (answer.images, min(k, task.classes)))
+        rows = [] if answer.rendered else _categories(task, answer.outputs, k)
+        pieces = answer.rendered or [tensors.piece_of_bytes(row, as_raw) for row in rows]
+        return wire + tensors.output_parts(spec, pieces, as_raw)
+    for place, (index, output) in enumerate(_wanted(message, task)):
+        values = answer.outputs[index]
+        if as_raw:
+            wire += tensors.raw_output_parts(output.name, values)
+            continue
+        spec = (output.name, tensors.OUTPUT_FIELDS[values.dtype][0], values.shape)
+        pieces = [rendered[place] for rendered in answer.rendered] or [tensors.piece_of_values(values)]
+        wire += tensors.output_parts(spec, pieces, as_raw)
+    return wire
 
 
-def _stamp(response: Response, timings: Timings) -> None:
+@lru_cache(maxsize=1024)
+def _head(model: str, version: str, mode: Mode) -> bytes:
+    """Returns how a response begins."""
+    response = pb.ModelInferResponse(model_name=model, model_version=version)
+    response.parameters["mode"].string_param = mode
+    data: bytes = response.SerializeToString()
+    return data
+
+
+def _stamp(timings: Timings) -> bytes:
+    """Returns a response's parameters that say where the time went."""
     values = (timings.decode_s, timings.queue_s, timings.gather_s, timings.execute_s, timings.encode_s, timings.total_s)
-    head_of(response).MergeFromString(_STAMP.pack(*chain.from_iterable(zip(_STAMP_KEYS, values, strict=True))))
+    return _STAMP.pack(*chain.from_iterable(zip(_STAMP_KEYS, values, strict=True)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -43,6 +43,9 @@ _COPY_BYTES: Final = 1 << 20
 Part = bytes | memoryview
 """Of a message on the wire."""
 
+Wire = list[Part]
+"""A message as it stands on the wire, in parts. Those with fields of their own may stand in any order."""
+
 
 class Split(NamedTuple):
     """A message taken apart."""
@@ -70,60 +73,24 @@ def split(message: type[Message], data: bytes, fields: Fields) -> Split:
     return Split(b"".join(rest), splitter.views)
 
 
-def record(number: int, *parts: Part) -> list[Part]:
+def record(number: int, *parts: Part) -> Wire:
     """Returns the field `number` of a message that holds `parts`, one after the other; not yet joined."""
-    return [_to_varint(number << 3 | _LENGTH), _to_varint(sum(part_bytes(part) for part in parts)), *parts]
+    return [opening(number, wire_bytes(parts)), *parts]
 
 
-def part_bytes(part: Part) -> int:
-    """Returns the size of a part in bytes."""
-    return part.nbytes if isinstance(part, memoryview) else len(part)
+def opening(number: int, size_bytes: int) -> bytes:
+    """Returns what stands before the content of the field `number`."""
+    return _to_varint(number << 3 | _LENGTH) + _to_varint(size_bytes)
 
 
-HeadT = TypeVar("HeadT", bound=Message)
+def wire_bytes(wire: Iterable[Part]) -> int:
+    """Returns the size of a message in bytes."""
+    return sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in wire])
 
 
-class Parts(Generic[HeadT]):
-    """A response with its large fields as they are on the wire: `parts` stand beside the fields of `head`."""
-
-    def __init__(self, head: HeadT, parts: Iterable[bytes | memoryview]) -> None:
-        self.head = head
-        self.parts = list(parts)
-
-    def to_bytes(self) -> bytes:
-        """Returns the message."""
-        return b"".join(self.all_parts())
-
-    def all_parts(self) -> list[bytes | memoryview]:
-        """Returns the parts of the whole message."""
-        head: bytes = self.head.SerializeToString()
-        return [*self.parts, head]
-
-
-def head_of(response: HeadT | Parts[HeadT]) -> HeadT:
-    """Returns the message with a response's small fields."""
-    return response.head if isinstance(response, Parts) else response
-
-
-def byte_size(response: Message | Parts[Any]) -> int:
-    """Returns how many bytes a response takes as it is sent."""
-    if isinstance(response, Parts):
-        return sum(map(part_bytes, response.parts)) + int(response.head.ByteSize())
-    return int(response.ByteSize())
-
-
-def to_bytes(response: Message | Parts[Any]) -> bytes:
-    """Returns a response as it is sent."""
-    data: bytes = response.to_bytes() if isinstance(response, Parts) else response.SerializeToString()
-    return data
-
-
-async def serialize(response: Message | Parts[Any], size_bytes: int) -> bytes:
-    """Returns a response of `byte_size` as it is sent; a large one put together on a thread, without the interpreter's
-    lock."""
-    if isinstance(response, Parts) and size_bytes > MAX_INLINE_BYTES:
-        return await asyncio.to_thread(lambda: b"".join(_as_bytes(response.all_parts())))
-    return to_bytes(response)
+async def join(wire: Wire) -> bytes:
+    """Returns a message in one piece, put together on a thread and without the interpreter's lock."""
+    return await asyncio.to_thread(lambda: b"".join(_as_bytes(wire)))
 
 
 def packed(values: NDArray[Any]) -> bytes:

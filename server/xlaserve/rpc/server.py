@@ -16,10 +16,11 @@ from grpc_reflection.v1alpha import reflection
 from xlaserve.config import Settings
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
-from xlaserve.rpc import handlers, infer_message, vision_messages
+from xlaserve.rpc import handlers, vision_messages
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.hang_up import hang_up
 from xlaserve.rpc.health import Health
+from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.vision import Vision
@@ -98,7 +99,7 @@ class GrpcServer:
             open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
             server,
             self.intake,
-            parsers={"ModelInferRequest": infer_message.parse},
+            parsers={"ModelInferRequest": InferMessages().parse},
             on_refused=on_refused,
         )
         handlers.add(

@@ -7,12 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from xlaserve.errors import ShuttingDown
-
-
-def shutting_down() -> ShuttingDown:
-    """Returns the error for what comes to a server that stops."""
-    return ShuttingDown("the server is shutting down; try another one")
+from xlaserve.call import shutting_down
 
 
 class Streams:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ MAX_TYPED_VALUES: Final = 2**21
 MAX_INLINE_VALUES: Final = 2**19
 """INT32 and FP32 pixels become levels at about a nanosecond each. More are left to a thread."""
 MAX_TYPED_BYTES: Final = 4 * MAX_TYPED_VALUES
+MAX_COPIED_BYTES: Final = 64 * 1024
+"""Of an output that is copied before the response is put together, which costs less than a view of it."""
 MAX_IMAGES: Final = 4096
 """In one request, encoded: they are taken apart on the event loop."""
 
@@ -61,7 +63,10 @@ def images_of(
 
     FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`.
     """
-    tensors = request.fields.inputs
+    head = request.head
+    if head.pixels_shape is not None:
+        return np.ndarray(head.pixels_shape, np.uint8, request.raw[0])
+    tensors = head.fields.inputs
     if len(tensors) != 1:
         names = ", ".join(repr(tensor.name[:64]) for tensor in tensors[:8]) or "none"
         raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", names)
@@ -79,7 +84,12 @@ def images_of(
         raise InvalidArgument("parameters.pixel_range", f"{PixelRange.UNIT} with FP32 {PIXELS!r} alone", got)
     if tensor.name == PIXELS:
         pixels = _pixels(request, data)
-        if pixels.dtype == np.uint8 or pixels.size <= MAX_INLINE_VALUES:
+        if pixels.dtype == np.uint8:
+            levels = check_pixels(pixels)
+            if raw:  # of which there are as many bytes in every message with this head
+                head.pixels_shape = levels.shape
+            return levels
+        if pixels.size <= MAX_INLINE_VALUES:
             return check_pixels(pixels, pixel_range or default_range)
         return Pending(pixels, partial(check_pixels, pixels, pixel_range or default_range))
     if tensor.name == IMAGE:
@@ -93,26 +103,6 @@ def reject_parameters(parameters: Mapping[str, pb.InferParameter], where: str) -
         if key.startswith("shared_memory_"):
             raise UnsupportedFeature(f"{where}: shared memory is not supported; send the data in the message")
         raise InvalidArgument(f"{where}.parameters", "none", repr(key[:64]))
-
-
-def add_output(name: str, values: NDArray[Value], response: pb.ModelInferResponse, as_raw: bool) -> None:
-    """Adds a model's output to `response`, of the datatype that its values have."""
-    datatype, field = OUTPUT_FIELDS[values.dtype]
-    tensor = response.outputs.add(name=name, datatype=datatype, shape=values.shape)
-    if as_raw:
-        response.raw_output_contents.append(values.tobytes())
-    else:
-        getattr(tensor.contents, field).extend(values.ravel().tolist())
-
-
-def add_bytes(name: str, rows: Sequence[Sequence[bytes]], response: pb.ModelInferResponse, as_raw: bool) -> None:
-    """Adds a BYTES output `[n, k]` to `response`."""
-    tensor = response.outputs.add(name=name, datatype="BYTES", shape=(len(rows), len(rows[0])))
-    elements = [element for row in rows for element in row]
-    if as_raw:
-        response.raw_output_contents.append(_join(elements))
-    else:
-        tensor.contents.bytes_contents.extend(elements)
 
 
 def _pixels(request: InferMessage, raw: memoryview | None) -> NDArray[np.generic]:
@@ -221,7 +211,7 @@ def piece_of_bytes(elements: Iterable[bytes], as_raw: bool) -> bytes:
     return b"".join(chain.from_iterable(records))
 
 
-def output_parts(spec: tuple[str, str, Sequence[int]], pieces: Iterable[parts.Part], as_raw: bool) -> list[parts.Part]:
+def output_parts(spec: tuple[str, str, Sequence[int]], pieces: Iterable[parts.Part], as_raw: bool) -> parts.Wire:
     """Returns the parts of a response that hold an output, of this name, datatype and shape, and its pieces."""
     name, datatype, shape = spec
     tensor: bytes = Output(name=name, datatype=datatype, shape=shape).SerializeToString()
@@ -229,6 +219,20 @@ def output_parts(spec: tuple[str, str, Sequence[int]], pieces: Iterable[parts.Pa
         return [*parts.record(_OUTPUTS, tensor), *parts.record(_RAW_OUTPUTS, *pieces)]
     contents = parts.record(Output.CONTENTS_FIELD_NUMBER, *pieces)
     return parts.record(_OUTPUTS, tensor, *contents)
+
+
+def raw_output_parts(name: str, values: NDArray[Value]) -> parts.Wire:
+    """Returns the parts of a response that hold an output, raw."""
+    before = _before_raw(name, OUTPUT_FIELDS[values.dtype][0], values.shape, values.nbytes)
+    if values.nbytes <= MAX_COPIED_BYTES:
+        return [before, values.tobytes()]
+    return [before, np.ascontiguousarray(values).data.cast("B")]
+
+
+@lru_cache(maxsize=1024)
+def _before_raw(name: str, datatype: str, shape: tuple[int, ...], size_bytes: int) -> bytes:
+    tensor: bytes = Output(name=name, datatype=datatype, shape=shape).SerializeToString()
+    return b"".join((*parts.record(_OUTPUTS, tensor), parts.opening(_RAW_OUTPUTS, size_bytes)))
 
 
 def _join(elements: Iterable[bytes]) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from threading import Lock
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -23,7 +23,7 @@ from xlaserve.pipeline import CHANNELS, Answer, Pending, Request
 from xlaserve.rpc import parts
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.rpc.tensors import MAX_IMAGES
-from xlaserve.telemetry.model import Timings
+from xlaserve.timings import Timings
 from xlaserve_proto import vision_pb2 as pb
 
 InferenceRequest = pb.ClassifyRequest | pb.DetectRequest | pb.SegmentRequest | pb.EmbedRequest
@@ -75,6 +75,15 @@ class VisionMessage(NamedTuple, Generic[FieldsT]):
     """Of `pixels`, where it is viewed."""
 
 
+class Response(NamedTuple):
+    """A response as it is sent."""
+
+    fields: InferenceResponse
+    """Its small fields."""
+    pieces: Sequence[parts.Part]
+    """The others, as they stand on the wire."""
+
+
 def view(message: type[FieldsT], data: bytes) -> VisionMessage[FieldsT] | None:
     """Returns the request, None where `data` is none. Raises InvalidArgument where it is beyond all bounds."""
     try:
@@ -96,7 +105,7 @@ PARSERS: Final[dict[str, Callable[[bytes], object | None]]] = {
 """By the messages of inference methods, which have their images and pixels in the same fields."""
 
 
-def parse_classify(request: VisionMessage[pb.ClassifyRequest], served: Served, deadline: float, now: float) -> Request:
+def parse_classify(request: VisionMessage[pb.ClassifyRequest], served: Served, deadline: float) -> Request:
     """Returns the domain's request. Raises InvalidArgument, as the others do."""
     task = _task(served, Classification)
     top_k = request.fields.top_k
@@ -131,14 +140,12 @@ def _categories(classes: int, labels: tuple[str, ...] | None) -> list[bytes]:
     return categories
 
 
-def classifications(
-    request: pb.ClassifyRequest, answer: Answer
-) -> pb.ClassifyResponse | parts.Parts[pb.ClassifyResponse]:
+def classifications(request: pb.ClassifyRequest, served: Served, answer: Answer) -> Response:
     """Returns the likeliest classes of each image."""
     if answer.rendered:
-        return parts.Parts(pb.ClassifyResponse(), answer.rendered)
-    task = _task(answer.served, Classification)
-    return pb.ClassifyResponse(
+        return Response(pb.ClassifyResponse(), answer.rendered)
+    task = _task(served, Classification)
+    response = pb.ClassifyResponse(
         classifications=[
             pb.Classification(
                 categories=[
@@ -148,9 +155,10 @@ def classifications(
             for row in task.top(answer.outputs, request.top_k or DEFAULT_TOP_K)
         ]
     )
+    return Response(response, ())
 
 
-def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadline: float, now: float) -> Request:
+def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadline: float) -> Request:
     """Returns the domain's request."""
     task = _task(served, Detection)
     fields = request.fields
@@ -169,14 +177,14 @@ def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadl
     return parsed._replace(render=render)
 
 
-def detections(request: pb.DetectRequest, answer: Answer) -> parts.Parts[pb.DetectResponse]:
+def detections(request: pb.DetectRequest, served: Served, answer: Answer) -> Response:
     """Returns the objects of each image, their boxes in its own pixels."""
     rendered = answer.rendered
     if not rendered:
-        task = _task(answer.served, Detection)
+        task = _task(served, Detection)
         objects = task.objects(answer.outputs, min_score=request.min_score)
         rendered = [_detected(task, request, *found) for found in zip(objects, answer.frames, strict=True)]
-    return parts.Parts(pb.DetectResponse(), rendered)
+    return Response(pb.DetectResponse(), rendered)
 
 
 def _detected(task: Detection, request: pb.DetectRequest, objects: Objects, frame: Frame) -> bytes:
@@ -218,10 +226,9 @@ def parse_segment(
     return _request(request, deadline)._replace(render=_MapMaker(fields, task, max_bytes))
 
 
-def class_maps(request: pb.SegmentRequest, answer: Answer) -> parts.Parts[pb.SegmentResponse]:
+def class_maps(request: pb.SegmentRequest, served: Served, answer: Answer) -> Response:
     """Returns the class map of each image, of its own size."""
-    labels = _task(answer.served, Segmentation).labels or ()
-    return parts.Parts(pb.SegmentResponse(labels=labels), answer.rendered)
+    return Response(pb.SegmentResponse(labels=_task(served, Segmentation).labels or ()), answer.rendered)
 
 
 class _MapMaker:
@@ -260,22 +267,22 @@ class _MapMaker:
         return rendered
 
 
-def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadline: float, now: float) -> Request:
+def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadline: float) -> Request:
     """Returns the domain's request."""
     _task(served, Embedding)
     return _request(request, deadline)
 
 
-def embeddings(request: pb.EmbedRequest, answer: Answer) -> parts.Parts[pb.EmbedResponse]:
+def embeddings(request: pb.EmbedRequest, served: Served, answer: Answer) -> Response:
     """Returns the vector of each image."""
-    vectors = _task(answer.served, Embedding).vectors(answer.outputs).astype("<f4", copy=False)
+    vectors = _task(served, Embedding).vectors(answer.outputs).astype("<f4", copy=False)
     records = (parts.record(_EMBEDDINGS, *parts.record(_VALUES, vector.tobytes())) for vector in vectors)
-    return parts.Parts(pb.EmbedResponse(), chain.from_iterable(records))
+    return Response(pb.EmbedResponse(), list(chain.from_iterable(records)))
 
 
-def stamp(stamped: InferenceResponse | parts.Parts[Any], timings: Timings) -> None:
-    """Writes where the time went."""
-    response: InferenceResponse = parts.head_of(stamped)
+def stamp(response: InferenceResponse, served: Served, answer: Answer, timings: Timings) -> None:
+    """Writes what ran, and where the time went."""
+    response.model, response.version, response.mode = served.settings.name, served.settings.version, answer.mode
     response.timings.decode_s = timings.decode_s
     response.timings.queue_s = timings.queue_s
     response.timings.gather_s = timings.gather_s

@@ -6,11 +6,11 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.worker import Run
 from xlaserve.telemetry.metrics import BACKGROUND, WARM_UP, Metrics
+from xlaserve.timings import Timings
 
 
 @dataclass(slots=True)
@@ -24,17 +24,6 @@ class Duration:
         """Counts one more."""
         self.count += 1
         self.seconds += seconds
-
-
-class Timings(NamedTuple):
-    """Where a request's time went, in seconds."""
-
-    decode_s: float
-    queue_s: float
-    gather_s: float
-    execute_s: float
-    encode_s: float = 0.0
-    total_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -69,15 +58,21 @@ class ModelTelemetry:
         self._failed_batches = metrics.failed_batches.labels(model)
         self._retired_buckets = lru_cache(None)(lambda mode: metrics.retired_buckets.labels(model, mode))
         self._not_finite_batches = lru_cache(None)(lambda mode: metrics.not_finite_batches.labels(model, mode))
-        self._execute_s = lru_cache(None)(lambda mode: metrics.execute_s.labels(model, mode))
-        self._batch_size = lru_cache(None)(lambda mode: metrics.batch_size.labels(model, mode))
-        self._padded_rows = lru_cache(None)(lambda mode: metrics.padded_rows.labels(model, mode))
-        self._images = lru_cache(None)(lambda mode: metrics.images.labels(model, mode))
-        self._bucket = lru_cache(None)(lambda mode, bucket: metrics.bucket_batches.labels(model, mode, str(bucket)))
-        self._requests = lru_cache(None)(
-            lambda method, mode, status: metrics.requests.labels(model, method, mode, status)
+        self._of_batches = lru_cache(None)(
+            lambda mode, bucket: (
+                metrics.execute_s.labels(model, mode),
+                metrics.batch_size.labels(model, mode),
+                metrics.bucket_batches.labels(model, mode, str(bucket)),
+                metrics.padded_rows.labels(model, mode),
+            )
         )
-        self._request_s = lru_cache(None)(lambda method: metrics.request_s.labels(model, method))
+        self._of_requests = lru_cache(None)(
+            lambda method, mode, status: (
+                metrics.requests.labels(model, method, mode, status),
+                metrics.request_s.labels(model, method),
+            )
+        )
+        self._images = lru_cache(None)(lambda mode: metrics.images.labels(model, mode))
         self._compilations = lru_cache(None)(lambda mode, phase: metrics.compilations.labels(model, mode, phase))
         self._compile_s = lru_cache(None)(lambda mode: metrics.compile_s.labels(model, mode))
         self._cache_loads = lru_cache(None)(lambda mode: metrics.cache_loads.labels(model, mode))
@@ -93,11 +88,12 @@ class ModelTelemetry:
 
     def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
         """A batch of `images` real images ran in `bucket`."""
+        execute_s, batch_size, batches, padded_rows = self._of_batches(mode, bucket)
         self._gather_s.observe(run.gather_s)
-        self._execute_s(mode).observe(run.execute_s)
-        self._batch_size(mode).observe(images)
-        self._bucket(mode, bucket).inc()
-        self._padded_rows(mode).inc(bucket.batch - images)
+        execute_s.observe(run.execute_s)
+        batch_size.observe(images)
+        batches.inc()
+        padded_rows.inc(bucket.batch - images)
         if not run.is_finite:
             self._not_finite_batches(mode).inc()
         self.statistics.batches += 1
@@ -114,9 +110,10 @@ class ModelTelemetry:
 
     def request_answered(self, method: str, mode: Mode, images: int, timings: Timings) -> None:
         """A request succeeded."""
-        self._requests(method, mode, "OK").inc()
+        requests, request_s = self._of_requests(method, mode, "OK")
+        requests.inc()
+        request_s.observe(timings.total_s)
         self._images(mode).inc(images)
-        self._request_s(method).observe(timings.total_s)
         self._queue_s.observe(timings.queue_s)
         self._encode_s.observe(timings.encode_s)
         if timings.decode_s:
@@ -132,6 +129,7 @@ class ModelTelemetry:
 
     def request_failed(self, method: str, mode: str, status: str, seconds: float) -> None:
         """A request got another status than OK. `mode` is one of the model's, or empty."""
-        self._requests(method, mode, status).inc()
-        self._request_s(method).observe(seconds)
+        requests, request_s = self._of_requests(method, mode, status)
+        requests.inc()
+        request_s.observe(seconds)
         self.statistics.fail.add(seconds)

@@ -297,8 +297,12 @@ def test_a_reference_that_fails_fails_no_model_and_is_said() -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_a_single_number_that_is_none_is_seen(broken: float) -> None:
-    output = np.ones((4, 1000), np.float32)
+@pytest.mark.parametrize("rows", [4, 40])
+@pytest.mark.parametrize("level", [0.0, 1.0, -3e38])
+def test_a_single_number_that_is_none_is_seen(broken: float, rows: int, level: float) -> None:
+    output = np.full((rows, 1000), level, np.float32)
     assert is_finite((np.zeros(3, np.int32), output))
     output[2, 500] = broken
+    assert not is_finite((np.zeros(3, np.int32), output))
+    output[2, 501:503] = np.inf, -np.inf
     assert not is_finite((np.zeros(3, np.int32), output))

@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from xlaserve.errors import ModelNotFound
-from xlaserve.rpc import handlers, infer_message
-from xlaserve.rpc.inference import answers_errors
+from xlaserve.rpc import handlers, parts
+from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as oip_pb2
@@ -119,7 +119,7 @@ async def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(serv
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_messages_are_parsed_and_what_is_none_becomes_none(service: Any, intake: Intake) -> None:
+async def test_messages_are_parsed_and_what_is_none_is_refused(service: Any, intake: Intake) -> None:
     servicer = Servicer()
     for method in service.methods:
         servicer.answers[method.name] = GetMessageClass(method.output_type)()
@@ -127,10 +127,15 @@ async def test_messages_are_parsed_and_what_is_none_becomes_none(service: Any, i
         if handler.response_streaming:
             continue
         assert await call(handler, Context(b"")) == b""
-        assert servicer.asked[-1][1] is not None
+        assert servicer.asked[-1][0] == name
+        asked = len(servicer.asked)
         for data in (b"\xff\xff\xff", b"\x0a\xff", b"\x0b" * LARGE_BYTES):
-            await call(handler, Context(data))
-            assert servicer.asked[-1] == (name, None)
+            context = Context(data)
+            with pytest.raises(Aborted):
+                await call(handler, context)
+            assert context.status is grpc.StatusCode.INVALID_ARGUMENT
+            assert len(servicer.asked) == asked
+            assert intake.held_bytes == 0
 
 
 async def test_messages_and_answers_are_those_of_the_method(intake: Intake) -> None:
@@ -140,8 +145,8 @@ async def test_messages_and_answers_are_those_of_the_method(intake: Intake) -> N
     response = servicer.answers["Classify"] = vision_pb2.ClassifyResponse(model="digits")
     assert await call(handler, Context(request.SerializeToString())) == response.SerializeToString()
     assert servicer.asked[-1] == ("Classify", request)
-    await call(handler, Context(b"\x0a\x02\xff\xfe"))  # a name that is not UTF-8
-    assert servicer.asked[-1] == ("Classify", None)
+    with pytest.raises(Aborted):
+        await call(handler, Context(b"\x0a\x02\xff\xfe"))  # a name that is not UTF-8
 
 
 async def test_a_message_and_a_large_answer_are_counted_for_as_long_as_they_are_held(intake: Intake) -> None:
@@ -167,7 +172,7 @@ async def test_a_message_and_a_large_answer_are_counted_for_as_long_as_they_are_
 
 async def test_unknown_fields_count(intake: Intake) -> None:
     servicer = Servicer()
-    handler = add(OIP, servicer, intake, parsers={"ModelInferRequest": infer_message.parse})["ModelInfer"]
+    handler = add(OIP, servicer, intake, parsers={"ModelInferRequest": InferMessages().parse})["ModelInfer"]
     held = []
 
     async def answer(request: Any) -> oip_pb2.ModelInferResponse:
@@ -186,13 +191,21 @@ async def test_a_method_that_raises_or_is_cancelled_releases_its_message(intake:
     handler = add(OIP, servicer, intake)["ModelReady"]
 
     async def fail(request: Any) -> None:
-        raise asyncio.CancelledError if request.name == "c" else Aborted
+        raise asyncio.CancelledError if request.name == "c" else ModelNotFound("no such model")
 
     servicer.answers["ModelReady"] = fail
     for name, error in (("c", asyncio.CancelledError), ("a", Aborted)):
         with pytest.raises(error):
             await call(handler, Context(oip_pb2.ModelReadyRequest(name=name).SerializeToString()))
     assert intake.held_bytes == 0
+
+
+async def test_a_method_may_answer_in_parts_of_the_message_on_the_wire(intake: Intake) -> None:
+    servicer = Servicer()
+    handler = add(OIP, servicer, intake)["ModelReady"]
+    for size in (3, LARGE_BYTES, parts.MAX_INLINE_BYTES):
+        servicer.answers["ModelReady"] = [b"first", memoryview(bytes(size))]
+        assert await call(handler, Context(b"")) == b"first" + bytes(size)
 
 
 TOO_MUCH = oip_pb2.ModelInferRequest(raw_input_contents=[bytes(2_000_000)]).SerializeToString()
@@ -216,7 +229,7 @@ async def test_what_is_not_taken_in_never_comes_to_its_method_and_is_counted(
 ) -> None:
     refused: list[tuple[str, str]] = []
     servicer = Servicer()
-    parsers = {"ModelInferRequest": infer_message.parse}
+    parsers = {"ModelInferRequest": InferMessages().parse}
     handler = add(OIP, servicer, intake, parsers=parsers, on_refused=lambda *args: refused.append(args))[method]
     context = Context(data)
     with pytest.raises(Aborted):
@@ -248,7 +261,6 @@ class Data(bytes):
 
 async def test_a_refused_message_is_freed_before_the_collector_comes(intake: Intake) -> None:
     class Refusing(Servicer):
-        @answers_errors
         async def ModelReady(self, request: Any, context: Any) -> None:  # noqa: N802 - named as in the contract
             raise ModelNotFound("no such model")
 

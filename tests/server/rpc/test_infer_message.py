@@ -1,16 +1,28 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidArgument
-from xlaserve.rpc.infer_message import InferMessage, parse
+from xlaserve.rpc.infer_message import MAX_KNOWN, InferMessage, InferMessages
 from xlaserve.rpc.parts import LARGE_BYTES, MAX_FIELDS, MAX_REST_BYTES
 from xlaserve_proto import open_inference_pb2 as pb
 
 LARGE = bytes(range(256)) * (LARGE_BYTES // 256)
+
+
+def parse(data: bytes) -> InferMessage | None:
+    """Parses a message twice, the second of which may be known."""
+    messages = InferMessages()
+    first, second = messages.parse(data), messages.parse(data)
+    assert (first is None) == (second is None)
+    if first is not None and second is not None:
+        assert put_together(first) == put_together(second)
+    return first
 
 
 def request(*raw: bytes) -> pb.ModelInferRequest:
@@ -125,3 +137,90 @@ def test_encoded_images_among_typed_contents_are_viewed() -> None:
 def test_messages_that_would_hold_the_interpreter_up_are_refused_before_they_are_parsed(data: bytes, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         parse(data)
+
+
+def of_level(level: int, side: int = 100, **fields: Any) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="digits", **fields)
+    message.inputs.add(name="pixels", datatype="UINT8", shape=(1, side, side, 3))
+    message.raw_input_contents.append(bytes([level]) * (side * side * 3))
+    return message
+
+
+@pytest.mark.parametrize("side", [8, 100])
+def test_requests_that_differ_in_their_pixels_alone_share_a_head(side: int) -> None:
+    messages = InferMessages()
+    parsed = [messages.parse(of_level(level, side).SerializeToString()) for level in range(4)]
+    assert all(isinstance(message, InferMessage) for message in parsed)
+    assert [put_together(message) for message in parsed if message] == [of_level(level, side) for level in range(4)]
+    assert len({id(message.head) for message in parsed[1:] if message}) == 1
+
+
+def test_requests_of_one_size_that_differ_are_told_apart() -> None:
+    messages = InferMessages()
+    sent = [of_level(level, model_version=version) for level, version in enumerate("1221")]
+    for message in sent:
+        parsed = messages.parse(message.SerializeToString())
+        assert parsed is not None
+        assert put_together(parsed) == message
+
+
+def test_models_that_are_asked_in_turns_with_requests_of_one_size_are_all_kept() -> None:
+    messages = InferMessages()
+    heads = set()
+    for level in range(6):
+        for name in ("first", "other"):
+            message = of_level(level)
+            message.model_name = name
+            parsed = messages.parse(message.SerializeToString())
+            assert parsed is not None
+            assert parsed.head.model == name
+            heads.add(id(parsed.head) if level else 0)
+    assert len(heads) == 3
+
+
+def test_ids_are_not_kept() -> None:
+    messages = InferMessages()
+    for number in range(4):
+        parsed = messages.parse(of_level(1, id=f"{number}").SerializeToString())
+        assert parsed is not None
+        assert parsed.fields.id == f"{number}"
+    assert not messages._known
+
+
+def test_what_is_kept_is_bounded() -> None:
+    messages = InferMessages()
+    for side in range(1, 3 * MAX_KNOWN):
+        messages.parse(of_level(1, side).SerializeToString())
+        assert len(messages._known) <= MAX_KNOWN
+    messages.parse(of_level(1, model_version="v" * 2000).SerializeToString())
+    assert max(len(beginning) for beginning, _ in messages._known.values()) < 2000
+
+
+LITTLE = st.binary(max_size=3)
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> bytes:
+    """Some of what a message can be made of: its tensor first, last or in between, beside look-alikes of it."""
+    piece = st.one_of(
+        LITTLE.map(lambda data: pb.ModelInferRequest(raw_input_contents=[data]).SerializeToString()),
+        LITTLE.map(lambda data: b"\xb2\x06" + bytes([len(data) + 2]) + b"\x3a" + bytes([len(data)]) + data),
+        st.sampled_from([b"", b"\x0a\x01m", b"\x12\x011", b"\x2a\x00", b"\x3a", b"\x3a\x00"]),
+    )
+    return b"".join(draw(st.lists(piece, max_size=4)))
+
+
+@given(st.lists(pieces(), max_size=8))
+def test_whatever_was_parsed_before_a_message_is_what_protobuf_makes_of_it(data: list[bytes]) -> None:
+    messages = InferMessages()
+    for one in data:
+        parsed = messages.parse(one)
+        try:
+            whole = pb.ModelInferRequest.FromString(one)
+        except DecodeError:
+            assert parsed is None
+            continue
+        assert parsed is not None
+        assert put_together(parsed).SerializePartialToString(deterministic=True) == whole.SerializePartialToString(
+            deterministic=True
+        )

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Mode, PixelRange
+from xlaserve.errors import InvalidArgument
 from xlaserve.frame import whole
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Pending, Request
-from xlaserve.rpc import infer_message, open_inference, parts
+from xlaserve.rpc import infer_message, open_inference
+from xlaserve.timings import Timings
 from xlaserve_proto import open_inference_pb2 as pb
 
 SIDE = 40
@@ -47,7 +49,7 @@ def message(images: int, raw: bool, *outputs: str, classes: int = 0, datatype: s
         request.outputs.add(name=output)
     if classes:
         request.outputs.add(name="scores").parameters["classification"].int64_param = classes
-    return infer_message.parse(request.SerializeToString())
+    return infer_message.InferMessages().parse(request.SerializeToString())
 
 
 def served_with(task: Task) -> Served:
@@ -56,15 +58,18 @@ def served_with(task: Task) -> Served:
     return cast(Served, SimpleNamespace(settings=settings, model=model, inputs=frozenset({(SIDE, SIDE)})))
 
 
+def call_of(served: Served, deadline: float = 9.0) -> Any:
+    return SimpleNamespace(served=served, deadline=deadline, began=1.0)
+
+
 def parse(request: Any, task: Task) -> Request:
-    return open_inference._parse(request, served_with(task), 9.0, 0.0)
+    return open_inference._parse(request, call_of(served_with(task)))
 
 
 def respond(request: Any, task: Task, outputs: tuple[Any, ...], rendered: Any = ()) -> pb.ModelInferResponse:
-    seconds = {"decode_s": 0.0, "queue_s": 0.0, "gather_s": 0.0, "execute_s": 0.0, "render_s": 0.0}
     images = len(outputs[0])
-    answer = Answer(served_with(task), Mode.XLA, images, outputs, [whole(SIDE, SIDE)] * images, rendered, **seconds)
-    return pb.ModelInferResponse.FromString(parts.to_bytes(open_inference._respond(request, answer)))
+    answer = Answer(Mode.XLA, images, outputs, [whole(SIDE, SIDE)] * images, rendered, at=0.0)
+    return pb.ModelInferResponse.FromString(b"".join(open_inference._respond(request, served_with(task), answer)))
 
 
 def on_threads(request: Any, task: Task, outputs: tuple[Any, ...]) -> Any:
@@ -135,10 +140,63 @@ def test_many_pixels_of_other_types_are_left_to_a_thread(datatype: str) -> None:
     assert isinstance(parse(message(300, True), task).images, np.ndarray)
 
 
-def test_a_streams_response_holds_the_parts_of_the_other() -> None:
-    whole_response = pb.ModelInferResponse(model_name="m", raw_output_contents=[b"abc"])
-    number = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
-    made = parts.Parts(pb.ModelInferResponse(model_name="m"), parts.record(number, memoryview(b"abc")))
-    streamed = pb.ModelStreamInferResponse.FromString(parts.to_bytes(open_inference._streamed(made)))
-    assert streamed == pb.ModelStreamInferResponse(infer_response=whole_response)
-    assert open_inference._streamed(whole_response) == streamed
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("name", TASKS)
+def test_a_response_says_what_protobuf_would(name: str, raw: bool) -> None:
+    task, outputs = TASKS[name]
+    for arrays in (outputs, tuple(output[:1] for output in outputs)):
+        expected = pb.ModelInferResponse(model_name="m", model_version="1", id="i")
+        expected.parameters["mode"].string_param = "xla"
+        for spec, values in zip(task.outputs, arrays, strict=True):
+            datatype, field = {"f": ("FP32", "fp32_contents"), "i": ("INT32", "int_contents")}.get(
+                values.dtype.kind, ("UINT8", "uint_contents")
+            )
+            tensor = expected.outputs.add(name=spec.name, datatype=datatype, shape=values.shape)
+            if raw:
+                expected.raw_output_contents.append(values.tobytes())
+            else:
+                getattr(tensor.contents, field).extend(values.ravel().tolist())
+        assert respond(message(len(arrays[0]), raw), task, arrays) == expected
+
+
+def test_a_response_says_where_the_time_went() -> None:
+    stamp = open_inference._stamp(Timings(1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
+    parameters = pb.ModelInferResponse.FromString(stamp).parameters
+    stages = ("decode_s", "queue_s", "gather_s", "execute_s", "encode_s", "total_s")
+    assert {name: value.double_param for name, value in parameters.items()} == dict(
+        zip(stages, range(1, 7), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("deadline", "timeout_us", "expected"), [(9.0, 0, 9.0), (9.0, 500_000, 1.5), (1.25, 500_000, 1.25)]
+)
+def test_the_earlier_of_deadline_and_timeout_holds_for_each_request(
+    deadline: float, timeout_us: int, expected: float
+) -> None:
+    request = pb.ModelInferRequest(model_name="m")
+    request.inputs.add(name="pixels", datatype="UINT8", shape=(1, SIDE, SIDE, 3))
+    request.raw_input_contents.append(bytes(SIDE * SIDE * 3))
+    if timeout_us:
+        request.parameters["timeout"].int64_param = timeout_us
+    messages, served = infer_message.InferMessages(), served_with(Classification(3))
+    for began in (1.0, 2.0):  # the second is known
+        parsed: Any = messages.parse(request.SerializeToString())
+        call: Any = SimpleNamespace(served=served, deadline=deadline + began - 1, began=began)
+        assert open_inference._parse(parsed, call).deadline == expected + began - 1
+
+
+def test_requests_that_are_alike_are_checked_against_each_model() -> None:
+    """What is kept of a request says nothing of the model that it asked for."""
+    request = pb.ModelInferRequest(model_name="m")
+    request.inputs.add(name="pixels", datatype="UINT8", shape=(1, SIDE, SIDE, 3))
+    request.raw_input_contents.append(bytes(SIDE * SIDE * 3))
+    request.outputs.add(name="scores")
+    messages = infer_message.InferMessages()
+    for task, is_right in ((Classification(3), True), (Embedding(3), False), (Classification(3), True)):
+        parsed: Any = messages.parse(request.SerializeToString())
+        if is_right:
+            assert isinstance(parse(parsed, task).images, np.ndarray)
+        else:
+            with pytest.raises(InvalidArgument):
+                parse(parsed, task)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, cast
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -52,32 +52,24 @@ def test_a_field_that_reaches_beyond_the_one_that_holds_it_is_none(data: bytes) 
         parts.split(vision_pb2.ClassifyRequest, data, {3: {4: "rgb"}})
 
 
-def test_a_response_in_parts_is_the_message_on_the_wire() -> None:
+def test_a_message_in_parts_is_the_message_on_the_wire() -> None:
     whole = vision_pb2.EmbedResponse(model="m", embeddings=[vision_pb2.Embedding(values=[1, 2])])
-    records = parts.record(1, *parts.record(1, np.array([1, 2], "<f4").tobytes()))
-    response = parts.Parts(vision_pb2.EmbedResponse(model="m"), records)
-    assert vision_pb2.EmbedResponse.FromString(parts.to_bytes(response)) == whole
-    assert parts.byte_size(response) == len(parts.to_bytes(response))
-    assert parts.head_of(response).model == "m"
-    assert parts.to_bytes(whole) == whole.SerializeToString()
+    wire = parts.record(1, *parts.record(1, np.array([1, 2], "<f4").tobytes()))
+    wire.append(memoryview(vision_pb2.EmbedResponse(model="m").SerializeToString()))
+    assert vision_pb2.EmbedResponse.FromString(b"".join(wire)) == whole
+    assert parts.wire_bytes(wire) == len(b"".join(wire))
 
 
-async def test_a_large_response_is_put_together_off_the_event_loop() -> None:
+async def test_a_message_is_put_together_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
+    as_bytes = parts._as_bytes
 
-    class Head:
-        """A message that tells on which threads it is written."""
+    def watched(wire: parts.Wire) -> Iterator[bytes]:
+        threads.append(threading.current_thread())
+        return as_bytes(wire)
 
-        def ByteSize(self) -> int:  # noqa: N802 - named as in protobuf
-            return 4
-
-        def SerializeToString(self) -> bytes:  # noqa: N802
-            threads.append(threading.current_thread())
-            return b"head"
-
-    for size in (10, parts.MAX_INLINE_BYTES, 3_000_000):
-        data = np.random.default_rng(0).bytes(size)
-        response = parts.Parts(cast(Any, Head()), [b"first", memoryview(data), data])
-        assert await parts.serialize(response, parts.byte_size(response)) == b"first" + data + data + b"head"
-    assert threads[0] is threading.current_thread()
-    assert threading.current_thread() not in threads[1:]
+    monkeypatch.setattr(parts, "_as_bytes", watched)
+    data = np.random.default_rng(0).bytes(3_000_000)
+    assert await parts.join([b"first", memoryview(data), data]) == b"first" + data + data
+    assert threads
+    assert threading.current_thread() not in threads

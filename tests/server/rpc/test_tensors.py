@@ -18,7 +18,7 @@ LARGE_SHAPE = (2, 64, 64, 3)
 
 def images_of(request: pb.ModelInferRequest) -> np.ndarray | list[bytes]:
     """What comes out of the bytes that a client sends."""
-    message = infer_message.parse(request.SerializeToString())
+    message = infer_message.InferMessages().parse(request.SerializeToString())
     assert message is not None
     return tensors.images_of(message)
 
@@ -67,7 +67,7 @@ def test_more_typed_values_than_the_event_loop_has_time_for_are_refused_however_
 
 def test_raw_uint8_pixels_are_viewed_and_not_copied() -> None:
     request = pixels_request(np.ones(LARGE_SHAPE, np.uint8), "UINT8", raw=True)
-    message = infer_message.parse(request.SerializeToString())
+    message = infer_message.InferMessages().parse(request.SerializeToString())
     assert message is not None
     images = tensors.images_of(message)
     assert isinstance(images, np.ndarray)
@@ -81,9 +81,7 @@ def test_float_levels_are_rounded() -> None:
 
 def raw_bytes(elements: list[list[bytes]]) -> bytes:
     """The elements as the server writes them."""
-    response = pb.ModelInferResponse()
-    tensors.add_bytes("scores", elements, response, as_raw=True)
-    return response.raw_output_contents[0]
+    return b"".join(tensors.piece_of_bytes(row, as_raw=True) for row in elements)
 
 
 @given(
@@ -148,8 +146,9 @@ def test_outputs_are_written_in_the_manner_that_was_asked_for(
     dtype: type[np.float32 | np.int32 | np.uint8], datatype: str, field: str, as_raw: bool
 ) -> None:
     values = np.arange(6, dtype=dtype).reshape(2, 3)
-    response = pb.ModelInferResponse()
-    tensors.add_output("it", values, response, as_raw)
+    typed = tensors.output_parts(("it", datatype, values.shape), [tensors.piece_of_values(values)], as_raw=False)
+    wire = tensors.raw_output_parts("it", values) if as_raw else typed
+    response = pb.ModelInferResponse.FromString(b"".join(wire))
     (output,) = response.outputs
     assert (output.name, output.datatype, list(output.shape)) == ("it", datatype, [2, 3])
     if as_raw:
@@ -162,8 +161,9 @@ def test_outputs_are_written_in_the_manner_that_was_asked_for(
 
 @pytest.mark.parametrize("as_raw", [True, False])
 def test_bytes_are_written_in_the_manner_that_was_asked_for(as_raw: bool) -> None:
-    response = pb.ModelInferResponse()
-    tensors.add_bytes("scores", [[b"a", b""], [b"bcd", b"e"]], response, as_raw)
+    pieces = [tensors.piece_of_bytes(row, as_raw) for row in ([b"a", b""], [b"bcd", b"e"])]
+    wire = tensors.output_parts(("scores", "BYTES", (2, 2)), pieces, as_raw)
+    response = pb.ModelInferResponse.FromString(b"".join(wire))
     (output,) = response.outputs
     assert (output.datatype, list(output.shape)) == ("BYTES", [2, 2])
     if as_raw:
@@ -177,7 +177,7 @@ def test_a_request_may_say_that_its_pixels_are_from_0_to_1_and_so_may_the_model(
     levels = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
     request = pb.ModelInferRequest(raw_input_contents=[(levels / np.float32(255)).tobytes()])
     request.inputs.add(name="pixels", datatype="FP32", shape=levels.shape)
-    message = infer_message.parse(request.SerializeToString())
+    message = infer_message.InferMessages().parse(request.SerializeToString())
     assert message is not None
     unit, whole = PixelRange.UNIT, PixelRange.LEVELS
     for ranges in ((whole, unit), (unit, None), (unit, unit)):
@@ -189,7 +189,9 @@ def test_a_request_may_say_that_its_pixels_are_from_0_to_1_and_so_may_the_model(
 
 @pytest.mark.parametrize("datatype", ["UINT8", "INT32"])
 def test_a_range_of_0_to_1_goes_with_fp32_alone(datatype: str) -> None:
-    message = infer_message.parse(pixels_request(np.ones((1, 2, 2, 3)), datatype, raw=True).SerializeToString())
+    message = infer_message.InferMessages().parse(
+        pixels_request(np.ones((1, 2, 2, 3)), datatype, raw=True).SerializeToString()
+    )
     assert message is not None
     with pytest.raises(InvalidArgument, match=rf"^parameters\.pixel_range: expected .* FP32 .* got {datatype}"):
         tensors.images_of(message, PixelRange.LEVELS, PixelRange.UNIT)

@@ -15,7 +15,6 @@ from xlaserve.frame import Frame, place, whole
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Request
-from xlaserve.rpc import parts
 from xlaserve.rpc import vision_messages as messages
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import vision_pb2 as pb
@@ -36,16 +35,15 @@ def served_with(task: Task) -> Served:
     return cast(Served, SimpleNamespace(model=SimpleNamespace(task=task), settings=settings))
 
 
-def answer(task: Task, outputs: Sequence[Any], frames: Sequence[Frame], rendered: Sequence[Any] = ()) -> Answer:
-    times = {"decode_s": 0.0, "queue_s": 0.0, "gather_s": 0.0, "execute_s": 0.0, "render_s": 0.0}
-    return Answer(served_with(task), Mode.XLA, len(frames), tuple(outputs), frames, rendered, **times)
+def answer(outputs: Sequence[Any], frames: Sequence[Frame], rendered: Sequence[Any] = ()) -> Answer:
+    return Answer(Mode.XLA, len(frames), tuple(outputs), frames, rendered, at=0.0)
 
 
 PARSERS: dict[str, tuple[type[Any], Callable[[Any, Served], Request]]] = {
-    "Classify": (pb.ClassifyRequest, lambda m, served: messages.parse_classify(m, served, DEADLINE, 0.0)),
-    "Detect": (pb.DetectRequest, lambda m, served: messages.parse_detect(m, served, DEADLINE, 0.0)),
+    "Classify": (pb.ClassifyRequest, lambda m, served: messages.parse_classify(m, served, DEADLINE)),
+    "Detect": (pb.DetectRequest, lambda m, served: messages.parse_detect(m, served, DEADLINE)),
     "Segment": (pb.SegmentRequest, lambda m, served: messages.parse_segment(m, served, DEADLINE, 1000)),
-    "Embed": (pb.EmbedRequest, lambda m, served: messages.parse_embed(m, served, DEADLINE, 0.0)),
+    "Embed": (pb.EmbedRequest, lambda m, served: messages.parse_embed(m, served, DEADLINE)),
 }
 
 
@@ -57,7 +55,7 @@ def parse(method: str, *, task: Task | None = None, **fields: Any) -> Request:
 
 def sent(response: Any, message: Any) -> Any:
     """What a client reads of a response."""
-    return message.FromString(parts.to_bytes(response))
+    return message.FromString(b"".join((*response.pieces, response.fields.SerializeToString())))
 
 
 @pytest.mark.parametrize("method", PARSERS)
@@ -137,8 +135,9 @@ DETECTED = (
 
 
 def detect(**fields: Any) -> pb.DetectResponse:
-    answered = answer(TASKS["Detect"], DETECTED, [WIDE, whole(64, 64)])
-    return sent(messages.detections(pb.DetectRequest(**fields), answered), pb.DetectResponse)
+    answered = answer(DETECTED, [WIDE, whole(64, 64)])
+    served = served_with(TASKS["Detect"])
+    return sent(messages.detections(pb.DetectRequest(**fields), served, answered), pb.DetectResponse)
 
 
 def test_boxes_are_undone_from_the_letterbox_and_clipped_to_the_image() -> None:
@@ -219,7 +218,7 @@ def test_a_segmentation_carries_its_maps_and_the_names_of_classes() -> None:
     maps = [pb.ClassMap(height=1), pb.ClassMap(height=2)]
     frames = [whole(1, 1)] * 2
     rendered = [pb.SegmentResponse(maps=[one]).SerializeToString() for one in maps]
-    response = messages.class_maps(pb.SegmentRequest(), answer(TASKS["Segment"], (), frames, rendered))
+    response = messages.class_maps(pb.SegmentRequest(), served_with(TASKS["Segment"]), answer((), frames, rendered))
     segmented = sent(response, pb.SegmentResponse)
     assert (list(segmented.maps), list(segmented.labels)) == (maps, ["cat", "dog"])
 
@@ -227,7 +226,7 @@ def test_a_segmentation_carries_its_maps_and_the_names_of_classes() -> None:
 def test_an_embedding_is_its_vector() -> None:
     vectors = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32)
     response = sent(
-        messages.embeddings(pb.EmbedRequest(), answer(TASKS["Embed"], (vectors,), [whole(1, 1)] * 2)),
+        messages.embeddings(pb.EmbedRequest(), served_with(TASKS["Embed"]), answer((vectors,), [whole(1, 1)] * 2)),
         pb.EmbedResponse,
     )
     assert [list(embedding.values) for embedding in response.embeddings] == vectors.tolist()
@@ -251,8 +250,8 @@ def test_what_takes_long_to_write_is_written_on_threads_and_is_the_same() -> Non
         assert render is not None
         rows = [render(tuple(output[row : row + 1] for output in outputs), frames[row]) for row in range(40)]
         response = getattr(pb, f"{method}Response")
-        on_threads = sent(respond(message(**fields), answer(task, outputs, frames, rows)), response)
-        assert on_threads == sent(respond(message(**fields), answer(task, outputs, frames)), response)
+        on_threads = sent(respond(message(**fields), served_with(task), answer(outputs, frames, rows)), response)
+        assert on_threads == sent(respond(message(**fields), served_with(task), answer(outputs, frames)), response)
 
 
 def test_detections_are_written_as_protobuf_writes_them_and_where_they_take_long_on_threads() -> None:
@@ -279,7 +278,7 @@ def test_detections_are_written_as_protobuf_writes_them_and_where_they_take_long
     assert render is not None
     rows = [render(tuple(output[row : row + 1] for output in outputs), frames[row]) for row in range(40)]
     for rendered in (rows, []):
-        response = messages.detections(pb.DetectRequest(**fields), answer(task, outputs, frames, rendered))
+        response = messages.detections(pb.DetectRequest(**fields), served_with(task), answer(outputs, frames, rendered))
         assert sent(response, pb.DetectResponse) == wanted
 
 

@@ -1,0 +1,187 @@
+"""What inference requests of every protocol share: the model is found, stages are timed, the outcome is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from xlaserve.errors import DeadlineExceeded, ModelNotFound, ShuttingDown, XlaserveError
+from xlaserve.model.repository import Repository
+from xlaserve.model.version import Served
+from xlaserve.pipeline import Answer, Request
+from xlaserve.status import status_of
+from xlaserve.telemetry.metrics import Metrics
+from xlaserve.timings import Timings
+
+log = logging.getLogger(__name__)
+
+CANCELLED: Final = "CANCELLED"
+
+
+def shutting_down() -> ShuttingDown:
+    """Returns the error for what comes to a server that stops."""
+    return ShuttingDown("the server is shutting down; try another one")
+
+
+class Calls:
+    """The inference requests under way, of all protocols. `clock` is the pipeline's."""
+
+    def __init__(self, repository: Repository, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._repository = repository
+        self._metrics = metrics
+        self.clock = clock
+        self._is_draining = False
+        self._refused = asyncio.Event()
+        self.under_way = 0
+        """Requests that were accepted and not yet answered."""
+        self._idle = asyncio.Event()
+        """Set once, when the last request is answered while draining."""
+
+    def enter(self, method: str, model: str, version: str, deadline: float) -> Call:
+        """Accepts a request, to be answered in a `with` of what this returns.
+
+        `deadline` is in seconds of the clock. Raises ShuttingDown, ModelNotFound, ModelNotReady or ModelFailed.
+        """
+        began = self.clock()
+        if self._is_draining:
+            self._refused.set()
+            refusal = shutting_down()
+            self.count_failure(method, model, refusal)
+            raise refusal
+        try:
+            served = self._repository.get(model, version)
+        except XlaserveError as error:
+            self.count_failure(method, model, error, seconds=self.clock() - began)
+            raise
+        return Call(self, method, served, deadline, began)
+
+    def leave(self) -> None:
+        """Is told that a request is no longer under way."""
+        self.under_way -= 1
+        if self._is_draining and not self.under_way:
+            self._idle.set()
+
+    def begin(self) -> None:
+        """Is told that a request is under way."""
+        self.under_way += 1
+
+    async def drain(self) -> None:
+        """Refuses new requests and returns once the accepted ones are answered."""
+        self._is_draining = True
+        if self.under_way:
+            await self._idle.wait()
+
+    async def quiet(self, quiet_s: float) -> None:
+        """Returns once no request was refused for `quiet_s`."""
+        with suppress(TimeoutError):
+            while True:
+                self._refused.clear()
+                async with asyncio.timeout(quiet_s):
+                    await self._refused.wait()
+
+    def count_failure(
+        self,
+        method: str,
+        model: str,
+        error: BaseException,
+        *,
+        served: Served | None = None,
+        mode: str = "",
+        seconds: float = 0.0,
+    ) -> None:
+        """Counts a request that failed after `seconds`, in one of the model's modes, if it came so far."""
+        status = CANCELLED if isinstance(error, asyncio.CancelledError) else status_of(error)[0].grpc
+        try:
+            known = served or self._repository.find(model)
+        except ModelNotFound:
+            self._metrics.refused.labels(method, status).inc()
+            model = ""
+        else:
+            known.telemetry.request_failed(method, mode, status, seconds)
+        log.debug(
+            "%s model=%s %s %.2f ms",
+            *(method, model, status, seconds * 1000),
+            extra={"method": method, "model": model, "status": status, "total_s": seconds},
+        )
+
+
+class Call:
+    """One request under way. What ends its `with` with an error is counted as its failure."""
+
+    __slots__ = ("_answer", "_calls", "_method", "began", "deadline", "request", "served", "timings")
+
+    def __init__(self, calls: Calls, method: str, served: Served, deadline: float, began: float) -> None:
+        self._calls = calls
+        self._method = method
+        self.served = served
+        self.deadline = deadline
+        self.began = began
+        """In seconds of the clock, as `deadline` is."""
+        self.request: Request | None = None
+        """What it asks for, once that is known."""
+        self.timings = Timings()
+        self._answer: Answer | None = None
+
+    def __enter__(self) -> Self:
+        self._calls.begin()
+        return self
+
+    def end(self, answer: Answer) -> Timings:
+        """Is told that the response to be sent is made of `answer`, and returns where the time went."""
+        timings = self.timings
+        now = self._calls.clock()
+        timings.encode_s += now - answer.at
+        timings.total_s = now - self.began
+        self._answer = answer
+        return timings
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._calls.leave()
+        if error is not None:
+            self._count_failure(error)
+        elif answer := self._answer:
+            self.served.telemetry.request_answered(self._method, answer.mode, answer.images, self.timings)
+            if log.isEnabledFor(logging.DEBUG):
+                self._log_access(answer)
+
+    def _count_failure(self, error: BaseException) -> None:
+        now = self._calls.clock()
+        if isinstance(error, asyncio.CancelledError) and now >= self.deadline:
+            error = DeadlineExceeded()  # gRPC cancels the call at its deadline
+        settings = self.served.settings
+        # What a client wrote becomes a label only where the model has the same.
+        mode = "" if self.request is None else self.request.mode or settings.effective_default_mode
+        self._calls.count_failure(
+            self._method,
+            settings.name,
+            error,
+            served=self.served,
+            mode=mode if mode in settings.modes else "",
+            seconds=now - self.began,
+        )
+
+    def _log_access(self, answer: Answer) -> None:
+        name, timings = self.served.settings.name, self.timings
+        log.debug(
+            "%s model=%s mode=%s images=%d OK %.2f ms",
+            *(self._method, name, answer.mode, answer.images, timings.total_s * 1000),
+            extra={
+                "method": self._method,
+                "model": name,
+                "mode": str(answer.mode),
+                "images": answer.images,
+                "status": "OK",
+                "decode_s": timings.decode_s,
+                "queue_s": timings.queue_s,
+                "gather_s": timings.gather_s,
+                "execute_s": timings.execute_s,
+                "encode_s": timings.encode_s,
+                "total_s": timings.total_s,
+            },
+        )

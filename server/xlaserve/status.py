@@ -1,0 +1,48 @@
+"""The one table from errors to the statuses of the protocols."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from xlaserve import errors
+
+
+class Status(NamedTuple):
+    """What an error is called."""
+
+    grpc: str
+    """The name of a status code of gRPC; in metrics as well."""
+
+
+INTERNAL: Final = Status("INTERNAL")
+
+STATUS: Final[dict[type[errors.XlaserveError], Status]] = {
+    errors.ConfigError: INTERNAL,
+    errors.InvalidArgument: Status("INVALID_ARGUMENT"),
+    errors.InvalidImage: Status("INVALID_ARGUMENT"),
+    errors.ImageTooLarge: Status("INVALID_ARGUMENT"),
+    errors.UnsupportedFeature: Status("UNIMPLEMENTED"),
+    errors.ModelNotFound: Status("NOT_FOUND"),
+    errors.ModelNotReady: Status("UNAVAILABLE"),
+    errors.ModelFailed: Status("FAILED_PRECONDITION"),
+    errors.ExecutionFailed: INTERNAL,
+    errors.OutOfDeviceMemory: Status("RESOURCE_EXHAUSTED"),
+    errors.QueueFull: Status("RESOURCE_EXHAUSTED"),
+    errors.ProfilerBusy: Status("RESOURCE_EXHAUSTED"),
+    errors.DeadlineExceeded: Status("DEADLINE_EXCEEDED"),
+    errors.ShuttingDown: Status("UNAVAILABLE"),
+}
+"""Every leaf of the tree of errors; a test demands it."""
+
+INTERNAL_MESSAGE: Final = "internal error; its details are in the server's log"
+MAX_MESSAGE_LENGTH: Final = 800
+"""A status travels in trailing metadata: a client that gets more than 8 KiB of it sees another error in its place."""
+
+
+def status_of(error: BaseException) -> tuple[Status, str]:
+    """Returns the status and the message that a client gets for `error`."""
+    status = STATUS.get(type(error)) if isinstance(error, errors.XlaserveError) else None
+    if status is None or isinstance(error, errors.ConfigError):  # which is the operator's business
+        return INTERNAL, INTERNAL_MESSAGE
+    message = str(error)
+    return status, message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[:MAX_MESSAGE_LENGTH]} ..."

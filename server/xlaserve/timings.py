@@ -1,0 +1,20 @@
+"""Where a request's time goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Timings:
+    """The stages of one request in seconds, each filled in once it is over."""
+
+    decode_s: float = 0.0
+    queue_s: float = 0.0
+    """Until the batch with its first image ran."""
+    gather_s: float = 0.0
+    """Of its slowest batch, where it was split over several; so is `execute_s`."""
+    execute_s: float = 0.0
+    encode_s: float = 0.0
+    """Rendering, and making the response's message."""
+    total_s: float = 0.0
