@@ -1,4 +1,4 @@
-"""How command lines are parsed: those of the client, the server and the load tester."""
+"""How command lines are parsed: those of the client and the server."""
 
 from __future__ import annotations
 

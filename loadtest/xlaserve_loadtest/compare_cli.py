@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xlaserve_client.cli_parser import Parser
 from xlaserve_loadtest.compare import (
     MEASURE_NAMES,
     PERCENTILE_MEASURES,
@@ -26,6 +25,7 @@ from xlaserve_loadtest.compare import (
     verdict_of,
 )
 from xlaserve_loadtest.figures import estimate, number
+from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.record import Environment, Run
 from xlaserve_loadtest.run_file import RunFileError, read_run
 from xlaserve_loadtest.samples import Sample, collect, label

@@ -9,11 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from xlaserve_client.cli_parser import Parser
 from xlaserve_loadtest import arrivals, payload, report
 from xlaserve_loadtest.arms import ALL, MODES
 from xlaserve_loadtest.arrivals import ArrivalsError, ClosedLoop, Loop, OpenLoop
 from xlaserve_loadtest.crew import MOST_IN_FLIGHT
+from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.payload import Mix
 from xlaserve_loadtest.scenarios import SCENARIOS
 from xlaserve_loadtest.search import Slo

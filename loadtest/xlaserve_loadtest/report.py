@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from xlaserve_client.cli_parser import Parser
 from xlaserve_loadtest import conditions, csv_rows, html, markdown, prometheus
 from xlaserve_loadtest.conditions import Condition, ConditionError
+from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.run_file import RunFileError, read_run
 from xlaserve_loadtest.summary import Summary, summarize
 from xlaserve_loadtest.table import show

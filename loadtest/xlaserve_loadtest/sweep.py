@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from xlaserve_client.cli_parser import Parser
 from xlaserve_loadtest import catalog, environment, zoo_html
 from xlaserve_loadtest.figures import number
+from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.sweep_measure import Measurement, measure
 from xlaserve_loadtest.sweep_record import Cell, Entry, ModeResult, Sweep, SweepFile, SweepFileError, read
 
