@@ -93,8 +93,9 @@ class Pipeline:
         if isinstance(images, Pending):
             images, check = images
         if isinstance(images, np.ndarray):
-            if images.shape[1:3] not in served.sizes:
-                _check_size(served, images)
+            size = images.shape[1:3]
+            if size not in served.sizes:
+                _check_without_buckets(served, images)
             size_bytes = images.nbytes
         else:
             pixels = max(height * width for height, width in served.inputs)
@@ -107,7 +108,6 @@ class Pipeline:
             if isinstance(images, np.ndarray):
                 if check:
                     images = await self._checked(served, check, request.deadline)
-                size = images.shape[1:3]
                 if size not in served.sizes:
                     assert served.background is not None
                     mode = await served.background.open((size[0], size[1]), mode)
@@ -222,8 +222,8 @@ async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: fl
     return Result(gathered, *(max(stage) for stage in zip(*(result[1:] for result in results), strict=True)))
 
 
-def _check_size(served: Served, pixels: Images) -> None:
-    """Raises InvalidArgument for pixels that neither have buckets nor are served without."""
+def _check_without_buckets(served: Served, pixels: Images) -> None:
+    """Raises InvalidArgument for pixels, of a size that has no buckets, where none is served without."""
     height, width = pixels.shape[1:3]
     if served.background is not None:
         served.background.check((height, width))

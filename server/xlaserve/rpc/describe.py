@@ -6,7 +6,7 @@ from typing import Final
 
 from xlaserve.engine.device import Device
 from xlaserve.model.version import Served, Version
-from xlaserve.rpc.tensors import IMAGE, PIXELS
+from xlaserve.rpc.infer_message import IMAGE, PIXELS
 from xlaserve.telemetry.model import Duration, Statistics
 from xlaserve_proto import open_inference_pb2 as pb
 

@@ -13,6 +13,8 @@ from xlaserve.rpc import parts
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as pb
 
+PIXELS: Final = "pixels"
+IMAGE: Final = "image"
 RAW: Final = "raw_input_contents"
 TYPED: Final = ("int_contents", "uint_contents", "fp32_contents")
 BYTES: Final = "bytes_contents"
@@ -20,11 +22,11 @@ BYTES: Final = "bytes_contents"
 MAX_KNOWN: Final = 64
 """Kinds of requests that are kept."""
 MAX_KNOWN_BYTES: Final = 1024
-"""Of what is kept of one."""
-NAME_BYTES: Final = 16
-"""Requests of one size that begin alike in so many bytes are not kept side by side."""
+"""Of what is kept of one; parsed, it takes some times as much."""
+NAME_BYTES: Final = 32
+"""Of two requests of one size that begin alike in so many bytes, which hold the model's name, one is kept."""
 
-_NOTHING: Final[tuple[bytes, Head | None]] = (b"", None)
+_UNKNOWN: Final[tuple[bytes, Head | None]] = (b"", None)
 _CONTENTS: Final = {pb.InferTensorContents.DESCRIPTOR.fields_by_name[name].number: name for name in (*TYPED, BYTES)}
 _FIELDS: Final[parts.Fields] = {
     pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: RAW,
@@ -87,7 +89,7 @@ class InferMessages:
 
     def parse(self, data: bytes) -> InferMessage | None:
         """Returns the message, None where `data` is none. Raises InvalidArgument where it is beyond all bounds."""
-        beginning, head = self._known.get((len(data), data[:NAME_BYTES]), _NOTHING)
+        beginning, head = self._known.get((len(data), data[:NAME_BYTES]), _UNKNOWN)
         if head is not None and data.startswith(beginning):
             return InferMessage(head, (memoryview(data)[len(beginning) :],), {})
         try:
@@ -112,10 +114,10 @@ class InferMessages:
             rest = pb.ModelInferRequest.FromString(beginning.removesuffix(opening))
         except DecodeError:
             return
-        if rest.raw_input_contents:
+        if [tensor.name for tensor in rest.inputs] != [PIXELS]:  # encoded images hardly ever have one size
             return
         if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
+            del self._known[next(iter(self._known))]
         self._known[len(data), data[:NAME_BYTES]] = beginning, Head(rest)
 
 

@@ -45,7 +45,7 @@ EXTENSIONS: Final = (
 
 
 MAX_INLINE_VALUES: Final = 2**14
-"""Values of typed outputs that Python takes one by one on the event loop, 0.06 microseconds each."""
+"""Of typed outputs, written on the event loop: integers take 0.1 microseconds each, floats far less."""
 STREAM_WINDOW: Final = 64
 """Requests of one stream that are worked on at a time."""
 CLASSIFICATION: Final = "classification"
@@ -340,7 +340,7 @@ def _wanted(request: InferMessage, task: Task) -> list[tuple[int, TensorSpec]]:
 def _respond(message: InferMessage, served: Served, answer: Answer) -> Wire:
     """Returns the response, but for the parameters of `_stamp`."""
     head, task = message.head, served.model.task
-    wire: Wire = [_head(served.settings.name, served.settings.version, answer.mode)]
+    wire: Wire = [_opening(served.settings.name, served.settings.version, answer.mode)]
     if head.id:
         wire += parts.record(_ID, head.id.encode())
     as_raw = bool(message.raw)
@@ -366,7 +366,7 @@ def _respond(message: InferMessage, served: Served, answer: Answer) -> Wire:
 
 
 @lru_cache(maxsize=1024)
-def _head(model: str, version: str, mode: Mode) -> bytes:
+def _opening(model: str, version: str, mode: Mode) -> bytes:
     """Returns how a response begins."""
     response = pb.ModelInferResponse(model_name=model, model_version=version)
     response.parameters["mode"].string_param = mode

@@ -44,7 +44,7 @@ Part = bytes | memoryview
 """Of a message on the wire."""
 
 Wire = list[Part]
-"""A message as it stands on the wire, in parts. Those with fields of their own may stand in any order."""
+"""A message as it stands on the wire, in parts. Whole fields may stand in any order, but for those of one list."""
 
 
 class Split(NamedTuple):

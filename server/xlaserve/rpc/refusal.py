@@ -29,14 +29,24 @@ async def refuse(context: Context, error: Exception) -> NoReturn:
 def explain(error: Exception) -> tuple[grpc.StatusCode, str]:
     """Returns the status and the message for a client; what is not ours to explain goes to the log.
 
-    Clears the traceback: its frames hold the request's images, some of them in cycles with the error, and a hundred
-    refused requests must not keep theirs until the collector comes by.
+    Clears the tracebacks, those of its causes as well: their frames hold the request's images, some of them in cycles
+    with the error, and a hundred refused requests must not keep theirs until the collector comes by.
     """
     if not isinstance(error, XlaserveError):
         log.error("unexpected error", exc_info=error)
-    error.__traceback__ = None
+    _clear(error)
     status, message = status_of(error)
     return grpc.StatusCode[status.grpc], message
+
+
+def _clear(error: BaseException) -> None:
+    left: list[BaseException] = [error]
+    while left:
+        one = left.pop()
+        one.__traceback__ = None
+        left += [link for link in (one.__cause__, one.__context__) if link is not None and link.__traceback__]
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
 
 
 def no_message() -> InvalidArgument:

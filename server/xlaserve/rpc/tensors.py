@@ -23,11 +23,9 @@ from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.image import Encoded, check_pixels
 from xlaserve.pipeline import Pending
 from xlaserve.rpc import parts
-from xlaserve.rpc.infer_message import InferMessage
+from xlaserve.rpc.infer_message import IMAGE, PIXELS, InferMessage
 from xlaserve_proto import open_inference_pb2 as pb
 
-PIXELS: Final = "pixels"
-IMAGE: Final = "image"
 PIXEL_DTYPES: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
     "UINT8": ("uint_contents", np.dtype(np.uint8)),
     "INT32": ("int_contents", np.dtype("<i4")),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -259,20 +260,51 @@ class Data(bytes):
         Data.freed += 1
 
 
-async def test_a_refused_message_is_freed_before_the_collector_comes(intake: Intake) -> None:
+async def refuse(request: Any) -> None:
+    raise ModelNotFound("no such model")
+
+
+async def refuse_for_a_cause(request: Any) -> None:
+    try:
+        bytes(request.name)  # as a library that fails with the image in a frame of its own
+    except TypeError as error:
+        raise ModelNotFound("no such model") from error
+
+
+async def refuse_while_handling(request: Any) -> None:
+    def fail(held: Any) -> None:
+        raise KeyError(len(held.name))
+
+    try:
+        fail(request)
+    except KeyError:
+        raise ModelNotFound("no such model")  # noqa: B904 - implicitly chained
+
+
+@pytest.mark.parametrize("method", [refuse, refuse_for_a_cause, refuse_while_handling])
+async def test_a_refused_message_is_freed_before_the_collector_comes(intake: Intake, method: Any) -> None:
+    class Held:
+        """What a message holds, and tells when it is freed."""
+
+        name = "digits"
+
+    held = [Held()]
+    freed = weakref.ref(held[0])
+
     class Refusing(Servicer):
         async def ModelReady(self, request: Any, context: Any) -> None:  # noqa: N802 - named as in the contract
-            raise ModelNotFound("no such model")
+            await method(request)
 
-    handler = add(OIP, Refusing(), intake)["ModelReady"]
-    context = Context(Data(oip_pb2.ModelReadyRequest(name="digits").SerializeToString()))
-    freed = Data.freed
+    handler = add(OIP, Refusing(), intake, parsers={"ModelReadyRequest": lambda data: held.pop()})["ModelReady"]
+    context = Context(Data(b"data"))
+    freed_data = Data.freed
     gc.disable()
     try:
         with pytest.raises(Aborted):
             await call(handler, context)
         assert context.status is grpc.StatusCode.NOT_FOUND
-        assert Data.freed == freed + 1
+        assert freed() is None
+        assert Data.freed == freed_data + 1
     finally:
         gc.enable()
 

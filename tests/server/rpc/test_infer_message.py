@@ -168,7 +168,7 @@ def test_models_that_are_asked_in_turns_with_requests_of_one_size_are_all_kept()
     messages = InferMessages()
     heads = set()
     for level in range(6):
-        for name in ("first", "other"):
+        for name in ("efficientnetv2-b0", "efficientnetv2-b1"):
             message = of_level(level)
             message.model_name = name
             parsed = messages.parse(message.SerializeToString())
@@ -185,6 +185,17 @@ def test_ids_are_not_kept() -> None:
         assert parsed is not None
         assert parsed.fields.id == f"{number}"
     assert not messages._known
+
+
+def test_encoded_images_are_not_kept_and_drop_nothing() -> None:
+    messages = InferMessages()
+    hot = of_level(1).SerializeToString()
+    for size in range(3 * MAX_KNOWN):
+        message = pb.ModelInferRequest(model_name="digits", raw_input_contents=[bytes(size)])
+        message.inputs.add(name="image", datatype="BYTES", shape=(1,))
+        messages.parse(message.SerializeToString())
+        messages.parse(hot)
+    assert len(messages._known) == 1
 
 
 def test_what_is_kept_is_bounded() -> None:
