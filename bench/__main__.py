@@ -19,7 +19,7 @@ from bench.generator import closed_loop, pixels_request
 from bench.generator_ceiling import generator
 from bench.reload import reload
 from bench.stalls import stalls
-from xlaserve.engine.device import cpu_name
+from xlaserve.runtimes.tf.device import cpu_name
 
 SIDE = 224
 MODELS = {"ResNet50": 0.95, "MobileNetV2": 0.75}

@@ -14,11 +14,11 @@ import numpy as np
 from bench.figures import Figure, ratio
 from bench.in_process import warm
 from xlaserve.config import Settings
-from xlaserve.engine.bucket_choice import OVERHEAD_S, Candidate, Limits, choose, expected_cost_s, powers_of_two
-from xlaserve.engine.buckets import Sequences
-from xlaserve.engine.compiler import Warmed
-from xlaserve.engine.demand import Demand, even
-from xlaserve.engine.device import configure
+from xlaserve.engine.buckets.choice import OVERHEAD_S, Candidate, Limits, choose, expected_cost_s, powers_of_two
+from xlaserve.engine.buckets.demand import Demand, even
+from xlaserve.engine.buckets.planner import Sequences
+from xlaserve.engine.program import Warmed
+from xlaserve.runtimes.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 SEED = 5

@@ -14,14 +14,14 @@ import uvloop
 from bench import processes
 from bench.figures import Figure, ratio
 from bench.generator import closed_loop, pixels_request
-from xlaserve_loadtest import crew
-from xlaserve_loadtest.arrivals import ClosedLoop
-from xlaserve_loadtest.payload import Request
-from xlaserve_loadtest.plan import Block
-from xlaserve_loadtest.record import Status
-from xlaserve_loadtest.target import ModelInfo, Tensor
-from xlaserve_loadtest.worker import Setup
-from xlaserve_loadtest.workers import WorkerProcess
+from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.run import crew
+from xlaserve_loadtest.run.worker import Setup
+from xlaserve_loadtest.run.workers import WorkerProcess
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop
+from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.targets.target import ModelInfo, Tensor
 
 SIDE = 224
 """Of an image: 150 KB of pixels."""

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from bench import processes
 from bench.generator import closed_loop, pixels_request
-from xlaserve.engine.device import cpu_name
+from xlaserve.runtimes.tf.device import cpu_name
 
 PAGE: Final = Path("docs/gpu.md")
 BEGIN: Final = "<!-- made by make bench-gpu: begin -->"

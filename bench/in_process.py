@@ -12,11 +12,11 @@ from functools import partial
 
 from bench.trials import TRIAL_S, fastest
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
-from xlaserve.engine.compiler import Warmed, measure, noise, warm_up
-from xlaserve.engine.device import configure
-from xlaserve.engine.ledger import Ledger
-from xlaserve.engine.program import Executable
+from xlaserve.engine.program import Executable, Warmed
+from xlaserve.engine.warmup.compiler import measure, noise, warm_up
+from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.model import catalog
+from xlaserve.runtimes.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 

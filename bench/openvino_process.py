@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from bench.trials import TRIAL_S, fastest
 from xlaserve.config import Bucket, Lowering, Settings
-from xlaserve.engine.compiler import noise
-from xlaserve.engine.executable import TensorFlowProgram
+from xlaserve.engine.warmup.compiler import noise
 from xlaserve.model import catalog
+from xlaserve.runtimes.tf.executable import TensorFlowProgram
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 

@@ -62,7 +62,7 @@ def null() -> Iterator[Server]:
     """Runs the load tester's null target, which does not even parse."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder, "ready.json")
-        with _started((sys.executable, "-m", "xlaserve_loadtest.null_server", str(ready)), ready) as server:
+        with _started((sys.executable, "-m", "xlaserve_loadtest.targets.null_server", str(ready)), ready) as server:
             yield server
 
 

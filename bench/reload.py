@@ -20,7 +20,7 @@ import numpy as np
 from bench import processes
 from bench.figures import Figure
 from bench.generator import DEADLINE_S, METHOD, pixels_request
-from xlaserve.engine.beside_traffic import NICE
+from xlaserve.engine.warmup.beside_traffic import NICE
 from xlaserve_proto import open_inference_pb2 as pb
 
 LOAD: Final = "/inference.GRPCInferenceService/RepositoryModelLoad"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from bench.figures import Figure
 from bench.generator import answer, pixels_request
 from bench.processes import xlaserve
-from xlaserve.engine.device import cpu_name
+from xlaserve.runtimes.tf.device import cpu_name
 from xlaserve_client import VisionClient
 
 BUCKETS = (1, 2, 4, 8, 16)

@@ -20,7 +20,7 @@ from bench.figures import Figure, ratio
 from bench.processes import InProcess
 from bench.trials import fastest
 from xlaserve.config import Lowering
-from xlaserve.engine.device import cpu_name, usable_cores
+from xlaserve.runtimes.tf.device import cpu_name, usable_cores
 
 TARGETS: Final[Mapping[str, float]] = {
     "MobileNet": 1.0,

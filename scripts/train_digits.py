@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.sources import digits
 from xlaserve.model.sources.digits_data import DigitImage, digit_images
 

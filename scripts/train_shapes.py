@@ -17,7 +17,7 @@ from PIL import Image
 
 from xlaserve.config import Fit
 from xlaserve.frame import place
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.sources import shapes
 from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, MOST_SHAPES, TRAIN_SEED, scene
 

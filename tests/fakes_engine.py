@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.lanes import Lanes, Share
+from xlaserve.engine.batching.lanes import Lanes, Share
+from xlaserve.engine.batching.queue import Result
+from xlaserve.engine.batching.worker import Batch, Run, gather
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.queue import Result
-from xlaserve.engine.worker import Batch, Run, gather
 
 
 def outputs_of(result: Result) -> Outputs:

@@ -13,14 +13,17 @@ from typing import Final
 import uvloop
 from rich.console import Console
 
-from xlaserve_loadtest import compare_cli, options, report, sweep
-from xlaserve_loadtest.payload import PayloadError
-from xlaserve_loadtest.progress import Progress
-from xlaserve_loadtest.record import SUFFIX
-from xlaserve_loadtest.run_file import read_run
-from xlaserve_loadtest.session import Session
-from xlaserve_loadtest.summary import summarize
-from xlaserve_loadtest.target import TargetError
+from xlaserve_loadtest import options
+from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.record.lines import SUFFIX
+from xlaserve_loadtest.record.run_file import read_run
+from xlaserve_loadtest.reports import cli as report
+from xlaserve_loadtest.reports import compare_cli
+from xlaserve_loadtest.run.progress import Progress
+from xlaserve_loadtest.run.session import Session
+from xlaserve_loadtest.schedule.payload import PayloadError
+from xlaserve_loadtest.study import sweep
+from xlaserve_loadtest.targets.target import TargetError
 
 _COMMANDS: Final = {"report": report.main, "compare": compare_cli.main, "sweep": sweep.main}
 _INTERRUPTED: Final = 130

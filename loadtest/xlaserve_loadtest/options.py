@@ -9,14 +9,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from xlaserve_loadtest import arrivals, payload, report
-from xlaserve_loadtest.arms import ALL, MODES
-from xlaserve_loadtest.arrivals import ArrivalsError, ClosedLoop, Loop, OpenLoop
-from xlaserve_loadtest.crew import MOST_IN_FLIGHT
 from xlaserve_loadtest.parser import Parser
-from xlaserve_loadtest.payload import Mix
-from xlaserve_loadtest.scenarios import SCENARIOS
-from xlaserve_loadtest.search import Slo
+from xlaserve_loadtest.reports import cli as report
+from xlaserve_loadtest.run.crew import MOST_IN_FLIGHT
+from xlaserve_loadtest.schedule import arrivals, payload
+from xlaserve_loadtest.schedule.arms import ALL, MODES
+from xlaserve_loadtest.schedule.arrivals import ArrivalsError, ClosedLoop, Loop, OpenLoop
+from xlaserve_loadtest.schedule.payload import Mix
+from xlaserve_loadtest.schedule.scenarios import SCENARIOS
+from xlaserve_loadtest.schedule.search import Slo
 from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
 
 FOLDER: Final = Path("loadtest-results")

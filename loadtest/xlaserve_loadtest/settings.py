@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from xlaserve_loadtest.arrivals import ClosedLoop, Loop
-from xlaserve_loadtest.payload import Kind, Mix, Size
-from xlaserve_loadtest.scenarios import Scenario
-from xlaserve_loadtest.search import Slo
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop
+from xlaserve_loadtest.schedule.payload import Kind, Mix, Size
+from xlaserve_loadtest.schedule.scenarios import Scenario
+from xlaserve_loadtest.schedule.search import Slo
 
 NULL = "null"
 IN_PROCESS = "in-process"

@@ -17,18 +17,13 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
+from xlaserve.cache.cache import CompileCache
 from xlaserve.call import Calls
 from xlaserve.config import ModelSettings, Settings
-from xlaserve.engine.cache.cache import CompileCache
-from xlaserve.engine.cache.executables import Executables
-from xlaserve.engine.compile_watch import CompileWatch
-from xlaserve.engine.device import Device, configure
-from xlaserve.engine.lanes import Lanes
-from xlaserve.engine.ledger import Entry
+from xlaserve.engine.batching.lanes import Lanes
+from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.memory import keep_freed_memory
-from xlaserve.engine.stderr_tap import StderrTap
-from xlaserve.engine.worker import Worker
-from xlaserve.engine.xla_log import XlaCompilation
+from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.inspection.profiler import Profiler
 from xlaserve.model import catalog, verification
@@ -42,6 +37,11 @@ from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.server import GrpcServer
 from xlaserve.rpc.streams import Streams
 from xlaserve.rpc.vision import Vision
+from xlaserve.runtimes.tf.device import Device, configure
+from xlaserve.runtimes.tf.persistent_cache import Executables
+from xlaserve.runtimes.watch.compile_watch import CompileWatch
+from xlaserve.runtimes.watch.stderr_tap import StderrTap
+from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, gauge
 
@@ -189,14 +189,14 @@ class App:
             return self._load_replicated(settings)
         if (cache := prepared or self._cache) is None:
             return catalog.load(settings)
-        from xlaserve.model import cached  # noqa: PLC0415 - imports TensorFlow
+        from xlaserve.model.networks import cached  # noqa: PLC0415 - imports TensorFlow
 
         return catalog.load(settings, partial(cached.network, cache, self.device))
 
     async def _load(self) -> bool:
         """Loads every model; False where a signal came first."""
         if self._is_watching:
-            from xlaserve.engine.known_compilation import compile_known  # noqa: PLC0415 - imports TensorFlow
+            from xlaserve.runtimes.tf.known_compilation import compile_known  # noqa: PLC0415 - imports TensorFlow
 
             await asyncio.to_thread(self._watch.check, compile_known)
         loading = asyncio.ensure_future(self._load_all())
@@ -223,7 +223,7 @@ class App:
     def _settle(self) -> None:
         """Keeps the collector, which holds everybody up, from what stays for ever: the libraries, all there already."""
         if self._has_tensorflow and self._cache is None:
-            from xlaserve.model import keras_runtime  # noqa: F401, PLC0415 - imports TensorFlow
+            from xlaserve.model.networks import keras_runtime  # noqa: F401, PLC0415 - imports TensorFlow
         gc.freeze()
 
     async def _serve(self) -> None:
@@ -408,7 +408,7 @@ def _replicated(devices: Sequence[str]) -> Callable[[ModelSettings], catalog.Mod
     """Returns what loads models on all `devices`, if there are any; they share the turns."""
     if not devices:
         return None
-    from xlaserve.engine.replicas import Replicas  # noqa: PLC0415 - imports TensorFlow
     from xlaserve.model import replicas  # noqa: PLC0415
+    from xlaserve.runtimes.tf.replicas import Replicas  # noqa: PLC0415 - imports TensorFlow
 
     return partial(replicas.load, replicas=Replicas(devices))

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from xlaserve.config import Settings
-from xlaserve.engine.ledger import Entry
+from xlaserve.engine.warmup.ledger import Entry
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Mode, Settings
 from xlaserve.decoding import DecodingThreads, Memory
-from xlaserve.engine.device import usable_cores
+from xlaserve.engine.batching.queue import Part, Result
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.queue import Part, Result
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, whole
 from xlaserve.image import Encoded, ImageLimits, Place, decode
 from xlaserve.model.version import Served
+from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.timings import Timings
 
 CHANNELS: Final = 3

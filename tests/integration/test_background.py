@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from xlaserve.engine.compile_watch import KNOWN
+from xlaserve.runtimes.watch.compile_watch import KNOWN
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 from xlaserve_proto import vision_pb2 as pb
@@ -28,7 +28,7 @@ NOISE = np.random.default_rng(7)
 
 @pytest.fixture(scope="module")
 def server(start_module_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from xlaserve.model.keras_runtime import keras
+    from xlaserve.model.networks.keras_runtime import keras
 
     pixels = keras.Input((None, None, 3))
     x = keras.layers.Rescaling(1 / 255)(pixels)

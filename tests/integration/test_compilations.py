@@ -18,8 +18,8 @@ import grpc
 import numpy as np
 from PIL import Image
 
-from xlaserve.engine.compile_watch import KNOWN
 from xlaserve.model.sources.digits_data import digit_images
+from xlaserve.runtimes.watch.compile_watch import KNOWN
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 from xlaserve_proto import vision_pb2 as vision_pb
@@ -136,7 +136,7 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.executable import TensorFlowProgram
+from xlaserve.runtimes.tf.executable import TensorFlowProgram
 
 
 def forward(pixels):
@@ -205,7 +205,7 @@ def load_and_prepare(settings):
 
     # Not before the server has: it has to listen to TensorFlow from the start.
     import tensorflow as tf
-    from xlaserve.engine.executable import FixedShape
+    from xlaserve.runtimes.tf.executable import FixedShape
 
     call = FixedShape.__call__
     resize = tf.function(lambda pixels, size: tf.image.resize(pixels, size), jit_compile=True)
@@ -270,7 +270,7 @@ def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(star
 
 
 SILENCED = """
-from xlaserve.engine import stderr_tap
+from xlaserve.runtimes.watch import stderr_tap
 
 stderr_tap.VMODULE = "some_other_file=1"
 """

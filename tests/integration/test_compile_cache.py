@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.engine.cache.records import SUFFIX, Folder
+from xlaserve.cache.records import SUFFIX, Folder
 from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_client import VisionClient
 

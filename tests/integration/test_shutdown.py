@@ -384,7 +384,7 @@ def test_a_killed_server_leaves_no_client_waiting(braked: Any, brake: Any, conne
 
 DEFECT = """
 import os
-from xlaserve.engine.lanes import Lanes
+from xlaserve.engine.batching.lanes import Lanes
 
 acquire = Lanes.acquire
 

@@ -37,7 +37,7 @@ MODELS = [
 @pytest.fixture(scope="module")
 def mean_colour(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A model whose embedding is an image's mean red, green and blue."""
-    from xlaserve.model.keras_runtime import keras
+    from xlaserve.model.networks.keras_runtime import keras
 
     file = tmp_path_factory.mktemp("models") / "mean.keras"
     pixels = keras.Input((8, 8, 3))

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.loadtest.run_files import compared, run_file
 
-from xlaserve_loadtest.payload import Request
-from xlaserve_loadtest.record import Status
-from xlaserve_loadtest.target import ModelInfo, Reply, Tensor
+from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.targets.target import ModelInfo, Reply, Tensor
+
+__all__ = ["compared", "run_file"]  # fixtures, for all tests of the load tester
 
 PUPPET = (sys.executable, str(Path(__file__).parent / "puppet.py"))
 

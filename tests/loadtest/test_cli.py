@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from xlaserve_loadtest import cli
-from xlaserve_loadtest.embedded import EmbeddedServer
-from xlaserve_loadtest.record import Status
-from xlaserve_loadtest.run_file import read_run
-from xlaserve_loadtest.session import Session
+from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.run_file import read_run
+from xlaserve_loadtest.run.session import Session
+from xlaserve_loadtest.targets.embedded import EmbeddedServer
 
 QUICK = ("--duration", "0.4", "--warmup", "0.05", "--deadline", "0.5")
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 from xlaserve import pipeline
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings, Settings
+from xlaserve.engine.batching.queue import Part, Result
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.queue import Part, Result
 from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
 from xlaserve.frame import Frame, place, whole
 from xlaserve.image import Decoded, Place

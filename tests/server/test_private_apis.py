@@ -29,9 +29,9 @@ from PIL import Image
 from tensorflow.python.eager import context
 from tensorflow.python.framework import convert_to_constants, func_graph, ops
 
-from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED
-from xlaserve.engine.xla_log import Reader
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MOST_CLUSTERED
+from xlaserve.runtimes.watch.xla_log import Reader
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 120
@@ -128,7 +128,7 @@ def traced() -> Any:
 def test_tensorflows_context_knows_its_device_and_its_configuration() -> None:
     with needed(
         "tensorflow.python.eager.context.context()",
-        by="engine/frozen.py",
+        by="runtimes/tf/frozen.py",
         breaks="frozen graphs have threads, memory and GPUs of their own, and replicas run on the wrong GPU",
     ):
         with tf.device("/CPU:0"):
@@ -145,7 +145,7 @@ def test_tensorflows_context_knows_its_device_and_its_configuration() -> None:
 def test_variables_become_constants_in_a_graph() -> None:
     with needed(
         "convert_to_constants._FunctionConverterDataInEager and ._replace_variables_by_constants",
-        by="engine/frozen.py",
+        by="runtimes/tf/frozen.py",
         breaks="no model runs in graph mode or autocluster",
     ):
         function = traced()
@@ -167,7 +167,7 @@ def test_variables_become_constants_in_a_graph() -> None:
 def test_a_function_runs_on_without_pythons_half_of_the_graphs_that_it_calls() -> None:
     with needed(
         "FuncGraph._functions and AtomicFunction._cached_graph",
-        by="engine/executable.py",
+        by="runtimes/tf/executable.py",
         breaks="the garbage collector walks through the graphs of each model that serves, and all wait meanwhile",
     ):
         inner = traced()
@@ -191,7 +191,7 @@ def test_a_function_runs_on_without_pythons_half_of_the_graphs_that_it_calls() -
 def test_a_function_graph_gives_what_it_captured() -> None:
     with needed(
         "FuncGraph.captures, .variables and a variable's .handle",
-        by="engine/stablehlo.py",
+        by="runtimes/tf/stablehlo.py",
         breaks="programs are exported to the compile cache with the wrong weights, or none",
     ):
         function = traced()
@@ -205,7 +205,7 @@ def test_a_function_graph_gives_what_it_captured() -> None:
 def test_a_function_graph_captures_what_it_is_given() -> None:
     with needed(
         "FuncGraph.capture",
-        by="engine/stablehlo.py",
+        by="runtimes/tf/stablehlo.py",
         breaks="a program from the compile cache holds a copy of the weights as constants, or can't be called",
     ):
         weights = tf.constant([2.0, 3.0])
@@ -220,11 +220,11 @@ def test_a_function_graph_captures_what_it_is_given() -> None:
 
 
 def test_a_module_of_stablehlo_is_an_operation() -> None:
-    from xlaserve.engine.stablehlo import export, load
+    from xlaserve.runtimes.tf.stablehlo import export, load
 
     with needed(
         "XlaCallModule, its attributes and its calling convention 9, and get_compiler_ir's stablehlo_serialized",
-        by="engine/stablehlo.py",
+        by="runtimes/tf/stablehlo.py",
         breaks="nothing can be written to the compile cache, or what is there can't be run",
     ):
         weight = tf.Variable(3.0)
@@ -238,7 +238,7 @@ def test_a_module_of_stablehlo_is_an_operation() -> None:
 def test_a_functions_program_can_be_had(stage: str) -> None:
     with needed(
         f"tf.function(...).experimental_get_compiler_ir(...)(stage={stage!r})",
-        by="engine/stablehlo.py, engine/executable.py and inspection/explain.py",
+        by="runtimes/tf/stablehlo.py, runtimes/tf/executable.py and inspection/explain.py",
         breaks="no compile cache, no `xlaserve explain`",
     ):
         function = tf.function(lambda values: values + 1.0, jit_compile=True)
@@ -260,11 +260,11 @@ def test_xlas_barrier_is_an_operation() -> None:
 
 
 def test_the_mark_that_has_xla_compile_a_function_keeps_its_name() -> None:
-    from xlaserve.engine.stablehlo import MUST_COMPILE
+    from xlaserve.runtimes.tf.stablehlo import MUST_COMPILE
 
     with needed(
         "the attribute _XlaMustCompile",
-        by="engine/frozen.py and engine/stablehlo.py",
+        by="runtimes/tf/frozen.py and runtimes/tf/stablehlo.py",
         breaks="graph mode runs XLA unseen, and programs from the compile cache run without it",
     ):
         inner = tf.function(lambda values: values + 1.0, jit_compile=True)
@@ -288,7 +288,9 @@ def test_a_recording_can_be_parsed() -> None:
 
 def test_switches_of_the_device_are_where_they_were() -> None:
     with needed(
-        "tf.config.experimental", by="engine/device.py and engine/executable.py", breaks="no server starts on a GPU"
+        "tf.config.experimental",
+        by="runtimes/tf/device.py and runtimes/tf/executable.py",
+        breaks="no server starts on a GPU",
     ):
         experimental = tf.config.experimental
         was_on = experimental.tensor_float_32_execution_enabled()
@@ -303,8 +305,11 @@ PROBE = """
 import json, os, sys
 from pathlib import Path
 
-from xlaserve.engine import device, flags, stderr_tap, xla_log
-from xlaserve.engine.cache.executables import FOLDER, Executables
+from xlaserve.runtimes.tf import device
+from xlaserve.runtimes.tf import flags
+from xlaserve.runtimes.watch import stderr_tap
+from xlaserve.runtimes.watch import xla_log
+from xlaserve.runtimes.tf.persistent_cache import FOLDER, Executables
 
 folder = Path(sys.argv[1])
 device._set_flags()
@@ -316,7 +321,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE=xla_log.VMODULE)
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.engine.frozen import CLUSTER_RUNS, MOST_CLUSTERED, FrozenGraph
+from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MOST_CLUSTERED, FrozenGraph
 
 # A constant, for the watch, and what is kept of a function, for the compile cache.
 def probed(images, size):
@@ -362,7 +367,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def test_tensorflow_and_xla_take_the_flags_that_a_server_sets(probe: SimpleNamespace) -> None:
     with needed(
         "a flag in XLA_FLAGS or TF_XLA_FLAGS",
-        by="engine/device.py, engine/cache and engine/stderr_tap.py",
+        by="runtimes/tf/device.py, cache and runtimes/watch/stderr_tap.py",
         breaks="an unknown flag ends the process when XLA is first used: no server starts",
     ):
         assert probe.status == 0, probe.log[-2000:]
@@ -371,7 +376,7 @@ def test_tensorflow_and_xla_take_the_flags_that_a_server_sets(probe: SimpleNames
 def test_tensorflows_log_tells_of_a_compilation_what_the_watch_needs(probe: SimpleNamespace) -> None:
     with needed(
         "TF_CPP_VMODULE, and the wording of device_compiler, device_executable_persistor, xla_compiler, const_analysis",
-        by="engine/xla_log.py, engine/stderr_tap.py",
+        by="runtimes/watch/xla_log.py, runtimes/watch/stderr_tap.py",
         breaks="what XLA compiles while serving goes unseen (a server then says that its watch is blind)",
     ):
         reader = Reader()
@@ -385,7 +390,7 @@ def test_tensorflows_log_tells_of_a_compilation_what_the_watch_needs(probe: Simp
 def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespace) -> None:
     with needed(
         "--tf_xla_persistent_cache_directory, what is in its files, and the file system ram://",
-        by="engine/cache/executables.py",
+        by="runtimes/tf/persistent_cache.py",
         breaks="nothing is found to be kept: each start compiles anew",
     ):
         assert len(json.loads(probe.stdout)["kept"]) == 1
@@ -394,7 +399,7 @@ def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespa
 def test_clusters_are_compiled_within_the_runs_and_shapes_that_warm_up_counts_on(probe: SimpleNamespace) -> None:
     with needed(
         f"kDefaultCompilationThreshold ({CLUSTER_RUNS}) and kCompileThreshold ({MOST_CLUSTERED})",
-        by="engine/frozen.py",
+        by="runtimes/tf/frozen.py",
         breaks="the mode autocluster compiles while a request waits, or never",
     ):
         counted = json.loads(probe.stdout)
@@ -413,7 +418,7 @@ def small() -> Any:
 def test_an_output_knows_the_layer_that_made_it() -> None:
     with needed(
         "KerasTensor._keras_history.operation",
-        by="model/precision.py",
+        by="model/networks/precision.py",
         breaks="the last layer computes in half the bits, or no model can be narrowed",
     ):
         model = small()
@@ -423,7 +428,7 @@ def test_an_output_knows_the_layer_that_made_it() -> None:
 def test_a_model_gives_layers_within_layers() -> None:
     with needed(
         "Model._flatten_layers",
-        by="model/precision.py, model/sources/random_weights.py",
+        by="model/networks/precision.py, model/sources/random_weights.py",
         breaks="layers within layers stay in float32, and random weights give every image the same answer",
     ):
         assert {"inner", "inside", "last"} <= {layer.name for layer in small()._flatten_layers()}
@@ -431,7 +436,9 @@ def test_a_model_gives_layers_within_layers() -> None:
 
 def test_a_layers_policy_can_be_changed_once_it_is_built() -> None:
     with needed(
-        "the setter of Layer.dtype_policy", by="model/precision.py", breaks="precision has no effect, or breaks layers"
+        "the setter of Layer.dtype_policy",
+        by="model/networks/precision.py",
+        breaks="precision has no effect, or breaks layers",
     ):
         layer = small().get_layer("inner").layers[-1]
         layer.dtype_policy = "mixed_bfloat16"

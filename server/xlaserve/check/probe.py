@@ -25,14 +25,15 @@ import numpy as np
 from xlaserve.check.record import WITHOUT, Machine, Program, Refusal, Task
 from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Lowering, Mode
-from xlaserve.engine import device, memory
-from xlaserve.engine.compiler import noise
-from xlaserve.engine.difference import relative
+from xlaserve.engine import memory
 from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.engine.warmup.compiler import noise
+from xlaserve.engine.warmup.difference import relative
 from xlaserve.errors import XlaserveError
 from xlaserve.inspection import buffers, dump
 from xlaserve.model import catalog
 from xlaserve.model.catalog import Model
+from xlaserve.runtimes.tf import device
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 MOST_RUNS: Final = 5

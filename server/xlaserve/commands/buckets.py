@@ -16,9 +16,9 @@ from rich.table import Table
 from xlaserve.commands import remote
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Mode
-from xlaserve.engine import demand
-from xlaserve.engine.bucket_choice import OVERHEAD_S
-from xlaserve.engine.bucket_report import Choice, Report, report
+from xlaserve.engine.buckets import demand
+from xlaserve.engine.buckets.choice import OVERHEAD_S
+from xlaserve.engine.buckets.report import Choice, Report, report
 from xlaserve.errors import ConfigError, ModelNotFound, ModelNotReady
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc

@@ -19,9 +19,9 @@ from xlaserve.check.record import Checked
 from xlaserve.commands import subject
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Precision, Settings
-from xlaserve.engine.device import check_temporary_folder
 from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
+from xlaserve.runtimes.tf.device import check_temporary_folder
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Mode
-from xlaserve.engine.device import check_temporary_folder
 from xlaserve.inspection import dump, graph, page
 from xlaserve.inspection.words import amount, seconds
+from xlaserve.runtimes.tf.device import check_temporary_folder
 
 if TYPE_CHECKING:
     from xlaserve.inspection.explain import Explained

@@ -16,8 +16,8 @@ from xlaserve import console
 from xlaserve.commands import remote
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.buckets import Cost
-from xlaserve.engine.ledger import Entry
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.warmup.ledger import Entry
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc
 

@@ -14,7 +14,7 @@ from typing import Final
 from xlaserve.commands import arguments, remote, subject
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Mode
-from xlaserve.engine.compiler import measure, noise
+from xlaserve.engine.warmup.compiler import measure, noise
 from xlaserve.errors import ConfigError
 from xlaserve.inspection.words import amount, seconds
 from xlaserve_proto import admin_pb2, admin_pb2_grpc

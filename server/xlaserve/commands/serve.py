@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from xlaserve import console
 from xlaserve.commands.command import Command, Invocation, run_loop
 from xlaserve.config import check_files
-from xlaserve.engine.stderr_tap import StderrTap
 from xlaserve.model import catalog
+from xlaserve.runtimes.watch.stderr_tap import StderrTap
 
 
 def run(invocation: Invocation) -> int:

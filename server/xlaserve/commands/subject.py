@@ -8,11 +8,11 @@ from pathlib import Path
 
 from xlaserve.check.refusal import explain
 from xlaserve.config import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings, Settings
-from xlaserve.engine.device import Device, configure
 from xlaserve.engine.program import Compilation
 from xlaserve.errors import ConfigError, ModelFailed, XlaserveError
 from xlaserve.model import catalog
 from xlaserve.model.catalog import Model
+from xlaserve.runtimes.tf.device import Device, configure
 
 LIBRARIES = re.compile(r"^keras[._]\w+:")
 """Sources whose weights would be downloaded unless they are random."""

@@ -1,1 +1,4 @@
-"""How a batch runs: programs, the compiler and its ledger, buckets, the batcher, the device."""
+"""How batches run: `batching` forms them, `buckets` plans them, `warmup` makes, checks and times what runs them.
+
+Knows programs only by the protocols of `program`. Nothing here imports TensorFlow.
+"""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.buckets import Cost
+from xlaserve.engine.buckets.planner import Cost
 
 Images = NDArray[np.uint8]
 """RGB pixels, `[n, height, width, 3]`, from 0 to 255."""
@@ -56,6 +56,14 @@ class Compilation:
     """Has the compile cache know the cost."""
     forget: Callable[[], object] = lambda: None
     """Has the compile cache drop it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """An executable that has run, and its cost."""
+
+    executable: Executable
+    cost: Cost
 
 
 class Program(Protocol):

@@ -10,16 +10,16 @@ from typing import Final
 import tensorflow as tf
 
 from xlaserve.config import Bucket
-from xlaserve.engine.compiler import measure as measure_run
-from xlaserve.engine.compiler import noise
-from xlaserve.engine.device import Device
-from xlaserve.engine.executable import stablehlo
 from xlaserve.engine.program import Compilation, Executable
+from xlaserve.engine.warmup.compiler import measure as measure_run
+from xlaserve.engine.warmup.compiler import noise
 from xlaserve.errors import ModelFailed
 from xlaserve.inspection import buffers, dump, explanation, graph, hlo, roofline, trace
 from xlaserve.inspection.dump import Programs
 from xlaserve.inspection.explanation import Explanation
 from xlaserve.model.catalog import Model
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.tf.executable import stablehlo
 
 TRACED_RUNS: Final = 5
 

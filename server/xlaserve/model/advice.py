@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision
-from xlaserve.engine.auto_buckets import Programs
+from xlaserve.engine.warmup.auto_buckets import Programs
 
 CLEARLY: Final = 1.5
 """So many times the seconds of another mode are worth a warning: auto's own margin would make one of noise."""

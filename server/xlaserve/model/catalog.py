@@ -13,7 +13,7 @@ from xlaserve.config import BUILTIN_SOURCES, Bucket, BucketSettings, Fit, ModelS
 from xlaserve.engine.program import AnySize, Images, Outputs, Program
 from xlaserve.errors import ModelFailed, cause, telling_line
 from xlaserve.model import labels
-from xlaserve.model.network import Network, Size
+from xlaserve.model.networks.network import Network, Size
 from xlaserve.model.sources import noop
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 

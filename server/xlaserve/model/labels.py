@@ -54,7 +54,7 @@ def imagenet(timeout_s: float = FETCH_TIMEOUT_S) -> tuple[str, ...] | None:
 def _fetch_imagenet() -> list[str]:
     import numpy as np  # noqa: PLC0415
 
-    from xlaserve.model.keras_runtime import keras  # noqa: PLC0415 - builtin:noop does without Keras
+    from xlaserve.model.networks.keras_runtime import keras  # noqa: PLC0415 - builtin:noop does without Keras
 
     falling = np.arange(IMAGENET_CLASSES, 0, -1, dtype=np.float32)[np.newaxis]
     (classes,) = keras.applications.imagenet_utils.decode_predictions(falling, top=IMAGENET_CLASSES)

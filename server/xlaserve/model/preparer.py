@@ -22,13 +22,13 @@ from typing import Final
 
 import psutil
 
+from xlaserve.cache.cache import CompileCache
+from xlaserve.cache.environment import installed
 from xlaserve.config import Mode, ModelSettings, Settings
-from xlaserve.engine.beside_traffic import yield_to_traffic
-from xlaserve.engine.cache.cache import CompileCache
-from xlaserve.engine.cache.environment import installed
-from xlaserve.engine.device import Device
+from xlaserve.engine.warmup.beside_traffic import yield_to_traffic
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.model import catalog
+from xlaserve.runtimes.tf.device import Device
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Preparer:
         return None
 
     def _is_there(self, cache: CompileCache, model: ModelSettings) -> bool:
-        from xlaserve.model import cached  # noqa: PLC0415 - imports TensorFlow
+        from xlaserve.model.networks import cached  # noqa: PLC0415 - imports TensorFlow
 
         return cached.has(cache, self._device, model)
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from xlaserve.cache.cache import CompileCache
 from xlaserve.config import Mode, Settings
-from xlaserve.engine.cache.cache import CompileCache
-from xlaserve.engine.cache.executables import Executables
-from xlaserve.engine.device import configure
 from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.model import catalog, verification
+from xlaserve.runtimes.tf.device import configure
+from xlaserve.runtimes.tf.persistent_cache import Executables
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     Executables().set_environment()
     cache = CompileCache(settings.compile_cache)
     device = configure(settings, uses_tensorflow=True)
-    from xlaserve.model import cached  # noqa: PLC0415 - imports TensorFlow
+    from xlaserve.model.networks import cached  # noqa: PLC0415 - imports TensorFlow
 
     model = catalog.load(settings.models[0], partial(cached.network, cache, device))
     verifier = verification.verifier(model, has_tf32=device.tf32, warn=lambda warning: None)

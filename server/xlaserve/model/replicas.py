@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from xlaserve.config import ModelSettings
-from xlaserve.engine.replicas import Replicas, ReplicatedProgram
 from xlaserve.model import catalog
 from xlaserve.model.catalog import Model
+from xlaserve.runtimes.tf.replicas import Replicas, ReplicatedProgram
 
 
 def load(settings: ModelSettings, replicas: Replicas) -> Model:

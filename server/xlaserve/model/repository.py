@@ -18,21 +18,20 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from xlaserve import interpreter
+from xlaserve.cache.cache import CompileCache
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
-from xlaserve.engine import demand
-from xlaserve.engine.auto_buckets import Programs, warm_up_auto
-from xlaserve.engine.background import Background
-from xlaserve.engine.batcher import Batcher
-from xlaserve.engine.beside_traffic import BesideTraffic, yield_to_traffic
-from xlaserve.engine.buckets import Cost
-from xlaserve.engine.cache.cache import CompileCache
-from xlaserve.engine.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
-from xlaserve.engine.device import usable_cores
-from xlaserve.engine.lanes import Lanes
-from xlaserve.engine.ledger import Entry
+from xlaserve.engine.batching.batcher import Batcher
+from xlaserve.engine.batching.lanes import Lanes
+from xlaserve.engine.batching.worker import Worker
+from xlaserve.engine.buckets import demand
+from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import AnySize, Dismantled, Executable, Sealed
-from xlaserve.engine.verify import Verifier
-from xlaserve.engine.worker import Worker
+from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
+from xlaserve.engine.warmup.background import Background
+from xlaserve.engine.warmup.beside_traffic import BesideTraffic, yield_to_traffic
+from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
+from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError, cause
 from xlaserve.model import verification
 from xlaserve.model.advice import slower
@@ -40,6 +39,7 @@ from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.version import Served, State, Version
+from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
 

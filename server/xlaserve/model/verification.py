@@ -8,11 +8,11 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from xlaserve.config import Mode, Precision
-from xlaserve.engine.auto_buckets import Programs, Warm
-from xlaserve.engine.difference import Difference
-from xlaserve.engine.ledger import Entry
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.verify import Verifier
+from xlaserve.engine.warmup.auto_buckets import Programs, Warm
+from xlaserve.engine.warmup.difference import Difference
+from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.model.catalog import Model
 from xlaserve.model.version import Version

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from xlaserve.config import Bucket, Mode, ModelSettings
-from xlaserve.engine.background import Background
-from xlaserve.engine.batcher import Batcher
-from xlaserve.engine.difference import Difference
-from xlaserve.engine.ledger import Entry, Ledger
+from xlaserve.engine.batching.batcher import Batcher
+from xlaserve.engine.warmup.background import Background
+from xlaserve.engine.warmup.difference import Difference
+from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from xlaserve.engine.device import Device
 from xlaserve.model.version import Served, Version
 from xlaserve.rpc.infer_message import IMAGE, PIXELS
+from xlaserve.runtimes.tf.device import Device
 from xlaserve.telemetry.model import Duration, Statistics
 from xlaserve_proto import open_inference_pb2 as pb
 

@@ -15,7 +15,6 @@ import numpy as np
 from xlaserve import __version__
 from xlaserve.call import Call, Calls
 from xlaserve.config import Mode, PixelRange
-from xlaserve.engine.device import Device
 from xlaserve.engine.program import Outputs
 from xlaserve.errors import InvalidArgument, UnsupportedFeature, XlaserveError
 from xlaserve.model.repository import Repository
@@ -30,6 +29,7 @@ from xlaserve.rpc.parts import MAX_INLINE_BYTES, Wire
 from xlaserve.rpc.refusal import explain, no_message
 from xlaserve.rpc.streams import Streams
 from xlaserve.rpc.vision_messages import count, is_brief
+from xlaserve.runtimes.tf.device import Device
 from xlaserve.timings import Timings
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc

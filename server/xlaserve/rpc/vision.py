@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from xlaserve.call import Calls
-from xlaserve.engine.xla_log import XlaCompilation
 from xlaserve.model.repository import Repository
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Pipeline, Request
@@ -15,6 +14,7 @@ from xlaserve.rpc import vision_models
 from xlaserve.rpc.context import Context, deadline
 from xlaserve.rpc.parts import Wire
 from xlaserve.rpc.vision_messages import VisionMessage
+from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 

@@ -7,11 +7,11 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.difference import Difference
-from xlaserve.engine.ledger import Entry
-from xlaserve.engine.xla_log import XlaCompilation
+from xlaserve.engine.warmup.difference import Difference
+from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.model.version import State, Version
 from xlaserve.rpc.describe import source_name
+from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve_proto import vision_pb2 as pb
 
 STATES: Final = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.worker import Run
+from xlaserve.engine.batching.worker import Run
 from xlaserve.telemetry.metrics import BACKGROUND, WARM_UP, Metrics
 from xlaserve.timings import Timings
 

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.compare import baselines, compare
-from xlaserve_loadtest.record import Arm, Load, Status
-from xlaserve_loadtest.samples import collect
-from xlaserve_loadtest.stats import ratio
+from xlaserve_loadtest.analysis.compare import baselines, compare
+from xlaserve_loadtest.analysis.samples import collect
+from xlaserve_loadtest.analysis.statistics import ratio
+from xlaserve_loadtest.record.lines import Arm, Load, Status
 
 BLOCK_NOISE = 0.03
 """Assumed deviation of a block's images/s, as in docs/loadtest-method.md."""

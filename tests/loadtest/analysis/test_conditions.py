@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from xlaserve_loadtest.conditions import ConditionError, failures, parse
-from xlaserve_loadtest.record import Status
-from xlaserve_loadtest.summary import summarize
+from xlaserve_loadtest.analysis.conditions import ConditionError, failures, parse
+from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.record.lines import Status
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.stats import LEAST_BLOCKS, estimate, pooled_percentile_ratio, ratio, unpaired_ratio
+from xlaserve_loadtest.analysis.statistics import LEAST_BLOCKS, estimate, pooled_percentile_ratio, ratio, unpaired_ratio
 
 MS = 1_000_000
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.stats import Latencies, bounding_ranks, least_count
+from xlaserve_loadtest.analysis.statistics import Latencies, bounding_ranks, least_count
 
 MS = 1_000_000
 

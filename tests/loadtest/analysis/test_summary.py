@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.record import Counters, End, Equality, Event, Failure, Generator, Load, ServerUse, Status
-from xlaserve_loadtest.summary import summarize
+from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.record.lines import Counters, End, Equality, Event, Failure, Generator, Load, ServerUse, Status
 
 OPEN = Load("open", rate_per_s=100.0, arrivals="constant")
 MS = 1_000_000

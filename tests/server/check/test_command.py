@@ -17,7 +17,7 @@ from xlaserve.commands.check import COMMAND
 from xlaserve.commands.command import Invocation
 from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.errors import ConfigError
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 
 TIMEOUT_S = 120
 

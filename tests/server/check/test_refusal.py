@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.executable import Forward, TensorFlowProgram
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 
 BUCKET = Bucket(1, 8, 8)
 

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session")
 def tiny_model() -> Callable[..., Any]:
     """Makes a Keras model of a few weights: `tiny_model(height, width, dtype=..., classes=...)`."""
-    from xlaserve.model.keras_runtime import keras
+    from xlaserve.model.networks.keras_runtime import keras
 
     def make(
         height: int | None = 6, width: int | None = 5, *, channels: int = 3, dtype: str = "float32", classes: int = 4

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from xlaserve.config import Bucket, Mode, ModelSettings
-from xlaserve.engine.auto_buckets import Programs
-from xlaserve.engine.buckets import Cost
-from xlaserve.engine.compiler import Warmed
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Warmed
+from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.model.advice import slower
 
 SMALL, LARGE = Bucket(1, 8, 8), Bucket(8, 8, 8)

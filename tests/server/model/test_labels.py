@@ -10,7 +10,7 @@ import pytest
 
 from xlaserve.errors import ModelFailed
 from xlaserve.model import labels
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 
 
 def test_labels_are_one_a_line(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from xlaserve.cache.cache import CompileCache
 from xlaserve.config import BucketSettings, Mode, ModelSettings, Settings
-from xlaserve.engine.beside_traffic import NICE
-from xlaserve.engine.cache.cache import CompileCache
-from xlaserve.engine.device import Device
+from xlaserve.engine.warmup.beside_traffic import NICE
 from xlaserve.errors import ModelFailed, ShuttingDown
-from xlaserve.model import cached
+from xlaserve.model.networks import cached
 from xlaserve.model.preparer import PROCESS, Preparer, can_be_prepared
+from xlaserve.runtimes.tf.device import Device
 
 PATIENCE_S = 60
 MODEL = ModelSettings(name="digits", source="builtin:digits", buckets=(BucketSettings(1),))

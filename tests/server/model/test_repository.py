@@ -16,12 +16,12 @@ import pytest
 import pytest_asyncio
 
 from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode, ModelSettings, Settings
-from xlaserve.engine import demand
-from xlaserve.engine.buckets import Cost
-from xlaserve.engine.lanes import Lanes
-from xlaserve.engine.ledger import Entry
+from xlaserve.engine.batching.lanes import Lanes
+from xlaserve.engine.batching.worker import Worker
+from xlaserve.engine.buckets import demand
+from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Images, Outputs
-from xlaserve.engine.worker import Worker
+from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import (
     ConfigError,
     InvalidArgument,

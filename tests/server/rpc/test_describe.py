@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings
-from xlaserve.engine.device import Device
 from xlaserve.model.task import Classification
 from xlaserve.model.version import Served
 from xlaserve.rpc import describe
+from xlaserve.runtimes.tf.device import Device
 from xlaserve_proto import open_inference_pb2 as pb
 
 

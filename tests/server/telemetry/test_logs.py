@@ -13,7 +13,7 @@ import pytest
 
 from xlaserve.telemetry import logs
 
-LOGGER = logging.getLogger("xlaserve.engine.batcher")
+LOGGER = logging.getLogger("xlaserve.engine.batching.batcher")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_a_line_for_machines_is_an_object_with_the_extra_fields(capsys: pytest.C
     assert time.utcoffset() is not None
     assert line == {
         "level": "info",
-        "logger": "xlaserve.engine.batcher",
+        "logger": "xlaserve.engine.batching.batcher",
         "message": "answered 3",
         "model": "digits",
         "total_s": 0.25,

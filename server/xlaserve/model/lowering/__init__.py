@@ -15,10 +15,10 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.config import Lowering, Mode, ModelSettings
-from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering import depthwise, grouped, normalization, pointwise, pooling, resize, stem, winograd
 from xlaserve.model.lowering.holding import with_replaced
 from xlaserve.model.lowering.replacement import Replace
+from xlaserve.model.networks.keras_runtime import keras
 
 LOWERINGS: Final[Mapping[Lowering, Replace]] = {
     Lowering.DEPTHWISE: depthwise.replace,

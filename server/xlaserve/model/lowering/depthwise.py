@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering import slices
 from xlaserve.model.lowering.grouped import has_groups
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
+from xlaserve.model.networks.keras_runtime import keras
 
 VECTOR: Final = 16
 """Channels that a processor's widest vectors hold, of 512 bits."""

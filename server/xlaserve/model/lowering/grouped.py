@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering import slices
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
+from xlaserve.model.networks.keras_runtime import keras
 
 MOST_TERMS: Final = 36
 """In a sum: four channels of a 3 x 3 kernel."""

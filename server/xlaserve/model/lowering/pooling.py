@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.materialize import materialized
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
+from xlaserve.model.networks.keras_runtime import keras
 
 MOST_POSITIONS: Final = 25
 """Positions in a window; larger ones stay what they are."""

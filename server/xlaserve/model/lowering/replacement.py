@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.windows import Windows
+from xlaserve.model.networks.keras_runtime import keras
 
 Replace = Callable[[Any], "Replacement | None"]
 """From a Keras layer to what computes the same, or None where it has to stay."""

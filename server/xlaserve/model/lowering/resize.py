@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.materialize import materialized
 from xlaserve.model.lowering.replacement import Replacement
+from xlaserve.model.networks.keras_runtime import keras
 
 
 def replace(layer: Any) -> Replacement | None:

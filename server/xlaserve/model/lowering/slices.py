@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 
 
 def channels(values: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:

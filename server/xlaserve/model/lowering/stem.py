@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
+from xlaserve.model.networks.keras_runtime import keras
 
 MOST_TERMS: Final = 32
 """Terms of an output's sum; 3 x 3 x 3 are 27. At 7 x 7 x 3 the matrix product is faster."""

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.windows import Windows
+from xlaserve.model.networks.keras_runtime import keras
 
 LEAST_CHANNELS: Final = 32
 """With fewer channels in, the transforms cost more than is saved."""

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import labels, preprocess
-from xlaserve.model.keras_runtime import keras
-from xlaserve.model.network import Network
-from xlaserve.model.preprocess import Preprocess
+from xlaserve.model import labels
+from xlaserve.model.networks import preprocess
+from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.networks.network import Network
+from xlaserve.model.networks.preprocess import Preprocess
 from xlaserve.model.sources import keras_models, random_weights
 from xlaserve.model.task import Classification
 

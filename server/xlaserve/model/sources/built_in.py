@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from xlaserve.config import ModelSettings
-from xlaserve.model.network import Network
+from xlaserve.model.networks.network import Network
 from xlaserve.model.sources import digits, keras_models, shapes
 from xlaserve.model.sources.shapes_data import LABELS
 from xlaserve.model.task import Embedding

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 
 SIDE: Final = 32
 LABELS: Final = tuple(str(digit) for digit in range(10))

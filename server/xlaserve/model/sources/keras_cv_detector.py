@@ -7,12 +7,13 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.config import ModelSettings
-from xlaserve.model import heads, lowering, precision
-from xlaserve.model.assemble import Call, assemble
-from xlaserve.model.heads import TensorShape
-from xlaserve.model.keras_runtime import keras
-from xlaserve.model.network import Network
-from xlaserve.model.preprocess import Preprocess
+from xlaserve.model import lowering
+from xlaserve.model.networks import heads, precision
+from xlaserve.model.networks.assemble import Call, assemble
+from xlaserve.model.networks.heads import TensorShape
+from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.networks.network import Network
+from xlaserve.model.networks.preprocess import Preprocess
 from xlaserve.model.sources import keras_models
 from xlaserve.model.task import Detection
 

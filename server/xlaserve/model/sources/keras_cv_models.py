@@ -9,8 +9,8 @@ import keras_cv
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import preprocess
-from xlaserve.model.network import Network
+from xlaserve.model.networks import preprocess
+from xlaserve.model.networks.network import Network
 from xlaserve.model.sources import keras_cv_detector, keras_models, random_weights
 from xlaserve.model.sources.applications import advise, check_file
 from xlaserve.model.sources.keras_cv_table import BACKBONES, HEADS, IMAGENET_CLASSES, Backbone, Head, names

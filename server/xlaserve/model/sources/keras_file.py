@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model.keras_runtime import keras
-from xlaserve.model.network import Network
+from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.networks.network import Network
 from xlaserve.model.sources import keras_cv_detector, keras_models
 
 KERAS_CV: Final = '"registered_name": "keras_cv'

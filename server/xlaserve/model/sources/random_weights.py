@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 
 RANDOM_SEED: Final = 1
 

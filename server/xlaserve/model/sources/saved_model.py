@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.model import heads
-from xlaserve.model.assemble import assemble, check_pixels
-from xlaserve.model.heads import TensorShape
-from xlaserve.model.network import Network
+from xlaserve.model.networks import heads
+from xlaserve.model.networks.assemble import assemble, check_pixels
+from xlaserve.model.networks.heads import TensorShape
+from xlaserve.model.networks.network import Network
 
 DEFAULT_SIGNATURE: Final = "serving_default"
 ONLY_OUTPUT: Final = "output"

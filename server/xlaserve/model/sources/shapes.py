@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.sources.shapes_data import LABELS
 
 SIDE: Final = 128

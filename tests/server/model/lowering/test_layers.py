@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Lowering
 from xlaserve.model import lowering
-from xlaserve.model.keras_runtime import keras
 from xlaserve.model.lowering.sums import total
+from xlaserve.model.networks.keras_runtime import keras
 
 MOST = 1e-5
 """The largest difference that is allowed, as a share of the largest output."""

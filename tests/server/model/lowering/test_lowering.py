@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from xlaserve.config import Bucket, BucketSettings, Lowering, Mode, ModelSettings
 from xlaserve.model import catalog, lowering
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 
 MOST = 1e-5
 """The largest difference that is allowed, as a share of the largest output."""

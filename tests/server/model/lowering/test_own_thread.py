@@ -6,14 +6,14 @@ import sys
 SCRIPT = """
 import time
 from xlaserve.config import Lowering, Settings
-from xlaserve.engine.device import configure
+from xlaserve.runtimes.tf.device import configure
 
 configure(Settings(device="cpu", lanes=2, threads_per_lane=1), uses_tensorflow=True)
 
 import numpy as np
 import tensorflow as tf
 from xlaserve.model import lowering
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 
 def block(inputs):
     outputs = keras.layers.Conv2D(64, 3, padding="same", activation="relu")(inputs)

@@ -12,13 +12,13 @@ from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.program import Outputs
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation
 
 SIDE = 8
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), np.uint8)
 CUSTOM = """
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 
 class Brighten(keras.layers.Layer):
     def call(self, inputs):

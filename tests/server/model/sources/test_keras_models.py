@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
-from xlaserve.model.keras_runtime import keras
+from xlaserve.model.networks.keras_runtime import keras
 
 SIDE = 64
 BATCH = 2

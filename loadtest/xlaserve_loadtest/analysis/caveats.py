@@ -1,0 +1,135 @@
+"""What makes a run's figures less than they seem, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.points import BUSY_LIMIT, LATE_LIMIT, Point
+from xlaserve_loadtest.analysis.samples import Sample
+from xlaserve_loadtest.analysis.scenario import ScenarioResult
+from xlaserve_loadtest.analysis.verdict import disagreement
+from xlaserve_loadtest.record.lines import Run, Status
+
+_LEAST_STALL_S: Final = 0.25
+_STALL_FACTOR: Final = 5.0
+"""A closed loop in which nothing is answered for so many median latencies has stalled."""
+
+
+def warnings(
+    run: Run, samples: Sequence[Sample], points: Sequence[Point], comparisons: Sequence[Comparison]
+) -> Iterator[str]:
+    """Gives what the reader must know before the figures, gravest first."""
+    yield from (disagreement(equality) for equality in run.equalities if not equality.is_equal)
+    if run.end is None:
+        yield "The file was cut off: this is what was measured until then."
+    elif run.end.interrupted:
+        yield "Interrupted: this is what was measured until then."
+    elif not run.end.complete:
+        yield f"Not everything that was planned was measured: {run.end.reason or 'no reason was recorded'}."
+    measured = {sample.block.arm for sample in samples if sample.answered.size}
+    for arm in run.header.arms:
+        if arm.name not in measured:
+            yield f"{arm.name}: nothing was measured."
+    for failure in run.failures:
+        yield f"{failure.arm}: {failure.count:,} x {failure.status}: {failure.message or 'no message'}"
+    for point in points:
+        yield from _about_point(point)
+    for comparison in comparisons:
+        if comparison.has_failed:
+            yield (
+                f"The A/A control failed at {comparison.label}: {comparison.arm} repeats {comparison.baseline} and "
+                f"came out {comparison.verdict}. The machine was not quiet enough for a verdict."
+            )
+    yield from _stalls(samples)
+    yield from (f"{event.what}: {event.text}" for event in run.events if event.what in ("stall", "error"))
+
+
+def notes(
+    run: Run,
+    samples: Sequence[Sample],
+    points: Sequence[Point],
+    comparisons: Sequence[Comparison],
+    results: Sequence[ScenarioResult],
+) -> Iterator[str]:
+    """Gives how to read the figures."""
+    for result in results:
+        if not result.is_official:
+            yield (
+                f"{result.arm}: shorter than the official {result.scenario} scenario ({result.why_not}); "
+                "not a result to be compared with published ones."
+            )
+    if any(point.load.type == "closed" for point in points):
+        yield (
+            "Closed loop: who waits sends nothing, so a stall is counted once for each slot and its queue is hidden. "
+            "An open loop (--rate) shows what users would have seen."
+        )
+    unsupported = sorted(
+        {percentile.percentile for point in points for percentile in point.percentiles if percentile.value_ms is None}
+    )
+    if unsupported and points:
+        names = ", ".join(f"p{percentile:g}" for percentile in unsupported)
+        yield f"{names}: left out where there were too few answers to support them."
+    if comparisons and not any(comparison.is_control for comparison in comparisons):
+        yield "No A/A control was run: nothing shows that two equal arms come out equal on this machine."
+    yield from _shared_servers(samples, comparisons)
+    random = sorted(
+        {name for server in run.servers for name, told in server.models.items() if told.get("weights") == "random"}
+    )
+    if random:
+        yield f"{', '.join(random)}: random weights. Speed does not depend on them; the answers mean nothing."
+    yield from (event.text for event in run.events if event.what == "note")
+
+
+def _about_point(point: Point) -> Iterator[str]:
+    where = f"{point.arm}, {point.label}"
+    if point.errors:
+        statuses = ", ".join(f"{count:,} {status}" for status, count in point.errors.items())
+        yield f"{where}: failed requests ({statuses}) are in no latency."
+    if point.dropped:
+        yield f"{where}: {point.dropped:,} requests were due and never sent; they are in no latency."
+    if point.generator.is_limited:
+        figures = point.generator
+        why = (
+            f"it was {figures.busy:.0%} busy (limit {BUSY_LIMIT:.0%})"
+            if figures.busy is not None and figures.busy > BUSY_LIMIT
+            else f"{figures.late_share:.1%} of sends were late (limit {LATE_LIMIT:.0%})"
+        )
+        yield f"{where}: generator-limited: {why}. The target may do better than this."
+    if point.server.compilations:
+        yield f"{where}: the server compiled {point.server.compilations} times while it was measured."
+    if point.steady is False:
+        yield f"{where}: not every block became steady."
+
+
+def _stalls(samples: Sequence[Sample]) -> Iterator[str]:
+    """Finds closed-loop blocks in which nothing was answered for long, which hardly shows in their percentiles."""
+    for sample in samples:
+        window, answered = sample.block.window_ns, sample.answered
+        if sample.block.load.type != "closed" or window is None or not answered.size:
+            continue
+        ended = np.sort(sample.rows["end_ns"][sample.rows["status"] == Status.OK])
+        inside = ended[ended >= window[0]]
+        longest_s = float(np.diff(inside, prepend=window[0]).max()) / 1e9 if inside.size else 0.0
+        if longest_s > max(_LEAST_STALL_S, _STALL_FACTOR * float(np.median(sample.latencies_ns)) / 1e9):
+            yield (
+                f"{sample.block.arm}, block {sample.block.index}: nothing was answered for {longest_s:.2g} s. A closed "
+                "loop hides such a stall: its percentiles count it once for each slot. Measure with --rate."
+            )
+
+
+def _shared_servers(samples: Sequence[Sample], comparisons: Sequence[Comparison]) -> Iterator[str]:
+    servers: dict[str, set[int]] = {}
+    for sample in samples:
+        if sample.block.server is not None:
+            servers.setdefault(sample.block.arm, set()).add(sample.block.server)
+    pairs = dict.fromkeys((found.arm, found.baseline) for found in comparisons if not found.is_control)
+    shared = [arm for arm, baseline in pairs if servers.get(arm, set()) & servers.get(baseline, set())]
+    if shared:
+        yield (
+            f"{', '.join(shared)}: served by the same process as the baseline, one after the other; "
+            "--isolate gives each its own."
+        )

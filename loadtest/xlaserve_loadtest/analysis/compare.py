@@ -1,0 +1,159 @@
+"""Arms against each other: ratios over paired blocks, with intervals, and what may be said of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from xlaserve_loadtest.analysis.samples import Sample, label
+from xlaserve_loadtest.analysis.statistics import LEAST_BLOCKS, Estimate, pooled_percentile_ratio, ratio
+from xlaserve_loadtest.record.lines import Arm, Header
+
+Verdict = Literal["faster", "slower", "inconclusive"]
+Measure = Literal["images_per_s", "p50", "p99"]
+
+PERCENTILE_MEASURES: Final[Mapping[Measure, float]] = {"p50": 50.0, "p99": 99.0}
+MEASURE_NAMES: Final[Mapping[Measure, str]] = {"images_per_s": "images/s", "p50": "p50", "p99": "p99"}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One arm over its baseline, under one load."""
+
+    arm: str
+    baseline: str
+    label: str
+    """The load in words, as that of the points."""
+    pairs: int
+    """Pairs of blocks."""
+    ratios: Mapping[Measure, Estimate | None]
+    """Arm over baseline; None where the sample does not support it."""
+    decides: Measure
+    """The measure that the verdict rests on: images/s, or p50 where the load sets the rate."""
+    verdict: Verdict
+    reason: str
+    """Why it is inconclusive; empty otherwise."""
+    is_control: bool
+    """An A/A control: two arms that are the same."""
+
+    @property
+    def ratio(self) -> Estimate | None:
+        """The ratio that the verdict rests on."""
+        return self.ratios[self.decides]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is a control whose equal arms came out different."""
+        return self.is_control and self.verdict != "inconclusive"
+
+
+def baselines(header: Header) -> dict[str, str]:
+    """Returns the arm that each arm is held against, by name: the baseline, or its like for another model.
+
+    A control is held against the arm that it repeats.
+    """
+    base = next((arm for arm in header.arms if arm.name == header.baseline), None)
+    found: dict[str, str] = {}
+    for arm in header.arms:
+        if arm.is_control_of is not None:
+            found[arm.name] = arm.is_control_of
+        elif base is not None:
+            like = [other for other in header.arms if _is_like(other, base) and other.model == arm.model]
+            if like and like[0].name != arm.name:
+                found[arm.name] = like[0].name
+    return found
+
+
+def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]:
+    """Compares every arm with its baseline under every load that both were measured under."""
+    measured = [sample for sample in samples if sample.block.role == "measure"]
+    loads = list(dict.fromkeys(label(sample.block.load) for sample in measured))
+    controls = {arm.name for arm in header.arms if arm.is_control_of is not None}
+    found: list[Comparison] = []
+    for arm, baseline in baselines(header).items():
+        for load in loads:
+            own, other = (
+                [sample for sample in measured if sample.block.arm == name and label(sample.block.load) == load]
+                for name in (arm, baseline)
+            )
+            if own and other:
+                found.append(_compare(own, other, load, is_control=arm in controls, seed=header.seed))
+    return _mind_controls(header.arms, found)
+
+
+def verdict_of(estimate: Estimate | None, measure: Measure) -> tuple[Verdict, str]:
+    """Returns what a ratio lets one say, and why where that is nothing."""
+    if estimate is None:
+        return "inconclusive", f"too few answers to compare {MEASURE_NAMES[measure]}"
+    if estimate.low is None or estimate.high is None:
+        return "inconclusive", f"an interval takes {LEAST_BLOCKS} pairs of blocks; run longer"
+    if estimate.low <= 1 <= estimate.high:
+        return "inconclusive", "the interval contains 1"
+    is_more = estimate.low > 1
+    return ("faster" if is_more == (measure == "images_per_s") else "slower"), ""
+
+
+def deciding_measure(load_type: str) -> Measure:
+    """Returns what decides under a load: where the load sets the rate, images/s say nothing of the arm."""
+    return "p50" if load_type == "open" else "images_per_s"
+
+
+def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_control: bool, seed: int) -> Comparison:
+    pairs = _pair(own, other)
+    own_ns, other_ns = ([pair[side].latencies_ns for pair in pairs] for side in (0, 1))
+    logs = [math.log((a.images_per_s or math.nan) / (b.images_per_s or math.nan)) for a, b in pairs]
+    ratios: dict[Measure, Estimate | None] = {"images_per_s": ratio(logs, seed=seed) if pairs else None}
+    for measure, percentile in PERCENTILE_MEASURES.items():
+        ratios[measure] = pooled_percentile_ratio(own_ns, other_ns, percentile, seed=seed) if pairs else None
+    decides = deciding_measure(own[0].block.load.type)
+    verdict, reason = verdict_of(ratios[decides], decides)
+    return Comparison(
+        arm=own[0].block.arm,
+        baseline=other[0].block.arm,
+        label=load,
+        pairs=len(pairs),
+        ratios=ratios,
+        decides=decides,
+        verdict=verdict,
+        reason=reason,
+        is_control=is_control,
+    )
+
+
+def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+    """Pairs the blocks of two arms: those of one round, in their order; without rounds, all in their order.
+
+    A pair of which one side answered nothing is left out: a failure is reported as such, not as slowness.
+    """
+    found: list[tuple[Sample, Sample]] = []
+    for turn in dict.fromkeys(sample.block.round for sample in own):
+        sides = ([sample for sample in side if sample.block.round == turn] for side in (own, other))
+        found += zip(*sides, strict=False)
+    return [pair for pair in found if all(sample.images_per_s for sample in pair)]
+
+
+def _mind_controls(arms: Sequence[Arm], found: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """Takes back verdicts under loads where two equal arms came out different."""
+    failed = {(comparison.baseline, comparison.label) for comparison in found if comparison.has_failed}
+    models = {arm.name: arm.model for arm in arms}
+
+    def is_spoilt(comparison: Comparison) -> bool:
+        return (
+            any(load == comparison.label and models[of] == models[comparison.arm] for of, load in failed)
+            and not comparison.is_control
+        )
+
+    return tuple(
+        replace(comparison, verdict="inconclusive", reason="the A/A control failed: two equal arms came out different")
+        if is_spoilt(comparison)
+        else comparison
+        for comparison in found
+    )
+
+
+def _is_like(arm: Arm, other: Arm) -> bool:
+    return arm.name == other.name or (
+        arm.mode == other.mode and arm.is_control_of is None and arm.model != other.model and arm.target == other.target
+    )

@@ -1,0 +1,256 @@
+"""What one arm did under one load: rates, latencies, errors, and what its server did meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, Literal
+
+import numpy as np
+
+from xlaserve_loadtest.analysis import stages
+from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns, pooled_ns
+from xlaserve_loadtest.analysis.stages import Stage
+from xlaserve_loadtest.analysis.statistics import PERCENTILES, Estimate, Latencies, Percentile, estimate, least_count
+from xlaserve_loadtest.record.lines import Block, Load, Rows, Status
+
+BUSY_LIMIT: Final = 0.8
+LATE_LIMIT: Final = 0.01
+
+_SLICES: Final = 240
+"""Stretches of the run in which latency over time is told."""
+
+Role = Literal["measure", "search", "curve"]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorFigures:
+    """Whether the load generator kept up."""
+
+    workers: int
+    """At most."""
+    cpu_ms_per_request: float | None
+    busy: float | None
+    """Share of its measured ceiling, in its busiest block; None where that is not known."""
+    sends: int
+    late_sends: int
+    late_share: float
+    is_limited: bool
+    """Over 80% of its ceiling, or more than 1% of sends late: the result says more of it than of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """What the server used; None where it could not be seen."""
+
+    cpu_s: float | None
+    cpu_ms_per_image: float | None
+    peak_rss_bytes: int | None
+    gpu_utilisation: float | None
+    """Mean share, from 0 to 1."""
+    gpu_memory_bytes: int | None
+    """At most."""
+    compilations: int | None
+    """During the blocks; anything but 0 means that somebody waited for the compiler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """What batches were padded with."""
+
+    images: int
+    padded_rows: int
+    waste: float
+    """Share of rows that were padding."""
+    batches_by_bucket: Mapping[str, int]
+    """By batch, height and width, smallest first: "8x224x224"."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveValue:
+    """A point of the percentile curve."""
+
+    percentile: float
+    """From 0 to 100."""
+    latency_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSlice:
+    """Answers to requests that were due in a short stretch of the run."""
+
+    at_s: float
+    """Middle of the stretch, from the start of the run's first block."""
+    answers: int
+    p50_ms: float
+    max_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One arm under one load, all its blocks together."""
+
+    arm: str
+    role: Role
+    load: Load
+    label: str
+    """The load in words: "16 at a time", "50/s poisson", "offline"."""
+    blocks: int
+    measured_s: float
+    requests: int
+    """Answered."""
+    images: int
+    """Answered."""
+    images_per_s: Estimate | None
+    requests_per_s: Estimate | None
+    mean_ms: float | None
+    percentiles: tuple[Percentile, ...]
+    max_ms: float | None
+    errors: Mapping[str, int]
+    """Failed requests by status, most frequent first."""
+    warmup_errors: Mapping[str, int]
+    dropped: int
+    """Due, but never sent."""
+    steady: bool | None
+    """Whether every block that was asked to became steady; None where none was asked."""
+    generator: GeneratorFigures
+    server: ServerFigures
+    stages: tuple[Stage, ...]
+    """Shares of the mean latency, in the order of a request's way; empty where the server told none."""
+    padding: Padding | None
+    curve: tuple[CurveValue, ...]
+    over_time: tuple[TimeSlice, ...]
+    block_images_per_s: tuple[float | None, ...]
+    """In the order of the run; None for a block in which nothing was measured."""
+
+    def percentile(self, name: str) -> Percentile:
+        """Returns the percentile called `name` ("p99")."""
+        return next(percentile for percentile in self.percentiles if percentile.name == name)
+
+
+def point(samples: Sequence[Sample], *, span_ns: tuple[int, int], seed: int) -> Point:
+    """Sums up the blocks of one arm, role and load. `span_ns` is the run's, from its first block to its last."""
+    blocks = [sample.block for sample in samples]
+    first = blocks[0]
+    rows = np.concatenate([sample.rows for sample in samples])
+    measured = rows[rows["measured"]]
+    answered = measured[measured["status"] == Status.OK]
+    latencies = Latencies(pooled_ns(samples))
+    images_per_s = [sample.images_per_s for sample in samples]
+    asked_steady = [block.steady for block in blocks if block.steady is not None]
+    return Point(
+        arm=first.arm,
+        role=first.role,
+        load=first.load,
+        label=label(first.load),
+        blocks=len(blocks),
+        measured_s=sum(sample.seconds for sample in samples),
+        requests=answered.size,
+        images=int(answered["images"].sum()),
+        images_per_s=_over_blocks(images_per_s, seed),
+        requests_per_s=_over_blocks([sample.requests_per_s for sample in samples], seed),
+        mean_ms=float(latencies_ns(answered).mean()) / 1e6 if answered.size else None,
+        percentiles=tuple(latencies.percentile(percentile) for percentile in PERCENTILES),
+        max_ms=float(latencies_ns(answered).max()) / 1e6 if answered.size else None,
+        errors=_errors(measured),
+        warmup_errors=_errors(rows[~rows["measured"]]),
+        dropped=sum(block.generator.dropped for block in blocks),
+        steady=all(asked_steady) if asked_steady else None,
+        generator=_generator(blocks, rows.size),
+        server=_server(blocks, int(rows["images"][rows["status"] == Status.OK].sum())),
+        stages=stages.split(answered),
+        padding=_padding(blocks),
+        curve=_curve(latencies),
+        over_time=_over_time(rows[rows["status"] == Status.OK], span_ns),
+        block_images_per_s=tuple(images_per_s),
+    )
+
+
+def _over_blocks(rates: Iterable[float | None], seed: int) -> Estimate | None:
+    known = [rate for rate in rates if rate is not None]
+    if not known:
+        return None
+    found = estimate(known, seed=seed)
+    return Estimate(found.value, None if found.low is None else max(found.low, 0.0), found.high)
+
+
+def _errors(rows: Rows) -> dict[str, int]:
+    counts = Counter(rows["status"][rows["status"] != Status.OK].tolist())
+    return {Status(status).name: count for status, count in counts.most_common()}
+
+
+def _generator(blocks: Sequence[Block], requests: int) -> GeneratorFigures:
+    own = [block.generator for block in blocks]
+    busy = max((found.busy for found in own if found.busy is not None), default=None)
+    sends, late = sum(found.sends for found in own), sum(found.late_sends for found in own)
+    late_share = late / sends if sends else 0.0
+    return GeneratorFigures(
+        workers=max(found.workers for found in own),
+        cpu_ms_per_request=sum(found.cpu_s for found in own) * 1000 / requests if requests else None,
+        busy=busy,
+        sends=sends,
+        late_sends=late,
+        late_share=late_share,
+        is_limited=(busy is not None and busy > BUSY_LIMIT) or late_share > LATE_LIMIT,
+    )
+
+
+def _server(blocks: Sequence[Block], images: int) -> ServerFigures:
+    uses = [block.server_use for block in blocks]
+    cpu = [use.cpu_s for use in uses if use.cpu_s is not None]
+    gpu = [use.gpu_utilisation for use in uses if use.gpu_utilisation is not None]
+    compiled = [block.counters.compilations for block in blocks if block.counters]
+    known_compiled = [count for count in compiled if count is not None]
+    # CPU time and images must be of the same blocks.
+    has_all = len(cpu) == len(blocks) and images > 0
+    return ServerFigures(
+        cpu_s=sum(cpu) if cpu else None,
+        cpu_ms_per_image=sum(cpu) * 1000 / images if has_all else None,
+        peak_rss_bytes=max((use.peak_rss_bytes for use in uses if use.peak_rss_bytes is not None), default=None),
+        gpu_utilisation=sum(gpu) / len(gpu) if gpu else None,
+        gpu_memory_bytes=max((use.gpu_memory_bytes for use in uses if use.gpu_memory_bytes is not None), default=None),
+        compilations=sum(known_compiled) if known_compiled else None,
+    )
+
+
+def _padding(blocks: Sequence[Block]) -> Padding | None:
+    told = [block.counters for block in blocks if block.counters]
+    images = sum(counters.images or 0 for counters in told)
+    padded = sum(counters.padded_rows or 0 for counters in told)
+    if not images:
+        return None
+    batches: Counter[str] = Counter()
+    for bucket, count in chain.from_iterable(counters.batches_by_bucket.items() for counters in told):
+        batches[bucket] += count
+    ordered = {bucket: batches[bucket] for bucket in sorted(batches, key=_bucket_order) if batches[bucket]}
+    return Padding(images, padded, padded / (images + padded), ordered)
+
+
+def _bucket_order(bucket: str) -> tuple[tuple[int, ...], str]:
+    return tuple(int(part) for part in bucket.split("x") if part.isdecimal()), bucket
+
+
+def _curve(latencies: Latencies) -> tuple[CurveValue, ...]:
+    """Returns the curve with its tail stretched, up to the last percentile that the sample supports."""
+    percentiles = [0.0, *(100 * (1 - 10 ** (-step / 10)) for step in range(1, 51))]
+    supported = [percentile for percentile in percentiles[1:] if latencies.count >= least_count(percentile)]
+    if not supported:
+        return ()
+    return tuple(CurveValue(percentile, latencies.value_ms(percentile)) for percentile in [0.0, *supported])
+
+
+def _over_time(answered: Rows, span_ns: tuple[int, int]) -> tuple[TimeSlice, ...]:
+    if not answered.size:
+        return ()
+    width_ns = max(math.ceil((span_ns[1] - span_ns[0]) / _SLICES), 1)
+    places = (answered["scheduled_ns"] - span_ns[0]) // width_ns
+    order = np.argsort(places, kind="stable")
+    latencies = latencies_ns(answered)[order]
+    found, starts = np.unique(places[order], return_index=True)
+    return tuple(
+        TimeSlice((place + 0.5) * width_ns / 1e9, values.size, float(np.median(values)) / 1e6, values.max() / 1e6)
+        for place, values in zip(found.tolist(), np.split(latencies, starts[1:]), strict=True)
+    )

@@ -1,0 +1,110 @@
+"""The measured part of a run, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from xlaserve_loadtest.analysis.statistics import Nanoseconds
+from xlaserve_loadtest.record import lines as record
+from xlaserve_loadtest.record.lines import Block, Load, Rows, Run, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One block and its requests."""
+
+    block: Block
+    rows: Rows
+    """All of its requests, those of warm-up included."""
+
+    @property
+    def measured(self) -> Rows:
+        """Requests that were due inside the window."""
+        return record.measured(self.rows)
+
+    @property
+    def answered(self) -> Rows:
+        """Measured requests that were answered as they should be."""
+        return record.answered(self.rows)
+
+    @property
+    def latencies_ns(self) -> Nanoseconds:
+        """From due to answered, of the requests in `answered`."""
+        return latencies_ns(self.answered)
+
+    @property
+    def seconds(self) -> float:
+        """How long it measured."""
+        if self.block.load.type == "offline":
+            measured = self.measured
+            return float(measured["end_ns"].max() - measured["scheduled_ns"].min()) / 1e9 if measured.size else 0.0
+        window = self.block.window_ns
+        return (window[1] - window[0]) / 1e9 if window else 0.0
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """Answers each second; None where nothing was answered."""
+        return self._rate(images=False)
+
+    @property
+    def images_per_s(self) -> float | None:
+        """Images answered each second; None where nothing was answered."""
+        return self._rate(images=True)
+
+    def _rate(self, *, images: bool) -> float | None:
+        """Returns a rate, over whole requests where that is possible.
+
+        A closed loop's rate is what its slots bring for each second of their time: counting answers in a window of
+        fixed length would be off by up to a batch. Otherwise, and where failures made slots rest, it is what was
+        answered inside the window, whenever it was due.
+        """
+
+        def count(rows: Rows) -> int:
+            return int(rows["images"].sum()) if images else int(rows.size)
+
+        measured, answered, window, load = self.measured, self.answered, self.block.window_ns, self.block.load
+        if not answered.size or window is None:
+            return None
+        if load.type == "offline":
+            return count(answered) / self.seconds if self.seconds else None
+        if load.type == "closed" and load.concurrency and answered.size == measured.size:
+            slot_s = float(latencies_ns(measured).sum()) / 1e9
+            return count(answered) * load.concurrency / slot_s if slot_s else None
+        ended = self.rows["end_ns"]
+        inside = (ended >= window[0]) & (ended < window[1]) & (self.rows["status"] == Status.OK)
+        return count(self.rows[inside]) / self.seconds if self.seconds and inside.any() else None
+
+
+def collect(run: Run) -> list[Sample]:
+    """Returns the blocks of a run with their requests, in the order of the run."""
+    order = np.argsort(run.requests["block"], kind="stable")
+    rows = run.requests[order]
+    blocks = sorted(run.blocks, key=lambda block: block.index)
+    edges = np.searchsorted(rows["block"], [(block.index, block.index + 1) for block in blocks]).reshape(-1, 2)
+    return [Sample(block, rows[first:last]) for block, (first, last) in zip(blocks, edges, strict=True)]
+
+
+def latencies_ns(rows: Rows) -> Nanoseconds:
+    """Returns latencies, which count from the time when a request was due."""
+    found: Nanoseconds = rows["end_ns"] - rows["scheduled_ns"]
+    return found
+
+
+def pooled_ns(samples: Sequence[Sample]) -> Nanoseconds:
+    """Returns the latencies of all answers of several blocks."""
+    return np.concatenate([sample.latencies_ns for sample in samples]) if samples else np.empty(0, np.int64)
+
+
+def label(load: Load) -> str:
+    """Returns a load in words: "16 at a time", "50/s poisson", "offline"."""
+    if load.type == "closed":
+        words = f"{load.concurrency} at a time" if load.concurrency else "closed loop"
+    elif load.type == "offline":
+        words = "offline"
+    else:
+        rate = "" if load.rate_per_s is None else f"{load.rate_per_s:.6g}/s "
+        words = f"{rate}{load.arrivals or 'open loop'}"
+    return words if load.images_per_request == "1" else f"{words}, {load.images_per_request} images"

@@ -1,0 +1,47 @@
+"""Where a request's time went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from xlaserve_loadtest.analysis.samples import latencies_ns
+from xlaserve_loadtest.record.lines import STAGES, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the mean latency."""
+
+    name: str
+    """send (from due to sent), network, decode, queue, gather, execute, encode, or other (in the server)."""
+    mean_ms: float
+    share: float
+    """Of the mean latency."""
+
+
+def split(answered: Rows) -> tuple[Stage, ...]:
+    """Returns where the mean latency of `answered` went; nothing where the server did not tell its total.
+
+    `network` is what the client saw less what the server says of itself: gRPC on both sides and the way between.
+    """
+    told = answered[~np.isnan(answered["total_s"])]
+    if not told.size:
+        return ()
+    latency_ms = float(latencies_ns(told).mean()) / 1e6
+    send_ms = float((told["start_ns"] - told["scheduled_ns"]).mean()) / 1e6
+    total_ms = float(told["total_s"].mean(dtype=np.float64)) * 1e3
+    inside_ms = {
+        # A stage that a request did not pass through took it no time.
+        stage.removesuffix("_s"): float(np.nan_to_num(told[stage]).mean(dtype=np.float64)) * 1e3
+        for stage in STAGES
+        if stage != "total_s" and not np.isnan(told[stage]).all()
+    }
+    parts_ms = {
+        "send": send_ms,
+        "network": max(latency_ms - send_ms - total_ms, 0.0),
+        **inside_ms,
+        "other": max(total_ms - sum(inside_ms.values()), 0.0),
+    }
+    return tuple(Stage(name, mean, mean / latency_ms if latency_ms else 0.0) for name, mean in parts_ms.items())

@@ -1,0 +1,125 @@
+"""Everything that any report shows of a run, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xlaserve_loadtest.analysis import caveats, scenario, verdict
+from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
+from xlaserve_loadtest.analysis.points import Point, point
+from xlaserve_loadtest.analysis.price import Price, prices
+from xlaserve_loadtest.analysis.samples import Sample, collect, label
+from xlaserve_loadtest.analysis.scenario import HighestRate, ScenarioResult
+from xlaserve_loadtest.record.lines import End, Equality, Failure, Header, Run, Server
+
+
+@dataclass(frozen=True, slots=True)
+class TimedEvent:
+    """Something that happened."""
+
+    at_s: float
+    """From the start of the run's first block, as in `TimeSlice`."""
+    what: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpan:
+    """A block on the time axis."""
+
+    arm: str
+    label: str
+    from_s: float
+    to_s: float
+    """From the start of the run's first block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run, as reports show it."""
+
+    path: Path
+    header: Header
+    verdict: str
+    """The answer in one or two sentences, first in every report. What spoils the comparison stands first in it."""
+    verdicts: tuple[str, ...]
+    """A sentence for each comparison that is not a control."""
+    points: tuple[Point, ...]
+    """Measured: by arm in the header's order, then by load."""
+    curve: tuple[Point, ...]
+    """Every load that was tried, those of `points` and of searches included: the throughput-latency curve."""
+    comparisons: tuple[Comparison, ...]
+    """Controls included."""
+    prices: tuple[Price, ...]
+    highest_rates: tuple[HighestRate, ...]
+    scenario: tuple[ScenarioResult, ...]
+    equalities: tuple[Equality, ...]
+    failures: tuple[Failure, ...]
+    servers: tuple[Server, ...]
+    events: tuple[TimedEvent, ...]
+    spans: tuple[BlockSpan, ...]
+    warnings: tuple[str, ...]
+    """What makes the figures less than they seem, gravest first."""
+    notes: tuple[str, ...]
+    """How to read them."""
+    end: End | None
+    """None when the file was cut off."""
+    duration_s: float
+    """From the first block's start to the last one's end."""
+    requests: int
+    """Answered, searches included."""
+
+
+def summarize(run: Run) -> Summary:
+    """Computes everything that reports show. A run in which nothing was measured gives an empty summary."""
+    header = run.header
+    samples = collect(run)
+    start_ns = min((sample.block.start_ns for sample in samples), default=0)
+    end_ns = max((sample.block.end_ns for sample in samples), default=start_ns)
+    curve = _points(header, samples, (start_ns, end_ns))
+    points = tuple(found for found in curve if found.role == "measure")
+    comparisons = compare(header, samples)
+    rates = scenario.highest_rates(header, curve)
+    results = scenario.results(header, points or curve, rates)
+    return Summary(
+        path=run.path,
+        header=header,
+        verdict=verdict.text(run, points, comparisons, rates),
+        verdicts=tuple(verdict.sentence(found, points) for found in comparisons if not found.is_control),
+        points=points,
+        curve=curve,
+        comparisons=comparisons,
+        prices=prices(header.arms, baselines(header), run.servers, points, comparisons),
+        highest_rates=rates,
+        scenario=results,
+        equalities=run.equalities,
+        failures=run.failures,
+        servers=run.servers,
+        events=tuple(TimedEvent((event.at_ns - start_ns) / 1e9, event.what, event.text) for event in run.events),
+        spans=tuple(
+            BlockSpan(
+                sample.block.arm,
+                label(sample.block.load),
+                (sample.block.start_ns - start_ns) / 1e9,
+                (sample.block.end_ns - start_ns) / 1e9,
+            )
+            for sample in samples
+        ),
+        warnings=tuple(caveats.warnings(run, samples, points, comparisons)),
+        notes=tuple(caveats.notes(run, samples, points, comparisons, results)),
+        end=run.end,
+        duration_s=(end_ns - start_ns) / 1e9,
+        requests=sum(found.requests for found in curve),
+    )
+
+
+def _points(header: Header, samples: Sequence[Sample], span_ns: tuple[int, int]) -> tuple[Point, ...]:
+    """Returns a point for each arm, role and load, by arm in the header's order, otherwise in the order of the run."""
+    groups: dict[tuple[str, str, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.block.arm, sample.block.role, label(sample.block.load)), []).append(sample)
+    order = {arm.name: place for place, arm in enumerate(header.arms)}
+    keys = sorted(groups, key=lambda key: order.get(key[0], len(order)))
+    return tuple(point(groups[key], span_ns=span_ns, seed=header.seed) for key in keys)

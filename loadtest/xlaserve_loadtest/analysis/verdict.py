@@ -1,0 +1,110 @@
+"""The answer in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from xlaserve_loadtest.analysis.compare import MEASURE_NAMES, Comparison
+from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.analysis.scenario import HighestRate
+from xlaserve_loadtest.analysis.statistics import Estimate
+from xlaserve_loadtest.record.lines import Equality, Run
+
+_MOST_SENTENCES = 3
+
+
+def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]) -> str:
+    """Returns the verdict on a run: what spoils it first, then what was found."""
+    parts = [disagreement(equality) for equality in run.equalities if not equality.is_equal]
+    found = [comparison for comparison in comparisons if not comparison.is_control]
+    parts += [_rate_sentence(rate) for rate in rates]
+    if len(found) > _MOST_SENTENCES:
+        parts += _counted(found)
+    elif found:
+        parts += [sentence(comparison, points) for comparison in found]
+    elif any(point.requests for point in points):
+        parts += [_alone(point) for point in points if point.requests][:_MOST_SENTENCES]
+        if not rates:
+            parts.append("Nothing was compared.")
+    elif not rates:
+        reason = run.end.reason if run.end else "the file was cut off before a block had ended"
+        failure = next((f"{found.status}: {found.message}" for found in run.failures), "")
+        parts.append("Nothing was measured: " + (reason or failure or "no block came out of warm-up") + ".")
+    return " ".join(parts)
+
+
+def sentence(comparison: Comparison, points: Sequence[Point]) -> str:
+    """Returns a comparison in a sentence."""
+    arms = f"{comparison.arm} is {comparison.verdict} than {comparison.baseline}"
+    if comparison.verdict == "inconclusive":
+        arms = f"{comparison.arm} against {comparison.baseline} is inconclusive"
+    parts = [f"{arms} at {comparison.label}: "]
+    if comparison.reason:
+        parts.append(f"{comparison.reason}; ")
+    if comparison.ratio is not None:
+        what = (
+            "the images/s"
+            if comparison.decides == "images_per_s"
+            else f"the {MEASURE_NAMES[comparison.decides]} latency"
+        )
+        parts.append(
+            f"{times(comparison.ratio)} {what} ({interval(comparison.ratio)}{comparison.pairs} pairs of blocks)"
+        )
+    names = (comparison.arm, comparison.baseline)
+    limited = [
+        point.arm
+        for point in points
+        if point.generator.is_limited and point.label == comparison.label and point.arm in names
+    ]
+    parts.append(f"; generator-limited: {', '.join(limited)}" if limited else "")
+    return "".join(parts).removesuffix("; ") + "."
+
+
+def disagreement(equality: Equality) -> str:
+    """Returns in a sentence that two arms did not compute the same."""
+    top1 = "" if equality.top1_agreement is None else f", top-1 agreement {equality.top1_agreement:.1%}"
+    return (
+        f"The outputs of {equality.arm} and {equality.baseline} differ beyond the tolerance (largest difference "
+        f"{equality.largest_absolute:.2g} absolute, {equality.largest_relative:.2g} relative{top1}, "
+        f"{equality.images} images): they do not do the same work."
+    )
+
+
+def times(estimate: Estimate) -> str:
+    """Returns a ratio in words."""
+    return f"{estimate.value:.3f} times"
+
+
+def interval(estimate: Estimate) -> str:
+    """Returns an interval in words, with a comma behind; nothing where there is none."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"95% interval {estimate.low:.3f} to {estimate.high:.3f}, "
+
+
+def _counted(found: Sequence[Comparison]) -> list[str]:
+    """Returns a sentence for each pair of arms, with the number of loads for each verdict."""
+    pairs: dict[tuple[str, str], Counter[str]] = {}
+    for comparison in found:
+        pairs.setdefault((comparison.arm, comparison.baseline), Counter())[comparison.verdict] += 1
+    return [
+        f"{arm} against {baseline}: "
+        + ", ".join(f"{verdict} under {count} of {counts.total()} loads" for verdict, count in counts.most_common())
+        + "."
+        for (arm, baseline), counts in pairs.items()
+    ]
+
+
+def _alone(point: Point) -> str:
+    rate = f"{point.images_per_s.value:,.1f} images/s" if point.images_per_s else "no rate"
+    supported = [percentile for percentile in point.percentiles if percentile.value_ms is not None]
+    latency = f", {supported[-1].name} {supported[-1].value_ms:.3g} ms" if supported else ""
+    limited = " (generator-limited)" if point.generator.is_limited else ""
+    return f"{point.arm} does {rate}{latency} at {point.label}{limited}."
+
+
+def _rate_sentence(rate: HighestRate) -> str:
+    if rate.rate_per_s is None:
+        return f"{rate.arm} kept to {rate.slo} at none of the {rate.tried} rates tried."
+    return f"{rate.arm} keeps to {rate.slo} up to {rate.rate_per_s:.6g} requests/s ({rate.blocks} runs at that rate)."

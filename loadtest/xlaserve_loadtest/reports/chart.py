@@ -1,0 +1,115 @@
+"""One chart of a report: what plotly draws, a title, and how to read it."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from xlaserve_loadtest.reports.markup import Markup, data, tag
+
+MUTED: Final = 6
+"""Index of the colour of what is only there for comparison."""
+
+COLOURS: Final = ("#3b7ddd", "#e8822e", "#1a9e84", "#b659c4", "#8d9a1f", "#d65468", "#6b7f99", "#a5713f")
+"""Told apart on white and on near-black, and by most colour-blind readers in this order."""
+
+BAR_PX: Final = 30
+"""Height of a bar and the room around it."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What plotly draws, a title, and how to read it."""
+
+    name: str
+    """In one word, for whoever looks for it in the page."""
+    title: str
+    reading: str
+    traces: Sequence[Mapping[str, Any]]
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+    def render(self) -> Markup:
+        """Returns the figure as HTML."""
+        layout = _merge(_LAYOUT, self.layout)
+        height = f"height:{layout['height']}px"
+        source = data({"traces": list(self.traces), "layout": layout})
+        return tag(
+            "figure",
+            tag("h3", self.title),
+            tag("div", class_="plot", style=height, role="img", aria_label=self.title),
+            tag("script", source, type="application/json", class_="chart"),
+            tag("figcaption", self.reading),
+            data_name=self.name,
+        )
+
+
+def label(text: str) -> str:
+    """Returns text as plotly shows it literally; it would take some tags as formatting otherwise."""
+    return html.escape(text, quote=False)
+
+
+def colour(index: int) -> str:
+    """Returns the colour of the arm or stage at this place."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def plain(values: ArrayLike) -> list[float | None]:
+    """Returns numbers to four digits or so, which is what a chart can show, and None for what is not finite."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()]
+
+
+def rule(axis: str, at: float, colour_: str) -> dict[str, Any]:
+    """Returns a dotted line across the chart at one value of an axis (`x` or `y`)."""
+    other = "y" if axis == "x" else "x"
+    return {
+        "type": "line",
+        f"{axis}0": at,
+        f"{axis}1": at,
+        f"{other}0": 0,
+        f"{other}1": 1,
+        f"{other}ref": "paper",
+        "line": {"color": colour_, "width": 1, "dash": "dot"},
+    }
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        inner = merged.get(key)
+        merged[key] = _merge(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+_AXIS: Final[Mapping[str, Any]] = {
+    "automargin": True,
+    "fixedrange": True,
+    "ticklabelstandoff": 5,
+    "title": {"standoff": 10},
+}
+_LAYOUT: Final[Mapping[str, Any]] = {
+    "height": 360,
+    "autosize": True,
+    "margin": {"l": 12, "r": 16, "t": 12, "b": 12},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"family": "system-ui, sans-serif", "size": 12},
+    "legend": {
+        "orientation": "h",
+        "x": 0,
+        "xanchor": "left",
+        "y": 1,
+        "yanchor": "bottom",
+        "traceorder": "normal",
+    },
+    "showlegend": True,
+    "hovermode": "closest",
+    "bargap": 0.3,
+    "xaxis": _AXIS,
+    "yaxis": _AXIS,
+}

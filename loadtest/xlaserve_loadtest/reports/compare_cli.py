@@ -1,0 +1,178 @@
+"""`loadtest compare A B`: what changed from one run to another, from their files alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xlaserve_loadtest.analysis.compare import (
+    MEASURE_NAMES,
+    PERCENTILE_MEASURES,
+    Measure,
+    Verdict,
+    deciding_measure,
+    verdict_of,
+)
+from xlaserve_loadtest.analysis.figures import estimate, number
+from xlaserve_loadtest.analysis.samples import Sample, collect, label
+from xlaserve_loadtest.analysis.statistics import Estimate, Floats, pooled_percentile_ratio, unpaired_ratio
+from xlaserve_loadtest.parser import Parser
+from xlaserve_loadtest.record.lines import Environment, Run
+from xlaserve_loadtest.record.run_file import RunFileError, read_run
+from xlaserve_loadtest.reports.terminal import WIDTH
+
+_IGNORED_OPTIONS: Final = ("record", "html", "markdown", "csv", "json", "push_file", "fail_if", "output")
+"""Options that change what is written and not what is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One arm under one load: the second run over the first."""
+
+    arm: str
+    label: str
+    images_per_s: tuple[float, float]
+    """In the first run and in the second."""
+    ratios: dict[Measure, Estimate | None]
+    decides: Measure
+    verdict: Verdict
+    reason: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    0: compared; 1: a file can't be read, or the runs have no arm and load in common; 2: a wrong command line.
+    """
+    parser = Parser(
+        prog="loadtest compare",
+        description="Holds the arms of run B against those of run A of the same names and loads.",
+    )
+    parser.add_argument("first", type=Path, metavar="A", help="run file")
+    parser.add_argument("second", type=Path, metavar="B", help="run file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    try:
+        runs = read_run(options.first), read_run(options.second)
+    except RunFileError as error:
+        sys.stderr.write(f"loadtest compare: {error}\n")
+        return 1
+    found, apart = changes(*runs), list(differences(*runs))
+    if options.json:
+        sys.stdout.write(
+            json.dumps({"changes": list(map(dataclasses.asdict, found)), "differences": apart}, indent=2) + "\n"
+        )
+    else:
+        _show(found, apart, Console())
+    if not found:
+        sys.stderr.write("loadtest compare: the runs have measured no arm under the same load\n")
+    return 0 if found else 1
+
+
+def changes(first: Run, second: Run) -> list[Change]:
+    """Compares what both runs measured: arms of the same name under the same load. Blocks of two runs are not pairs."""
+    groups = [_groups(run) for run in (first, second)]
+    seed = first.header.seed
+    return [
+        _change(arm, load, groups[0][arm, load], groups[1][arm, load], seed)
+        for arm, load in groups[1]
+        if (arm, load) in groups[0]
+    ]
+
+
+def differences(first: Run, second: Run) -> Iterator[str]:
+    """Gives what else than the arms differs between two runs: machine, software, options."""
+    one, other = first.header, second.header
+    for field in dataclasses.fields(Environment):
+        yield from _difference(field.name, getattr(one.environment, field.name), getattr(other.environment, field.name))
+    options = dict.fromkeys((*one.configuration, *other.configuration))
+    for name in options:
+        if name not in _IGNORED_OPTIONS:
+            yield from _difference(name, one.configuration.get(name), other.configuration.get(name))
+
+
+def _groups(run: Run) -> dict[tuple[str, str], list[Sample]]:
+    found: dict[tuple[str, str], list[Sample]] = {}
+    for sample in collect(run):
+        if sample.block.role == "measure" and sample.images_per_s:
+            found.setdefault((sample.block.arm, label(sample.block.load)), []).append(sample)
+    return found
+
+
+def _change(arm: str, load: str, first: Sequence[Sample], second: Sequence[Sample], seed: int) -> Change:
+    rates = [_rates(samples) for samples in (first, second)]
+    latencies = [[sample.latencies_ns for sample in samples] for samples in (second, first)]
+    ratios: dict[Measure, Estimate | None] = {
+        "images_per_s": unpaired_ratio(np.log(rates[1]), np.log(rates[0]), seed=seed)
+    }
+    for measure, percentile in PERCENTILE_MEASURES.items():
+        ratios[measure] = pooled_percentile_ratio(latencies[0], latencies[1], percentile, seed=seed, paired=False)
+    decides = deciding_measure(second[0].block.load.type)
+    verdict, reason = verdict_of(ratios[decides], decides)
+    means = float(rates[0].mean()), float(rates[1].mean())
+    return Change(arm, load, means, ratios, decides, verdict, reason)
+
+
+def _rates(samples: Sequence[Sample]) -> Floats:
+    return np.array([sample.images_per_s for sample in samples], np.float64)
+
+
+def _difference(name: str, one: Any, other: Any) -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in dict.fromkeys((*one, *other)):
+            yield from _difference(f"{name}.{key}", one.get(key), other.get(key))
+    elif one != other:
+        yield f"{name}: {_shown(one)} became {_shown(other)}"
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ((), []):
+        return "nothing"
+    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _show(found: Sequence[Change], apart: Sequence[str], console: Console) -> None:
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    for change in found:
+        console.print(Text(_sentence(change), "bold"))
+    for difference in apart:
+        console.print(Text.assemble(("differs: ", "yellow"), difference))
+    if not found:
+        return
+    table = Table(
+        title=Text("B over A, with 95% intervals over blocks", "none"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for place, heading in enumerate(("arm", "load", "A images/s", "B images/s", "images/s", "p50", "p99")):
+        table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place >= 2)
+    for change in found:
+        ratios = (estimate(ratio, ".2f") for ratio in change.ratios.values())
+        table.add_row(Text(change.arm), Text(change.label), *map(number, change.images_per_s), *ratios)
+    console.print()
+    console.print(table)
+    console.print(
+        Text("Intervals know of blocks within each run; whatever else changed between the runs is in the ratio.", "dim")
+    )
+
+
+def _sentence(change: Change) -> str:
+    if change.verdict == "inconclusive":
+        return f"{change.arm} at {change.label}: inconclusive; {change.reason}."
+    ratio = change.ratios[change.decides]
+    size = "" if ratio is None else f": {ratio.value:.3f} times the {MEASURE_NAMES[change.decides]}"
+    return f"{change.arm} at {change.label} became {change.verdict}{size}."

@@ -1,0 +1,67 @@
+"""The report as CSV: a row for each arm, load and role of each run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.analysis.statistics import PERCENTILES, Estimate
+from xlaserve_loadtest.analysis.summary import Summary
+
+
+def render(summaries: Sequence[Summary]) -> str:
+    """Returns CSV with a heading; what is not known is empty. Columns carry their unit."""
+    rows = [_row(summary, point) for summary in summaries for point in summary.curve]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["run"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _row(summary: Summary, point: Point) -> dict[str, object]:
+    arm = next((arm for arm in summary.header.arms if arm.name == point.arm), None)
+    comparison = next(
+        (found for found in summary.comparisons if (found.arm, found.label) == (point.arm, point.label)), None
+    )
+    is_compared = comparison is not None and point.role == "measure"
+    latencies: dict[str, object] = {}
+    for name in (f"p{percentile:g}" for percentile in PERCENTILES):
+        found = point.percentile(name)
+        latencies |= {f"{name}_ms": found.value_ms, f"{name}_low_ms": found.low_ms, f"{name}_high_ms": found.high_ms}
+    return {
+        "run": summary.header.started_at,
+        "arm": point.arm,
+        "model": arm.model if arm else None,
+        "mode": arm.mode if arm else None,
+        "role": point.role,
+        "load": point.label,
+        "blocks": point.blocks,
+        "measured_s": point.measured_s,
+        "requests": point.requests,
+        "images": point.images,
+        **_estimate("images_per_s", point.images_per_s),
+        **_estimate("requests_per_s", point.requests_per_s),
+        "mean_ms": point.mean_ms,
+        **latencies,
+        "max_ms": point.max_ms,
+        "errors": sum(point.errors.values()),
+        "dropped": point.dropped,
+        "is_generator_limited": point.generator.is_limited,
+        "padding_waste": point.padding.waste if point.padding else None,
+        "server_cpu_ms_per_image": point.server.cpu_ms_per_image,
+        "server_peak_rss_bytes": point.server.peak_rss_bytes,
+        "baseline": comparison.baseline if comparison and is_compared else None,
+        **_estimate("ratio", comparison.ratio if comparison and is_compared else None),
+        "verdict": comparison.verdict if comparison and is_compared else None,
+    }
+
+
+def _estimate(name: str, found: Estimate | None) -> dict[str, object]:
+    return {
+        name: found and found.value,
+        f"{name}_low": found and found.low,
+        f"{name}_high": found and found.high,
+    }

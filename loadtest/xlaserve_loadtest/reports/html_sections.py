@@ -1,0 +1,365 @@
+"""The sections of the HTML report, each from a run's summary; a section without data is empty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from xlaserve_loadtest.analysis.figures import NOTHING, estimate, mebibytes, number, share
+from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.analysis.statistics import Percentile
+from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.reports import charts
+from xlaserve_loadtest.reports.chart import MUTED
+from xlaserve_loadtest.reports.charts import Bar, Curve, Mark, Series
+from xlaserve_loadtest.reports.markup import Child, Markup, facts, table, tag
+
+_STAGES: Final = ("send", "network", "decode", "queue", "gather", "execute", "encode", "other")
+
+
+def throughput(summary: Summary) -> list[Child]:
+    """Returns images/s by arm."""
+    names, hues = _names(summary), _hues(summary)
+    bars = [
+        Bar(names[id(point)], rate.value, rate.low, rate.high, hues[point.arm])
+        for point in summary.points
+        if (rate := point.images_per_s) is not None
+    ]
+    rows = [
+        (
+            names[id(point)],
+            point.label,
+            estimate(point.images_per_s),
+            estimate(point.requests_per_s),
+            f"{point.requests:,}",
+            _errors(point),
+            str(point.dropped) if point.dropped else NOTHING,
+        )
+        for point in summary.points
+    ]
+    columns = ("arm", "load", "images/s", "requests/s", "answered", "errors", "never sent")
+    return [
+        charts.throughput(bars).render() if bars else None,
+        table(columns, rows, numbers=(2, 3, 4)) if rows else None,
+    ]
+
+
+def latency(summary: Summary) -> list[Child]:
+    """Returns percentiles, and latency over the run."""
+    names, hues, styles = _names(summary), _hues(summary), _styles(summary)
+    curves = [
+        Curve(
+            names[id(point)],
+            [value.percentile for value in point.curve],
+            [value.latency_ms for value in point.curve],
+            hues[point.arm],
+            styles[id(point)],
+        )
+        for point in summary.points
+        if point.curve
+    ]
+    series = [
+        Series(
+            names[id(point)],
+            [part.at_s for part in point.over_time],
+            [part.p50_ms for part in point.over_time],
+            [part.max_ms for part in point.over_time],
+            hues[point.arm],
+        )
+        for point in summary.points
+        if point.over_time
+    ]
+    marks = [Mark(event.at_s, event.what, event.text) for event in summary.events]
+    ranks = [percentile.name for percentile in summary.points[0].percentiles] if summary.points else []
+    rows = [
+        (
+            names[id(point)],
+            number(point.mean_ms),
+            *(_percentile(percentile) for percentile in point.percentiles),
+            number(point.max_ms),
+        )
+        for point in summary.points
+    ]
+    counted = (
+        "In milliseconds, counted from the moment when a request was due, with 95% bounds. "
+        f"{NOTHING}: too few answers to tell."
+    )
+    return [
+        table(("arm", "mean", *ranks, "slowest"), rows, numbers=range(1, len(ranks) + 3), caption=counted),
+        charts.percentiles(curves).render() if curves else None,
+        charts.over_time(series, marks).render() if series else None,
+    ]
+
+
+def load(summary: Summary) -> list[Child]:
+    """Returns what comes of more load: the curve, highest rates, scenarios."""
+    hues = _hues(summary)
+    named, limit_ms = "p99", None
+    slo = str(summary.header.configuration.get("slo") or "")
+    rank, _, limit = slo.partition("<")
+    if limit.strip().endswith("ms") and rank.strip().startswith("p"):
+        named, limit_ms = rank.strip(), float(limit.strip().removesuffix("ms"))
+    curves = []
+    for arm, hue in hues.items():
+        pairs = sorted(
+            (point.images_per_s.value, value)
+            for point in summary.curve
+            if point.arm == arm and point.images_per_s and (value := _value_ms(point, named)) is not None
+        )
+        if len(pairs) > 1:
+            rates, latencies = zip(*pairs, strict=True)
+            curves.append(Curve(arm, rates, latencies, hue, hue))
+    highest = [
+        (
+            rate.arm,
+            rate.slo,
+            number(rate.rate_per_s),
+            number(rate.images_per_s),
+            str(rate.tried),
+            str(rate.blocks),
+        )
+        for rate in summary.highest_rates
+    ]
+    results = [
+        (
+            result.arm,
+            result.scenario,
+            result.metric,
+            number(result.value),
+            "full length" if result.is_official else f"not official: {result.why_not}",
+        )
+        for result in summary.scenario
+    ]
+    columns = ("arm", "limit", "requests/s", "images/s", "rates tried", "runs at it")
+    return [
+        table(columns, highest, numbers=(2, 3, 4, 5), caption="The highest rate that kept to the limit")
+        if highest
+        else None,
+        table(("arm", "scenario", "metric", "value", "by MLPerf's rules"), results, numbers=(3,)),
+        charts.load_curve(curves, named, limit_ms).render() if curves else None,
+    ]
+
+
+def where(summary: Summary) -> list[Child]:
+    """Returns stages of a request, and what the server used."""
+    names = _names(summary)
+    told = [point for point in summary.points if point.stages]
+    found = {stage.name for point in told for stage in point.stages}
+    spent: dict[str, Sequence[float]] = {
+        stage: [sum(part.mean_ms for part in point.stages if part.name == stage) for point in told]
+        for stage in _STAGES
+        if stage in found
+    }
+    used = [
+        (
+            names[id(point)],
+            number(point.server.cpu_ms_per_image),
+            mebibytes(point.server.peak_rss_bytes),
+            share(point.server.gpu_utilisation),
+            mebibytes(point.server.gpu_memory_bytes),
+        )
+        for point in summary.points
+        if point.server.cpu_s is not None or point.server.gpu_utilisation is not None
+    ]
+    columns = ("arm", "CPU ms an image", "peak memory, MiB", "GPU busy", "GPU memory, MiB")
+    return [
+        charts.stages([names[id(point)] for point in told], spent).render() if told else None,
+        table(columns, used, numbers=(1, 2, 3, 4), caption="What the server used"),
+    ]
+
+
+def price(summary: Summary) -> list[Child]:
+    """Returns the ledger and the break-even."""
+    programs = [(price.arm, program) for price in summary.prices for program in price.programs]
+    if not programs:
+        return []
+    labels = [f"{arm} {_bucket(program.bucket)}" for arm, program in programs]
+    rows = [
+        (
+            arm,
+            _bucket(program.bucket),
+            f"{program.trace_s:.2f}",
+            f"{program.compile_s:.2f}",
+            f"{program.run_s * 1000:.2f}",
+            NOTHING if program.run_loaded_s is None else f"{program.run_loaded_s * 1000:.2f}",
+        )
+        for arm, program in programs
+    ]
+    columns = ("arm", "bucket", "trace, s", "compile, s", "run alone, ms", "run beside others, ms")
+    return [
+        [tag("p", tag("strong", f"{price.arm}: "), price.text) for price in summary.prices],
+        _break_even(summary),
+        charts.ledger(
+            labels, [each.trace_s for _, each in programs], [each.compile_s for _, each in programs]
+        ).render(),
+        tag(
+            "details",
+            tag("summary", f"All {len(rows)} programs"),
+            table(columns, rows, numbers=(2, 3, 4, 5)),
+        ),
+    ]
+
+
+def _break_even(summary: Summary) -> Markup | None:
+    best: dict[str, float] = {}
+    for point in summary.points:
+        if point.images_per_s is not None and point.images_per_s.value > 0:
+            best[point.arm] = max(best.get(point.arm, 0.0), point.images_per_s.value)
+    arms = [
+        (price.arm, price.trace_s + price.compile_s, best[price.arm]) for price in summary.prices if price.arm in best
+    ]
+    crossings = [
+        price.break_even_images
+        for price in summary.prices
+        if price.break_even_images and math.isfinite(price.break_even_images)
+    ]
+    return charts.break_even(arms, max(crossings, default=None)).render() if len(arms) > 1 else None
+
+
+def padding(summary: Summary) -> list[Child]:
+    """Returns buckets and padding."""
+    names = _names(summary)
+    told = [(names[id(point)], point.padding) for point in summary.points if point.padding is not None]
+    if not told:
+        return []
+    buckets = sorted({name for _, padding in told for name in padding.batches_by_bucket}, key=_by_size)
+    batches = [[padding.batches_by_bucket.get(name, 0) for name in buckets] for _, padding in told]
+    rows = [(name, f"{each.images:,}", f"{each.padded_rows:,}", share(each.waste)) for name, each in told]
+    return [
+        charts.buckets([name for name, _ in told], buckets, batches).render() if buckets else None,
+        table(("arm", "images", "rows of padding", "share of all rows"), rows, numbers=(1, 2, 3)),
+    ]
+
+
+def soundness(summary: Summary) -> list[Child]:
+    """Returns equality of outputs, the load generator's health, failures."""
+    names = _names(summary)
+    equal = [
+        (
+            f"{each.arm} against {each.baseline}",
+            str(each.images),
+            f"{each.largest_absolute:.3g} ({each.tolerance_absolute:.3g} allowed)",
+            f"{each.largest_relative:.3g} ({each.tolerance_relative:.3g} allowed)",
+            share(each.top1_agreement),
+            "yes" if each.is_equal else tag("strong", "no"),
+        )
+        for each in summary.equalities
+    ]
+    generator = [
+        (
+            names[id(point)],
+            str(point.generator.workers),
+            number(point.generator.cpu_ms_per_request),
+            share(point.generator.busy),
+            f"{point.generator.late_sends:,} ({point.generator.late_share:.2%})",
+            tag("strong", "generator-limited") if point.generator.is_limited else "kept up",
+            {True: "yes", False: "no", None: NOTHING}[point.steady],
+            NOTHING if point.server.compilations is None else str(point.server.compilations),
+        )
+        for point in summary.points
+    ]
+    failed = [(each.arm, each.status, f"{each.count:,}", each.message) for each in summary.failures]
+    columns = (
+        "arm",
+        "workers",
+        "CPU ms a request",
+        "share of its ceiling",
+        "late sends",
+        "load generator",
+        "steady",
+        "compilations meanwhile",
+    )
+    return [
+        table(
+            ("outputs", "images", "largest difference", "largest relative", "same best class", "within tolerance"),
+            equal,
+            numbers=(1, 4),
+            caption="Whether the arms give the same answers to the same images",
+        ),
+        table(columns, generator, numbers=(1, 2, 3, 4, 7), caption="Whether the load tester itself was the limit"),
+        table(("arm", "status", "requests", "one message"), failed, numbers=(2,), caption="What failed")
+        if failed
+        else tag("p", "No request failed."),
+        [tag("p", note, class_="soft") for note in summary.notes],
+    ]
+
+
+def setting(summary: Summary) -> list[Child]:
+    """Returns the machine and the configuration."""
+    header, machine = summary.header, summary.header.environment
+    arms = [(arm.name, arm.model, arm.mode, arm.target, arm.is_control_of or NOTHING) for arm in header.arms]
+    return [
+        table(("arm", "model", "mode", "target", "control of"), arms),
+        facts(
+            [
+                ("CPU", f"{machine.cpu}, {machine.cores} cores"),
+                ("GPU", ", ".join(machine.gpus) or "none"),
+                ("System", machine.system),
+                ("Python", machine.python),
+                ("Packages", ", ".join(f"{name} {version}" for name, version in machine.packages.items())),
+                ("Flags", [tag("code", f"{name}={value} ") for name, value in machine.flags.items()]),
+                ("Git revision", machine.git_revision),
+                ("Seed", str(header.seed)),
+                ("Record", summary.path.name),
+            ]
+        ),
+        [
+            facts(
+                [
+                    (f"Server {server.id}", f"{server.name} at {server.address}"),
+                    ("Ready after", None if server.ready_s is None else f"{server.ready_s:.1f} s"),
+                ]
+            )
+            for server in summary.servers
+        ],
+        tag("pre", " ".join(header.command)),
+        tag(
+            "details",
+            tag("summary", "Every option in force"),
+            facts((name, str(value)) for name, value in header.configuration.items() if value is not None),
+        ),
+        tag("p", "This page holds everything it shows; the record named above holds every request.", class_="soft"),
+    ]
+
+
+def _names(summary: Summary) -> dict[int, str]:
+    """Returns what to call each point: its arm, and its load where there are several."""
+    several = len({point.label for point in summary.points}) > 1
+    return {id(point): f"{point.arm}, {point.label}" if several else point.arm for point in summary.points}
+
+
+def _hues(summary: Summary) -> dict[str, int]:
+    arms = summary.header.arms
+    return {arm.name: index if arm.is_control_of is None else MUTED for index, arm in enumerate(arms)}
+
+
+def _styles(summary: Summary) -> dict[int, int]:
+    """Returns the style of each point's line: by load where there are several, else by arm."""
+    loads = list(dict.fromkeys(point.label for point in summary.points))
+    arms = list(dict.fromkeys(point.arm for point in summary.points))
+    several = len(loads) > 1
+    return {id(point): loads.index(point.label) if several else arms.index(point.arm) for point in summary.points}
+
+
+def _value_ms(point: Point, name: str) -> float | None:
+    return next((each.value_ms for each in point.percentiles if each.name == name), None)
+
+
+def _percentile(percentile: Percentile) -> str:
+    if percentile.value_ms is None:
+        return NOTHING
+    low, high = (number(bound) for bound in (percentile.low_ms, percentile.high_ms))
+    return f"{number(percentile.value_ms)} [{low}, {high}]"
+
+
+def _errors(point: Point) -> str:
+    return ", ".join(f"{count:,} {status}" for status, count in point.errors.items()) or "none"
+
+
+def _bucket(bucket: tuple[int, int, int]) -> str:
+    return "x".join(map(str, bucket))
+
+
+def _by_size(name: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else 0 for part in name.split("x"))

@@ -1,0 +1,233 @@
+"""Runs a block on several generators at the same time, as if they were one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+
+from xlaserve_loadtest.record import lines as record
+from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
+from xlaserve_loadtest.run.runner import LATE_NS, Clock, Live, Result, Task, Window
+from xlaserve_loadtest.schedule import arrivals, steady
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop
+from xlaserve_loadtest.schedule.plan import Block
+
+LOOK_S: Final = 0.25
+"""How often is looked at what came."""
+WINDOW_S: Final = 1.0
+"""Of the windows whose agreement makes a run steady."""
+LATE_SHARE: Final = 0.1
+"""Of the interval between two sends: later than that is late, where it is longer than LATE_NS."""
+COOL_DOWN_S: Final = 2.0
+"""An open loop's load goes on so long at most after its window, so that the last measured requests meet company."""
+MOST_IN_FLIGHT: Final = 4096
+
+_LEAD_NS: Final = 20_000_000
+"""Long enough for every worker to hear of the start before it."""
+
+
+class Worker(Protocol):
+    """A generator, here or in another process. See `runner.Generator` for what each method does."""
+
+    async def prepare(self, task: Task) -> None:
+        """See `Generator`."""
+        raise NotImplementedError
+
+    async def begin(self, start_ns: int) -> None:
+        """See `Generator`."""
+        raise NotImplementedError
+
+    async def warm(self) -> bool:
+        """See `Generator`."""
+        raise NotImplementedError
+
+    async def open(self, window: Window) -> None:
+        """See `Generator`."""
+        raise NotImplementedError
+
+    async def settled(self) -> None:
+        """See `Generator`."""
+        raise NotImplementedError
+
+    async def live(self) -> Live:
+        """See `Generator`."""
+        raise NotImplementedError
+
+    async def finish(self, *, at_once: bool = False) -> Result:
+        """See `Generator`."""
+        raise NotImplementedError
+
+
+@dataclass
+class Outcome:
+    """A block as it was run."""
+
+    start_ns: int
+    end_ns: int = 0
+    window_ns: Window | None = None
+    rows: Rows = field(default_factory=lambda: np.empty(0, REQUEST))
+    """With `measured` filled in, in the order in which they ended."""
+    sends: int = 0
+    late_sends: int = 0
+    dropped: int = 0
+    """Measured requests that could not be sent."""
+    cpu_s: float = 0.0
+    windows: list[steady.Window] = field(default_factory=list)
+    failures: dict[Status, tuple[int, str]] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def measured(self) -> Rows:
+        """The requests that were due in the window."""
+        return record.measured(self.rows)
+
+    @property
+    def answered(self) -> Rows:
+        """The measured requests that were answered."""
+        return record.answered(self.rows)
+
+    def window_s(self) -> float:
+        """Returns the length of the window; 0 without one."""
+        return (self.window_ns[1] - self.window_ns[0]) / 1e9 if self.window_ns else 0.0
+
+    def images_per_s(self) -> float:
+        """Returns answered images a second of the window, counted by when they were due."""
+        return float(self.answered["images"].sum()) / self.window_s() if self.window_s() else 0.0
+
+
+def tasks(block: Block, addresses: Sequence[str], workers: int, *, seed: int, most_in_flight: int) -> list[Task]:
+    """Returns each worker's share of a block: a pure split of its slots or of its schedule."""
+    loop = block.loop
+    if isinstance(loop, ClosedLoop):
+        slots = [loop.slots // workers + (worker < loop.slots % workers) for worker in range(workers)]
+        return [Task(block.arm, tuple(addresses), slots=own) for own in slots]
+    whole = arrivals.with_margins(
+        loop, before_s=block.warmup_s, duration_s=block.duration_s, after_s=COOL_DOWN_S, seed=seed
+    )
+    late_ns = max(LATE_NS, LATE_SHARE * 1e9 / loop.mean_rate_per_s())
+    return [
+        Task(block.arm, tuple(addresses), schedule_ns=own, late_ns=late_ns, max_in_flight=most_in_flight // workers)
+        for own in arrivals.split(whole, workers)
+    ]
+
+
+async def run_block(
+    block: Block,
+    workers: Sequence[Worker],
+    shares: Sequence[Task],
+    *,
+    end_when_steady: bool = False,
+    on_live: Callable[[Live], None] = lambda live: None,
+    clock: Clock = time.monotonic_ns,
+) -> Outcome:
+    """Runs a block over fresh connections: warm-up, then a window, then load until every request of it has ended.
+
+    With `end_when_steady` the window closes early once `steady.may_end`. Cancelled, it returns what was measured with
+    `interrupted` set, and only ends at once: whoever called must look at that and stop.
+    """
+    crew = [(worker, share) for worker, share in zip(workers, shares, strict=True) if _has_work(share)]
+    outcome = Outcome(start_ns=clock())
+    results: list[Result] = []
+    watch: asyncio.Task[None] | None = None
+    used = [worker for worker, _ in crew]
+    try:
+        await asyncio.gather(*(worker.prepare(share) for worker, share in crew))
+        outcome.start_ns = start_ns = clock() + (_LEAD_NS if len(crew) > 1 else 0)
+        await asyncio.gather(*(worker.begin(start_ns) for worker in used))
+        watch = asyncio.create_task(_watch(used, outcome, on_live, clock, end_when_steady))
+        if await _open_window(block, used, outcome, clock):
+            await asyncio.gather(*(worker.settled() for worker in used))
+        watch.cancel()
+        results = list(await asyncio.gather(*(worker.finish() for worker in used)))
+    except asyncio.CancelledError:
+        outcome.interrupted = True
+        if outcome.window_ns:
+            outcome.window_ns = (outcome.window_ns[0], max(outcome.window_ns[0], min(clock(), outcome.window_ns[1])))
+        ends = [asyncio.ensure_future(worker.finish(at_once=True)) for worker in used]
+        await asyncio.wait(ends)
+        results = [end.result() for end in ends if not end.exception()]
+    finally:
+        if watch:
+            watch.cancel()
+    outcome.end_ns = clock()
+    _gather(outcome, results)
+    return outcome
+
+
+def _has_work(share: Task) -> bool:
+    return share.slots > 0 or share.schedule_ns is not None
+
+
+async def _open_window(block: Block, workers: Sequence[Worker], outcome: Outcome, clock: Clock) -> bool:
+    """Opens the window, once warm-up is over in a closed loop; returns whether there is anything to measure."""
+    start_ns = outcome.start_ns + round(block.warmup_s * 1e9)
+    if isinstance(block.loop, ClosedLoop):
+        if not any(await asyncio.gather(*(worker.warm() for worker in workers))):
+            return False
+        if (left_s := (start_ns - clock()) / 1e9) > 0:
+            await asyncio.sleep(left_s)
+        start_ns = clock()
+    await _set_window(workers, outcome, (start_ns, start_ns + round(block.duration_s * 1e9)))
+    return True
+
+
+async def _set_window(workers: Sequence[Worker], outcome: Outcome, window_ns: Window) -> None:
+    outcome.window_ns = window_ns
+    await asyncio.gather(*(worker.open(window_ns) for worker in workers))
+
+
+async def _watch(
+    workers: Sequence[Worker], outcome: Outcome, on_live: Callable[[Live], None], clock: Clock, end_when_steady: bool
+) -> None:
+    """Looks at what comes until it is cancelled, and closes the window early where that is wanted."""
+    images, latencies_ms, began_ns = 0, [np.empty(0, np.float32)], 0
+    while True:
+        await asyncio.sleep(LOOK_S)
+        looks = await asyncio.gather(*(worker.live() for worker in workers))
+        now_ns = clock()
+        live = Live(
+            sum(look.images for look in looks),
+            np.concatenate([look.latencies_ms for look in looks]),
+            sum(look.errors for look in looks),
+        )
+        on_live(live)
+        window_ns = outcome.window_ns
+        if window_ns is None or not window_ns[0] <= now_ns < window_ns[1]:
+            continue
+        if not began_ns:
+            began_ns = now_ns
+            continue
+        images += live.images
+        latencies_ms.append(live.latencies_ms)
+        if now_ns - began_ns < WINDOW_S * 1e9:
+            continue
+        seen_ms = np.concatenate(latencies_ms)
+        p50_ms = float(np.median(seen_ms)) if seen_ms.size else None
+        outcome.windows.append(steady.Window(images / ((now_ns - began_ns) / 1e9), p50_ms))
+        images, latencies_ms, began_ns = 0, [], now_ns
+        if end_when_steady and steady.may_end(outcome.windows):
+            await _set_window(workers, outcome, (window_ns[0], now_ns))
+            end_when_steady = False
+
+
+def _gather(outcome: Outcome, results: Sequence[Result]) -> None:
+    rows = np.concatenate([outcome.rows, *(result.rows for result in results)])
+    rows = rows[np.argsort(rows["end_ns"], kind="stable")]
+    if outcome.window_ns is not None:
+        first_ns, last_ns = outcome.window_ns
+        rows["measured"] = (rows["scheduled_ns"] >= first_ns) & (rows["scheduled_ns"] < last_ns)
+        dropped = [due_ns for result in results for due_ns in result.dropped_ns]
+        outcome.dropped = sum(first_ns <= due_ns < last_ns for due_ns in dropped)
+    outcome.rows = rows
+    outcome.sends = sum(result.sends for result in results)
+    outcome.late_sends = sum(result.late_sends for result in results)
+    outcome.cpu_s = sum(result.cpu_s for result in results)
+    for result in results:
+        for status, (number, message) in result.failures.items():
+            before, first = outcome.failures.get(status, (0, message))
+            outcome.failures[status] = (before + number, first)

@@ -1,0 +1,79 @@
+"""Where a run took place, for its record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from xlaserve_loadtest.record.lines import Environment
+
+_PACKAGES: Final = (
+    *("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "grpcio", "protobuf", "numpy", "pillow", "uvloop"),
+    "hdrhistogram",
+)
+_FLAGS: Final = ("TF_", "XLA_", "OMP_", "CUDA_", "KERAS_", "NVIDIA_TF32", "MALLOC_", "XLASERVE_")
+
+
+def describe() -> Environment:
+    """Returns what the machine is that this runs on, and what of its settings changes figures."""
+    return Environment(
+        cpu=_cpu(),
+        cores=cores(),
+        gpus=_gpus(),
+        system=platform.platform(),
+        python=platform.python_version(),
+        packages={package: found for package in _PACKAGES if (found := _version(package))},
+        flags={name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)},
+        git_revision=_git_revision(Path(__file__).parent),
+    )
+
+
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> tuple[str, ...]:
+    answer = _answer("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    return tuple(line.strip() for line in (answer or "").splitlines() if line.strip())
+
+
+def _git_revision(folder: Path) -> str | None:
+    """Returns the commit that this code comes from, with "+" where files were changed since."""
+    revision = _answer("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    if not revision:
+        return None
+    changes = _answer("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    return revision.strip() + ("+" if changes else "")
+
+
+def _answer(command: str, *arguments: str) -> str | None:
+    path = shutil.which(command)
+    if path is None:
+        return None
+    try:
+        answer = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

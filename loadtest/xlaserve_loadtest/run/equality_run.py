@@ -1,0 +1,68 @@
+"""Whether arms answer the same: their outputs for the same images, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from xlaserve_loadtest.record.lines import Equality
+from xlaserve_loadtest.targets.target import Array
+
+RELATIVE: Final = 0.01
+"""Largest difference of a number, as a share of it. TensorFloat-32 on a GPU stays below, a wrong answer does not."""
+OF_LARGEST: Final = 0.001
+"""And on top of it as a share of the largest number of the output: what is near 0 may differ by rounding."""
+DIFFERING_NAMES: Final = 0.001
+"""Share of whole numbers that may differ: rounding decides between two classes that are as likely."""
+
+
+def compare_outputs(
+    arm: str, baseline: str, own: Sequence[Sequence[Array]], other: Sequence[Sequence[Array]]
+) -> Equality:
+    """Returns how far `own` outputs are from the `other`: for each request the model's outputs, images first.
+
+    Equal means that every number differs by at most RELATIVE of the baseline's plus OF_LARGEST of the largest one, and
+    of whole numbers, such as a pixel's class, all but DIFFERING_NAMES are the same.
+    """
+    images = sum(len(outputs[0]) for outputs in other)
+    largest_absolute = largest_relative = 0.0
+    scale = max(
+        (float(np.abs(output).max(initial=0.0)) for outputs in other for output in outputs if not _names(output)),
+        default=0.0,
+    )
+    slack = OF_LARGEST * scale
+    agreements: list[bool] = []
+    is_equal = len(own) == len(other)
+    for own_outputs, other_outputs in zip(own, other, strict=False):
+        for ours, theirs in zip(own_outputs, other_outputs, strict=True):
+            if ours.shape != theirs.shape or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+                is_equal = False
+                continue
+            if _names(theirs):
+                is_equal = is_equal and bool((ours != theirs).mean() <= DIFFERING_NAMES)
+                continue
+            difference = np.abs(ours - theirs)
+            largest_absolute = max(largest_absolute, float(difference.max(initial=0.0)))
+            # Below `slack` a number counts as 0, to which no difference is relative.
+            of = np.maximum(np.abs(theirs), slack if slack else 1.0)
+            largest_relative = max(largest_relative, float((difference / of).max(initial=0.0)))
+            is_equal = is_equal and bool((difference <= slack + RELATIVE * np.abs(theirs)).all())
+            if len(own_outputs) == 1 and ours.ndim == 2 and ours.shape[1] > 1:
+                agreements += (ours.argmax(axis=1) == theirs.argmax(axis=1)).tolist()
+    return Equality(
+        arm=arm,
+        baseline=baseline,
+        images=images,
+        largest_absolute=largest_absolute,
+        largest_relative=largest_relative,
+        top1_agreement=sum(agreements) / len(agreements) if agreements else None,
+        tolerance_absolute=slack,
+        tolerance_relative=RELATIVE,
+        is_equal=is_equal,
+    )
+
+
+def _names(output: Array) -> bool:
+    return output.dtype.kind == "i"

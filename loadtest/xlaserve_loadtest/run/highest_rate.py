@@ -1,0 +1,110 @@
+"""The search for each arm's highest rate, on real targets."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.run.crew import Outcome
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, OpenLoop
+from xlaserve_loadtest.schedule.plan import Block, lasting, length_s
+from xlaserve_loadtest.schedule.search import USUAL_STEPS, Point, Slo, highest_rate
+from xlaserve_loadtest.settings import Settings
+
+FIRST_SLOTS: Final = 8
+"""The first guess comes from a closed loop with so many requests under way, at half of its rate."""
+FIRST_S: Final = 2.0
+COUNT_MARGIN: Final = 1.25
+"""Poisson arrivals may be fewer than expected, and the percentile needs its count."""
+LONGEST_S: Final = 60.0
+FAST_PER_S: Final = 1e6
+"""A rate at which any percentile is told in a moment."""
+
+
+class _Progress(Protocol):
+    def say(self, text: str) -> None: ...
+    def arm(self, phase: str, left_s: float | None) -> None: ...
+
+
+class _Recorder(Protocol):
+    def event(self, at_ns: int, what: str, text: str) -> None: ...
+
+
+async def hunt(
+    settings: Settings,
+    arms: Sequence[str],
+    run_block: Callable[[Block], Awaitable[Outcome]],
+    progress: _Progress,
+    recorder: _Recorder,
+) -> None:
+    """Searches the highest rate of each arm that keeps `settings.slo`; every rate that is tried becomes a block."""
+    slo = settings.slo
+    assert slo is not None
+    about_s = estimate_s(settings)
+    progress.say(f"searching the highest rate of {', '.join(arms)}: about {lasting(about_s * len(arms))}")
+    for left, arm in zip(range(len(arms), 0, -1), arms, strict=True):
+        progress.arm(f"{arm}: first guess", about_s * left)
+        outcome = await run_block(_first_block(arm, settings))
+        if not outcome.answered.size:
+            recorder.event(outcome.end_ns, "error", f"{arm}: nothing was answered, so there is no rate to search")
+            continue
+
+        steps = iter(range(USUAL_STEPS, 0, -1))
+
+        async def measure(
+            rate_per_s: float, arm: str = arm, later: int = left - 1, steps: Iterator[int] = steps
+        ) -> Point:
+            block = _search_block(arm, rate_per_s, settings, slo)
+            progress.arm(f"{arm}: {rate_per_s:,.1f}/s", about_s * later + length_s(block) * next(steps, 1))
+            found = await run_block(block)
+            point = as_point(rate_per_s, found, slo)
+            latency = (
+                "too few answers" if point.latency_ms is None else f"p{slo.percentile:g} {point.latency_ms:.3g} ms"
+            )
+            progress.say(f"{arm}: {rate_per_s:,.1f}/s: {latency}: {'holds' if point.holds(slo) else 'too much'}")
+            return point
+
+        found = await highest_rate(measure, slo, outcome.answered.size / outcome.window_s() / 2)
+        rate = "no rate that was tried" if found is None else f"{found:,.1f}/s"
+        progress.say(f"{arm}: highest rate with {slo}: {rate}")
+
+
+def estimate_s(settings: Settings) -> float:
+    """Returns how long the search of one arm's highest rate usually takes.
+
+    It takes longer where rates are so low that the percentile needs more time than `duration_s`, or where what was
+    found does not hold.
+    """
+    assert settings.slo is not None
+    step = _search_block("", FAST_PER_S, settings, settings.slo)
+    return length_s(_first_block("", settings)) + USUAL_STEPS * length_s(step)
+
+
+def as_point(rate_per_s: float, outcome: Outcome, slo: Slo) -> Point:
+    """Returns what a block says of the rate that it was offered."""
+    measured, answered = outcome.measured, outcome.answered
+    latencies_ms = (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
+    is_enough = answered.size >= slo.least_count()
+    window_ns = outcome.window_ns or (0, 0)
+    rows = outcome.rows
+    in_window = (rows["end_ns"] >= window_ns[0]) & (rows["end_ns"] < window_ns[1]) & (rows["status"] == Status.OK)
+    # Of what was due, not of the rate: by chance a Poisson process brings fewer.
+    share = float(in_window.sum()) / measured.size if measured.size else 0.0
+    return Point(
+        rate_per_s=rate_per_s,
+        answered_per_s=share * rate_per_s,
+        latency_ms=float(np.percentile(latencies_ms, slo.percentile, method="inverted_cdf")) if is_enough else None,
+        failed=int((measured["status"] != Status.OK).sum()) + outcome.dropped,
+    )
+
+
+def _first_block(arm: str, settings: Settings) -> Block:
+    return Block(arm, ClosedLoop(FIRST_SLOTS), settings.warmup_s, min(FIRST_S, settings.duration_s), "curve")
+
+
+def _search_block(arm: str, rate_per_s: float, settings: Settings, slo: Slo) -> Block:
+    duration_s = min(max(settings.duration_s, COUNT_MARGIN * slo.least_count() / rate_per_s), LONGEST_S)
+    return Block(arm, OpenLoop(rate_per_s, "poisson"), settings.warmup_s / 2, duration_s, "search")

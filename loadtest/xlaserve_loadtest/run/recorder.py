@@ -1,0 +1,146 @@
+"""Turns what happened into the lines of a run file, as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import numpy as np
+
+from xlaserve_loadtest.record.lines import (
+    Arm,
+    Counters,
+    End,
+    Event,
+    Failure,
+    Generator,
+    Line,
+    Load,
+    Requests,
+    ServerUse,
+    Status,
+)
+from xlaserve_loadtest.record.lines import Block as BlockLine
+from xlaserve_loadtest.record.run_file import RunWriter
+from xlaserve_loadtest.run.crew import Outcome
+from xlaserve_loadtest.schedule import steady
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, OpenLoop, Replay
+from xlaserve_loadtest.schedule.plan import Block
+
+_CHUNK_ROWS: Final = 8192
+
+
+class Recorder:
+    """Writes to `writer`, and remembers what the end of the file sums up."""
+
+    def __init__(self, writer: RunWriter, arms: Sequence[Arm]) -> None:
+        self.answered_images = {arm.name: 0 for arm in arms}
+        self.windows: dict[str, list[steady.Window]] = {}
+        """Of each arm under the load at hand."""
+        self._writer = writer
+        self._blocks = 0
+        self._failures: dict[tuple[str, Status], tuple[int, str]] = {}
+
+    @property
+    def blocks(self) -> int:
+        """How many were written."""
+        return self._blocks
+
+    def write(self, line: Line) -> None:
+        """Writes a line as it is."""
+        self._writer.write(line)
+
+    def event(self, at_ns: int, what: str, text: str) -> None:
+        """Writes that something happened."""
+        self.write(Event(at_ns, what, text))  # type: ignore[arg-type]
+
+    def block(
+        self,
+        block: Block,
+        outcome: Outcome,
+        *,
+        images_per_request: str,
+        server: int,
+        workers: int,
+        ceiling_per_s: float | None,
+        use: ServerUse,
+        counters: Counters | None,
+        is_last: bool,
+    ) -> None:
+        """Writes a block with its requests, and what was remarkable about it.
+
+        Whether an arm became steady is said of its last block under a load.
+        """
+        index = self._blocks
+        for start in range(0, len(outcome.rows), _CHUNK_ROWS):
+            self.write(Requests(index, outcome.rows[start : start + _CHUNK_ROWS]))
+        answered = outcome.answered
+        windows = self.windows.setdefault(block.arm, [])
+        windows += outcome.windows if block.round is None else [_as_window(outcome)]
+        self.write(
+            BlockLine(
+                index=index,
+                arm=block.arm,
+                load=describe_load(block.loop, images_per_request),
+                start_ns=outcome.start_ns,
+                end_ns=outcome.end_ns,
+                role=block.role,
+                server=server,
+                window_ns=outcome.window_ns,
+                steady=steady.is_steady(windows) if is_last and len(windows) >= steady.WINDOWS else None,
+                round=block.round,
+                generator=Generator(
+                    workers=workers,
+                    cpu_s=outcome.cpu_s,
+                    sends=outcome.sends,
+                    late_sends=outcome.late_sends,
+                    dropped=outcome.dropped,
+                    busy=_busy(outcome, ceiling_per_s),
+                ),
+                server_use=use,
+                counters=counters,
+            )
+        )
+        self._blocks += 1
+        self.answered_images[block.arm] += int(answered["images"].sum())
+        for status, (count, message) in outcome.failures.items():
+            before, first = self._failures.get((block.arm, status), (0, message))
+            self._failures[block.arm, status] = (before + count, first)
+        self._remark(block, outcome, counters)
+
+    def end(self, end: End) -> None:
+        """Writes the last lines."""
+        for (arm, status), (count, message) in self._failures.items():
+            self.write(Failure(arm, status.name, count, message))
+        self.write(end)
+
+    def _remark(self, block: Block, outcome: Outcome, counters: Counters | None) -> None:
+        if counters and counters.compilations:
+            text = f"{block.arm}: {counters.compilations} programs were compiled while requests waited"
+            self.event(outcome.end_ns, "compile", text)
+
+
+def describe_load(loop: Loop, images_per_request: str) -> Load:
+    """Returns a load as the record names it."""
+    match loop:
+        case ClosedLoop():
+            kind: Literal["offline", "closed"] = "offline" if loop.is_offline else "closed"
+            return Load(kind, concurrency=loop.slots, images_per_request=images_per_request)
+        case Replay():
+            rate_per_s = loop.mean_rate_per_s()
+            return Load("open", rate_per_s=rate_per_s, arrivals="replay", images_per_request=images_per_request)
+        case OpenLoop():
+            rate_per_s, arrivals = loop.mean_rate_per_s(), loop.process if loop.end_rate_per_s is None else "ramp"
+            return Load("open", rate_per_s=rate_per_s, arrivals=arrivals, images_per_request=images_per_request)
+
+
+def _as_window(outcome: Outcome) -> steady.Window:
+    answered = outcome.answered
+    latencies_ms = (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
+    return steady.Window(outcome.images_per_s(), float(np.median(latencies_ms)) if latencies_ms.size else None)
+
+
+def _busy(outcome: Outcome, ceiling_per_s: float | None) -> float | None:
+    if not ceiling_per_s or not outcome.window_s():
+        return None
+    return len(outcome.measured) / outcome.window_s() / ceiling_per_s

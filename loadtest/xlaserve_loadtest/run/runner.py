@@ -1,0 +1,307 @@
+"""Sends the requests of one block and records how each ended.
+
+A `Generator` runs inside each worker process. Whoever coordinates several of them tells each when to begin, when the
+window of measurement is open, and when to end; see `crew`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
+from xlaserve_loadtest.schedule.arrivals import Schedule
+from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.targets.target import Connection, ModelInfo, Target
+
+FAILURE_PAUSE_S: Final = 0.05
+"""How long a closed loop's slot rests after a failure, so that a dead target is not asked thousands of times a second.
+"""
+LATE_NS: Final = 1_000_000
+SPIN_S: Final = 0.0015
+"""The event loop's timers are a millisecond coarse: before a send is due, the rest of the time is spent looking at the
+clock."""
+
+_LOOK_S: Final = 0.01
+
+Window = tuple[int, int]
+Clock = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One worker's share of a block."""
+
+    arm: str
+    targets: tuple[str, ...]
+    """Addresses, or what else the worker's targets are called."""
+    slots: int = 0
+    """Of a closed loop; 0 makes it an open one."""
+    schedule_ns: Schedule | None = None
+    """Of an open loop: nanoseconds after the start."""
+    late_ns: float = LATE_NS
+    max_in_flight: int = 0
+    """Of an open loop: what is due beyond that is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What came since the last look."""
+
+    images: int
+    latencies_ms: NDArray[np.float32]
+    """Of what was answered."""
+    errors: int
+
+
+@dataclass
+class Result:
+    """What one generator did in a block."""
+
+    rows: Rows = field(default_factory=lambda: np.empty(0, REQUEST))
+    """`block` and `measured` are for the coordinator to fill in."""
+    sends: int = 0
+    late_sends: int = 0
+    dropped_ns: list[int] = field(default_factory=list)
+    """When those were due that could not be sent."""
+    cpu_s: float = 0.0
+    failures: dict[Status, tuple[int, str]] = field(default_factory=dict)
+    """How many, and the first message."""
+
+
+class Generator:
+    """Sends what it is told to `connect`'s target. `clock` counts monotonic nanoseconds; spinning is for real time."""
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        models: Mapping[str, ModelInfo],
+        requests: Mapping[str, Sequence[Request]],
+        offset: int = 0,
+        clock: Clock = time.monotonic_ns,
+        spin_s: float = SPIN_S,
+    ) -> None:
+        self._target = target
+        self._models = models
+        # Workers begin at different requests, so that they don't send the same at the same time.
+        self._feeds = {arm: islice(cycle(sequence), offset, None) for arm, sequence in requests.items()}
+        self._clock = clock
+        self._spin_s = spin_s
+        self._block: _Block | None = None
+        self._stack = AsyncExitStack()
+
+    async def prepare(self, task: Task) -> None:
+        """Opens a fresh connection for a block."""
+        connection = await self._stack.enter_async_context(self._target.connect(self._models[task.arm], task.targets))
+        kind = _ClosedBlock if task.slots else _OpenBlock
+        self._block = kind(task, connection, self._feeds[task.arm], self._clock, self._spin_s)
+
+    async def begin(self, start_ns: int) -> None:
+        """Starts sending at `start_ns`."""
+        self._running.begin(start_ns)
+
+    async def warm(self) -> bool:
+        """Waits until every slot was heard of once; returns whether anything was answered."""
+        await self._running.is_warm.wait()
+        return self._running.answered > 0
+
+    async def open(self, window: Window) -> None:
+        """Requests due in `window` are the measured ones; may be called again to move its end."""
+        self._running.window = window
+
+    async def settled(self) -> None:
+        """Waits until the window is over and every request of it has ended."""
+        await self._running.is_settled.wait()
+
+    async def live(self) -> Live:
+        """Returns what came since it was last called."""
+        return self._running.live()
+
+    async def finish(self, *, at_once: bool = False) -> Result:
+        """Ends the block and closes the connection. Requests under way are waited for, unless `at_once`."""
+        block, self._block = self._block, None
+        try:
+            return await block.finish(at_once=at_once) if block else Result()
+        finally:
+            await self._stack.aclose()
+
+    @property
+    def _running(self) -> _Block:
+        assert self._block is not None
+        return self._block
+
+
+class _Block:
+    """What both loops share: sending one request, and counting."""
+
+    def __init__(
+        self, task: Task, connection: Connection, feed: Iterator[Request], clock: Clock, spin_s: float
+    ) -> None:
+        self.window: Window | None = None
+        self.is_warm = asyncio.Event()
+        self.is_settled = asyncio.Event()
+        self.answered = 0
+        self._task = task
+        self._send_to = connection.send
+        self._feed = feed
+        self._clock = clock
+        self._spin_s = spin_s
+        self._rows: list[tuple[Any, ...]] = []
+        self._seen = 0
+        self._measured_under_way = 0
+        self._is_over = False
+        self._result = Result()
+        self._cpu_before_s = 0.0
+        self._main: asyncio.Task[None] | None = None
+
+    def begin(self, start_ns: int) -> None:
+        self._cpu_before_s = time.process_time()
+        self._main = asyncio.create_task(self._run(start_ns))
+
+    async def finish(self, *, at_once: bool) -> Result:
+        self._is_over = True
+        if self._main:
+            if at_once:
+                self._main.cancel()
+            # Cancelled here, it is the block that ends and not whoever ends it.
+            await asyncio.wait((self._main,))
+            if not self._main.cancelled():
+                self._main.result()
+        result = self._result
+        result.cpu_s = time.process_time() - self._cpu_before_s
+        result.rows = np.array(self._rows, REQUEST)
+        return result
+
+    def live(self) -> Live:
+        rows = self._rows[self._seen :]
+        self._seen += len(rows)
+        answered = [row for row in rows if row[5] == Status.OK]
+        latencies_ms = np.array([(row[4] - row[2]) / 1e6 for row in answered], np.float32)
+        return Live(sum(row[6] for row in answered), latencies_ms, len(rows) - len(answered))
+
+    async def _run(self, start_ns: int) -> None:
+        raise NotImplementedError
+
+    async def _send(self, due_ns: int) -> tuple[Status, int]:
+        """Sends one request; returns how it ended and when."""
+        window = self.window
+        measured = window is not None and window[0] <= due_ns < window[1]
+        self._measured_under_way += measured
+        request = next(self._feed)
+        start_ns = self._clock()
+        status, stages, detail = await self._send_to(request)
+        end_ns = self._clock()
+        self._measured_under_way -= measured
+        self._result.sends += 1
+        self._result.late_sends += start_ns - due_ns > self._task.late_ns
+        self._rows.append((0, False, due_ns, start_ns, end_ns, status, request.images, *stages))
+        if status is Status.OK:
+            self.answered += 1
+        else:
+            count, first = self._result.failures.get(status, (0, detail))
+            self._result.failures[status] = (count + 1, first)
+        return status, end_ns
+
+    def _check_settled(self, now_ns: int) -> None:
+        if self.window is not None and now_ns >= self.window[1] and not self._measured_under_way:
+            self.is_settled.set()
+
+    async def _sleep_until(self, due_ns: int) -> None:
+        while (left_s := (due_ns - self._clock()) / 1e9) > 0:  # noqa: ASYNC110 - time, not an event, is waited for
+            await asyncio.sleep(left_s - self._spin_s if left_s > self._spin_s else 0)
+
+
+class _ClosedBlock(_Block):
+    """A fixed number of slots that send one after the other until the block is over.
+
+    Load goes on after the window so that the last measured requests meet the same company as the others.
+    """
+
+    async def _run(self, start_ns: int) -> None:
+        await self._sleep_until(start_ns)
+        self._unheard = self._task.slots
+        async with asyncio.TaskGroup() as slots:
+            for _ in range(self._task.slots):
+                slots.create_task(self._run_slot())
+
+    async def _run_slot(self) -> None:
+        due_ns = self._clock()
+        is_heard = False
+        while not self._is_over:
+            status, due_ns = await self._send(due_ns)
+            if not is_heard:
+                is_heard = True
+                self._unheard -= 1
+                if not self._unheard:
+                    self.is_warm.set()
+            self._check_settled(due_ns)
+            if status is not Status.OK and not self._is_over:
+                await asyncio.sleep(FAILURE_PAUSE_S)
+                due_ns = self._clock()
+
+
+class _OpenBlock(_Block):
+    """Sends when the schedule says so, whatever became of the earlier requests."""
+
+    def __init__(
+        self, task: Task, connection: Connection, feed: Iterator[Request], clock: Clock, spin_s: float
+    ) -> None:
+        super().__init__(task, connection, feed, clock, spin_s)
+        self._dispatcher: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._next_due_ns: float = 0.0
+        self.is_warm.set()
+
+    async def finish(self, *, at_once: bool) -> Result:
+        if self._dispatcher:
+            self._dispatcher.cancel()
+        return await super().finish(at_once=at_once)
+
+    async def _run(self, start_ns: int) -> None:
+        assert self._task.schedule_ns is not None
+        self._dispatcher = asyncio.create_task(self._dispatch(start_ns, self._task.schedule_ns.tolist()))
+        try:
+            await asyncio.wait((self._dispatcher,))
+            if not self._dispatcher.cancelled():
+                self._dispatcher.result()
+            while self._under_way:
+                await asyncio.wait(tuple(self._under_way))
+        finally:
+            for task in (self._dispatcher, *self._under_way):
+                task.cancel()
+
+    async def _dispatch(self, start_ns: int, schedule_ns: Sequence[int]) -> None:
+        for offset_ns in schedule_ns:
+            self._next_due_ns = due_ns = start_ns + offset_ns
+            # At least once, so that what was sent gets its turn even when the generator is behind.
+            await asyncio.sleep(0)
+            await self._sleep_until(due_ns)
+            if len(self._under_way) >= self._task.max_in_flight:
+                self._result.dropped_ns.append(due_ns)
+                continue
+            task = asyncio.create_task(self._send_and_check(due_ns))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+            self._check_settled(self._clock())
+        self._next_due_ns = float("inf")
+        # The window may still move to an earlier end.
+        while self.window is None or self._clock() < self.window[1]:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+        self._check_settled(self._clock())
+
+    def _check_settled(self, now_ns: int) -> None:
+        if self.window is not None and self._next_due_ns >= self.window[1]:
+            super()._check_settled(now_ns)
+
+    async def _send_and_check(self, due_ns: int) -> None:
+        _, now_ns = await self._send(due_ns)
+        self._check_settled(now_ns)

@@ -1,0 +1,248 @@
+"""A whole load test: a plan, the run, and what is written of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from xlaserve_loadtest.record.lines import SUFFIX, Arm, End, Header, Status
+from xlaserve_loadtest.record.run_file import RunWriter
+from xlaserve_loadtest.run import crew, environment, fleet, usage
+from xlaserve_loadtest.run.crew import Outcome
+from xlaserve_loadtest.run.equality_run import compare_outputs
+from xlaserve_loadtest.run.fleet import Fleet, Progress
+from xlaserve_loadtest.run.highest_rate import hunt
+from xlaserve_loadtest.run.recorder import Recorder
+from xlaserve_loadtest.schedule import arms as arms_of
+from xlaserve_loadtest.schedule import arrivals, plan, steady
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, Replay
+from xlaserve_loadtest.schedule.payload import PayloadError, Request
+from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.settings import Settings
+from xlaserve_loadtest.targets.embedded import EmbeddedServer
+from xlaserve_loadtest.targets.target import Array, TargetError
+
+
+class Session:
+    """One load test; what was written stands, however it ends."""
+
+    def __init__(
+        self, settings: Settings, progress: Progress, *, make_server: Callable[..., EmbeddedServer] = EmbeddedServer
+    ) -> None:
+        self.path: Path | None = None
+        """Of the run file, once there is one."""
+        self.is_complete = False
+        self.interrupted = False
+        self._settings = settings
+        self._progress = progress
+        self._make_server = make_server
+        self._silent: set[str] = set()
+        self._obituary = ""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks were written."""
+        return self._recorder.blocks if self.path else 0
+
+    async def run(self, folder: Path, command: Sequence[str]) -> None:
+        """Runs to the end; may be cancelled at any time, which ends it in good order.
+
+        Raises TargetError when there is nothing to measure, and PayloadError when there is nothing to send.
+        """
+        settings, started_at = self._settings, datetime.now(UTC)
+        models = await fleet.model_names(settings)
+        modes = await fleet.modes(settings, models)
+        await fleet.check(settings, modes)
+        arms = arms_of.name_arms(models, modes, settings.target)
+        baseline = arms_of.choose_baseline(arms, settings.baseline)
+        if settings.has_control and not settings.find_max:
+            arms = arms_of.with_controls(arms, settings.baseline)
+        self.path = settings.record or _free_path(folder, models, settings, started_at)
+        with RunWriter(self.path) as writer:
+            self._recorder = Recorder(writer, arms)
+            self._recorder.write(
+                Header(
+                    started_at=started_at.isoformat(timespec="seconds"),
+                    command=tuple(command),
+                    configuration=settings.document(),
+                    seed=settings.seed,
+                    scenario=settings.scenario.name if settings.scenario else None,
+                    baseline=baseline,
+                    arms=tuple(arms),
+                    environment=environment.describe(),
+                )
+            )
+            await self._run_to_the_end(arms)
+
+    async def _run_to_the_end(self, arms: Sequence[Arm]) -> None:
+        reason = ""
+        try:
+            async with Fleet(
+                *(self._settings, arms, self._progress),
+                on_server=self._recorder.write,
+                make_server=self._make_server,
+            ) as self._fleet:
+                await self._check_equality(arms)
+                await self._measure([arm.name for arm in arms])
+        except asyncio.CancelledError:
+            self.interrupted = True
+        except (TargetError, PayloadError) as error:
+            reason = str(error)
+            raise
+        finally:
+            if self._silent:
+                reason = reason or f"stopped answering: {', '.join(sorted(self._silent))}"
+            reason = self._obituary or reason or ("interrupted" if self.interrupted else "")
+            self.is_complete = not reason
+            self._recorder.end(End(self.interrupted, self.is_complete, reason))
+
+    async def _check_equality(self, arms: Sequence[Arm]) -> None:
+        settings = self._settings
+        for model in dict.fromkeys(arm.model for arm in arms):
+            own = [arm for arm in arms if arm.model == model and arm.is_control_of is None]
+            base = next((arm for arm in own if arm.mode == settings.baseline), None)
+            if base is None or len(own) < 2 or not settings.equality_images:
+                continue
+            requests = _covering(self._fleet.requests[base.name], settings.equality_images)
+            theirs: list[list[Array]] | None = None
+            for arm in own:
+                if arm is base:
+                    continue
+                try:
+                    theirs = theirs or await self._fleet.outputs(base.name, requests)
+                    outputs = await self._fleet.outputs(arm.name, requests)
+                except TargetError as error:
+                    text = f"{arm.name}: outputs could not be compared with {base.name}: {error}"
+                    self._recorder.event(time.monotonic_ns(), "error", text)
+                else:
+                    self._recorder.write(compare_outputs(arm.name, base.name, outputs, theirs))
+
+    async def _measure(self, names: Sequence[str]) -> None:
+        settings = self._settings
+        if settings.find_max:
+            await hunt(settings, names, self._run_block, self._progress, self._recorder)
+            return
+        loads: list[tuple[Block, ...]] = []
+        for loop in settings.loops:
+            loads.append(_blocks(loop, names, settings, first_round=sum(map(plan.rounds_of, loads))))
+        if settings.save_arrivals:
+            self._save_arrivals(loads[0][0], settings.save_arrivals)
+        whole_s = sum(plan.length_s(block) for blocks in loads for block in blocks)
+        sooner = ", less where everything is steady sooner" if settings.ends_when_steady else ""
+        self._progress.say(f"measuring {', '.join(names)}: about {plan.lasting(whole_s)}{sooner}")
+        for position, blocks in enumerate(loads):
+            self._recorder.windows.clear()
+            rest_s = sum(plan.length_s(block) for later in loads[position + 1 :] for block in later)
+            await self._run_blocks(blocks, rest_s)
+
+    async def _run_blocks(self, blocks: Sequence[Block], rest_s: float) -> None:
+        """Runs the blocks of one load, leaving out arms of which nothing was answered in a block."""
+        for number, block in enumerate(blocks, start=1):
+            if block.arm in self._silent:
+                continue
+            left_s = rest_s + sum(map(plan.length_s, blocks[number - 1 :]))
+            self._progress.arm(f"{block.arm}: block {number} of {len(blocks)}", left_s)
+            is_last = all(later.arm != block.arm for later in blocks[number:])
+            outcome = await self._run_block(block, is_last=is_last)
+            if not (outcome.rows["status"] == Status.OK).any():
+                self._silent.add(block.arm)
+            if number < len(blocks) and blocks[number].round != block.round and self._may_end():
+                text = f"ended before its time, after {number} of {len(blocks)} blocks: every arm was steady"
+                self._recorder.event(outcome.end_ns, "note", text)
+                return
+
+    def _may_end(self) -> bool:
+        windows = [own for arm, own in self._recorder.windows.items() if arm not in self._silent]
+        return self._settings.ends_when_steady and bool(windows) and all(map(steady.may_end, windows))
+
+    async def _run_block(self, block: Block, *, is_last: bool = False) -> Outcome:
+        """Runs a block and writes it. Raises CancelledError, after that, where it was interrupted."""
+        async with self._fleet.site_for(block.arm) as site:
+            workers = self._fleet.crew(site)
+            shares = crew.tasks(
+                *(block, site.addresses, len(workers)),
+                seed=self._arrival_seed(block),
+                most_in_flight=self._settings.most_in_flight,
+            )
+            model = site.model_of(block.arm)
+            before = await usage.counts(site.http_address, model)
+            use = usage.Usage(site.pid)
+            with use.looking():
+                outcome = await crew.run_block(
+                    *(block, workers, shares),
+                    end_when_steady=self._settings.ends_when_steady and block.role == "measure" and block.round is None,
+                    on_live=self._progress.live,
+                )
+            used = use.result()
+            after = await usage.counts(site.http_address, model)
+            self._recorder.block(
+                *(block, outcome),
+                images_per_request=str(self._fleet.mixes[block.arm]),
+                server=site.id,
+                workers=len(workers),
+                ceiling_per_s=self._fleet.ceiling_per_s,
+                use=used,
+                counters=usage.change(before, after),
+                is_last=is_last,
+            )
+            if site.process and not self._obituary and (end := site.process.obituary()):
+                self._obituary = end
+                self._recorder.event(outcome.end_ns, "error", end)
+        if outcome.interrupted:
+            raise asyncio.CancelledError
+        return outcome
+
+    def _arrival_seed(self, block: Block) -> int:
+        # The blocks of a round get the same arrivals: arms differ in nothing else.
+        return self._settings.seed * 1_000_003 + (0 if block.round is None else block.round)
+
+    def _save_arrivals(self, block: Block, path: Path) -> None:
+        if not isinstance(block.loop, ClosedLoop):
+            seed = (self._arrival_seed(block), arrivals.MEASURED_PART)
+            arrivals.write(path, arrivals.schedule(block.loop, block.duration_s, seed))
+
+
+def _blocks(loop: Loop, names: Sequence[str], settings: Settings, *, first_round: int) -> tuple[Block, ...]:
+    duration_s, rounds = settings.duration_s, None
+    if isinstance(loop, Replay):
+        duration_s = min(duration_s, loop.duration_s())
+        if len(names) > 1:
+            # Each block replays the whole file.
+            rounds = plan.LEAST_ROUNDS
+            duration_s *= 2 * rounds
+    return plan.mirrored(
+        *(names, loop),
+        duration_s=duration_s,
+        warmup_s=settings.warmup_s,
+        seed=settings.seed,
+        first_round=first_round,
+        rounds=rounds,
+    )
+
+
+def _covering(requests: Sequence[Request], images: int) -> int:
+    """Returns how many requests it takes to send that many images."""
+    sent = 0
+    for number, request in enumerate(requests, start=1):
+        sent += request.images
+        if sent >= images:
+            return number
+    return len(requests)
+
+
+def _free_path(folder: Path, models: Sequence[str], settings: Settings, started_at: datetime) -> Path:
+    """Returns a path that no file has, in a folder that is made where there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    what = settings.scenario.name if settings.scenario else "find-max" if settings.find_max else "run"
+    subject = models[0] if len(models) == 1 else f"{len(models)}-models"
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{subject}-{what}-{started_at:%Y%m%dT%H%M%SZ}")
+    path = folder / f"{name}{SUFFIX}"
+    number = 1
+    while path.exists():
+        number += 1
+        path = folder / f"{name}-{number}{SUFFIX}"
+    return path

@@ -1,0 +1,140 @@
+"""The targets under test as they run: which processes there are, and what they say of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc.aio
+import psutil
+
+from xlaserve_loadtest.record.lines import Arm, LedgerEntry, Server
+from xlaserve_loadtest.run import usage
+from xlaserve_loadtest.run.workers import WorkerProcess
+from xlaserve_loadtest.targets.embedded import EmbeddedServer
+from xlaserve_loadtest.targets.target import ModelInfo, TargetError, describe, open_channel
+from xlaserve_proto import vision_pb2, vision_pb2_grpc
+
+_DEADLINE_S: Final = 10.0
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+@dataclass
+class Site:
+    """A target: a server process of ours, running servers of somebody else's, or a worker that is its own target."""
+
+    id: int
+    arms: tuple[Arm, ...]
+    addresses: tuple[str, ...] = ()
+    http_address: str | None = None
+    pid: int | None = None
+    process: EmbeddedServer | None = None
+    models: dict[str, ModelInfo] = field(default_factory=dict)
+    ledger: tuple[LedgerEntry, ...] = ()
+    ready_s: float | None = None
+    own_workers: tuple[WorkerProcess, ...] = ()
+    """Workers that only this target has."""
+
+    def model_of(self, arm: str) -> str:
+        """Returns the model that an arm runs."""
+        return next(own.model for own in self.arms if own.name == arm)
+
+    def line(self) -> Server:
+        """Returns what the record says of it."""
+        first = next(iter(self.models.values()))
+        return Server(
+            id=self.id,
+            arms=tuple(arm.name for arm in self.arms),
+            address=",".join(self.addresses) or first.server,
+            name=first.server,
+            pid=self.pid,
+            models={name: dict(info.properties) for name, info in self.models.items()},
+            ledger=self.ledger,
+            ready_s=self.ready_s,
+        )
+
+
+async def of_server(number: int, arms: Sequence[Arm], server: EmbeddedServer, models: Sequence[str]) -> Site:
+    """Returns a server of ours, ready. Raises TargetError."""
+    return Site(
+        id=number,
+        arms=tuple(arms),
+        addresses=(server.address,),
+        http_address=server.http_address,
+        pid=server.pid,
+        process=server,
+        models={model: await describe(server.address, model) for model in models},
+        ledger=await read_ledger(server.address, models),
+        ready_s=server.ready_s,
+    )
+
+
+async def of_targets(
+    number: int, arms: Sequence[Arm], addresses: Sequence[str], models: Sequence[str], http_address: str | None
+) -> Site:
+    """Returns servers that somebody else runs. Raises TargetError."""
+    infos = {model: [await describe(address, model) for address in addresses] for model in models}
+    for model, found in infos.items():
+        for info, address in zip(found, addresses, strict=True):
+            if info.outputs != found[0].outputs:
+                raise TargetError(f"{address}: {model} has other outputs than at {addresses[0]}")
+    pid, own_http = await asyncio.to_thread(_local_process, addresses[0]) if len(addresses) == 1 else (None, ())
+    if http_address is None:
+        for candidate in own_http:
+            if await usage.counts(candidate, models[0]) is not None:
+                http_address = candidate
+                break
+    return Site(
+        id=number,
+        arms=tuple(arms),
+        addresses=tuple(addresses),
+        http_address=http_address,
+        pid=pid,
+        models={model: found[0] for model, found in infos.items()},
+        ledger=await read_ledger(addresses[0], models),
+    )
+
+
+async def read_ledger(address: str, models: Sequence[str]) -> tuple[LedgerEntry, ...]:
+    """Asks an xlaserve what it compiled for `models`; nothing where the server is another."""
+    async with open_channel(address) as channel:
+        stub: Any = vision_pb2_grpc.VisionStub(channel)
+        try:
+            answer = await stub.ListModels(vision_pb2.ListModelsRequest(), timeout=_DEADLINE_S)
+        except grpc.aio.AioRpcError:
+            return ()
+    return tuple(
+        LedgerEntry(
+            mode=program.mode,
+            bucket=(program.bucket.batch, program.bucket.height, program.bucket.width),
+            trace_s=program.trace_s,
+            compile_s=program.compile_s,
+            run_s=program.run_s,
+            run_loaded_s=program.run_loaded_s or None,
+            model=model.name,
+        )
+        for model in answer.models
+        if model.name in models
+        for program in model.programs
+    )
+
+
+def _local_process(address: str) -> tuple[int | None, tuple[str, ...]]:
+    """Returns the process that listens at a loopback address, where it can be seen, and its other addresses."""
+    host, _, port = address.rpartition(":")
+    if host not in _LOOPBACK:
+        return None, ()
+    with suppress(psutil.Error, OSError):
+        listening = {
+            (found.laddr[1], found.pid)
+            for found in psutil.net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN and found.laddr and found.pid
+        }
+        for own_port, pid in listening:
+            if str(own_port) == port:
+                others = [other for other, owner in listening if owner == pid and other != own_port]
+                return pid, tuple(f"{host}:{other}" for other in others)
+    return None, ()

@@ -1,0 +1,143 @@
+"""What a server used in a block, seen from outside: its process, its GPU, its own counters."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from xlaserve_loadtest.record.lines import Counters, ServerUse
+
+LOOK_S: Final = 0.25
+GPU_LOOK_S: Final = 1.0
+
+_TIMEOUT_S: Final = 2.0
+_MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A server's counters for one model at one moment."""
+
+    batches_by_bucket: Mapping[str, float]
+    padded_rows: float
+    images: float
+    compilations: float
+
+
+def read_counts(text: str, model: str) -> Counts:
+    """Reads what /metrics of an xlaserve says, summed over modes: only the arm under measurement gets load."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    buckets: defaultdict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.labels.get("model") != model:
+                continue
+            totals[sample.name] += sample.value
+            if sample.name == "xlaserve_bucket_batches_total":
+                buckets[sample.labels["bucket"]] += sample.value
+    return Counts(
+        dict(buckets),
+        padded_rows=totals["xlaserve_padded_rows_total"],
+        images=totals["xlaserve_images_total"],
+        compilations=totals["xlaserve_compilations_total"],
+    )
+
+
+def change(before: Counts | None, after: Counts | None) -> Counters | None:
+    """Returns how counters moved; None where one look found nothing."""
+    if before is None or after is None:
+        return None
+    moved = {name: round(n - before.batches_by_bucket.get(name, 0)) for name, n in after.batches_by_bucket.items()}
+    return Counters(
+        batches_by_bucket={name: number for name, number in moved.items() if number},
+        padded_rows=round(after.padded_rows - before.padded_rows),
+        images=round(after.images - before.images),
+        compilations=round(after.compilations - before.compilations),
+    )
+
+
+async def counts(http_address: str | None, model: str) -> Counts | None:
+    """Asks a server for its counters; None where it doesn't tell."""
+    if http_address is None:
+        return None
+
+    def fetch() -> str:
+        with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=_TIMEOUT_S) as answer:
+            return str(answer.read(), "utf-8")
+
+    try:
+        return read_counts(await asyncio.to_thread(fetch), model)
+    except (OSError, ValueError):
+        return None
+
+
+class Usage:
+    """Looks at a process and the first GPU while a block runs."""
+
+    def __init__(self, pid: int | None) -> None:
+        self._process: psutil.Process | None = None
+        with suppress(psutil.Error):
+            self._process = psutil.Process(pid) if pid is not None else None
+        self._cpu_before_s = self._cpu_s()
+        self._peak_bytes = 0
+        self._gpu_looks: list[tuple[float, float]] = []
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Looks again and again."""
+        looks = [asyncio.create_task(self._look_at_process())]
+        if self._process and (command := shutil.which("nvidia-smi")):
+            looks.append(asyncio.create_task(self._look_at_gpu(command)))
+        try:
+            yield
+        finally:
+            for look in looks:
+                look.cancel()
+
+    def result(self) -> ServerUse:
+        """Returns what was used since this was made."""
+        cpu_s = self._cpu_s()
+        utilisation = [look[0] for look in self._gpu_looks]
+        return ServerUse(
+            cpu_s=None if cpu_s is None or self._cpu_before_s is None else cpu_s - self._cpu_before_s,
+            peak_rss_bytes=self._peak_bytes or None,
+            gpu_utilisation=math.fsum(utilisation) / len(utilisation) if utilisation else None,
+            gpu_memory_bytes=round(max(look[1] for look in self._gpu_looks)) if self._gpu_looks else None,
+        )
+
+    def _cpu_s(self) -> float | None:
+        if self._process is None:
+            return None
+        try:
+            times = self._process.cpu_times()
+        except psutil.Error:
+            return None
+        return float(times.user + times.system)
+
+    async def _look_at_process(self) -> None:
+        while self._process:
+            with suppress(psutil.Error):
+                self._peak_bytes = max(self._peak_bytes, self._process.memory_info().rss)
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_at_gpu(self, command: str) -> None:
+        query = ("--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits", "--id=0")
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                command, *query, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            )
+            output, _ = await process.communicate()
+            with suppress(ValueError):
+                utilisation, memory_mib = map(float, output.decode().split(","))
+                self._gpu_looks.append((utilisation / 100, memory_mib * _MIB))
+            await asyncio.sleep(GPU_LOOK_S)

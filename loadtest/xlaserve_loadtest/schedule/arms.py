@@ -1,0 +1,46 @@
+"""What is compared: arms, and which server process each of them needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from xlaserve_loadtest.record.lines import Arm
+
+MODES: Final = ("xla", "graph", "eager", "autocluster", "auto")
+ALL: Final = "all"
+
+_KINDS: Final = {"xla": "xla", "auto": "xla", "graph": "graph", "eager": "graph", "autocluster": "autocluster"}
+_CONTROL: Final = "(again)"
+
+
+def name_arms(models: Sequence[str], modes: Sequence[str], target: str) -> list[Arm]:
+    """Returns an arm for each model and mode, named for the mode where there is one model."""
+    return [
+        Arm(mode if len(models) == 1 else f"{model} {mode}", mode, model, target) for model in models for mode in modes
+    ]
+
+
+def choose_baseline(arms: Sequence[Arm], mode: str) -> str | None:
+    """Returns the first arm of that mode, where there is something to hold against it."""
+    found = next((arm.name for arm in arms if arm.mode == mode), None)
+    return found if len(arms) > 1 else None
+
+
+def with_controls(arms: Sequence[Arm], mode: str) -> list[Arm]:
+    """Returns the arms, each followed by a twin where it is a baseline: the A/A control."""
+    found = []
+    for arm in arms:
+        found.append(arm)
+        if arm.mode == mode and sum(other.model == arm.model for other in arms) > 1:
+            found.append(Arm(f"{arm.name} {_CONTROL}", arm.mode, arm.model, arm.target, is_control_of=arm.name))
+    return found
+
+
+def process_kind(mode: str, *, is_shared: bool) -> str:
+    """Returns which server process runs a mode; modes of one kind run in the same.
+
+    TensorFlow's threads are set for a whole process, and XLA wants others than graph mode: in one process either would
+    be measured at a disadvantage. `is_shared` puts them together all the same.
+    """
+    return "shared" if is_shared else _KINDS.get(mode, mode)

@@ -1,0 +1,92 @@
+"""Charts of a sweep: pure functions from rows and groups to what plotly draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from xlaserve_loadtest.reports.chart import BAR_PX, Chart, colour, label, plain, rule
+from xlaserve_loadtest.study.zoo import Group, Row
+
+_FASTER: Final = "#1a9e84"
+_SLOWER: Final = "#d65468"
+_UNDECIDED: Final = "#8a94a3"
+_ROW_PX: Final = 20
+_TICKS: Final = (0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 5, 10, 20, 50)
+
+
+def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Chart:
+    """Returns a bar for each row, in the order given; every row has a ratio."""
+    ratios = [row.result.ratio or 0.0 for row in rows]
+    bounds = [row.result.ratio_interval or (ratio, ratio) for row, ratio in zip(rows, ratios, strict=True)]
+    colours = {"faster": _FASTER, "slower": _SLOWER}
+    trace: dict[str, Any] = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [label(row.label) for row in rows],
+        # On a logarithmic axis twice as fast and half as fast are bars of the same length.
+        "base": [1.0] * len(rows),
+        "x": plain([ratio - 1 for ratio in ratios]),
+        "customdata": plain(ratios),
+        "marker": {"color": [colours.get(row.result.verdict or "", _UNDECIDED) for row in rows]},
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": plain([high - ratio for (_, high), ratio in zip(bounds, ratios, strict=True)]),
+            "arrayminus": plain([ratio - low for (low, _), ratio in zip(bounds, ratios, strict=True)]),
+            "thickness": 1,
+            "width": 2,
+        },
+        "hovertemplate": "%{y}: %{customdata:.3~f} times<extra></extra>",
+    }
+    return Chart(
+        f"speed-ups-{mode}",
+        f"Every model by what {mode} is worth to it",
+        f"Images/s in mode {mode} over those in mode {baseline}, for every model that ran in both; none is left out. "
+        "To the right of 1 it is faster, to the left slower; grey bars are undecided: their interval (the whisker, "
+        "95%) contains 1, or their run was too short or too noisy. Bars are logarithmic: twice and half are as long.",
+        [trace],
+        {
+            "height": 80 + _ROW_PX * max(3, len(rows)),
+            "showlegend": False,
+            "bargap": 0.25,
+            "xaxis": {
+                "type": "log",
+                "title": {"text": f"times the images/s of {baseline}"},
+                "tickvals": list(_TICKS),
+                "ticktext": [f"{tick:g}" for tick in _TICKS],
+            },
+            "yaxis": {"autorange": "reversed", "type": "category", "tickmode": "linear"},
+            "shapes": [rule("x", 1, _UNDECIDED)],
+        },
+    )
+
+
+def groups(found: Sequence[Group], *, name: str, title: str, what: str) -> Chart:
+    """Returns images/s by group and mode; `what` says what the cells of a group have in common."""
+    modes = list(dict.fromkeys(mode for group in found for mode in group.images_per_s))
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": label(mode),
+            "y": [label(group.name) for group in found],
+            "x": plain([group.images_per_s.get(mode, float("nan")) for group in found]),
+            "marker": {"color": colour(index)},
+            "hovertemplate": "%{y}: %{x:,.4~g} images/s<extra>%{fullData.name}</extra>",
+        }
+        for index, mode in enumerate(modes)
+    ]
+    return Chart(
+        name,
+        title,
+        f"Geometric mean of images/s over all cells of the same {what} that ran in every mode, so that the modes of "
+        f"one {what} can be compared. Between bars of different {what} also the models differ: compare with care.",
+        traces,
+        {
+            "barmode": "group",
+            "height": 110 + len(found) * (BAR_PX + 10 * len(modes)),
+            "xaxis": {"title": {"text": "images/s"}, "rangemode": "tozero"},
+            "yaxis": {"autorange": "reversed", "type": "category"},
+        },
+    )

@@ -1,0 +1,214 @@
+"""The whole-zoo study, `loadtest sweep`: every model, resolution, batch and mode, resumable, failures included."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from xlaserve_loadtest.analysis.figures import number
+from xlaserve_loadtest.parser import Parser
+from xlaserve_loadtest.run import environment
+from xlaserve_loadtest.study import catalog
+from xlaserve_loadtest.study import html as zoo_html
+from xlaserve_loadtest.study.measure import Measurement, measure
+from xlaserve_loadtest.study.record import Cell, Entry, ModeResult, Sweep, SweepFile, SweepFileError, read
+
+REPORT: Final = "report.html"
+NATIVE: Final = "native"
+BASELINE: Final = "graph"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to sweep over."""
+
+    models: tuple[catalog.Model, ...]
+    modes: tuple[str, ...]
+    batches: tuple[int, ...]
+    resolutions: tuple[int | None, ...]
+    """In pixels; None for each model's own."""
+
+    def cells(self) -> list[tuple[catalog.Model, Cell]]:
+        """Returns every cell, a model's together, so that an interrupted sweep has whole models."""
+        return [
+            (model, Cell(model.source, resolution, batch))
+            for model in self.models
+            for resolution in dict.fromkeys(_own(model, resolution) for resolution in self.resolutions)
+            for batch in self.batches
+        ]
+
+
+def run(
+    plan: Plan,
+    file: SweepFile,
+    measure_cell: Callable[[Cell], Mapping[str, ModeResult]],
+    *,
+    retry_failed: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Measures the cells that are not done yet, one after the other, and adds each to `file` as it ends.
+
+    `measure_cell` returns a result for each mode of the plan, whatever happens to the model.
+    """
+    todo = [
+        (model, cell)
+        for model, cell in plan.cells()
+        if not file.sweep.done(cell, plan.modes, retry_failed=retry_failed)
+    ]
+    skipped = len(plan.cells()) - len(todo)
+    if skipped:
+        tell(f"{skipped} of {len(plan.cells())} are done already")
+    for count, (model, cell) in enumerate(todo, start=1):
+        tell(f"[{count}/{len(todo)}] {cell}")
+        start = clock()
+        results = measure_cell(cell)
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        file.add(Entry(cell, model.name, model.family, results, at, round(clock() - start, 1)))
+        for mode, result in results.items():
+            tell(f"    {mode}: {_in_words(result)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    0: every cell has its figures or the reason why not; 1: nothing could be measured; 2: a wrong command line or state
+    file; 130: interrupted, the same command goes on from there.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.list:
+        sys.stdout.writelines(f"{model.name:<20} {model.family:<16} {model.size}\n" for model in catalog.applications())
+        return 0
+    baseline = options.baseline or next((mode for mode in options.mode if mode == BASELINE), options.mode[0])
+    if baseline not in options.mode:
+        parser.error(f"--baseline: expected one of {', '.join(options.mode)}, got {baseline}")
+    plan = Plan(catalog.find(options.models), options.mode, options.batch, options.resolution)
+    how = Measurement(
+        modes=options.mode,
+        baseline=baseline,
+        duration_s=options.duration,
+        concurrency=options.concurrency,
+        timeout_s=options.timeout,
+        is_in_process=options.in_process,
+        has_control=not options.no_control,
+        folder=options.out / "runs",
+    )
+    asked = {name: value for name, value in vars(options).items() if name not in {"out", "report", "list"}}
+    fresh = Sweep(asdict(environment.describe()), asked, baseline, datetime.now(UTC).isoformat(timespec="seconds"))
+    interrupted = False
+    # As Ctrl-C does: what was started must be stopped.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if options.report:
+            sweep = read(options.out)
+        else:
+            with SweepFile(options.out, fresh) as file:
+                sweep = file.sweep
+                try:
+                    run(plan, file, lambda cell: measure(cell, how), retry_failed=options.retry_failed, tell=_tell)
+                except KeyboardInterrupt:
+                    interrupted = True
+                    _tell("interrupted; the same command goes on from here")
+    except SweepFileError as error:
+        _tell(f"loadtest sweep: {error}")
+        return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    report = options.out / REPORT
+    report.write_text(zoo_html.render(sweep), encoding="utf-8")
+    sys.stdout.write(f"{zoo_html.table(sweep)}\nreport: {report}\n")
+    if interrupted:
+        return 130
+    return 0 if any(result.images_per_s for entry in sweep.entries.values() for result in entry.results.values()) else 1
+
+
+def _own(model: catalog.Model, resolution: int | None) -> int | None:
+    """Returns the resolution in figures wherever it is known, so that asking for it twice is one cell."""
+    return model.size if resolution is None else resolution
+
+
+def _in_words(result: ModeResult) -> str:
+    if result.reason is not None:
+        return result.reason
+    ratio = f", {result.ratio:.2f} times the baseline ({result.verdict})" if result.ratio and result.verdict else ""
+    return f"{number(result.images_per_s)} images/s{ratio}"
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="loadtest sweep",
+        description="Measures every model, resolution, batch and mode with random weights, and reports what XLA is "
+        "worth to each. Interrupted, it goes on where it stopped; what does not run is kept with the reason.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--list", action="store_true", help="print the models of keras.applications and stop")
+    parser.add_argument("--report", action="store_true", help="only write the report anew, from --out")
+    parser.add_argument(
+        "--models", type=_names, default=("all",), metavar="A,B", help="models, families, sources, paths, or all"
+    )
+    parser.add_argument("--batch", type=_counts, default=(1, 8), metavar="N,N", help="images in a request and a bucket")
+    parser.add_argument(
+        "--resolution", type=_resolutions, default=(None,), metavar="N,N", help="height and width in pixels, or native"
+    )
+    parser.add_argument("--mode", type=_names, default=("xla", "graph"), metavar="M,M", help="modes to compare")
+    parser.add_argument(
+        "--baseline", metavar="M", help="mode that the others are held against; graph or the first mode"
+    )
+    parser.add_argument("--duration", type=_positive, default=5.0, metavar="S", help="measured seconds for each mode")
+    parser.add_argument("--concurrency", type=_count, default=4, metavar="N", help="requests at a time")
+    parser.add_argument(
+        "--timeout", type=_positive, default=900.0, metavar="S", help="seconds for one cell, compilation included"
+    )
+    parser.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
+    parser.add_argument("--no-control", action="store_true", help="leave out the A/A control of each cell: faster")
+    parser.add_argument("--retry-failed", action="store_true", help="measure again what has no figure")
+    parser.add_argument("--out", type=Path, default=Path("sweep"), metavar="DIR", help="folder of state and report")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"expected names with commas between, each once, got {text}")
+    return names
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a whole number over 0, got {text}")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_count(part) for part in _names(text)))
+
+
+def _resolutions(text: str) -> tuple[int | None, ...]:
+    return tuple(itertools.chain.from_iterable((None,) if part == NATIVE else _counts(part) for part in _names(text)))
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds over 0, got {text}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

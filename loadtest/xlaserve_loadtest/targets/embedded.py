@@ -1,0 +1,195 @@
+"""A server of the load tester's own: a process that is always stopped again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import yaml
+
+from xlaserve_loadtest.targets.target import TargetError
+
+COMMAND: Final = (sys.executable, "-m", "xlaserve", "serve")
+CHECK: Final = (sys.executable, "-m", "xlaserve", "config")
+SHOW: Final = (*CHECK, "--show")
+STOP_TIMEOUT_S: Final = 35.0
+"""A little more than the server grants itself to finish what it accepted."""
+
+_POLL_S: Final = 0.05
+_TAIL_LINES: Final = 20
+
+
+def served_name(model: str) -> str:
+    """Returns the name under which `configuration` serves a model."""
+    name = Path(model).stem if _is_path(model) else model.rpartition(":")[2]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)
+
+
+def configuration(models: Sequence[str], modes: Sequence[str], **more: object) -> str:
+    """Returns a configuration that serves `models` in `modes`; `more` is taken over into each model's entry.
+
+    A model is a source such as `keras.applications:ResNet50`, the path of a model, or the name of a built-in one.
+    Keras's applications get random weights: speed does not depend on them, and nothing is downloaded.
+    """
+    # JSON is YAML as well.
+    return json.dumps({"models": [_entry(model, modes) | more for model in models]})
+
+
+def check(models: Sequence[str], modes: Sequence[str]) -> None:
+    """Raises TargetError where the server would refuse the `configuration` of `models`. Blocks."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(configuration(models, modes))
+        file.flush()
+        checked = subprocess.run([*CHECK, "--config", file.name], capture_output=True, text=True, check=False)
+    if checked.returncode:
+        raise TargetError(f"--model {','.join(models)}: {checked.stderr.strip().removeprefix('xlaserve: ')}")
+
+
+def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:
+    """Returns a configuration file as text, with nothing but `models` (names), in nothing but `modes`.
+
+    The server reads it, and says what it took it for: paths, among others. Blocks. Raises TargetError where the server
+    refuses it, or where it has no such model.
+    """
+    shown = subprocess.run([*SHOW, "--config", str(config)], capture_output=True, text=True, check=False)
+    if shown.returncode:
+        raise TargetError(f"--config {config}: {shown.stderr.strip().removeprefix('xlaserve: ')}")
+    document = yaml.safe_load(shown.stdout)
+    entries = {entry["name"]: entry for entry in document["models"]}
+    if unknown := [model for model in models if model not in entries]:
+        raise TargetError(f"--config {config}: expected models of it ({', '.join(entries)}), got {', '.join(unknown)}")
+    chosen = [entries[model] for model in models]
+    for entry in chosen:
+        entry["modes"] = list(modes)
+        if entry["default_mode"] not in modes:
+            entry["default_mode"] = None
+    return json.dumps({**document, "models": chosen})
+
+
+def _entry(model: str, modes: Sequence[str]) -> dict[str, object]:
+    source = str(Path(model).absolute()) if _is_path(model) else model if ":" in model else f"builtin:{model}"
+    entry: dict[str, object] = {"name": served_name(model), "source": source, "modes": list(modes)}
+    if source.startswith("keras.applications:"):
+        entry["weights"] = "random"
+    return entry
+
+
+def _is_path(model: str) -> bool:
+    return "/" in model or model.endswith(".keras")
+
+
+class EmbeddedServer:
+    """An xlaserve process on free ports: `async with` starts it, waits until it is ready, and stops it.
+
+    `config` is a configuration file, or its text. `on_output` gets the last line that the server logged, while it
+    starts. Entering raises TargetError with the server's last words when it ends or isn't ready in `start_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        config: Path | str,
+        *,
+        start_timeout_s: float,
+        on_output: Callable[[str], None] = lambda line: None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.address = ""
+        """HOST:PORT of its gRPC service."""
+        self.http_address: str | None = None
+        """HOST:PORT of its metrics."""
+        self.ready_s = 0.0
+        """Seconds from its start until it was ready."""
+        self._config = config
+        self._start_timeout_s = start_timeout_s
+        self._on_output = on_output
+        self._command = command
+
+    async def __aenter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="loadtest-")
+        folder = Path(self._folder.name)
+        self._log = folder / "log"
+        config = self._config
+        if isinstance(config, str):
+            (folder / "config.yaml").write_text(config)
+            config = folder / "config.yaml"
+        ready = folder / "ready.json"
+        ports = ("--grpc-port", "0", "--http-port", "0")
+        began_s = time.monotonic()
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(*self._command, "--config", str(config), *ports, "--ready-file", str(ready)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in the terminal is for the load tester, which stops the server in its own time.
+                start_new_session=True,
+            )
+        try:
+            self.address, self.http_address = await self._wait_until_ready(ready)
+        except BaseException:
+            await self._stop()
+            raise
+        self.ready_s = time.monotonic() - began_s
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def obituary(self) -> str | None:
+        """Returns how the server ended and its last words, or None while it lives."""
+        status = self._process.returncode
+        if status is None:
+            return None
+        how = f"exited with status {status}" if status >= 0 else f"was ended by signal {-status}"
+        return f"the server {how}\n{self._last_words()}".rstrip()
+
+    async def _wait_until_ready(self, ready: Path) -> tuple[str, str | None]:
+        give_up_at = time.monotonic() + self._start_timeout_s
+        while time.monotonic() < give_up_at:
+            if (end := self.obituary()) is not None:
+                raise TargetError(end)
+            if (addresses := _addresses(ready)) is not None:
+                return addresses
+            self._on_output(self._last_words(lines=1))
+            await asyncio.sleep(_POLL_S)
+        raise TargetError(f"the server was not ready after {self._start_timeout_s:g} s\n{self._last_words()}".rstrip())
+
+    async def _stop(self) -> None:
+        try:
+            if self._process.returncode is None:
+                self._process.terminate()
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            pass
+        finally:
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+            self._folder.cleanup()
+
+    def _last_words(self, lines: int = _TAIL_LINES) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _addresses(ready: Path) -> tuple[str, str | None] | None:
+    try:
+        told = json.loads(ready.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None  # Not written yet, or half written.
+    return str(told["grpc"]), told.get("http")

@@ -1,0 +1,161 @@
+"""The ceiling: compiled functions that are called without a server, in the worker's own process.
+
+The only module of the load tester that runs the server's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.config import Bucket, Mode, ModelSettings, Settings
+from xlaserve.engine.program import Warmed
+from xlaserve.engine.warmup.compiler import measure, warm_up
+from xlaserve.engine.warmup.ledger import Ledger
+from xlaserve.model import catalog
+from xlaserve.runtimes.tf.device import configure
+from xlaserve.telemetry.logs import quiet_tensorflow
+from xlaserve_loadtest.record.lines import LedgerEntry, Status
+from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, TargetError, Tensor, widened
+from xlaserve_proto import open_inference_pb2 as oip
+
+_NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What was loaded."""
+
+    models: dict[str, ModelInfo]
+    ledger: tuple[LedgerEntry, ...]
+    ready_s: float
+
+
+class InProcessTarget:
+    """Compiles the models of a configuration (JSON), then runs requests of pixels on the device's lanes."""
+
+    def __init__(self, config: str) -> None:
+        began_s = time.monotonic()
+        settings = Settings.model_validate(json.loads(config))
+        quiet_tensorflow()
+        device = configure(settings, uses_tensorflow=any(map(catalog.uses_tensorflow, settings.models)))
+        ledger = Ledger()
+        self._lanes = ThreadPoolExecutor(device.lanes, thread_name_prefix="lane")
+        self._warmed: dict[str, dict[tuple[Mode, Bucket], Warmed]] = {}
+        models = {}
+        for model_settings in settings.models:
+            model = catalog.load(model_settings)
+            self._warmed[model_settings.name] = warm_up(
+                model=model_settings.name,
+                version=model_settings.version,
+                program=model.program,
+                modes=model_settings.modes,
+                buckets=model.buckets,
+                timer=partial(measure, lanes=device.lanes),
+                ledger=ledger,
+                stop=threading.Event(),
+            )
+            models[model_settings.name] = _describe(model_settings, model)
+        self.described = Described(
+            models,
+            tuple(
+                LedgerEntry(
+                    mode=str(entry.mode),
+                    bucket=(entry.bucket.batch, entry.bucket.height, entry.bucket.width),
+                    trace_s=entry.trace_s,
+                    compile_s=entry.compile_s,
+                    run_s=entry.cost.alone_s,
+                    run_loaded_s=entry.cost.loaded_s,
+                    at=entry.at.isoformat(),
+                    model=entry.model,
+                )
+                for entry in ledger
+            ),
+            time.monotonic() - began_s,
+        )
+
+    @asynccontextmanager
+    async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[_InProcess]:
+        """There is nothing to connect to."""
+        yield _InProcess(self._warmed[model.name], self._lanes)
+
+
+def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
+    sizes = {(bucket.height, bucket.width) for bucket in model.buckets}
+    return ModelInfo(
+        name=settings.name,
+        size=next(iter(sizes)) if len(sizes) == 1 else None,
+        outputs=tuple(Tensor(out.name, out.datatype, tuple(out.shape)[1:]) for out in model.task.outputs),
+        properties={
+            "source": settings.source,
+            "weights": model.weights,
+            "modes": ",".join(settings.modes),
+            "buckets": ",".join(map(str, model.buckets)),
+        },
+        server="in-process",
+    )
+
+
+class _InProcess:
+    """Runs one request as one batch, padded to the least bucket that holds it."""
+
+    def __init__(self, warmed: dict[tuple[Mode, Bucket], Warmed], lanes: ThreadPoolExecutor) -> None:
+        self._warmed = warmed
+        self._lanes = lanes
+
+    async def send(self, request: Request) -> Reply:
+        try:
+            gather_s, execute_s, _ = await self._run(request)
+        except TargetError as error:
+            return Reply(Status.INVALID_ARGUMENT, detail=str(error))
+        except Exception as error:
+            return Reply(Status.INTERNAL, detail=f"{type(error).__name__}: {error}")
+        return Reply(Status.OK, (_NAN, _NAN, gather_s, execute_s, _NAN, gather_s + execute_s))
+
+    async def outputs(self, request: Request) -> list[Array]:
+        _, _, outputs = await self._run(request)
+        return [widened(output[: request.images]) for output in outputs]
+
+    async def _run(self, request: Request) -> tuple[float, float, Any]:
+        return await asyncio.get_running_loop().run_in_executor(self._lanes, self._run_here, request)
+
+    def _run_here(self, request: Request) -> tuple[float, float, Any]:
+        began_s = time.perf_counter()
+        pixels = _pixels(request)
+        bucket = self._bucket(Mode(request.mode), pixels)
+        if len(pixels) < bucket.batch:
+            pixels = np.concatenate([pixels, np.repeat(pixels[:1], bucket.batch - len(pixels), axis=0)])
+        gathered_s = time.perf_counter()
+        outputs = self._warmed[Mode(request.mode), bucket].executable(pixels)
+        return gathered_s - began_s, time.perf_counter() - gathered_s, outputs
+
+    def _bucket(self, mode: Mode, pixels: NDArray[np.uint8]) -> Bucket:
+        count, height, width = pixels.shape[:3]
+        fitting = [
+            bucket
+            for offered, bucket in self._warmed
+            if offered is mode and bucket.batch >= count and (bucket.height, bucket.width) == (height, width)
+        ]
+        if not fitting:
+            raise TargetError(f"no bucket of mode {mode} holds {count} images of {height}x{width}")
+        return min(fitting)
+
+
+def _pixels(request: Request) -> NDArray[np.uint8]:
+    message = oip.ModelInferRequest.FromString(request.data)
+    (tensor,) = message.inputs
+    if tensor.name != "pixels":
+        raise TargetError("without a server only pixels can be run: --payload pixels")
+    return np.frombuffer(message.raw_input_contents[0], np.uint8).reshape(tuple(tensor.shape))

@@ -1,0 +1,239 @@
+"""What requests are sent to."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, Final, NamedTuple, Protocol
+
+import grpc
+import grpc.aio
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from xlaserve_loadtest.record.lines import NO_STAGES, STAGES, Status
+from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_proto import open_inference_pb2 as oip
+from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
+
+_METADATA_DEADLINE_S: Final = 10.0
+_CONNECT_TIMEOUT_S: Final = 2.0
+_DTYPES: Final = {
+    "FP64": "<f8",
+    "INT64": "<i8",
+    "FP32": "<f4",
+    "INT32": "<i4",
+    "FP16": "<f2",
+    "UINT8": "u1",
+    "BOOL": "?",
+}
+_ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in _DTYPES.items()}
+
+ANY: Final = -1
+
+Array = NDArray[np.float64 | np.int64]
+"""Whole numbers name things, as a class map does; they are compared as equal or not."""
+
+
+class TargetError(Exception):
+    """The target can't be measured; the text says why, for people."""
+
+
+class Tensor(NamedTuple):
+    """An output as the model's metadata promises it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    """Without the batch."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the target says of the model under test."""
+
+    name: str
+    size: tuple[int, int] | None
+    """Height and width; None when the model takes several."""
+    outputs: tuple[Tensor, ...]
+    properties: dict[str, str]
+    server: str
+    """Name and version of the server."""
+
+
+class Reply(NamedTuple):
+    """How one request ended."""
+
+    status: Status
+    stages: tuple[float, ...] = NO_STAGES
+    """Seconds by stage, in the order of `record.STAGES`."""
+    detail: str = ""
+    """Why it failed."""
+
+
+class Connection(Protocol):
+    """A way to send requests, several at the same time."""
+
+    async def send(self, request: Request) -> Reply:
+        """Sends one request and waits for its end. Failures of the target are replies, not exceptions."""
+
+    async def outputs(self, request: Request) -> list[Array]:
+        """Sends one request and returns the model's outputs, the images first. Raises TargetError."""
+
+
+class Target(Protocol):
+    """Something to measure."""
+
+    def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AbstractAsyncContextManager[Connection]:
+        """Opens a fresh connection, on which replies are held against what `model` promises."""
+
+
+class GrpcTarget:
+    """Servers of the Open Inference Protocol. `deadline_s` bounds every inference."""
+
+    def __init__(self, *, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+
+    @asynccontextmanager
+    async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[Connection]:
+        """Opens a connection to each of `addresses` (HOST:PORT), over which requests are dealt out in turn."""
+        async with AsyncExitStack() as stack:
+            channels = [await stack.enter_async_context(open_channel(address)) for address in addresses]
+            # A connection that comes up is not part of the first request; one that doesn't fails the requests.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    await asyncio.gather(*(channel.channel_ready() for channel in channels))
+            connections = [_GrpcConnection(channel, model, self._deadline_s) for channel in channels]
+            yield connections[0] if len(connections) == 1 else _Spread(connections)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """Returns a channel with a connection of its own."""
+    options = [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+        # Without this, channels to the same address share one connection.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+    ]
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+async def describe(address: str, model: str) -> ModelInfo:
+    """Asks a server for its metadata and that of a model. Raises TargetError."""
+    async with open_channel(address) as channel:
+        stub: Any = oip_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            server = await stub.ServerMetadata(oip.ServerMetadataRequest(), timeout=_METADATA_DEADLINE_S)
+            metadata = await stub.ModelMetadata(oip.ModelMetadataRequest(name=model), timeout=_METADATA_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise TargetError(f"{address}: {error.code().name}: {error.details()}") from None
+    return ModelInfo(
+        name=model,
+        size=_size(metadata),
+        outputs=tuple(Tensor(out.name, out.datatype, tuple(out.shape)[1:]) for out in metadata.outputs),
+        properties=dict(metadata.properties),
+        server=f"{server.name} {server.version}",
+    )
+
+
+class _Spread:
+    """Deals requests out to several connections in turn."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._turns = cycle(connections)
+
+    async def send(self, request: Request) -> Reply:
+        return await next(self._turns).send(request)
+
+    async def outputs(self, request: Request) -> list[Array]:
+        return await next(self._turns).outputs(request)
+
+
+class _GrpcConnection:
+    def __init__(self, channel: grpc.aio.Channel, model: ModelInfo, deadline_s: float) -> None:
+        # Without serialisers: bytes go out as they are and come back as they are.
+        self._infer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer"
+        )
+        self._model = model
+        self._deadline_s = deadline_s
+
+    async def send(self, request: Request) -> Reply:
+        try:
+            data = await self._infer(request.data, timeout=self._deadline_s)
+        except grpc.aio.AioRpcError as error:
+            return Reply(Status(error.code().value[0]), detail=error.details() or "")
+        return read_reply(data, request, self._model)
+
+    async def outputs(self, request: Request) -> list[Array]:
+        try:
+            data = await self._infer(request.data, timeout=self._deadline_s)
+        except grpc.aio.AioRpcError as error:
+            raise TargetError(f"{error.code().name}: {error.details()}") from None
+        reply = read_reply(data, request, self._model)
+        if reply.status is not Status.OK:
+            raise TargetError(f"{reply.status.name}: {reply.detail}")
+        return read_outputs(data)
+
+
+def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
+    """Holds a serialised ModelInferResponse against what was asked for and what the model promises."""
+    try:
+        response = oip.ModelInferResponse.FromString(data)
+    except DecodeError as error:
+        return Reply(Status.INVALID_REPLY, detail=str(error))
+    parameters = response.parameters
+    if "mode" in parameters and parameters["mode"].string_param != request.mode:
+        ran = parameters["mode"].string_param
+        return Reply(Status.INVALID_REPLY, detail=f"asked for mode {request.mode}, was run in {ran}")
+    got = [(out.name, out.datatype, tuple(out.shape)) for out in response.outputs]
+    promised = [(out.name, out.datatype, (request.images, *out.shape)) for out in model.outputs]
+    if len(got) != len(promised) or not all(map(_keeps, got, promised)):
+        return Reply(Status.INVALID_REPLY, detail=f"expected outputs {promised}, got {got}")
+    for (name, datatype, shape), raw in zip(got, response.raw_output_contents, strict=False):
+        if datatype in _ITEM_BYTES and len(raw) != math.prod(shape) * _ITEM_BYTES[datatype]:
+            return Reply(Status.INVALID_REPLY, detail=f"output {name}, {datatype} {shape}, has {len(raw)} bytes")
+    return Reply(
+        Status.OK,
+        tuple(parameters[stage].double_param if stage in parameters else math.nan for stage in STAGES),
+    )
+
+
+def _keeps(got: tuple[str, str, tuple[int, ...]], promised: tuple[str, str, tuple[int, ...]]) -> bool:
+    """Says whether an output is as promised; a side of -1 promises nothing."""
+    return (
+        got[:2] == promised[:2]
+        and len(got[2]) == len(promised[2])
+        and all(side in (has, ANY) for has, side in zip(got[2], promised[2], strict=True))
+    )
+
+
+def read_outputs(data: bytes) -> list[Array]:
+    """Returns the outputs of a serialised ModelInferResponse that `read_reply` found right."""
+    response = oip.ModelInferResponse.FromString(data)
+    return [
+        widened(np.frombuffer(raw, _DTYPES[out.datatype]).reshape(tuple(out.shape)))
+        for out, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+        if out.datatype in _DTYPES
+    ]
+
+
+def widened(output: NDArray[Any]) -> Array:
+    """Returns an output in the type that it is compared in."""
+    return output.astype(np.float64 if output.dtype.kind == "f" else np.int64)
+
+
+def _size(metadata: oip.ModelMetadataResponse) -> tuple[int, int] | None:
+    for tensor in metadata.inputs:
+        if tensor.name == "pixels" and len(tensor.shape) == 4 and min(tensor.shape[1:3]) > 0:
+            return tensor.shape[1], tensor.shape[2]
+    return None

@@ -1,0 +1,77 @@
+"""The cache as a whole: a folder for each version of TensorFlow, environment and model."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from xlaserve.cache.environment import environment, key, tensorflow_version
+from xlaserve.cache.records import Folder, check_writable
+from xlaserve.errors import ConfigError
+from xlaserve.runtimes.tf import flags
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.tf.persistent_cache import Executables
+
+FORMAT: Final = 1
+"""Of the cache; another makes everything anew."""
+ABOUT: Final = "environment.json"
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Of a disk: it may have room another time, so the cache is done without and no error."""
+
+log = logging.getLogger(__name__)
+
+
+class CompileCache:
+    """What was compiled before, in a folder. One that is to be filled must be made before TensorFlow is imported.
+
+    Raises ConfigError where the folder can't be used as it is to be.
+    """
+
+    def __init__(self, root: Path, *, read_only: bool = False) -> None:
+        self.root = root
+        self._read_only = read_only
+        try:
+            if not self._read_only:
+                check_writable(self.root)
+            elif not os.access(self.root, os.R_OK | os.X_OK) or not self.root.is_dir():
+                raise ConfigError(f"compile_cache: expected a folder that can be read, got {self.root}")
+        except OSError as error:
+            if error.errno not in FULL:
+                raise ConfigError(
+                    f"compile_cache: expected a folder that can be written, got {self.root}: {error.strerror};"
+                    " compile_cache_read_only uses what is there"
+                ) from None
+            log.warning("compile cache: nothing is kept, as %s can't be written: %s", self.root, error.strerror)
+            self._read_only = True
+        self.is_filling = not self._read_only
+        """Whether what is not there is to be kept once it is made."""
+        self.executables = Executables()
+        if not self._read_only:
+            self._set_autotuning()
+
+    def folder(self, device: Device, model: object) -> Folder:
+        """Returns the folder of a model on `device`; `model`, of JSON's types, says which it is."""
+        facts = {"format": FORMAT, **environment(device)}
+        environment_folder = self.root / f"tensorflow-{tensorflow_version()}" / key(facts)
+        if not self._read_only:
+            with suppress(OSError):  # only for people who wonder which folder is whose
+                environment_folder.mkdir(parents=True, exist_ok=True)
+                (environment_folder / ABOUT).write_text(json.dumps(facts, indent=2) + "\n")
+        return Folder(environment_folder / key(model), read_only=self._read_only)
+
+    def stop_filling(self) -> None:
+        """Keeps nothing more, for when traffic begins: TensorFlow holds Python's lock while it exports a program, for a
+        second or more with a large network, and what runs beside traffic can't be timed for those to come."""
+        self.is_filling = False
+
+    def _set_autotuning(self) -> None:
+        """Has XLA keep what it measured of a GPU's kernels; on a CPU it measures none."""
+        folder = self.root / f"tensorflow-{tensorflow_version()}" / "autotuning"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)  # XLA fails where it is not there
+            flags.add(flags.XLA, f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")

@@ -1,0 +1,93 @@
+"""What programs, and what they cost, depend on besides the model."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from xlaserve.runtimes.tf import flags
+from xlaserve.runtimes.tf.device import Device, cpu_name
+
+_VARIABLES: Final = ("NVIDIA_TF32_OVERRIDE", "TF_ENABLE_ONEDNN_OPTS", flags.TF_XLA, flags.XLA)
+"""Environment variables that change what is computed, or how."""
+_OUR_OWN: Final = re.compile(r"--(tf_xla_persistent_cache_|xla_dump_|xla_gpu_per_fusion_autotune_cache_dir=)\S+")
+"""Flags that say where files go, and change no program."""
+_PACKAGES: Final = ("keras", "keras-cv", "numpy")
+_CODE: Final = ("cache", "engine", "model", "runtimes")
+"""Packages of ours that make programs."""
+
+
+def tensorflow_version() -> str:
+    """Returns the version of TensorFlow without importing it."""
+    return _version("tensorflow") or _version("tensorflow-cpu") or "unknown"
+
+
+@cache
+def installed() -> Mapping[str, str]:
+    """Returns which code makes programs. A process asks once, early: it may be replaced on the disk meanwhile."""
+    package = Path(__file__).parents[1]
+    return {
+        "tensorflow": tensorflow_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "xlaserve": digest(file for part in _CODE for file in (package / part).rglob("*.py")),
+    }
+
+
+def environment(device: Device) -> dict[str, str]:
+    """Returns what a program that is kept depends on, for `device`: where any of it differs, it is of no use."""
+    facts = {
+        **installed(),
+        "device": f"{device.kind} {device.name}{' TF32' if device.tf32 else ''}",
+        "machine": platform.machine(),
+        # XLA compiles for the features of this very processor, and divides work by the number of its cores.
+        "processor": f"{cpu_name()} {_short(_cpu_flags())}",
+        "cores": str(len(os.sched_getaffinity(0))),
+        **{name: _OUR_OWN.sub("", os.environ.get(name, "")).strip() for name in _VARIABLES},
+    }
+    if device.kind == "gpu":
+        with suppress(OSError):
+            facts["driver"] = Path("/proc/driver/nvidia/version").read_text()
+    return facts
+
+
+def key(facts: object) -> str:
+    """Returns a name for `facts`, of JSON's types, that others don't share."""
+    return _short(json.dumps(facts, sort_keys=True))
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Returns a digest of the contents and the names of `files`, in whatever order they come. Raises OSError."""
+    digests = []
+    for path in files:
+        with path.open("rb") as file:
+            digests.append(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}")
+    return _short("\n".join(sorted(digests)))
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    # x86 calls them flags, ARM Features.
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

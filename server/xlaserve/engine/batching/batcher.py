@@ -1,0 +1,409 @@
+"""A model's queue: gathers waiting images into padded batches and gives each job its rows back.
+
+One asyncio task owns the queue; nothing here is locked. Every job settles exactly once: with its outputs, an error, its
+deadline, or its own cancellation.
+
+Only images of one mode and resolution share a batch, so a model has a queue for each. They share its turns as models
+share the device, by start-time fair queueing (see `lanes`): each batch advances its queue's virtual time by what it
+takes, and the queue with the least is next. So a flood in one resolution holds up an image of another, whose queue was
+empty, only by the batches that were under way (one on each lane and the one that is gathered ahead), and by one batch
+of each resolution more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.batching.costs import Costs
+from xlaserve.engine.batching.lanes import Lanes, Share
+from xlaserve.engine.batching.queue import Job, Part, Piece, Queue, Result, Shape, Taken, cut, fail, scatter
+from xlaserve.engine.batching.worker import Batch, Run, Worker
+from xlaserve.engine.buckets.demand import Demand, note
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Images, Warmed, is_finite
+from xlaserve.errors import (
+    DeadlineExceeded,
+    ExecutionFailed,
+    InvalidArgument,
+    ModelNotReady,
+    OutOfDeviceMemory,
+    QueueFull,
+    ShuttingDown,
+)
+
+log = logging.getLogger(__name__)
+
+LEAST_TIMER_S: Final = 0.001
+"""uvloop rounds timers to milliseconds, and what it rounds to none comes at once, again and again."""
+
+
+class Observer(Protocol):
+    """Is told of every batch."""
+
+    def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
+        """A batch of `images` real images ran in `bucket`."""
+
+    def batch_failed(self, mode: Mode, bucket: Bucket, images: int) -> None:
+        """A batch raised."""
+
+
+class Batcher:
+    """Serves one model's `programs` on the device's `lanes`.
+
+    `max_images` and `max_bytes` bound what is admitted: decoding, waiting or running. `on_crash` is called if the batch
+    loop dies, which is a defect: the process should end. A bucket for which the device's memory did not suffice is
+    retired with all larger ones, `on_retired` is told, and its batch runs in smaller ones, if there are any.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        programs: Mapping[tuple[Mode, Bucket], Warmed],
+        lanes: Lanes,
+        worker: Worker,
+        observer: Observer,
+        max_images: int,
+        max_bytes: int,
+        max_queue_delay_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+        on_crash: Callable[[], None] = lambda: None,
+        on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None,
+    ) -> None:
+        self._name = name
+        self._programs: dict[tuple[Mode, Bucket], Warmed] = {}
+        self._lanes = lanes
+        self._queues: dict[Shape, Queue] = {}
+        self._reserved: set[Bucket] = set()
+        self._worker = worker
+        self._observer = observer
+        self._max_images = max_images
+        self._max_bytes = max_bytes
+        self._max_queue_delay_s = max_queue_delay_s
+        self._clock = clock
+        self._on_crash = on_crash
+        self._on_retired = on_retired
+        self._too_large: deque[tuple[Queue, Sequence[Piece]]] = deque()
+        self._share = Share(self._is_next_full)
+        self._virtual_s = 0.0
+        self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
+        """By height and width, in whichever mode."""
+        self._unsettled: set[Job] = set()
+        self._changed = asyncio.Event()
+        self._emptied = asyncio.Event()
+        """Set once, when the last request leaves while it drains."""
+        self._is_closed = False
+        self._has_ended = False
+        self.admitted_images = 0
+        self.admitted_bytes = 0
+        self.add(programs)
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._serve(), name=f"batcher {name}")
+        self._task.add_done_callback(self._crashed)
+
+    def add(self, programs: Mapping[tuple[Mode, Bucket], Warmed]) -> None:
+        """Serves `programs` as well: more buckets, modes and resolutions. What waits is planned for anew."""
+        buckets = {bucket for _, bucket in programs} - self._reserved
+        self._worker.reserve(buckets)
+        self._reserved |= buckets
+        self._programs.update(programs)
+        for shape, costs in _costs_by_shape(programs).items():
+            if shape in self._queues:
+                self._queues[shape].costs.add(costs)
+            else:
+                self._queues[shape] = Queue(shape, Costs(costs, self._lanes.count))
+
+    def has_queue(self, mode: Mode, height: int, width: int) -> bool:
+        """Returns whether there are buckets for images of this mode and resolution."""
+        return (mode, height, width) in self._queues
+
+    @property
+    def waiting_images(self) -> int:
+        """Images in the queues."""
+        return sum(queue.images for queue in self._queues.values())
+
+    def admit(self, images: int, size_bytes: int) -> None:
+        """Accepts `images` that take `size_bytes` in all, until `leave`. Raises ModelNotReady, QueueFull, or
+        InvalidArgument for more than it ever takes."""
+        if self._is_closed:
+            raise ModelNotReady(f"model {self._name} is draining")
+        if images > self._max_images:
+            raise InvalidArgument("images", f"at most {self._max_images} in a request (max_queue_images)", images)
+        if size_bytes > self._max_bytes:
+            raise InvalidArgument(
+                "images", f"at most {self._max_bytes} bytes in a request (max_queue_bytes)", f"{size_bytes} bytes"
+            )
+        if self.admitted_images + images > self._max_images:
+            raise QueueFull(
+                f"model {self._name}: {images} more images exceed max_queue_images {self._max_images};"
+                f" {self.admitted_images} are under way"
+            )
+        if self.admitted_bytes + size_bytes > self._max_bytes:
+            raise QueueFull(
+                f"model {self._name}: {size_bytes} more bytes exceed max_queue_bytes {self._max_bytes};"
+                f" {self.admitted_bytes} are under way"
+            )
+        self.admitted_images += images
+        self.admitted_bytes += size_bytes
+
+    def leave(self, images: int, size_bytes: int) -> None:
+        """Ends what `admit` began."""
+        self.admitted_images -= images
+        self.admitted_bytes -= size_bytes
+        if self._is_closed and not self.admitted_images:
+            self._emptied.set()
+
+    async def run(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        """Runs `pixels` `[n, height, width, 3]`, n >= 1, in a `mode` that has buckets of that size.
+
+        `deadline` is in seconds of the clock. Raises DeadlineExceeded, ExecutionFailed or ShuttingDown. A cancelled
+        call takes its images out of the queue.
+        """
+        if self._has_ended:
+            raise ModelNotReady(f"model {self._name} was unloaded")
+        queue = self._queues[mode, pixels.shape[1], pixels.shape[2]]
+        is_brief = len(pixels) in queue.costs.brief and not queue.jobs and not self._max_queue_delay_s
+        if is_brief and self._lanes.try_acquire(self._share):
+            return self._run_here(queue, pixels)
+        job = Job(queue, pixels, deadline, self._clock(), self._loop.create_future())
+        self._unsettled.add(job)
+        if not queue.jobs:
+            queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next, but without credit for its rest
+        queue.append(job)
+        try:
+            self._changed.set()
+            self._lanes.grant()
+            return await job.settled
+        finally:
+            queue.remove(job)
+            self._unsettled.remove(job)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admits nothing more, lets what was admitted finish for at most `timeout_s`, fails the rest, and ends."""
+        self._is_closed = True
+        self._max_queue_delay_s = 0.0  # no company will come
+        self._changed.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self.admitted_images:
+                    await self._emptied.wait()
+        except TimeoutError:
+            log.warning("model %s: %d images did not finish in %g s", self._name, self.admitted_images, timeout_s)
+            fail(self._unsettled, ShuttingDown, f"model {self._name} was unloaded before this could run")
+        self._has_ended = True
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._worker.free(self._reserved)
+        self._reserved = set()
+
+    async def _serve(self) -> None:
+        while True:
+            await self._wait_for_work()
+            await self._lanes.acquire(self._share)
+            try:
+                started = self._start_batch()
+            except Exception:
+                log.exception("model %s: no batch could be formed", self._name)
+                waiting = [job for job in self._unsettled if job.waiting]
+                fail(waiting, ExecutionFailed, f"model {self._name} could not run this request")
+                started = False
+            if not started:
+                self._lanes.release()
+
+    async def _wait_for_work(self) -> None:
+        while (patience_s := self._patience_s()) > 0:
+            self._changed.clear()
+            timer = None
+            if patience_s != float("inf"):
+                timer = self._loop.call_later(max(patience_s, LEAST_TIMER_S), self._changed.set)
+            await self._changed.wait()
+            if timer:
+                timer.cancel()
+
+    def _patience_s(self) -> float:
+        """Returns how long the next batch may still wait for images; infinite without any."""
+        if self._too_large:
+            return 0.0
+        return min(queue.due(self._max_queue_delay_s) for queue in self._queues.values()) - self._clock()
+
+    def _next_queue(self, now: float) -> Queue | None:
+        """Returns the queue whose batch is next: of those that are due, the one with the least virtual time."""
+        due = [queue for queue in self._queues.values() if queue.due(self._max_queue_delay_s) <= now]
+        return min(due, key=lambda queue: (queue.virtual_s, queue.jobs[0].arrived), default=None)
+
+    def _is_next_full(self) -> bool:
+        queue = self._next_queue(self._clock())
+        return queue is not None and queue.is_full
+
+    def _run_here(self, queue: Queue, pixels: Images) -> Result:
+        """Runs a request that fills a brief program on the event loop, in the free lane that was acquired for it.
+
+        What that takes says nothing of batches that are handed over, which are what is planned.
+        """
+        mode, height, width = queue.shape
+        images = len(pixels)
+        bucket = Bucket(images, height, width)
+        began = self._clock()
+        run: Run | BaseException
+        try:
+            outputs = self._programs[mode, bucket].executable(pixels)
+            run = Run(outputs, 0.0, 0.0, self._clock() - began, is_finite(outputs))
+        except Exception as error:
+            run = error
+        execute_s = self._clock() - began
+        queue.virtual_s = max(queue.virtual_s, self._virtual_s)
+        self._charge(queue, execute_s)
+        note(self.demand[height, width], images, images)
+        self._lanes.release()
+        self._observe(mode, bucket, images, run)
+        if isinstance(run, Run):
+            return Result([Part(range(images), run.outputs)], 0.0, 0.0, execute_s)
+        raise ExecutionFailed(f"model {self._name} could not run this batch") from run
+
+    def _start_batch(self) -> bool:
+        """Starts the batch that the plan puts first; False where every job has gone."""
+        if self._too_large:
+            return self._start_again()
+        now = self._clock()
+        queue = self._next_queue(now)
+        if queue is None:
+            return False
+        self._drop_late(queue, now)
+        if not queue.jobs:
+            return False
+        images, share, taken = self._planned(queue, queue.images, now)
+        _, height, width = queue.shape
+        note(self.demand[height, width], share, images)
+        taken.pieces = queue.take(images, now)
+        self._submit(taken)
+        return True
+
+    def _start_again(self) -> bool:
+        """Starts a part of a batch that was too large; False where every job has gone."""
+        queue, left = self._too_large.popleft()
+        left = [piece for piece in left if not piece.job.settled.done()]
+        if not left:
+            return False
+        try:
+            images, _, taken = self._planned(queue, sum(stop - start for _, start, stop in left), self._clock())
+            taken.pieces, rest = cut(left, images)
+        except Exception:  # nobody else knows of them
+            fail((piece.job for piece in left), ExecutionFailed, f"model {self._name} could not run this batch")
+            raise
+        if rest:
+            self._too_large.appendleft((queue, rest))
+        self._submit(taken)
+        return True
+
+    def _planned(self, queue: Queue, waiting: int, now: float) -> tuple[int, int, Taken]:
+        """Charges the batch to start now where so many images wait. Returns its images, its lane's share and itself."""
+        busy = self._lanes.busy
+        images, rows, share = queue.costs.planner.next_step(waiting, self._lanes.count - busy, busy)
+        _, height, width = queue.shape
+        taken = Taken(queue, Bucket(rows, height, width), now, busy + 1, queue.costs.turn_s(rows, busy + 1))
+        self._virtual_s = max(self._virtual_s, queue.virtual_s)
+        self._charge(queue, taken.expected_s)
+        return images, share, taken
+
+    def _submit(self, taken: Taken) -> None:
+        try:
+            for job, start, _ in taken.pieces:
+                if start == 0:
+                    job.queue_s = taken.at - job.arrived
+            pixels = [job.pixels[start:stop] for job, start, stop in taken.pieces]
+            batch = Batch(self._programs[taken.mode, taken.bucket].executable, taken.bucket, pixels)
+            finish = partial(self._finish, taken)
+            self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
+        except Exception as error:  # the worker was stopped, or memory is short: the jobs left their queue already
+            self._finish(taken, error)
+
+    def _charge(self, queue: Queue, seconds: float) -> None:
+        """Counts what a batch is expected to take, and later what it took more, or less."""
+        self._lanes.charge(self._share, seconds)
+        queue.virtual_s += seconds
+
+    def _drop_late(self, queue: Queue, now: float) -> None:
+        """Drops the jobs that could be in the next batches but can't be answered in time, not even alone."""
+        late = []
+        images = 0
+        for job in queue.jobs:
+            if job.deadline < now + queue.costs.cheapest_s:
+                late.append(job)
+                continue
+            images += job.waiting
+            if images >= queue.costs.planner.largest * self._lanes.count:
+                break
+        if any(job.deadline >= now for job in late):
+            queue.costs.doubt()
+        fail(late, DeadlineExceeded, f"model {self._name}: the deadline passed while the request waited")
+
+    def _finish(self, taken: Taken, run: Run | BaseException) -> None:
+        """Settles the jobs of a batch, charges what it took and gives its lane back. Raises nothing.
+
+        One that failed stays charged with what it should have taken.
+        """
+        is_again = False
+        # Jobs are settled before anybody is told, so that no observer can keep them from it.
+        try:
+            if isinstance(run, Run):
+                scatter(taken.pieces, run)
+                self._account(taken, run)
+            elif isinstance(run, OutOfDeviceMemory) and self._has_smaller(taken):
+                self._too_large.append((taken.queue, taken.pieces))
+                self._changed.set()
+                is_again = True
+        except Exception as error:  # outputs that are not what the model promised
+            run = error
+        try:
+            if not is_again and not isinstance(run, Run):
+                jobs = (piece.job for piece in taken.pieces)
+                fail(jobs, ExecutionFailed, f"model {self._name} could not run this batch")
+        finally:
+            self._lanes.release()
+        self._observe(taken.mode, taken.bucket, taken.images, run)
+
+    def _has_smaller(self, taken: Taken) -> bool:
+        """Returns whether a batch that the device's memory did not hold has smaller buckets; only those go on."""
+        mode, height, width = taken.queue.shape
+        if retired := taken.queue.costs.retire(taken.bucket.batch):
+            self._on_retired(mode, [Bucket(batch, height, width) for batch in retired])
+        return taken.queue.costs.smallest < taken.bucket.batch
+
+    def _observe(self, mode: Mode, bucket: Bucket, images: int, run: Run | BaseException) -> None:
+        """Tells the observer and the log what came of a batch. Raises nothing."""
+        try:
+            if isinstance(run, Run):
+                self._observer.batch_ran(mode, bucket, images, run)
+            else:
+                log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
+                self._observer.batch_failed(mode, bucket, images)
+        except Exception:
+            log.exception("model %s: a batch in %s %s could not be observed", self._name, mode, bucket)
+
+    def _account(self, taken: Taken, run: Run) -> None:
+        now = self._clock()
+        turn_s = now - taken.at - run.wait_s
+        self._charge(taken.queue, turn_s - taken.expected_s)
+        taken.queue.costs.observe(taken.bucket.batch, taken.running, turn_s=turn_s, execute_s=run.execute_s, now=now)
+
+    def _crashed(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        log.critical("model %s: the batch loop died", self._name, exc_info=task.exception())
+        self._is_closed = self._has_ended = True
+        fail(self._unsettled, ExecutionFailed, f"model {self._name} stopped serving")
+        self._on_crash()
+
+
+def _costs_by_shape(programs: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Shape, dict[int, Cost]]:
+    costs: dict[Shape, dict[int, Cost]] = {}
+    for (mode, bucket), warmed in programs.items():
+        costs.setdefault((mode, bucket.height, bucket.width), {})[bucket.batch] = warmed.cost
+    return costs

@@ -1,0 +1,155 @@
+"""Resolutions that nobody configured: served in graph mode at once, while their buckets compile beside the traffic.
+
+No request waits for a trace or a compilation. The graph takes any size and was made at warm-up; what the first requests
+of a resolution wait for is a run or two of it, on a lane like any batch, which show whether the network can take such
+images and what they cost. Then the buckets compile on one thread for the whole server, which yields to everything else,
+and are timed on lanes as if they were a model of their own. Once all buckets of a mode are there, requests go to them.
+
+What clients can bring about is bounded: a model does this for so many resolutions as long as it is loaded, whether it
+works or not, none is given up for another, and no bucket has more pixels than the largest that was configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Collection
+from typing import Final
+
+import numpy as np
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.batching.batcher import Batcher
+from xlaserve.engine.buckets.demand import Resolution
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Executable, Warmed
+from xlaserve.engine.warmup.beside_traffic import BesideTraffic
+from xlaserve.engine.warmup.compiler import fastest
+from xlaserve.errors import InvalidArgument, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+GREY: Final = 127
+
+
+class Background:
+    """Serves one model's resolutions without buckets. All methods run on the event loop.
+
+    `any_size` is the program in graph mode, for images of any size that has the network's own `sides` where those are
+    not None; `modes` are those offered, `buckets` those compiled at warm-up; `beside` makes the model's programs.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        any_size: Executable,
+        sides: tuple[int | None, int | None],
+        modes: Collection[Mode],
+        compiled_modes: Collection[Mode],
+        buckets: Collection[Bucket],
+        most_resolutions: int,
+        batcher: Batcher,
+        beside: BesideTraffic,
+    ) -> None:
+        self._model = model
+        self._any_size = any_size
+        self._sides = sides
+        self._offers_auto = Mode.AUTO in modes
+        self._compiled_modes = [mode for mode in compiled_modes if mode is not Mode.GRAPH]
+        self._batches = sorted({bucket.batch for bucket in buckets})
+        self._sizes = {(bucket.height, bucket.width) for bucket in buckets}
+        self._most_pixels = max(map(math.prod, buckets))
+        self._most_resolutions = most_resolutions
+        self._batcher = batcher
+        self._beside = beside
+        self._opened: dict[Resolution, asyncio.Task[bool]] = {}
+        self._compilations: set[asyncio.Task[None]] = set()
+
+    def check(self, size: Resolution) -> None:
+        """Raises InvalidArgument where images of `size`, height and width, are not taken."""
+        if size in self._opened:
+            return
+        if any(side not in (None, got) for side, got in zip(self._sides, size, strict=True)):
+            sides = ", ".join("any" if side is None else str(side) for side in self._sides)
+            raise self._refusal(size, f"shape [n, {sides}, 3], as the network takes no other")
+        if math.prod(size) > self._most_pixels:
+            raise self._refusal(size, f"at most {self._most_pixels} pixels an image, as the largest bucket has")
+        if len(self._opened) >= self._most_resolutions:
+            known = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted({*self._sizes, *self._opened}))
+            raise self._refusal(size, f"shape {known}; no more are taken (max_background_resolutions)")
+
+    async def open(self, size: Resolution, mode: Mode) -> Mode:
+        """Returns the mode that images of `size` run in now, when they can be queued: `mode` once its buckets have
+        compiled, else graph mode. Raises InvalidArgument where the network can't take them."""
+        self.check(size)
+        if size not in self._opened:
+            self._opened[size] = asyncio.create_task(self._begin(size), name=f"{self._model} at {size}")
+        opened = self._opened[size]
+        try:
+            # A request that is cancelled must not take the trial with it, which others wait for.
+            works = await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            if opened.cancelled():
+                raise ShuttingDown(f"model {self._model} was unloaded before this could run") from None
+            raise
+        if not works:
+            raise self._refusal(size, "a size that the network can take")
+        return mode if self._batcher.has_queue(mode, *size) else Mode.GRAPH
+
+    def stop_compiling(self) -> None:
+        """Compiles nothing more; what is under way can't be interrupted, and is dropped."""
+        for task in self._compilations:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Ends everything, for when no request is left."""
+        self.stop_compiling()
+        for task in self._opened.values():
+            task.cancel()
+        await asyncio.gather(*self._opened.values(), *self._compilations, return_exceptions=True)
+
+    @staticmethod
+    def _refusal(size: Resolution, expected: str) -> InvalidArgument:
+        return InvalidArgument("pixels", expected, f"{size[0]} x {size[1]}")
+
+    async def _begin(self, size: Resolution) -> bool:
+        """Makes the resolution ready in graph mode and has its buckets compiled; False where it can't be run."""
+        try:
+            image_s = await self._beside.time(self._any_size, Bucket(1, *size), np.full((1, *size, 3), GREY, np.uint8))
+        except Exception as error:
+            log.warning("model %s: images of %d x %d can't be run", self._model, *size, exc_info=error)
+            return False
+        buckets = [Bucket(batch, *size) for batch in self._batches if batch * math.prod(size) <= self._most_pixels]
+        buckets = buckets or [Bucket(1, *size)]
+        graph = {
+            bucket: Warmed(self._any_size, Cost(image_s * bucket.batch, image_s * bucket.batch)) for bucket in buckets
+        }
+        self._batcher.add({(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()})
+        if self._compiled_modes:
+            compilation = asyncio.create_task(self._compile(size, graph))
+            self._compilations.add(compilation)
+            compilation.add_done_callback(self._compilations.discard)
+        return True
+
+    async def _compile(self, size: Resolution, graph: dict[Bucket, Warmed]) -> None:
+        """Compiles and times the buckets, mode by mode, and switches to each mode once it is complete."""
+        compiled = {(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()}
+        try:
+            for mode in self._compiled_modes:
+                programs: dict[tuple[Mode, Bucket], Warmed] = {}
+                for bucket in graph:
+                    programs[mode, bucket] = await self._beside.make(mode, bucket)
+                self._batcher.add(programs)
+                compiled |= programs
+        except Exception:
+            log.exception("model %s: %d x %d stays in graph mode, as it did not compile", self._model, *size)
+            return
+        finally:
+            self._beside.forget(*size)
+        if self._offers_auto:
+            self._batcher.add(
+                {(Mode.AUTO, bucket): compiled[mode, bucket] for bucket, mode in fastest(compiled).items()}
+            )
+        log.info("model %s: %d x %d switched from graph mode to its own buckets", self._model, *size)

@@ -1,0 +1,156 @@
+"""Makes programs while others serve: on one thread that yields to everything else, timed in its turn on the lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import statistics
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+from xlaserve import interpreter
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.batching.lanes import Lanes, Share
+from xlaserve.engine.batching.worker import Batch, Run, Worker
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
+from xlaserve.engine.warmup.compiler import LEAST_RUNS, noise
+from xlaserve.engine.warmup.ledger import Entry, Ledger
+from xlaserve.engine.warmup.verify import Verified, Verifier
+from xlaserve.errors import ModelFailed
+
+log = logging.getLogger(__name__)
+
+NICE: Final = 10
+"""A thread with this gets a tenth of what a busy one gets. Not less: while it traces it holds the interpreter's lock,
+and the event loop waits for it."""
+
+
+def yield_to_traffic(process: int | None = None) -> None:
+    """Has the calling thread, or a process, and all that it starts, run where others leave time."""
+    try:
+        # Linux takes a thread for a process here.
+        os.setpriority(os.PRIO_PROCESS, process or threading.get_native_id(), NICE)
+    except OSError as error:
+        log.warning("compiling in the background can't be made to yield to the traffic: %s", error.strerror)
+
+
+class BesideTraffic:
+    """Makes the programs of one model. All methods run on the event loop.
+
+    `compiling` has a single thread, on which all that may compile something is done in an `expecting()`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        version: str,
+        program: Program,
+        lanes: Lanes,
+        worker: Worker,
+        ledger: Ledger,
+        compiling: Executor,
+        expecting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        verifier: Verifier | None = None,
+    ) -> None:
+        self._model = model
+        self._version = version
+        self._program = program
+        self._lanes = lanes
+        self._worker = worker
+        self._ledger = ledger
+        self._compiling = compiling
+        self._expecting = expecting
+        self._verifier = verifier
+        self._share = Share(lambda: False)
+        self._turn = asyncio.Lock()
+        """Of all that is timed for this model one run is under way: a share has one turn at a time."""
+
+    async def make(self, mode: Mode, bucket: Bucket, known: tuple[Bucket, Warmed] | None = None) -> Warmed:
+        """Compiles, verifies, times and records a program. Raises what it raises.
+
+        What runs beside traffic takes longer than it does. Beside a `known` program, whose cost was measured at rest,
+        both are timed now, and the new one costs as many times the known one's as it takes now.
+        """
+        loop = asyncio.get_running_loop()
+        compilation, verified, images = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
+        cost = compilation.cost
+        if cost is None:
+            seconds = await self.time(compilation.executable, bucket, images)
+            cost = Cost(seconds, seconds)  # of lanes that are as busy as they are
+            if known is not None:
+                known_bucket, warmed = known
+                known_images = await loop.run_in_executor(self._compiling, noise, known_bucket)
+                ratio = seconds / await self.time(warmed.executable, known_bucket, known_images)
+                cost = Cost(warmed.cost.alone_s * ratio, warmed.cost.loaded_s * ratio)
+        self._ledger.record(
+            Entry(
+                self._model,
+                self._version,
+                mode,
+                bucket,
+                compilation.trace_s,
+                compilation.compile_s,
+                cost,
+                datetime.now(UTC),
+                compilation.from_cache,
+                in_background=True,
+                verified=verified,
+            )
+        )
+        return Warmed(compilation.executable, cost)
+
+    def forget(self, height: int, width: int) -> None:
+        """Drops what is kept to verify programs of a resolution: there won't be more."""
+        if self._verifier is not None:
+            self._verifier.forget(height, width)
+
+    def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Verified | None, Images]:
+        """Returns the executable, and images to time it with, which take too long to make for the event loop."""
+        with self._expecting(), interpreter.shared():
+            compilation, verified = self._program.compile(mode, bucket), None
+            if self._verifier is not None:
+                again = partial(self._program.compile, mode, bucket)
+                compilation, verified = self._verifier.admit(mode, bucket, compilation, again)
+                if bucket.batch > 1 and self._verifier.is_dependent:
+                    raise ModelFailed(f"{bucket} is left out: an image's answer depends on the others of its batch")
+            return compilation, verified, noise(bucket)
+
+    async def time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
+        """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
+        batch = Batch(executable, bucket, [images])
+        seconds = []
+        for _ in range(LEAST_RUNS):
+            async with self._turn:
+                seconds.append(await self._run(batch))
+        return statistics.median(seconds)
+
+    async def _run(self, batch: Batch) -> float:
+        """Returns the seconds of one run, in its turn."""
+        loop = asyncio.get_running_loop()
+        await self._lanes.acquire(self._share)
+        ran: asyncio.Future[Run | BaseException] = loop.create_future()
+        try:
+            self._worker.submit(batch, partial(loop.call_soon_threadsafe, partial(self._settle, ran)))
+        except BaseException:  # the worker was stopped
+            self._lanes.release()
+            raise
+        run = await ran
+        if isinstance(run, BaseException):
+            raise run
+        return run.execute_s
+
+    def _settle(self, ran: asyncio.Future[Run | BaseException], run: Run | BaseException) -> None:
+        """Ends a run, even one that nobody waits for any more."""
+        if isinstance(run, Run):
+            self._lanes.charge(self._share, run.execute_s)
+        self._lanes.release()
+        if not ran.done():
+            ran.set_result(run)

@@ -1,0 +1,145 @@
+"""Compiles and warms a model ahead of traffic: every bucket in every mode, run, timed and written to the ledger."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+
+import numpy as np
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
+from xlaserve.engine.warmup.ledger import Entry, Ledger
+from xlaserve.engine.warmup.verify import Verifier
+from xlaserve.errors import ShuttingDown
+
+LEAST_RUNS = 3
+MOST_RUNS = 20
+AUTO_MARGIN = 0.05
+TIMING_BUDGET_S = 0.5
+"""A program is timed until it has run LEAST_RUNS times and this long, or MOST_RUNS times."""
+MOST_COMPILE_THREADS = 8
+"""Each compilation takes memory, some hundreds of megabytes for a large network."""
+
+
+Timer = Callable[[Executable, Bucket], Cost]
+"""Runs a program, and returns what it costs."""
+
+
+def warm_up(
+    *,
+    model: str,
+    version: str,
+    program: Program,
+    modes: Iterable[Mode],
+    buckets: Iterable[Bucket],
+    timer: Timer,
+    ledger: Ledger,
+    stop: threading.Event,
+    threads: int = 1,
+    verifier: Verifier | None = None,
+) -> dict[tuple[Mode, Bucket], Warmed]:
+    """Compiles `program` for every mode and bucket, the smallest bucket first, verifies each, times and returns them.
+
+    With several `threads`, so many of XLA's programs compile at the same time, and are timed when all are there: what
+    compiles takes processors from what is timed. Blocks. Raises ShuttingDown once `stop` is set, and whatever a
+    program raises.
+    """
+    smallest_first = sorted(buckets, key=lambda bucket: (math.prod(bucket), bucket))
+    wanted = [(mode, bucket) for mode in modes for bucket in smallest_first]
+
+    def compile_one(mode: Mode, bucket: Bucket) -> Compilation:
+        if stop.is_set():
+            raise ShuttingDown(f"model {model}: warm-up was stopped")
+        return program.compile(mode, bucket)
+
+    early = {}
+    if threads > 1:
+        early = _in_parallel(compile_one, [each for each in wanted if each[0] is Mode.XLA], threads)
+    warmed = {}
+    for mode, bucket in wanted:
+        compilation = early.get((mode, bucket)) or compile_one(mode, bucket)
+        verified = None
+        if verifier is not None:
+            compilation, verified = verifier.admit(mode, bucket, compilation, partial(compile_one, mode, bucket))
+        if (cost := compilation.cost) is None:
+            cost = timer(compilation.executable, bucket)
+            compilation.keep_cost(cost)
+        warmed[mode, bucket] = Warmed(compilation.executable, cost)
+        ledger.record(
+            Entry(
+                *(model, version, mode, bucket, compilation.trace_s, compilation.compile_s, cost, datetime.now(UTC)),
+                from_cache=compilation.from_cache,
+                verified=verified,
+            )
+        )
+    return warmed
+
+
+def compile_threads(cores: int) -> int:
+    """Returns how many programs should compile at the same time.
+
+    One compilation keeps about one and a half cores busy (ResNet50 on two cores: 14.0 processor seconds in 9.6 s), so
+    that on two cores another one beside it would gain little.
+    """
+    return max(1, min(cores // 2, MOST_COMPILE_THREADS))
+
+
+def _in_parallel(
+    compile_one: Callable[[Mode, Bucket], Compilation], wanted: Sequence[tuple[Mode, Bucket]], threads: int
+) -> dict[tuple[Mode, Bucket], Compilation]:
+    with ThreadPoolExecutor(threads, thread_name_prefix="compile") as pool:
+        futures = [pool.submit(compile_one, *each) for each in wanted]
+        try:
+            return {each: future.result() for each, future in zip(wanted, futures, strict=True)}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def fastest(warmed: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Bucket, Mode]:
+    """Returns for each bucket the mode that runs it fastest with all lanes busy.
+
+    XLA gives way only to a mode that is faster by more than AUTO_MARGIN: noise must not decide.
+    """
+    seconds: dict[Bucket, dict[Mode, float]] = {}
+    for (mode, bucket), program in warmed.items():
+        handicap = 1.0 if mode is Mode.XLA else 1.0 + AUTO_MARGIN
+        seconds.setdefault(bucket, {})[mode] = program.cost.loaded_s * handicap
+    return {bucket: min(by_mode, key=by_mode.__getitem__) for bucket, by_mode in seconds.items()}
+
+
+def measure(executable: Executable, bucket: Bucket, lanes: int, clock: Callable[[], float] = time.perf_counter) -> Cost:
+    """Returns the median seconds of several runs: alone, and with all `lanes` running the same."""
+    images = noise(bucket)
+    alone_s = statistics.median(_time_runs(executable, images, clock))
+    if lanes == 1:
+        return Cost(alone_s, alone_s)
+    with ThreadPoolExecutor(lanes, thread_name_prefix="warm-up") as pool:
+        runs = [pool.submit(_time_runs, executable, images, clock) for _ in range(lanes)]
+        loaded_s = statistics.median(second for run in runs for second in run.result())
+    return Cost(alone_s, loaded_s)
+
+
+def noise(bucket: Bucket) -> Images:
+    """Returns images to time a bucket with, the same ones every time.
+
+    Noise, not zeros: no arithmetic may be cheaper than on real images.
+    """
+    return np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+
+
+def _time_runs(executable: Executable, images: Images, clock: Callable[[], float]) -> list[float]:
+    seconds: list[float] = []
+    while len(seconds) < LEAST_RUNS or (len(seconds) < MOST_RUNS and sum(seconds) < TIMING_BUDGET_S):
+        start = clock()
+        executable(images)
+        seconds.append(clock() - start)
+    return seconds

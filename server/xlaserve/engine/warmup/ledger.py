@@ -1,0 +1,53 @@
+"""The ledger: every program that was compiled, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.warmup.verify import Verified
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One program of one model."""
+
+    model: str
+    version: str
+    mode: Mode
+    bucket: Bucket
+    trace_s: float
+    """Seconds in Python, from the model to a graph."""
+    compile_s: float
+    """Seconds of the first run, less the time of a later run."""
+    cost: Cost
+    at: datetime
+    """When it was ready, UTC."""
+    from_cache: bool = False
+    """Whether it came from the compile cache instead of being traced and compiled."""
+    in_background: bool = False
+    """Whether it was compiled beside the traffic, and not at warm-up."""
+    verified: Verified | None = None
+    """What its answers showed; None where nobody looked."""
+
+
+class Ledger:
+    """Entries in the order of compilation. `record` may be called from any thread."""
+
+    def __init__(self, on_record: Callable[[Entry], None] = lambda entry: None) -> None:
+        self._entries: list[Entry] = []
+        self._on_record = on_record
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(tuple(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def record(self, entry: Entry) -> None:
+        """Adds an entry and tells whoever listens, on the caller's thread."""
+        self._entries.append(entry)
+        self._on_record(entry)

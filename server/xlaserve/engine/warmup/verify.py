@@ -1,0 +1,232 @@
+"""Whether a program answers what its model means: checked at warm-up, before anybody is answered.
+
+Each program runs a few images, noise and patches, in full batches. An image's answer is held against that of a
+reference in which XLA has no part, alone as a rule, and against its own at other places of a batch and in other
+company. Where they are apart, the reference runs the very same batches and tells what it is: a program that computes
+something else than its model, or a model whose rows depend on each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.engine.warmup.difference import MOST_RELATIVE, Comparing, Difference, by_row, compare, make_images
+from xlaserve.errors import ModelFailed, cause
+
+log = logging.getLogger(__name__)
+
+EXACT: Final = 1e-3
+"""What float32 on its way through another order of sums is off, as a share of the largest number; more is said."""
+GROSS: Final = 1e-2
+"""More than that is refused. Between the two lie very deep networks: ResNet152 with random weights is at the first."""
+IMAGES: Final = 8
+NARROW_IMAGES: Final = 16
+"""How many are compared; more where an agreement is shown as well."""
+_OF_XLA: Final = frozenset({Mode.XLA, Mode.AUTOCLUSTER})
+"""The modes whose programs may be refused. The others run TensorFlow's own kernels, one by one."""
+
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found out about a program."""
+
+    difference: Difference | None
+    """From the reference; None where there is none."""
+    dependence: float = 0.0
+    """How far an image's answer is from its own at another place of the batch and in other company, as a share of the
+    largest number; the furthest."""
+    not_finite: int = 0
+    """How many of the images were answered with NaN or infinity."""
+    fault: str = ""
+    """What is wrong with the program; empty where nothing is."""
+    is_gross: bool = False
+    """Whether that is more than rounding could ever be."""
+    is_dependent: bool = False
+    """Whether the model's rows depend on each other."""
+
+
+class Verifier:
+    """Verifies one model's programs. Safe to use from several threads, which take turns.
+
+    `reference` gives the answers that are right; `is_narrow` says that programs compute in less than float32, which is
+    then no fault that a program is refused for. `buckets` are those that the reference may be made for. `warn` is told
+    what people should know.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Comparing,
+        reference: Callable[[Images], Outputs] | None,
+        buckets: Iterable[Bucket],
+        is_narrow: bool = False,
+        verification: Literal["refuse", "warn", "off"] = "refuse",
+        batch_dependence: Literal["single", "refuse", "allow"] = "single",
+        warn: Callable[[str], object] = lambda warning: None,
+    ) -> None:
+        self._task = task
+        self._reference = None if verification == "off" else reference
+        self._most = MOST_RELATIVE if is_narrow else EXACT
+        self._images = NARROW_IMAGES if is_narrow else IMAGES
+        self._refuses = verification == "refuse" and not is_narrow
+        self._batch_dependence = batch_dependence
+        self._warn = warn
+        batches = {bucket.batch for bucket in buckets}
+        # A network that was made for batches of one size only has buckets of no other, and takes no image alone.
+        self._reference_batch = batches.pop() if len(batches) == 1 else 1
+        self._samples: dict[tuple[int, int], tuple[Images, Outputs | None]] = {}
+        self._lock = threading.Lock()
+        self.is_dependent = False
+        """Whether rows of any program depend on each other, where that matters."""
+
+    def admit(
+        self, mode: Mode, bucket: Bucket, compilation: Compilation, again: Callable[[], Compilation]
+    ) -> tuple[Compilation, Verified]:
+        """Returns a program that was compiled, and what was found out about it; blocks while it runs.
+
+        One of the compile cache's that is wrong is compiled `again`. Raises ModelFailed for one that is not to serve.
+        """
+        with self._lock:
+            verified = self._verify(bucket, compilation.executable)
+            if verified.fault and compilation.from_cache:
+                log.warning("compile cache: mode %s, bucket %s: %s; it is made anew", mode, bucket, verified.fault)
+                compilation.forget()
+                compilation = again()
+                verified = self._verify(bucket, compilation.executable)
+            for warning in compilation.warnings:
+                self._warn(warning)
+            self._judge(mode, bucket, verified)
+        return compilation, verified
+
+    def forget(self, height: int, width: int) -> None:
+        """Drops the images of a resolution of which no more programs are made, and the reference's answers."""
+        self._samples.pop((height, width), None)
+
+    def _judge(self, mode: Mode, bucket: Bucket, verified: Verified) -> None:
+        where = f"mode {mode}, bucket {bucket}"
+        if verified.fault:
+            if self._refuses and verified.is_gross and mode in _OF_XLA:
+                raise ModelFailed(f"{where}: {verified.fault} (verification: warn serves it all the same)")
+            self._warn(f"{where}: {verified.fault}")
+        if verified.not_finite:
+            self._warn(f"{where}: NaN or infinity in the answers to {verified.not_finite} of {self._images} images")
+        if not verified.is_dependent:
+            return
+        found = f"{where}: an image's answer depends on the others of its batch, by {verified.dependence:.2g}"
+        if self._batch_dependence == "refuse":
+            raise ModelFailed(f"{found} (batch_dependence: single serves it in batches of one)")
+        if self._batch_dependence == "allow":
+            self._warn(found)
+        elif not self.is_dependent:
+            self.is_dependent = True
+            self._warn(f"{found}; it is served in batches of one")
+
+    def _verify(self, bucket: Bucket, executable: Executable) -> Verified:
+        images, wanted = self._sample(bucket)
+        batches = [np.arange(bucket.batch) + start for start in range(0, len(images), bucket.batch)]
+        batches = [batch % len(images) for batch in batches]
+        got = [executable(images[batch]) for batch in batches]
+        answers = _joined(got)
+        order = np.concatenate(batches)
+        finite = [np.isfinite(output).reshape(len(order), -1).all(axis=1) for output in answers]
+        not_finite = len(set(order[~np.logical_and.reduce(finite)]))
+        difference = None
+        suspect = 0
+        is_suspect = False
+        if wanted is not None:
+            expected = _rows(wanted, order)
+            difference = compare(expected, answers, self._task)
+            apart = self._apart(expected, answers)
+            suspect = int(apart.argmax()) // bucket.batch
+            is_suspect = not self._are_alike(apart)
+        dependence = 0.0
+        company = None
+        if bucket.batch > 1 and self._batch_dependence != "allow":
+            places = _other_company(bucket.batch, len(images))
+            company = batches[suspect][places]
+            beside = executable(images[company])
+            apart = self._apart(_rows(got[suspect], places), beside)
+            dependence = float(apart.max())
+            is_suspect |= not self._are_alike(apart)
+        if not is_suspect:
+            return Verified(difference, dependence, not_finite)
+        probes = [(images[batches[suspect]], got[suspect])]
+        if company is not None:
+            probes.append((images[company], beside))
+        fault, is_gross = self._fault(executable, probes)
+        if not fault and difference is not None:
+            dependence = max(dependence, difference.largest)
+        return Verified(difference, dependence, not_finite, fault, is_gross, is_dependent=not fault)
+
+    def _fault(self, executable: Executable, probes: list[tuple[Images, Outputs]]) -> tuple[str, bool]:
+        """Returns what is wrong with a program that answers an image now so, now otherwise, and whether that is gross;
+        empty where the model means it to."""
+        images, got = probes[0]
+        if not self._are_alike(self._apart(got, executable(images))):
+            return "it answers the same batch otherwise each time", True
+        if self._reference is None:
+            return "", False
+        for images, got in probes:
+            wanted = self._reference(images)
+            apart = self._apart(wanted, got)
+            if not self._are_alike(apart):
+                found = compare(wanted, got, self._task)
+                fault = f"it computes something else than its model: {found}, and at most {self._most:g} is rounding"
+                return fault, not self._are_alike(apart, GROSS)
+        return "", False
+
+    def _sample(self, bucket: Bucket) -> tuple[Images, Outputs | None]:
+        """Returns the images of a resolution, and their reference's answers, which it gave once for all programs."""
+        size = (bucket.height, bucket.width)
+        if size not in self._samples:
+            images = make_images(self._images, *size)
+            self._samples[size] = images, self._answers(images)
+        return self._samples[size]
+
+    def _answers(self, images: Images) -> Outputs | None:
+        if self._reference is None:
+            return None
+        batch = self._reference_batch
+        order = np.arange(math.ceil(len(images) / batch) * batch) % len(images)
+        try:
+            answers = _joined([self._reference(images[rows]) for rows in order.reshape(-1, batch)])
+        except Exception as error:
+            log.debug("no reference", exc_info=error)
+            self._warn(
+                "its programs are served unverified: TensorFlow can't run the model operation by operation:"
+                f" {type(error).__name__}: {cause(error)}"
+            )
+            self._reference = None
+            return None
+        return _rows(answers, np.arange(len(images)))
+
+    def _apart(self, wanted: Outputs, got: Outputs) -> NDArray[np.float64]:
+        return by_row(self._task.comparable(wanted), self._task.comparable(got))
+
+    def _are_alike(self, apart: NDArray[np.float64], most: float = 0.0) -> bool:
+        return bool(np.mean(apart <= max(most, self._most)) >= self._task.least_alike)
+
+
+def _other_company(batch: int, images: int) -> Rows:
+    """Returns which rows of a batch of `images` different ones make another: half of them, at other places."""
+    return np.arange(batch)[::-1] % max(1, min(batch, images) // 2)
+
+
+def _joined(batches: list[Outputs]) -> Outputs:
+    return tuple(np.concatenate(outputs) for outputs in zip(*batches, strict=True))
+
+
+def _rows(outputs: Outputs, rows: Rows) -> Outputs:
+    return tuple(output[rows] for output in outputs)

@@ -1,0 +1,75 @@
+"""From a TensorFlow callable with one image input to a `Network`: preprocessing before it, a task's head behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import tensorflow as tf
+
+from xlaserve.errors import ModelFailed
+from xlaserve.model.networks import preprocess
+from xlaserve.model.networks.heads import Head, Raw, TensorShape
+from xlaserve.model.networks.network import Network, Size
+from xlaserve.model.networks.preprocess import Preprocess
+from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
+
+Call = Callable[[tf.Tensor], Raw]
+"""From pixels, as the network takes them, to its outputs."""
+
+PIXEL_DTYPES: Final = ("float32", "float16", "bfloat16", "uint8")
+
+
+def assemble(
+    call: Call,
+    head: Head,
+    *,
+    pixels: TensorShape,
+    preprocessing: Preprocess,
+    weights: str,
+    lowered: Call | None = None,
+    lowerings: str = "",
+    default_size: Size = (None, None),
+    multiple: int = 1,
+) -> Network:
+    """Returns the network that gives `call` its preprocessed pixels and makes the head's outputs of what it answers.
+
+    `lowered` does the same as `call` for XLA; `lowerings`, `default_size` and `multiple` are as in `Network`.
+    Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of PIXEL_DTYPES.
+    """
+    batch, height, width = check_pixels(pixels)
+    takes_bytes = pixels.dtype == "uint8"
+    if takes_bytes and preprocessing != "none":
+        raise ModelFailed(f"preprocess: the model takes uint8 pixels as they are, expected none, got {preprocessing}")
+
+    def forward(call: Call) -> Forward:
+        def run(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            values = images if takes_bytes else tf.cast(preprocess.apply(images, preprocessing), pixels.dtype)
+            if batch is not None:  # what was exported for one batch size refuses a tensor of an unknown one
+                values = tf.ensure_shape(values, (batch, *values.shape[1:]))
+            return head.finish(call(values), images)
+
+        return run
+
+    program = TensorFlowProgram(forward(call), forward(lowered) if lowered else None)
+    return Network(
+        program,
+        (height, width),
+        head.task,
+        weights,
+        lowerings,
+        batch=batch,
+        default_size=default_size,
+        multiple=multiple,
+        reference=program.reference,
+    )
+
+
+def check_pixels(pixels: TensorShape) -> tuple[int | None, int | None, int | None]:
+    """Returns the batch, height and width of a model's input. Raises ModelFailed where it is not one of images."""
+    match pixels.shape:
+        case (batch, height, width, 3) if pixels.dtype in PIXEL_DTYPES:
+            return batch, height, width
+    raise ModelFailed(
+        f"source: expected an input of {', '.join(PIXEL_DTYPES[:-1])} or uint8 [None, height, width, 3], got {pixels}"
+    )

@@ -1,0 +1,324 @@
+"""Models from the compile cache: what was built, traced, compiled and timed before, without Keras.
+
+A model's folder holds what its source gave (`network`), its weights (`weights-<digest>`), a program for each bucket
+(`xla-<bucket>`: StableHLO and XLA's executable) and what each costs (`cost-<lanes>x<threads>-<mode>-<bucket>`). Only
+programs of the mode `xla` are kept; for others the model is built as ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final, get_args, get_type_hints
+
+import numpy as np
+import tensorflow as tf
+from pydantic import TypeAdapter
+
+from xlaserve.cache.cache import CompileCache
+from xlaserve.cache.environment import digest
+from xlaserve.cache.records import Folder, Record, RecordError
+from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.errors import cause
+from xlaserve.model import catalog
+from xlaserve.model.networks.network import Network
+from xlaserve.model.task import Task
+from xlaserve.runtimes.tf import stablehlo
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.tf.executable import CHANNELS, FixedShape, Function, TensorFlowProgram
+
+log = logging.getLogger(__name__)
+
+NETWORK: Final = "network"
+WEIGHTS: Final = "weights"
+MODULE: Final = "module"
+_IRRELEVANT: Final = {
+    *("name", "version", "fit", "modes", "default_mode", "buckets", "auto_buckets", "unmatched"),
+    *("max_background_resolutions", "max_queue_delay_ms", "max_queue_images", "verification", "batch_dependence"),
+}
+"""Settings that change nothing in what is computed. A setting that is not named here makes another model."""
+_APART: Final = {"program", "reference"}
+"""What of a network is no description of it."""
+_TASKS: Final = {kind.__name__: kind for kind in get_args(Task)}
+
+
+def identity(settings: ModelSettings) -> dict[str, Any] | None:
+    """Returns what makes a model another one: settings, and the contents of files that they name.
+
+    None where that can't be told. Raises OSError where a file can't be read.
+    """
+    if not catalog.can_be_kept(settings):
+        return None
+    facts = settings.model_dump(mode="json", exclude=_IRRELEVANT)
+    # Of labels too: where the outputs don't show how many classes there are, labels do.
+    for path in [Path(named) for named in (settings.source, settings.weights, settings.labels) if named]:
+        if path.is_file():
+            facts[str(path)] = digest([path])
+        elif path.is_dir():
+            facts[str(path)] = digest(file for file in path.rglob("*") if file.is_file())
+    return facts
+
+
+def network(cache: CompileCache, device: Device, settings: ModelSettings, build: Callable[[], Network]) -> Network:
+    """Returns the network that `build` builds, which is only called where the cache does not do."""
+    cache.executables.sweep()  # what models that are not kept have left
+    try:
+        model = identity(settings)
+        folder = None if model is None else cache.folder(device, model)
+    except OSError:  # `build` says what is wrong with the file
+        folder = None
+    if folder is None:
+        return build()
+    program = CachedProgram(cache, folder, device, build, settings.name)
+    reference = partial(_reference, folder, program)
+    if (described := folder.read(NETWORK, lambda record: _described(record.header, program))) is not None:
+        return replace(described, reference=reference)
+    folder.write(NETWORK, _description(program.built), {})
+    return replace(program.built, program=program, reference=reference)
+
+
+def has(cache: CompileCache, device: Device, settings: ModelSettings) -> bool:
+    """Returns whether the cache has been filled with a model, for some buckets at least."""
+    try:
+        model = identity(settings)
+    except OSError:
+        return False
+    return model is not None and cache.folder(device, model).has(NETWORK)
+
+
+def _description(network: Network) -> dict[str, Any]:
+    """Returns all that is known of a network but its program, of JSON's types."""
+    facts = {each.name: getattr(network, each.name) for each in fields(network) if each.name not in _APART}
+    return {**facts, "task": {"kind": type(network.task).__name__, **asdict(network.task)}}
+
+
+def _described(description: Mapping[str, Any], program: CachedProgram) -> Network:
+    """Returns what `_description` was made of. Raises where that is no description."""
+    types = get_type_hints(Network)
+    values = {
+        name: TypeAdapter(types[name]).validate_python(description[name]) for name in description.keys() - {"task"}
+    }
+    facts = dict(description["task"])
+    kind: TypeAdapter[Task] = TypeAdapter(_TASKS[facts.pop("kind")])
+    return Network(program=program, task=kind.validate_python(facts), **values)
+
+
+def _reference(folder: Folder, program: CachedProgram, images: Images) -> Outputs:
+    """Returns what `Network.reference` answers to `images`, without building the network where it was asked before."""
+    name = f"reference-{hashlib.sha256(images.data).hexdigest()[:16]}"
+    if (kept := folder.read(name, _outputs)) is not None:
+        return kept
+    assert program.built.reference is not None  # every source of TensorFlow's has one
+    outputs = program.built.reference(images)
+    blobs = {
+        str(index): np.ascontiguousarray(output).reshape(-1).view(np.uint8).data for index, output in enumerate(outputs)
+    }
+    folder.write(name, {"outputs": [(output.dtype.str, output.shape) for output in outputs]}, blobs)
+    return outputs
+
+
+def _outputs(record: Record) -> Outputs:
+    return tuple(
+        np.frombuffer(record.blobs[str(index)], dtype).reshape(shape)
+        for index, (dtype, shape) in enumerate(record.header["outputs"])
+    )
+
+
+def _cost(record: Record) -> Cost:
+    cost = Cost(**record.header)
+    if not all(0 <= second < math.inf for second in cost):
+        raise RecordError("it holds no costs")
+    return cost
+
+
+def _weights(name: str, record: Record) -> tuple[tf.Tensor, ...]:
+    kinds = record.header["arrays"]
+    contents = [record.blobs[str(index)] for index in range(len(kinds))]
+    if _weights_name(kinds, contents) != name:
+        raise RecordError("its name is not that of its contents")
+    return tuple(
+        tf.constant(np.frombuffer(content, tf.as_dtype(dtype).as_numpy_dtype).reshape(shape))
+        for content, (dtype, shape) in zip(contents, kinds, strict=True)
+    )
+
+
+def _weights_name(kinds: object, contents: Sequence[memoryview]) -> str:
+    """Returns a name for weights that others don't share; `kinds`, of JSON's types, are their types and shapes."""
+    sha256 = hashlib.sha256(json.dumps(kinds).encode())
+    for content in contents:
+        sha256.update(content)
+    return f"{WEIGHTS}-{sha256.hexdigest()[:24]}"
+
+
+class CachedProgram:
+    """A `Program` that reads what was compiled before, and keeps what it compiles.
+
+    What can't be kept is compiled as ever: nothing that fails in keeping fails the model.
+    """
+
+    platform = TensorFlowProgram.platform
+
+    def __init__(
+        self, cache: CompileCache, folder: Folder, device: Device, build: Callable[[], Network], model: str
+    ) -> None:
+        self._cache = cache
+        self._executables = cache.executables
+        self._folder = folder
+        self._device = device
+        self._build = build
+        self._model = model
+        self.not_kept = False
+        """Whether a program was seen that can't be kept."""
+        self._lock = threading.Lock()
+        self._weights: dict[str, tuple[tf.Tensor, ...]] = {}
+        self._forgotten: set[str] = set()
+
+    @cached_property
+    def built(self) -> Network:
+        """The network as its source builds it."""
+        return self._build()
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        """Makes the executable for `mode` and `bucket` of what was kept, or anew. Raises what TensorFlow raises."""
+        name = f"cost-{self._device.lanes}x{self._device.threads_per_lane}-{mode}-{bucket}"
+        cost = self._folder.read(name, _cost)
+        compilation = self._compile_xla(bucket, cost) if mode is Mode.XLA else self._program.compile(mode, bucket)
+        self._executables.sweep()
+        return replace(compilation, cost=cost, keep_cost=partial(self._keep_cost, name))
+
+    def seal(self) -> None:
+        """Drops the network and the weights, which are the executables' now."""
+        if "built" in self.__dict__:
+            self._program.seal()
+            self.built = replace(self.built, reference=None)
+        self._weights.clear()
+
+    def any_size(self) -> Executable:
+        """Makes what runs images of any size, as it is not kept, of the network as its source builds it."""
+        return self._program.any_size()
+
+    @property
+    def _program(self) -> TensorFlowProgram:
+        with self._lock:  # built once
+            program = self.built.program
+        assert isinstance(program, TensorFlowProgram)
+        return program
+
+    def _compile_xla(self, bucket: Bucket, cost: Cost | None) -> Compilation:
+        name = f"{Mode.XLA}-{bucket}"
+        if name not in self._forgotten:
+            compilation = self._folder.read(name, lambda record: self._load(name, record, bucket, cost))
+            if compilation is not None:
+                return compilation
+        if not self._cache.is_filling:
+            log.info("compile cache: %s is not kept", name)
+            return self._program.compile(Mode.XLA, bucket)
+        program = self._program  # whose errors are the model's own
+        if not self.not_kept:
+            try:
+                return self._compile_and_keep(program, name, bucket, cost)
+            except Exception as error:
+                self._give_up(name, error)
+        return program.compile(Mode.XLA, bucket)
+
+    def _compile_and_keep(
+        self, program: TensorFlowProgram, name: str, bucket: Bucket, cost: Cost | None
+    ) -> Compilation:
+        began = time.perf_counter()
+        function = program.trace(bucket)
+        if program.assigns_variables:
+            raise ValueError("it assigns variables")
+        traced = stablehlo.export(function, (*bucket, CHANNELS))
+        compilation, executables = self._run(traced, bucket, began, cost)
+        self._keep(name, traced, executables)
+        return compilation
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        """Says, once for all buckets, that the model's programs can't be kept."""
+        with self._lock:
+            is_first, self.not_kept = not self.not_kept, True
+        if is_first:
+            log.warning(
+                "model %s: compile_cache can't keep its programs, each start compiles them: %s",
+                *(self._model, f"{type(error).__name__}: {cause(error)}"),
+            )
+        log.debug("compile cache: %s", name, exc_info=error)
+
+    def _load(self, name: str, record: Record, bucket: Bucket, cost: Cost | None) -> Compilation | None:
+        began = time.perf_counter()
+        header = record.header
+        if (weights := self._read_weights(header["weights"])) is None:
+            return None
+        blobs = dict(record.blobs)
+        outputs = tuple(stablehlo.Output(dtype, tuple(shape)) for dtype, shape in header["outputs"])
+        traced = stablehlo.TracedFunction(bytes(blobs.pop(MODULE)), weights, outputs)
+        self._executables.put(blobs)
+        compilation, compiled = self._run(traced, bucket, began, cost)
+        from_cache = compiled.keys() <= blobs.keys()
+        if not from_cache:
+            self._keep(name, traced, compiled)
+        return replace(compilation, from_cache=from_cache, forget=partial(self._forget, name))
+
+    def _forget(self, name: str) -> None:
+        self._forgotten.add(name)  # what is read-only stays where it is
+        self._folder.discard(name, "its answers are not the model's")
+
+    def _run(
+        self, traced: stablehlo.TracedFunction, bucket: Bucket, began: float, cost: Cost | None
+    ) -> tuple[Compilation, dict[str, bytes]]:
+        """Compiles or loads a function by running it, and returns the executables that TensorFlow then has."""
+        shape = (*bucket, CHANNELS)
+        blank = np.zeros(shape, np.uint8)
+        try:
+            executable = FixedShape(Function(stablehlo.load(traced, shape, self._device.kind)), shape)
+            loaded = time.perf_counter()
+            executable(blank)
+            compiled = time.perf_counter()
+            if cost is None:
+                executable(blank)
+        finally:
+            executables = self._executables.take(traced.name)  # one that can't be loaded fails the next try as well
+        run_s = time.perf_counter() - compiled if cost is None else cost.alone_s
+        compile_s = max(0.0, compiled - loaded - run_s)
+        return Compilation(executable, loaded - began, compile_s), executables
+
+    def _keep(self, name: str, traced: stablehlo.TracedFunction, executables: Mapping[str, bytes]) -> None:
+        header = {
+            "weights": self._keep_weights(traced.arguments),
+            "outputs": [(output.dtype, output.shape) for output in traced.outputs],
+        }
+        self._folder.write(name, header, {MODULE: traced.module, **executables})
+
+    def _keep_weights(self, weights: tuple[tf.Tensor, ...]) -> str:
+        arrays = [weight.numpy() for weight in weights]
+        contents = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
+        kinds = [(weight.dtype.name, array.shape) for weight, array in zip(weights, arrays, strict=True)]
+        name = _weights_name(kinds, contents)
+        with self._lock:
+            if name not in self._weights:
+                blobs = {str(index): content for index, content in enumerate(contents)}
+                self._folder.write(name, {"arrays": kinds}, blobs)
+                self._weights[name] = weights
+        return name
+
+    def _read_weights(self, name: str) -> tuple[tf.Tensor, ...] | None:
+        with self._lock:
+            if name not in self._weights:
+                if (weights := self._folder.read(name, partial(_weights, name))) is None:
+                    return None
+                self._weights[name] = weights
+            return self._weights[name]
+
+    def _keep_cost(self, name: str, cost: Cost) -> None:
+        if self._cache.is_filling:
+            self._folder.write(name, cost._asdict(), {})

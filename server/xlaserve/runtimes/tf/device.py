@@ -1,0 +1,200 @@
+"""The device that models run on: which one, how many lanes, how many threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from xlaserve.config import PerformanceHint, Settings
+from xlaserve.errors import ConfigError
+from xlaserve.runtimes.tf import flags
+
+log = logging.getLogger(__name__)
+
+CLUSTER_FLAG = "--tf_xla_cpu_global_jit"
+VECTORS_FLAG = "--xla_cpu_prefer_vector_width"
+PRODUCTS_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+GPU_LANES = 2
+"""One batch is copied to the GPU while another computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What runs the models."""
+
+    kind: Literal["cpu", "gpu"]
+    name: str
+    lanes: int
+    """Of all GPUs together."""
+    threads_per_lane: int
+    """TensorFlow's threads for one lane's operations on the CPU."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs in use, as TensorFlow numbers those of the machine."""
+    tf32: bool = False
+    """Whether float32 is multiplied in TensorFloat-32."""
+
+    @property
+    def count(self) -> int:
+        """How many GPUs, or one CPU."""
+        return max(1, len(self.gpus))
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """TensorFlow's names of the devices that have a replica of every model each; empty where one device has all."""
+        return tuple(f"/GPU:{index}" for index in range(len(self.gpus))) if len(self.gpus) > 1 else ()
+
+    def __str__(self) -> str:
+        count = f"{len(self.gpus)} x " if len(self.gpus) > 1 else ""
+        threads = "" if self.kind == "gpu" else f", threads per lane: {self.threads_per_lane}"
+        return f"{self.kind} ({count}{self.name}), lanes: {self.lanes}{threads}"
+
+
+def choose(settings: Settings, cores: int, gpus: Sequence[str]) -> Device:
+    """Returns the device that `settings` ask for on a machine with `cores` and perhaps `gpus`, given by their names.
+
+    Raises ConfigError where they ask for a GPU that is not there.
+    """
+    is_latency = settings.performance_hint is PerformanceHint.LATENCY
+    if chosen := _chosen_gpus(settings.device, len(gpus)):
+        lanes = (settings.lanes or (1 if is_latency else GPU_LANES)) * len(chosen)
+        threads = settings.threads_per_lane or max(1, cores // lanes)
+        return Device("gpu", gpus[chosen[0]], lanes, threads, chosen, settings.tf32)
+    lanes = settings.lanes or (1 if is_latency else cores)
+    return Device("cpu", cpu_name(), lanes, settings.threads_per_lane or max(1, cores // lanes))
+
+
+def _chosen_gpus(wanted: str, count: int) -> tuple[int, ...]:
+    if wanted == "cpu" or (wanted == "auto" and not count):
+        return ()
+    if not count:
+        raise ConfigError("device: expected a GPU that TensorFlow can use, found none; set device: auto or cpu")
+    which = wanted.partition(":")[2] or "0"
+    chosen = tuple(range(count)) if which == "all" else tuple(dict.fromkeys(map(int, which.split(","))))
+    if max(chosen) >= count:
+        raise ConfigError(f"device: expected GPUs from 0 to {count - 1}, which TensorFlow can use, got {wanted}")
+    return chosen
+
+
+def configure(settings: Settings, uses_tensorflow: bool) -> Device:
+    """Looks for the hardware, chooses the device and sets TensorFlow up for it.
+
+    Must come before TensorFlow is first used: its threads and devices are fixed then. Without `uses_tensorflow` it is
+    not imported. Raises ConfigError.
+    """
+    if not uses_tensorflow:
+        return choose(settings, usable_cores(), ())
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    check_temporary_folder()
+    _set_flags()
+    with _stderr_to_log():
+        try:
+            import tensorflow as tf  # noqa: PLC0415 - a server without TensorFlow models never loads it
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"models: expected {error.name} to serve anything but builtin:noop, which is not installed;"
+                " install xlaserve[cpu] or xlaserve[gpu]"
+            ) from error
+        gpus = [] if settings.device == "cpu" else tf.config.list_physical_devices("GPU")
+    names = [str(tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")) for gpu in gpus]
+    device = choose(settings, usable_cores(), names)
+    visible = [gpus[index] for index in device.gpus]
+    tf.config.set_visible_devices(visible, "GPU")
+    for gpu in visible:
+        if settings.gpu_memory_mib is None:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        else:
+            limit = tf.config.LogicalDeviceConfiguration(memory_limit=settings.gpu_memory_mib)
+            tf.config.set_logical_device_configuration(gpu, [limit])
+    if visible:
+        tf.config.experimental.enable_tensor_float_32_execution(device.tf32)
+    tf.config.threading.set_intra_op_parallelism_threads(_pool_threads(device))
+    tf.config.threading.set_inter_op_parallelism_threads(device.lanes)
+    return device
+
+
+def check_temporary_folder() -> None:
+    """Raises ConfigError where there is none: TensorFlow can't even be imported then."""
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        raise ConfigError(
+            "TMPDIR: expected a folder for temporary files that can be written, or /tmp, for TensorFlow, got none"
+        ) from None
+
+
+def _set_flags() -> None:
+    """Sets what TensorFlow and XLA do on a CPU, where the environment does not say otherwise.
+
+    Those graphs form clusters that say so, and no others. Programs use vectors as wide as the processor has, and YNN
+    for matrix products, which is faster than Eigen, XLA's default (docs/lowering.md). Raises ConfigError where the
+    environment would have all graphs form clusters.
+    """
+    if "tf_xla_auto_jit" in os.environ.get(flags.TF_XLA, ""):
+        raise ConfigError(
+            "TF_XLA_FLAGS: expected no --tf_xla_auto_jit, which turns graph mode into autocluster; that is a mode of"
+            " a model"
+        )
+    flags.add(flags.TF_XLA, CLUSTER_FLAG, unless=CLUSTER_FLAG)
+    flags.add(flags.XLA, f"{VECTORS_FLAG}=512", unless=VECTORS_FLAG)
+    flags.add(flags.XLA, f"{PRODUCTS_FLAG}=LIBRARY_FUSION_TYPE_DOT", unless=PRODUCTS_FLAG)
+
+
+def _pool_threads(device: Device) -> int:
+    """Returns how many threads the pool has that all lanes share.
+
+    With one in it, graph mode and XLA both run a batch on the lane's own thread, from end to end, which beats splitting
+    each operation. Only where more than eight parts of an XLA program could run side by side does it go on in the pool.
+    """
+    return 1 if device.threads_per_lane == 1 else device.threads_per_lane * device.lanes
+
+
+@contextmanager
+def _stderr_to_log() -> Iterator[None]:
+    """Turns what TensorFlow's libraries write while they are loaded, which no setting silences, into debug lines.
+
+    Must surround everything up to the first look for devices. Lines come out as they are when that raises.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            captured.seek(0)
+            os.write(stderr, captured.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        captured.seek(0)
+        for line in captured.read().decode(errors="replace").splitlines():
+            log.debug("tensorflow: %s", line)
+
+
+def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Returns how many cores this process may use: its affinity, and a container's quota (Linux control groups v2)."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cpu_max.read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no control group, or "max": no quota
+        return cores
+
+
+def cpu_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
+    """Returns the processor's name as Linux gives it, or what kind of machine it is."""
+    try:
+        lines = cpu_info.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

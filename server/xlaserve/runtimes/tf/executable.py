@@ -1,0 +1,257 @@
+"""TensorFlow models as executables: one function, traced and compiled once, for each mode and bucket."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import chain
+from typing import Final, assert_never
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import func_graph, ops
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.errors import ModelFailed
+from xlaserve.runtimes.tf.frozen import (
+    CLUSTER_RUNS,
+    MOST_CLUSTERED,
+    FrozenGraph,
+    UnfreezableError,
+    assigns_variables,
+    has_xla,
+    memory_named,
+    trim_heap,
+)
+
+Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
+"""uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
+
+CHANNELS: Final = 3
+ASSIGNS_VARIABLES: Final = (
+    "it assigns variables as it runs: its answers may depend on all that it ran before, other clients' requests, "
+    "padding and warm-up among them"
+)
+NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the model for each size, got background"
+
+
+class TensorFlowProgram:
+    """A `Program` whose computation is `forward`, preprocessing included.
+
+    `lowered` computes the same in ways that suit XLA, which then runs it instead.
+    """
+
+    platform = "tensorflow"
+
+    def __init__(self, forward: Forward, lowered: Forward | None = None) -> None:
+        self._forward = forward
+        self._in_xla = lowered or forward
+        self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
+        self._tracing = threading.Lock()
+        self._graphs: dict[tuple[int, int], Executable] = {}
+        self._unfreezable: dict[tuple[int, int], str] = {}
+        self._clustered: dict[tuple[int, int], list[FrozenGraph]] = {}
+        self._compiled: list[Function] = []
+        self._variables: list[tf.Variable] = []
+        self.assigns_variables = False
+        """Whether it was seen to change variables as it runs, once it was traced."""
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
+        shape = (*bucket, CHANNELS)
+        began = time.perf_counter()
+        run: Executable
+        match mode:
+            case Mode.XLA:
+                run = Function(_concrete(self.trace(bucket), shape, jit_compile=True))
+                self._compiled.append(run)
+            case Mode.GRAPH:
+                run = self._graph(bucket)
+            case Mode.AUTOCLUSTER:
+                run = self._clusters(bucket)
+            case Mode.EAGER:
+                run = Function(self._forward)
+            case Mode.AUTO:
+                raise ValueError("mode: expected one that is compiled, got auto, which chooses among them")
+            case _:
+                assert_never(mode)
+        executable = FixedShape(run, shape)
+        traced = time.perf_counter()
+        blank = np.zeros(shape, np.uint8)
+        first_runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
+        for _ in range(first_runs):
+            executable(blank)
+        compiled = time.perf_counter()
+        warnings = self._warnings(mode, bucket)
+        if mode is Mode.EAGER:
+            return Compilation(executable, trace_s=0.0, compile_s=0.0, warnings=warnings)
+        executable(blank)
+        later_run_s = time.perf_counter() - compiled
+        trim_heap()
+        return Compilation(
+            executable,
+            trace_s=traced - began,
+            compile_s=max(0.0, compiled - traced - first_runs * later_run_s),
+            warnings=warnings,
+        )
+
+    def reference(self, images: Images) -> Outputs:
+        """Runs `images` operation by operation, without XLA and TensorFloat-32.
+
+        What would have either, is kept from it by switches of the whole process, for as long as it takes.
+        """
+        had_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+        were_eager = tf.config.functions_run_eagerly()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        # Keras gives XLA each convolution with groups, as a function of its own. What serves is traced already, and
+        # does not ask.
+        tf.config.run_functions_eagerly(True)
+        try:
+            return Function(self._forward)(images)
+        finally:
+            tf.config.run_functions_eagerly(were_eager)
+            tf.config.experimental.enable_tensor_float_32_execution(had_tf32)
+
+    def trace(self, bucket: Bucket) -> Forward:
+        """Returns the function that XLA is given, for images of the size of `bucket`, any number of them."""
+        return self._trace(self._in_xla, bucket)
+
+    def any_size(self) -> Executable:
+        """Makes what runs `[n, height, width, 3]` of any size in graph mode, and compiles nothing.
+
+        Its weights stay variables where nothing else keeps XLA out of it: it is for the time until buckets have
+        compiled, and not worth a copy of them. Raises ModelFailed where nothing keeps XLA out of it.
+        """
+        function = _concrete(self._forward, (None, None, None, CHANNELS), jit_compile=False)
+        if not has_xla(function):
+            return Function(function)
+        try:
+            graph = FrozenGraph(function)
+        except UnfreezableError as error:
+            raise ModelFailed(f"{NOT_WITHOUT_XLA}: {error}") from error
+        if graph.has_xla:
+            raise ModelFailed(f"{NOT_WITHOUT_XLA}: it has operations of XLA's own")
+        return graph
+
+    def seal(self) -> None:
+        """Drops the network and Python's half of its graphs. Keeps the variables, which functions only refer to."""
+        graphs = [function.graph for function in self._any_batch.values()]  # type: ignore[attr-defined]
+        self._variables += [variable for graph in graphs for variable in graph.variables]
+        for function in self._compiled:
+            function.release_graph()
+        running = [each.function for each in self._graphs.values() if isinstance(each, Function)]
+        for traced in self._any_batch.values():
+            if traced not in running:
+                func_graph.dismantle_func_graph(traced.graph)  # type: ignore[attr-defined]
+        self._compiled.clear()
+        self._any_batch.clear()
+        self._forward = self._in_xla = _sealed
+
+    def dismantle(self) -> None:
+        """Undoes the cycles in Python's half of each graph, which are half of a model's; none can run any more."""
+        self.seal()
+        for executable in (*self._graphs.values(), *chain.from_iterable(self._clustered.values())):
+            if isinstance(executable, FrozenGraph):
+                executable.dismantle()
+
+    def _trace(self, forward: Forward, bucket: Bucket) -> Forward:
+        # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
+        # the graph of that, and fixes its shape.
+        key = (forward, bucket.height, bucket.width)
+        with self._tracing:  # once, whoever comes first
+            if key not in self._any_batch:
+                shape = (None, bucket.height, bucket.width, CHANNELS)
+                self._any_batch[key] = function = _concrete(forward, shape, jit_compile=False)
+                self.assigns_variables |= assigns_variables(function)
+            return self._any_batch[key]
+
+    def _warnings(self, mode: Mode, bucket: Bucket) -> tuple[str, ...]:
+        warnings = []
+        if self.assigns_variables:
+            warnings.append(ASSIGNS_VARIABLES)
+        if mode is Mode.GRAPH and (reason := self._unfreezable.get((bucket.height, bucket.width))):
+            warnings.append(f"graph mode runs slower than it could, with its weights as variables: {reason}")
+        return tuple(warnings)
+
+    def _graph(self, bucket: Bucket) -> Executable:
+        size = (bucket.height, bucket.width)
+        if size not in self._graphs:
+            any_batch = self._trace(self._forward, bucket)
+            try:
+                self._graphs[size] = FrozenGraph(any_batch)
+            except UnfreezableError as error:
+                self._unfreezable[size] = str(error)
+                self._graphs[size] = Function(any_batch)
+        return self._graphs[size]
+
+    def _clusters(self, bucket: Bucket) -> Executable:
+        """Returns a graph that has not yet clustered as many shapes as it may."""
+        taken = self._clustered.setdefault((bucket.height, bucket.width), [])
+        used = len(taken) % MOST_CLUSTERED
+        any_batch = self._trace(self._forward, bucket)
+        try:
+            taken.append(taken[-1] if used else FrozenGraph(any_batch, has_clusters=True))
+        except UnfreezableError as error:
+            raise ModelFailed(f"modes: autocluster runs frozen graphs alone, and this can be none: {error}") from error
+        return taken[-1]
+
+
+def _sealed(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    raise RuntimeError("a program that was sealed compiles nothing more")
+
+
+def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: bool) -> Forward:
+    # jit_compile is never left to a default: graph mode must not turn into XLA where TensorFlow or Keras see fit.
+    compiled = tf.function(function, autograph=False, jit_compile=jit_compile)
+    concrete: Forward = compiled.get_concrete_function(tf.TensorSpec(shape, tf.uint8, name="pixels"))
+    return concrete
+
+
+class Function:
+    """Calls a function of tensors with arrays."""
+
+    def __init__(self, function: Forward) -> None:
+        self.function = function
+
+    def release_graph(self) -> None:
+        """Frees the graph of a concrete function in Python, and what it keeps of those that it calls, for good.
+
+        TensorFlow has its own, which is what runs.
+        """
+        graph = self.function.graph  # type: ignore[attr-defined]
+        for called in graph._functions.values():
+            called._cached_graph = None
+        ops.dismantle_graph(graph)  # and what it knows of those
+
+    def __call__(self, images: Images) -> Outputs:
+        """Runs `images` and returns the outputs. Raises OutOfDeviceMemory, or what TensorFlow does."""
+        with memory_named():
+            # `numpy` waits for the result and copies it out of TensorFlow's memory.
+            return tuple(output.numpy() for output in self.function(tf.convert_to_tensor(images)))
+
+
+class FixedShape:
+    """Calls `run` with images of one shape only."""
+
+    def __init__(self, run: Executable, shape: tuple[int, ...]) -> None:
+        self.run = run
+        self.shape = shape
+
+    def __call__(self, images: Images) -> Outputs:
+        """Runs `images` and returns the outputs; raises ValueError where they are of another shape or type."""
+        # Checked here because a concrete function takes a tensor of any shape, and XLA then compiles anew.
+        if images.shape != self.shape or images.dtype != np.uint8:
+            raise ValueError(f"pixels: expected uint8 {self.shape}, got {images.dtype} {images.shape}")
+        return self.run(images)
+
+
+def stablehlo(executable: Executable) -> str:
+    """Returns what XLA is given of an XLA executable that `TensorFlowProgram` made, in StableHLO; lowers it anew."""
+    if not isinstance(executable, FixedShape) or not isinstance(executable.run, Function):
+        raise TypeError(f"expected an executable of TensorFlow's XLA, got {executable!r}")
+    # A method of tf.function alone, which a concrete function does not have.
+    function = tf.function(executable.run.function, autograph=False, jit_compile=True)
+    lower = function.experimental_get_compiler_ir(tf.TensorSpec(executable.shape, tf.uint8, name="pixels"))
+    return str(lower(stage="stablehlo"))

@@ -1,0 +1,162 @@
+"""Graphs as serving freezes them: their variables made constants, which TensorFlow then folds and fuses.
+
+Only constants can be folded: batch normalization into the weights of the convolution before it, for one, which leaves
+half of MobileNetV2's operations. And only constants keep the layout that oneDNN's kernels prefer between two runs.
+
+A frozen graph runs in a session of its own and for every batch size: a `tf.function` would hold twice as many copies of
+the weights, and a graph for each bucket once more all of them, to be no faster. The session says for itself whether
+TensorFlow may form clusters for XLA, which is otherwise a matter of the whole process.
+
+What a model would have XLA compile within graph mode is left to TensorFlow's own kernels. Keras has that done to each
+convolution with groups, which on a CPU takes tens of times longer so, and compiles anew for each shape.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import convert_to_constants, ops
+
+from xlaserve.engine.program import Images, Outputs
+from xlaserve.errors import OutOfDeviceMemory
+from xlaserve.runtimes.tf.stablehlo import MUST_COMPILE
+
+MOST_BYTES: Final = 2**31 - 2**26
+"""Of weights: a graph is a protocol buffer, which ends at 2 GiB."""
+PEAK_COPIES: Final = 14
+"""Of the weights, that freezing and folding them takes for a moment: measured, ResNet50 and ConvNeXtXLarge."""
+CLUSTER_RUNS: Final = 2
+"""TensorFlow compiles a cluster when it is first run, and for each further shape at the second run of that
+(`kDefaultCompilationThreshold` in compiler/jit/device_compilation_profiler.cc)."""
+MOST_CLUSTERED: Final = 10
+"""Shapes; beyond them TensorFlow takes a cluster for one not worth compiling (`kCompileThreshold`, there as well)."""
+
+_WRITES: Final = re.compile(r"Assign|Resource(\w*Apply|Scatter|StridedSliceAssign|CountUpTo)|Rng(ReadAnd)?Skip")
+"""What the names of operations begin with that change a variable."""
+EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
+"""How XLA spells it in errors that TensorFlow passes on as another kind, internal ones for example."""
+
+_XLA_ALONE: Final = "Xla"
+"""What the names of operations begin with that have no other implementation."""
+
+
+class UnfreezableError(Exception):
+    """A graph can't be frozen; the message says why."""
+
+
+class FrozenGraph:
+    """A concrete function of one tensor, run as a frozen graph. Several threads may call it.
+
+    With `has_clusters` TensorFlow compiles parts of it with XLA, at the CLUSTER_RUNS-th run of a batch size at the
+    latest, for MOST_CLUSTERED batch sizes; on a CPU only where TF_XLA_FLAGS held
+    --tf_xla_cpu_global_jit when TensorFlow was first used. Raises UnfreezableError.
+    """
+
+    def __init__(self, function: Any, *, has_clusters: bool = False) -> None:
+        graph, definition = tf.Graph(), _freeze(function)
+        self.has_xla = not _left_out_xla(definition)
+        """Whether XLA has to run some of it all the same, besides clusters."""
+        # A graph does not say where its function was made: on which of several devices its replica belongs.
+        with graph.as_default(), tf.device(context.context().device_name or None):
+            tf.graph_util.import_graph_def(definition, name="")
+        self._session = tf.compat.v1.Session(graph=graph, config=_session_config(has_clusters))
+        fetches = [output.name for output in function.outputs]
+        self._run = self._session.make_callable(fetches, feed_list=[function.inputs[0].name])
+
+    def dismantle(self) -> None:
+        """Undoes the cycles in Python's half of the graph; it can't run any more."""
+        ops.dismantle_graph(self._session.graph)
+
+    def __call__(self, images: Images) -> Outputs:
+        """Runs `images`; blocks. What it returns owns its memory. Raises OutOfDeviceMemory, or what TensorFlow does."""
+        with memory_named():
+            return tuple(map(np.array, self._run(images)))
+
+
+@contextmanager
+def memory_named() -> Iterator[None]:
+    """Raises OutOfDeviceMemory for what TensorFlow and XLA raise for want of memory."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if isinstance(error, tf.errors.ResourceExhaustedError) or EXHAUSTED in str(error):
+            raise OutOfDeviceMemory("the device's memory did not hold a batch") from error
+        raise
+
+
+def _freeze(function: Any) -> Any:
+    """Returns the graph of a concrete function with the values of its variables in their place, functions inlined."""
+    if assigns_variables(function):
+        raise UnfreezableError("it assigns variables")
+    size_bytes = sum(variable.dtype.size * variable.shape.num_elements() for variable in function.variables)
+    if size_bytes > MOST_BYTES:
+        raise UnfreezableError(f"it has {size_bytes / 2**30:.1f} GiB of weights, and a graph holds less than 2")
+    needed, free = PEAK_COPIES * size_bytes, psutil.virtual_memory().available
+    if needed > free:
+        raise UnfreezableError(f"freezing takes {needed / 2**30:.1f} GiB for a moment, and {free / 2**30:.1f} are free")
+    try:
+        # What convert_variables_to_constants_v2 does, without making two more functions of the result: that takes ten
+        # times as long, and it drops functions of the same name, which other graphs may still call.
+        data = convert_to_constants._FunctionConverterDataInEager(
+            func=function, lower_control_flow=True, aggressive_inlining=False
+        )
+        graph, converted = convert_to_constants._replace_variables_by_constants(data)
+    except (ValueError, NotImplementedError, tf.errors.OpError) as error:
+        raise UnfreezableError(str(error)) from error
+    if len(converted) != len(function.captured_inputs):
+        raise UnfreezableError("it refers to something that is neither a variable nor a constant")
+    return graph
+
+
+def assigns_variables(function: Any) -> bool:
+    """Returns whether a concrete function changes variables as it runs."""
+    return any(_WRITES.match(node.op) for node in _nodes(function.graph.as_graph_def()))
+
+
+def has_xla(function: Any) -> bool:
+    """Returns whether TensorFlow would compile parts of a concrete function with XLA as it runs it."""
+    return any(
+        node.op.startswith(_XLA_ALONE) or (MUST_COMPILE in node.attr and node.attr[MUST_COMPILE].b)
+        for node in _nodes(function.graph.as_graph_def())
+    )
+
+
+def _left_out_xla(definition: Any) -> bool:
+    """Has TensorFlow's own kernels run a graph. Returns whether they can; else it stays as it is."""
+    if any(node.op.startswith(_XLA_ALONE) for node in _nodes(definition)):
+        return False
+    for part in (*_nodes(definition), *definition.library.function):
+        part.attr.pop(MUST_COMPILE, None)
+    return True
+
+
+def _nodes(definition: Any) -> Iterator[Any]:
+    return chain(definition.node, *(function.node_def for function in definition.library.function))
+
+
+def _session_config(has_clusters: bool) -> Any:
+    """Returns what the rest of TensorFlow was configured with: threads, devices, memory."""
+    levels = tf.compat.v1.OptimizerOptions
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(context.context().config)
+    # Said and not left to a default: graph mode must not turn into XLA.
+    config.graph_options.optimizer_options.global_jit_level = levels.ON_2 if has_clusters else levels.OFF
+    # The graph never changes: two copies of the weights less.
+    config.experimental.optimize_for_static_graph = True
+    config.experimental.disable_output_partition_graphs = True
+    return config
+
+
+def trim_heap() -> None:
+    """Gives memory back to the system: what Grappler worked on, several times a model's weights, stays with glibc."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+
+import grpc
+import numpy as np
+import pytest
+
+from xlaserve_loadtest.record.lines import (
+    REQUEST,
+    Block,
+    Counters,
+    End,
+    Equality,
+    Event,
+    Failure,
+    Generator,
+    Load,
+    Requests,
+    ServerUse,
+    Status,
+)
+from xlaserve_loadtest.record.run_file import RunFileError, RunWriter, read_run
+
+
+def read_text(path, *lines):
+    path.write_text("".join(line + "\n" for line in lines))
+    return read_run(path)
+
+
+def header_text(run_file, **changes):
+    path = run_file("header").header().write(ends=False)
+    return json.dumps({**json.loads(gzip.decompress(path.read_bytes())), **changes})
+
+
+def test_everything_comes_back_as_it_was_written(run_file):
+    file = run_file().header(control=True).server(compile_s={"xla": 4.0}, models={"digits": {"weights": "random"}})
+    file.block("xla", [1.0, 2.5, 3.25], stages_s={"queue_s": 0.125, "total_s": 0.5}, round=3)
+    rest = [
+        Block(
+            7,
+            "graph",
+            Load("open", rate_per_s=50.0, arrivals="poisson", images_per_request="1:0.7,8:0.3"),
+            start_ns=1,
+            end_ns=2,
+            generator=Generator(2, 0.5, 100, late_sends=3, dropped=4, busy=0.25),
+            role="search",
+            server_use=ServerUse(1.5, 2**30, 0.5, 2**31),
+            counters=Counters({"8x224x224": 3}, 1, 23, 0),
+        ),
+        Event(5, "compile", "xla 8x224x224"),
+        Equality("xla", "graph", 64, 1e-6, 1e-5, 1.0, 1e-4, 1e-3, is_equal=True),
+        Failure("xla", "INTERNAL", 3, "no"),
+        End(interrupted=True, complete=False, reason="Ctrl-C"),
+    ]
+    run = file.read(*rest, ends=False)
+    assert [run.header, *run.servers] == [file.lines[0], file.lines[1]]
+    assert [*run.blocks[1:], *run.events, *run.equalities, *run.failures, run.end] == rest
+    written = file.lines[2].rows
+    assert run.requests.dtype == REQUEST
+    for column in REQUEST.names:
+        np.testing.assert_array_equal(run.requests[column], written[column])
+    assert run.name == "a"
+
+
+def test_what_was_written_is_on_disk_before_the_file_is_closed(run_file):
+    file = run_file().header().block("xla", [1.0] * 50)
+    with RunWriter(file.path) as writer:
+        for line in file.lines:
+            writer.write(line)
+        run = read_run(file.path)
+    assert (len(run.blocks), run.requests.size, run.end) == (1, 50, None)
+
+
+def test_a_file_cut_off_anywhere_gives_the_lines_that_were_whole(run_file):
+    file = run_file().header().block("xla", [1.0] * 20).block("graph", [2.0] * 20)
+    data = file.write().read_bytes()
+    blocks = []
+    for length in range(0, len(data), 11):
+        file.path.write_bytes(data[:length])
+        try:
+            blocks.append(len(read_run(file.path).blocks))
+        except RunFileError as error:
+            assert "nothing was recorded" in str(error)
+            blocks.append(-1)
+    assert blocks == sorted(blocks)
+    assert {-1, 0, 1, 2} == set(blocks)
+
+
+def test_a_file_that_was_unpacked_is_read_as_well(run_file, tmp_path):
+    path = run_file().header().block("xla", [1.0]).write()
+    plain = tmp_path / "plain.jsonl"
+    plain.write_bytes(gzip.decompress(path.read_bytes()))
+    assert read_run(plain).requests.size == 1
+
+
+def test_fields_that_are_not_known_are_ignored_and_left_out_ones_have_defaults(run_file, tmp_path):
+    block = {"kind": "block", "index": 0, "arm": "xla", "load": {"type": "closed"}, "start_ns": 0, "end_ns": 1}
+    block |= {"generator": {"workers": 1, "cpu_s": 0, "sends": 1}, "phase_of_the_moon": "full"}
+    run = read_text(tmp_path / "x", header_text(run_file, more=1), json.dumps(block))
+    assert run.blocks[0].role == "measure"
+    assert run.blocks[0].counters is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "empty; nothing was recorded"),
+        (["hello"], "line 1: not JSON; is this a run file?"),
+        (["[1]"], "line 1: expected a kind"),
+        (['{"kind": "end", "interrupted": false, "complete": true}'], "line 1: expected a header, got end"),
+        (['{"kind": "header", "schema": "xlaserve.loadtest.run/9"}'], "schema 'xlaserve.loadtest.run/9' is not known"),
+        (['{"kind": "header"}'], "line 1: header: started_at: field required"),
+        (["HEADER", '{"kind": "poem"}'], "line 2: expected a kind of block"),
+        (["HEADER", '{"kind": "end", "interrupted": "maybe", "complete": true}'], "line 2: end: interrupted: "),
+        (["HEADER", '{"kind": "event", "at_ns": 1, "what": "party", "text": ""}'], "line 2: event: what: "),
+    ],
+)
+def test_what_is_no_run_is_refused_with_the_line_and_the_reason(run_file, tmp_path, lines, message):
+    header = header_text(run_file)
+    with pytest.raises(RunFileError) as caught:
+        read_text(tmp_path / "x", *(header if line == "HEADER" else line for line in lines))
+    assert message in str(caught.value)
+    assert str(tmp_path / "x") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"status": ["FINE"]}, "'FINE' is not a status"), ({"images": [1, 2]}, "different lengths")],
+)
+def test_requests_that_make_no_sense_are_refused(run_file, tmp_path, changes, message):
+    row = {"kind": "requests", "block": 0, "status": ["OK"], "images": [1], "measured": [True]}
+    row |= {"scheduled_ns": [1], "start_ns": [1], "end_ns": [2]}
+    with pytest.raises(RunFileError, match=message):
+        read_text(tmp_path / "x", header_text(run_file), json.dumps({**row, **changes}))
+
+
+def test_a_damaged_or_missing_file_is_refused(run_file, tmp_path):
+    path = run_file().header().block("xla", np.random.default_rng(0).random(500)).write()
+    data = bytearray(path.read_bytes())
+    data[40:60] = bytes(20)
+    path.write_bytes(data)
+    with pytest.raises(RunFileError, match="damaged"):
+        read_run(path)
+    with pytest.raises(RunFileError, match="No such file"):
+        read_run(tmp_path / "none")
+
+
+def test_every_status_survives(run_file):
+    rows = np.zeros(len(Status), REQUEST)
+    rows["status"] = list(Status)
+    run = run_file().header().read(Requests(0, rows))
+    assert run.requests["status"].tolist() == list(Status)
+
+
+def test_the_file_is_gzip_to_other_tools(run_file):
+    path = run_file().header().block("xla", [1.0] * 10).write()
+    text = zlib.decompress(path.read_bytes(), 16 + zlib.MAX_WBITS).decode()
+    assert [json.loads(line)["kind"] for line in text.splitlines()] == ["header", "requests", "block", "end"]
+
+
+def test_statuses_have_the_numbers_of_grpc():
+    numbers = {status.name: status.value[0] for status in grpc.StatusCode}
+    assert numbers == {status.name: status.value for status in Status if status is not Status.INVALID_REPLY}

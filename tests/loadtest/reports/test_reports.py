@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.record.lines import Environment, Equality, Load
+from xlaserve_loadtest.record.run_file import read_run
+from xlaserve_loadtest.reports import cli as report
+from xlaserve_loadtest.reports import compare_cli, markdown
+
+
+def test_the_terminal_says_the_verdict_first_and_keeps_to_a_hundred_columns(compared, capsys):
+    equal = Equality("xla", "graph", 64, 1e-6, 1e-5, 1.0, 1e-4, 1e-3, is_equal=True)
+    assert report.main([str(compared(control_ms=20).write(equal))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("xla is faster than graph at 4 at a time: ")
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    for expected in ("images/s", "p99", "A/A passed", "paid back after", "top-1 agreement 100.0%", "Closed loop"):
+        assert expected in text
+
+
+def test_every_format_is_written_from_the_file_alone(compared, tmp_path, capsys):
+    path = compared(control_ms=20).write()
+    names = {"--html": "r.html", "--markdown": "r.md", "--csv": "r.csv", "--json": "r.json", "--push-file": "r.prom"}
+    assert (
+        report.main([str(path), *(word for pair in names.items() for word in (pair[0], str(tmp_path / pair[1])))]) == 0
+    )
+    summary = summarize(read_run(path))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "r.csv").read_text())))
+    assert [(row["arm"], row["verdict"]) for row in rows] == [
+        ("xla", "faster"),
+        ("graph", ""),
+        ("graph again", "inconclusive"),
+    ]
+    assert float(rows[0]["p99_ms"]) == summary.points[0].percentile("p99").value_ms
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["schema"] == report.SCHEMA
+    assert document["runs"][0]["verdict"] == summary.verdict
+    families = {family.name: family for family in text_string_to_metric_families((tmp_path / "r.prom").read_text())}
+    assert families["loadtest_images_per_second"].samples[0].value == summary.points[0].images_per_s.value
+    assert {sample.labels["bound"] for sample in families["loadtest_ratio"].samples} == {"value", "low", "high"}
+    assert (tmp_path / "r.md").read_text().startswith("**xla is faster than graph")
+    assert summary.verdict in (tmp_path / "r.html").read_text()
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["a.run.jsonl.gz", *names.values()])
+
+
+def test_markdown_shows_names_as_they_are(run_file):
+    file = run_file().header(("a|<b>*c*",)).block("a|<b>*c*", [1.0] * 10)
+    text = markdown.render(summarize(file.read()))
+    assert r"| a\|\<b\>\*c\* |" in text
+
+
+def test_a_price_that_is_never_paid_back_is_json_all_the_same(compared, tmp_path, capsys):
+    report.main([str(compared(xla_ms=40).write()), "--json", str(tmp_path / "r.json")])
+    price = json.loads((tmp_path / "r.json").read_text())["runs"][0]["prices"][0]
+    assert price["break_even_images"] is None
+    assert "never" in price["text"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "status"), [(["xla/graph<1.0", "errors>0"], 0), (["errors>0", "p99>1ms"], 3), (["p99.9>9s"], 3)]
+)
+def test_a_condition_that_is_met_ends_with_a_status_of_its_own(compared, capsys, conditions, status):
+    words = [word for condition in conditions for word in ("--fail-if", condition)]
+    assert report.main([str(compared().write()), *words]) == status
+    assert ("--fail-if" in capsys.readouterr().err) == (status == 3)
+
+
+@pytest.mark.parametrize("words", [["--fail-if", "p99>soon"], ["--csv", "/no/such/folder/r.csv"]])
+def test_a_wrong_option_is_refused_before_anything_is_read(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        report.main(["nothing", *words])
+    assert caught.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, b"", b"hello\n", b"\x1f\x8b\x08garbage", b'{"kind": "header"}\n'])
+@pytest.mark.parametrize("main", [lambda path: report.main([path]), lambda path: compare_cli.main([path, path])])
+def test_a_file_that_is_no_run_is_one_line_and_a_status(tmp_path, capsys, content, main):
+    path = tmp_path / "x.run.jsonl.gz"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(str(path)) == 1
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert error.count("\n") == 1
+
+
+def test_a_cut_off_run_and_one_without_measurements_are_reported(compared, run_file, tmp_path, capsys):
+    path = compared().write()
+    path.write_bytes(path.read_bytes()[:3000])
+    assert report.main([str(path), "--html", str(tmp_path / "r.html"), "--csv", str(tmp_path / "r.csv")]) == 0
+    assert "cut off" in capsys.readouterr().out
+    assert report.main([str(run_file("b").header().write()), "--html", str(tmp_path / "r.html")]) == 0
+    assert capsys.readouterr().out.startswith("Nothing was measured")
+
+
+def test_two_runs_are_compared_from_their_files(compared, capsys):
+    first = compared(xla_ms=10, graph_ms=20)
+    elsewhere = Environment("another processor", 4, (), "a system", "3.11", {"xlaserve": "0.2.0"}, {})
+    second = compared(xla_ms=12, graph_ms=20, seed=1, name="b", environment=elsewhere)
+    assert compare_cli.main([str(first.write()), str(second.write())]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("xla at 4 at a time became slower: 0.8")
+    assert "graph at 4 at a time: inconclusive" in text
+    assert "differs: cpu: a processor became another processor" in text
+    assert "differs: packages.xlaserve: 0.1.0 became 0.2.0" in text
+    assert compare_cli.main([str(first.path), str(second.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["changes"][0]["verdict"] == "slower"
+
+
+def test_runs_with_nothing_in_common_can_not_be_compared(compared, capsys):
+    first, second = compared().write(), compared(name="b", load=Load("closed", concurrency=9)).write()
+    assert compare_cli.main([str(first), str(second)]) == 1
+    assert "no arm under the same load" in capsys.readouterr().err
+
+
+def test_reports_need_neither_a_server_nor_tensorflow():
+    code = (
+        "import sys; import xlaserve_loadtest.reports.cli, xlaserve_loadtest.reports.compare_cli;"
+        "print(sorted({'grpc', 'tensorflow', 'keras', 'xlaserve'} & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,276 @@
+"""Blocks on fake targets in virtual time, through the crew that runs them in earnest."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.run import crew, runner
+from xlaserve_loadtest.run.runner import Generator
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, OpenLoop
+from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.targets.target import Reply
+
+OK = Reply(Status.OK)
+
+
+@pytest.fixture
+def attack(in_virtual_time, fake_target, model_info):
+    """Runs a block against a handler, in virtual time; returns its outcome and the target."""
+
+    def run(handle, loop, *, duration_s=10.0, warmup_s=1.0, images=1, workers=1, after=None, **more):
+        target = fake_target(handle)
+        requests = {"xla": [Request(bytes([n]), images, "xla") for n in range(3)]}
+        block = Block("xla", loop, warmup_s, duration_s)
+
+        async def main():
+            now = asyncio.get_running_loop()
+            clock = lambda: round(now.time() * 1e9)  # noqa: E731
+            generators = [
+                Generator(
+                    target=target,
+                    models={"xla": model_info},
+                    requests=requests,
+                    offset=index,
+                    clock=clock,
+                    spin_s=0,
+                )
+                for index in range(workers)
+            ]
+            shares = crew.tasks(block, ("fake",), workers, seed=0, most_in_flight=more.pop("most_in_flight", 4096))
+            task = asyncio.create_task(crew.run_block(block, generators, shares, clock=clock, **more))
+            if after is not None:
+                await asyncio.sleep(after)
+                task.cancel()
+            return await task
+
+        return in_virtual_time(main), target
+
+    return run
+
+
+def answering(seconds, reply=OK):
+    async def handle(request):
+        await asyncio.sleep(seconds)
+        return reply
+
+    return handle
+
+
+def latencies_ms(outcome):
+    answered = outcome.answered
+    return (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
+
+
+def percentile(outcome, rank):
+    return np.percentile(latencies_ms(outcome), rank)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_closed_loop_keeps_its_slots_busy(attack, workers):
+    outcome, target = attack(answering(0.02), ClosedLoop(4), workers=workers)
+    assert latencies_ms(outcome) == pytest.approx(20, rel=0.001)
+    assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
+    assert target.most_in_flight == 4
+    assert target.connections == workers
+    assert outcome.window_s() == pytest.approx(10)
+
+
+@pytest.mark.parametrize("loop", [ClosedLoop(8), OpenLoop(100.0)])
+def test_known_latencies_come_out_within_one_percent(attack, loop):
+    generator = random.Random(0)
+    injected_s = []
+
+    async def handle(request):
+        injected_s.append(generator.lognormvariate(-4, 0.5))
+        await asyncio.sleep(injected_s[-1])
+        return OK
+
+    outcome, _ = attack(handle, loop, duration_s=120)
+    for rank in (50, 90, 99):
+        assert percentile(outcome, rank) == pytest.approx(np.percentile(injected_s, rank) * 1000, rel=0.01)
+
+
+def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack):
+    slow, target = attack(answering(2.0), OpenLoop(50, "constant"))
+    fast, _ = attack(answering(0.001), OpenLoop(50, "constant"))
+    for outcome in (slow, fast):
+        np.testing.assert_allclose(np.diff(np.sort(outcome.measured["start_ns"])), 20_000_000, atol=2000)
+        assert len(outcome.measured) == 500
+        assert outcome.late_sends == outcome.dropped == 0
+    assert target.most_in_flight == 100
+    assert latencies_ms(slow) == pytest.approx(2000, rel=0.001)
+
+
+def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open_loop(attack):
+    async def handle(request):
+        now_s = asyncio.get_running_loop().time() - 1000
+        # Warm-up ends at 1; the stall lasts from 6 to 11.
+        await asyncio.sleep(11 - now_s if 6 <= now_s < 11 else 0.001)
+        return OK
+
+    open_loop, _ = attack(handle, OpenLoop(100.0))
+    assert percentile(open_loop, 90) == pytest.approx(0.8 * 5000, rel=0.05)
+    closed_loop, _ = attack(handle, ClosedLoop(4))
+    assert percentile(closed_loop, 90) < 2
+
+
+def test_what_is_beyond_the_bound_is_dropped_and_counted(attack):
+    outcome, target = attack(answering(10), OpenLoop(10, "constant"), most_in_flight=20)
+    assert target.most_in_flight == 20
+    # The first twenty are under way from -1 s to 1 s of the window, and again from 9 s on.
+    assert len(outcome.measured) + outcome.dropped == 100
+    assert outcome.dropped == pytest.approx(80, abs=2)
+
+
+def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figures(attack):
+    calls = 0
+
+    async def handle(request):
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(5 if calls <= 4 else 0.01)
+        return OK
+
+    outcome, _ = attack(handle, ClosedLoop(4), warmup_s=0.1)
+    assert latencies_ms(outcome) == pytest.approx(10, rel=0.01)
+    assert (outcome.window_ns[0] - outcome.start_ns) / 1e9 == pytest.approx(5, rel=0.01)
+
+
+@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(400.0)])
+def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack, loop):
+    calls = 0
+
+    async def handle(request):
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(1.5 if calls == 1000 else 0.01)
+        return OK
+
+    outcome, _ = attack(handle, loop, duration_s=2)
+    slowest = outcome.rows[np.argmax(outcome.rows["end_ns"] - outcome.rows["scheduled_ns"])]
+    assert slowest["measured"]
+    after = outcome.rows[(outcome.rows["scheduled_ns"] > slowest["scheduled_ns"])]
+    assert (after["end_ns"] < slowest["end_ns"]).sum() > 300
+
+
+@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(300.0)])
+def test_measured_requests_are_those_due_in_the_window(attack, loop):
+    outcome, _ = attack(answering(0.013), loop, workers=2)
+    rows, (start, end) = outcome.rows, outcome.window_ns
+    np.testing.assert_array_equal(rows["measured"], (rows["scheduled_ns"] >= start) & (rows["scheduled_ns"] < end))
+    assert 0 < rows["measured"].sum() < len(rows)
+    assert (np.diff(rows["end_ns"]) >= 0).all()
+
+
+def test_several_workers_send_the_same_schedule_as_one(attack):
+    one, _ = attack(answering(0.01), OpenLoop(100.0), workers=1)
+    three, _ = attack(answering(0.01), OpenLoop(100.0), workers=3)
+    due = [np.sort(outcome.measured["scheduled_ns"]) - outcome.window_ns[0] for outcome in (one, three)]
+    np.testing.assert_array_equal(*due)
+
+
+def test_a_run_that_is_steady_ends_before_its_time(attack):
+    outcome, _ = attack(answering(0.02), ClosedLoop(4), duration_s=60, end_when_steady=True)
+    assert 10 <= outcome.window_s() < 20
+    assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
+    assert len(outcome.windows) >= 10
+    kept_on, _ = attack(answering(0.02), ClosedLoop(4), duration_s=30)
+    assert kept_on.window_s() == pytest.approx(30)
+
+
+def test_a_run_whose_latency_grows_goes_on_to_its_end(attack):
+    calls = 0
+
+    async def handle(request):
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.01 * 1.0005**calls)
+        return OK
+
+    outcome, _ = attack(handle, ClosedLoop(4), duration_s=30, end_when_steady=True)
+    assert outcome.window_s() == pytest.approx(30)
+
+
+def test_failures_are_counted_by_status_and_do_not_end_the_run(attack):
+    calls = 0
+
+    async def handle(request):
+        nonlocal calls
+        calls += 1
+        reply = Reply(Status.INTERNAL, detail="every tenth") if calls % 10 == 0 else OK
+        await asyncio.sleep(0.01)
+        return reply
+
+    outcome, _ = attack(handle, ClosedLoop(4))
+    failed = (outcome.measured["status"] == Status.INTERNAL).sum()
+    assert failed / len(outcome.measured) == pytest.approx(0.1, rel=0.03)
+    (count, message) = outcome.failures[Status.INTERNAL]
+    assert (count, message) == ((outcome.rows["status"] == Status.INTERNAL).sum(), "every tenth")
+    # Nine answers cost 10 ms each, and the tenth its 10 ms and the pause.
+    assert outcome.images_per_s() == pytest.approx(4 * 9 / (0.1 + runner.FAILURE_PAUSE_S), rel=0.01)
+
+
+def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack):
+    outcome, _ = attack(answering(0.01, Reply(Status.INVALID_ARGUMENT, detail="no such mode")), ClosedLoop(4))
+    assert outcome.window_ns is None
+    assert not outcome.measured.size
+    assert outcome.failures[Status.INVALID_ARGUMENT][1] == "no such mode"
+    # At most one failure for each slot and pause.
+    assert outcome.sends < 4 * (outcome.end_ns - outcome.start_ns) / 1e9 / runner.FAILURE_PAUSE_S + 8
+
+
+@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
+def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack, loop):
+    calls = 0
+
+    async def handle(request):
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.01)
+        return OK if calls < 500 else Reply(Status.UNAVAILABLE, detail="gone")
+
+    outcome, _ = attack(handle, loop)
+    assert outcome.answered.size > 0
+    assert outcome.failures[Status.UNAVAILABLE][0] > 20
+    assert (outcome.end_ns - outcome.start_ns) / 1e9 < 20
+
+
+@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
+def test_what_was_measured_stands_when_the_block_is_interrupted(attack, loop):
+    outcome, target = attack(answering(0.04), loop, duration_s=60, workers=2, after=11)
+    assert outcome.interrupted
+    assert outcome.window_s() == pytest.approx(10, rel=0.01)
+    assert outcome.images_per_s() == pytest.approx(100, rel=0.1)
+    assert target.in_flight == 0
+
+
+def test_live_figures_add_up_to_what_was_answered(attack):
+    seen = []
+    outcome, _ = attack(answering(0.02), ClosedLoop(4), images=5, on_live=seen.append)
+    images = sum(live.images for live in seen)
+    assert 0.95 * outcome.rows["images"].sum() < images <= outcome.rows["images"].sum()
+    assert np.concatenate([live.latencies_ms for live in seen]) == pytest.approx(20, rel=0.001)
+
+
+def test_workers_share_slots_and_begin_at_different_requests(attack):
+    seen = []
+
+    async def handle(request):
+        seen.append(request.data)
+        await asyncio.sleep(0.1)
+        return OK
+
+    attack(handle, ClosedLoop(3), workers=3)
+    assert set(seen[:3]) == {b"\x00", b"\x01", b"\x02"}
+
+
+def test_a_worker_without_a_slot_stays_out_of_the_block(attack):
+    outcome, target = attack(answering(0.01), ClosedLoop(2), workers=3)
+    assert target.connections == 2
+    assert outcome.images_per_s() == pytest.approx(200, rel=0.01)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from xlaserve_loadtest.schedule import arrivals
+from xlaserve_loadtest.schedule.arrivals import (
+    ArrivalsError,
+    ClosedLoop,
+    OpenLoop,
+    Replay,
+    schedule,
+    split,
+    with_margins,
+)
+
+
+def seconds(times):
+    return times / 1e9
+
+
+def test_constant_arrivals_are_evenly_spaced_from_the_start():
+    times = schedule(OpenLoop(50, "constant"), 10, (0,))
+    assert len(times) == 500
+    np.testing.assert_array_equal(times, np.arange(500) * 20_000_000)
+
+
+@pytest.mark.parametrize("rate", [3.0, 100.0, 2500.0])
+def test_poisson_arrivals_have_the_rate_that_was_asked_for(rate):
+    duration_s = 20_000 / rate
+    counts = [len(schedule(OpenLoop(rate), duration_s, (seed,))) for seed in range(20)]
+    # The sum of 20 Poisson counts of mean 20,000 has a deviation of 632.
+    assert abs(sum(counts) - 400_000) < 4 * 632
+
+
+def test_poisson_gaps_are_exponential_and_independent():
+    gaps = np.diff(seconds(schedule(OpenLoop(100.0), 200, (7,))))
+    assert stats.kstest(gaps, "expon", args=(0, 1 / 100)).pvalue > 0.01
+    assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 4 / np.sqrt(len(gaps))
+    counts, _ = np.histogram(seconds(schedule(OpenLoop(100.0), 200, (8,))), bins=400, range=(0, 200))
+    # A Poisson process is as varied as it is frequent.
+    assert counts.var() / counts.mean() == pytest.approx(1, abs=0.3)
+
+
+@pytest.mark.parametrize("process", ["poisson", "constant"])
+@pytest.mark.parametrize(("first", "last"), [(50, 200), (200, 50), (10, 10.0000001)])
+def test_a_ramp_goes_from_one_rate_to_the_other(process, first, last):
+    loop = OpenLoop(first, process, last)
+    times = seconds(np.concatenate([schedule(loop, 100, (seed,)) for seed in range(10)]))
+    counts, edges = np.histogram(times, bins=10, range=(0, 100))
+    middle = (edges[:-1] + edges[1:]) / 2
+    expected = (first + (last - first) * middle / 100) * 10 * 10
+    np.testing.assert_allclose(counts, expected, atol=4.5 * np.sqrt(expected).max())
+    assert (np.diff(schedule(loop, 100, (0,))) >= 0).all()
+
+
+def test_a_schedule_depends_on_its_arguments_and_nothing_else():
+    first = schedule(OpenLoop(100), 10, (3, 1))
+    np.testing.assert_array_equal(first, schedule(OpenLoop(100), 10, (3, 1)))
+    assert len(np.intersect1d(first, schedule(OpenLoop(100), 10, (3, 2)))) < 10
+    assert first.dtype == np.int64
+    assert first.max() < 10e9
+
+
+def test_margins_surround_the_measured_part_and_do_not_change_it():
+    loop = OpenLoop(100, "poisson", 300)
+    whole = seconds(with_margins(loop, before_s=2, duration_s=10, after_s=1, seed=5))
+    assert (np.diff(whole) >= 0).all()
+    measured = whole[(whole >= 2) & (whole < 12)] - 2
+    np.testing.assert_allclose(measured, seconds(schedule(loop, 10, (5, arrivals.MEASURED_PART))), atol=1e-9)
+    assert (whole < 2).sum() == pytest.approx(200, abs=60)
+    assert (whole >= 12).sum() == pytest.approx(300, abs=80)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_a_split_loses_nothing_and_repeats_nothing(workers):
+    whole = schedule(OpenLoop(100), 5, (0,))
+    shares = split(whole, workers)
+    np.testing.assert_array_equal(np.sort(np.concatenate(shares)), whole)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_what_was_saved_is_replayed_to_the_nanosecond(tmp_path):
+    times = schedule(OpenLoop(1000), 3, (1,))
+    arrivals.write(tmp_path / "arrivals.txt", times)
+    replay = arrivals.read(tmp_path / "arrivals.txt")
+    np.testing.assert_array_equal(schedule(replay, 3, ()), times)
+    assert replay.mean_rate_per_s() == pytest.approx(1000, rel=0.1)
+
+
+def test_a_replay_may_be_json_lines_and_is_cut_at_the_duration(tmp_path):
+    path = tmp_path / "arrivals.jsonl"
+    path.write_text('{"at_s": 0.5, "model": "x"}\n\n1.5\n{"at_s": 2.5}\n')
+    replay = arrivals.read(path)
+    assert replay.offsets_s == (0.5, 1.5, 2.5)
+    assert seconds(schedule(replay, 2, ())).tolist() == [0.5, 1.5]
+    assert len(schedule(replay, replay.duration_s(), ())) == 3
+
+
+@pytest.mark.parametrize("text", ["", "2\n1\n", "-1\n", "nan\n", "x\n", '{"when": 1}\n'])
+def test_a_broken_replay_is_refused(tmp_path, text):
+    path = tmp_path / "arrivals.txt"
+    path.write_text(text)
+    with pytest.raises(ArrivalsError):
+        arrivals.read(path)
+    with pytest.raises(ArrivalsError, match="expected seconds"):
+        arrivals.read(tmp_path / "nowhere")
+
+
+def test_nonsense_is_refused():
+    for make in (
+        lambda: ClosedLoop(0),
+        lambda: OpenLoop(0),
+        lambda: OpenLoop(1, end_rate_per_s=-1),
+        lambda: Replay(()),
+        lambda: OpenLoop(1, "uniform"),
+    ):
+        with pytest.raises(ArrivalsError):
+            make()

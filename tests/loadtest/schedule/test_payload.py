@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from xlaserve_loadtest.schedule import payload
+from xlaserve_loadtest.schedule.payload import Mix, PayloadError
+from xlaserve_proto import open_inference_pb2 as oip
+
+
+@pytest.fixture
+def pictures():
+    return payload.synthetic(4, size=(24, 32), seed=1)
+
+
+def made(groups, *, kind="pixels", mix="1", modes=("xla",)):
+    return payload.make_requests(groups, model="m", modes=modes, kind=kind, mix=Mix.parse(mix), seed=0)
+
+
+def decoded(request):
+    return oip.ModelInferRequest.FromString(request.data)
+
+
+def elements(raw):
+    while raw:
+        length = int.from_bytes(raw[:4], "little")
+        yield raw[4 : 4 + length]
+        raw = raw[4 + length :]
+
+
+def test_images_are_the_same_for_the_same_seed(pictures):
+    again, other = (payload.synthetic(4, size=(24, 32), seed=seed) for seed in (1, 2))
+    for picture, same, different in zip(pictures, again, other, strict=True):
+        assert picture.encoded == same.encoded
+        assert (picture.pixels != different.pixels).any()
+        assert (picture.pixels.shape, picture.pixels.dtype) == ((24, 32, 3), np.uint8)
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(picture.encoded))), picture.pixels)
+
+
+@pytest.mark.parametrize("per_request", [1, 3, 6])
+@pytest.mark.parametrize("kind", payload.KINDS)
+def test_requests_take_turns_in_the_images(pictures, kind, per_request):
+    (sent,) = made([pictures], kind=kind, mix=str(per_request)).values()
+    assert len(sent) == payload.DISTINCT_REQUESTS
+    for start, request in enumerate(sent):
+        expected = [pictures[(start + offset) % 4] for offset in range(per_request)]
+        message = decoded(request)
+        assert request.images == per_request
+        (tensor,) = message.inputs
+        (raw,) = message.raw_input_contents
+        if kind == "pixels":
+            assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("pixels", "UINT8", [per_request, 24, 32, 3])
+            got = np.frombuffer(raw, np.uint8).reshape(per_request, 24, 32, 3)
+            np.testing.assert_array_equal(got, np.stack([picture.pixels for picture in expected]))
+        else:
+            assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("image", "BYTES", [per_request])
+            assert list(elements(raw)) == [picture.encoded for picture in expected]
+
+
+def test_modes_differ_in_nothing_but_the_mode(pictures):
+    requests = made([pictures], mix="2", modes=("xla", "graph"))
+    for xla, graph in zip(requests["xla"], requests["graph"], strict=True):
+        first, second = decoded(xla), decoded(graph)
+        assert (first.parameters["mode"].string_param, xla.mode) == ("xla", "xla")
+        assert (second.parameters["mode"].string_param, graph.mode) == ("graph", "graph")
+        first.parameters["mode"].string_param = "graph"
+        assert first == second
+
+
+def test_a_mix_of_counts_is_kept_to_the_share(pictures):
+    (sent,) = made([pictures], mix="1:0.7,8:0.3").values()
+    counts = [request.images for request in sent]
+    assert (counts.count(1), counts.count(8)) == (28, 12)
+    assert counts != sorted(counts)
+    assert [len(decoded(request).inputs[0].shape) for request in sent] == [4] * 40
+
+
+def test_several_resolutions_take_turns(pictures):
+    small = payload.synthetic(4, size=(8, 8), seed=1)
+    (sent,) = made([pictures, small]).values()
+    sizes = [tuple(decoded(request).inputs[0].shape[1:3]) for request in sent]
+    assert sizes == [(24, 32), (8, 8)] * 20
+
+
+@pytest.mark.parametrize(("text", "shown"), [("8", "8"), ("1:0.7,8:0.3", "1:0.7,8:0.3"), ("1:3, 2:1", "1:0.75,2:0.25")])
+def test_a_mix_is_read(text, shown):
+    assert str(Mix.parse(text)) == shown
+
+
+@pytest.mark.parametrize("text", ["", "0", "1:", "1:0", "x", "1,1", "-1", "1:0.5,2:0"])
+def test_a_wrong_mix_is_refused(text):
+    with pytest.raises(ValueError, match="expected"):
+        Mix.parse(text)
+
+
+def test_the_images_of_a_folder_are_sent_as_they_are_or_fitted(tmp_path):
+    for name, size in (("b.jpg", (40, 30)), ("a.png", (10, 20)), ("c.webp", (5, 5))):
+        Image.new("RGB", size, "red").save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("not an image")
+    as_they_are = payload.from_folder(tmp_path, size=None)
+    assert [picture.encoded for picture in as_they_are] == [
+        (tmp_path / name).read_bytes() for name in ("a.png", "b.jpg", "c.webp")
+    ]
+    fitted = payload.from_folder(tmp_path, size=(16, 24))
+    assert {picture.pixels.shape for picture in fitted} == {(16, 24, 3)}
+    assert [picture.encoded for picture in fitted] == [picture.encoded for picture in as_they_are]
+
+
+def test_a_folder_without_images_and_a_broken_image_are_refused(tmp_path):
+    with pytest.raises(PayloadError, match="no folder"):
+        payload.from_folder(tmp_path / "nowhere", size=None)
+    with pytest.raises(PayloadError, match="holds no file"):
+        payload.from_folder(tmp_path, size=None)
+    (tmp_path / "broken.png").write_bytes(b"not a png")
+    with pytest.raises(PayloadError, match=r"broken\.png"):
+        payload.from_folder(tmp_path, size=None)

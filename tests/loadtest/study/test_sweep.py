@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from xlaserve_loadtest.study import catalog
+from xlaserve_loadtest.study import sweep as command
+from xlaserve_loadtest.study.measure import Measurement, measure
+from xlaserve_loadtest.study.record import FILE_NAME, Cell, ModeResult, SweepFile, SweepFileError, read
+from xlaserve_loadtest.study.sweep import Plan
+
+GOOD = ModeResult(images_per_s=10.0, images_per_s_interval=(9.0, 11.0), ratio=1.0)
+
+
+@pytest.fixture
+def plan():
+    return Plan(catalog.find(["VGG"]), ("xla", "graph"), (1, 8), (224,))
+
+
+def measure_all(plan, folder, fresh, measure_cell, **more):
+    with SweepFile(folder, fresh) as file:
+        command.run(plan, file, measure_cell, **more)
+    return read(folder)
+
+
+def test_every_cell_is_measured_once_and_kept(plan, sweep, tmp_path):
+    seen = []
+
+    def measure_cell(cell):
+        seen.append(cell)
+        return dict.fromkeys(plan.modes, GOOD)
+
+    found = measure_all(plan, tmp_path, sweep(), measure_cell)
+    assert seen == [cell for _, cell in plan.cells()] == list(found.entries)
+    assert len(seen) == 4
+    assert found.entries[seen[0]].results["xla"] == GOOD
+    measure_all(plan, tmp_path, sweep(), measure_cell)
+    assert len(seen) == 4
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(plan, sweep, tmp_path):
+    seen = []
+
+    def measure_cell(cell):
+        if len(seen) == 2:
+            seen.append(None)
+            raise KeyboardInterrupt
+        seen.append(cell)
+        return dict.fromkeys(plan.modes, GOOD)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_all(plan, tmp_path, sweep(), measure_cell)
+    assert len(read(tmp_path).entries) == 2
+    assert len(measure_all(plan, tmp_path, sweep(), measure_cell).entries) == 4
+    assert [cell for cell in seen if cell] == [cell for _, cell in plan.cells()]
+
+
+def test_a_line_that_a_kill_cut_off_is_measured_again(plan, sweep, tmp_path):
+    measure_all(plan, tmp_path, sweep(), lambda cell: dict.fromkeys(plan.modes, GOOD))
+    file = tmp_path / FILE_NAME
+    file.write_bytes(file.read_bytes()[:-30])
+    assert len(read(tmp_path).entries) == 3
+    seen = []
+    again = measure_all(plan, tmp_path, sweep(), lambda cell: seen.append(cell) or dict.fromkeys(plan.modes, GOOD))
+    assert len(seen) == 1
+    assert len(again.entries) == 4
+
+
+def test_a_failed_cell_is_kept_with_its_reason_and_retried_only_when_asked(plan, sweep, tmp_path):
+    failed = {"xla": ModeResult(reason="does not compile"), "graph": GOOD}
+    found = measure_all(plan, tmp_path, sweep(), lambda cell: failed)
+    assert {entry.results["xla"].reason for entry in found.entries.values()} == {"does not compile"}
+    measure_all(plan, tmp_path, sweep(), lambda cell: pytest.fail("it is done"))
+    again = measure_all(plan, tmp_path, sweep(), lambda cell: {"xla": GOOD, "graph": GOOD}, retry_failed=True)
+    assert len(again.entries) == 4
+    assert all(entry.results["xla"] == GOOD for entry in again.entries.values())
+
+
+def test_a_further_mode_makes_a_cell_undone(plan, sweep, tmp_path):
+    measure_all(plan, tmp_path, sweep(), lambda cell: {"xla": GOOD, "graph": GOOD})
+    wider = Plan(plan.models, (*plan.modes, "eager"), plan.batches, plan.resolutions)
+    found = measure_all(wider, tmp_path, sweep(), lambda cell: dict.fromkeys(wider.modes, GOOD))
+    assert [set(entry.results) for entry in found.entries.values()] == [{"xla", "graph", "eager"}] * 4
+
+
+def test_native_resolution_is_the_models_own():
+    cells = Plan(catalog.find(["VGG16", "Xception"]), ("xla",), (1,), (None, 224)).cells()
+    assert [(cell.source.partition(":")[2], cell.resolution) for _, cell in cells] == [
+        ("VGG16", 224),
+        ("Xception", 299),
+        ("Xception", 224),
+    ]
+
+
+def test_figures_of_two_machines_do_not_mix(plan, sweep, tmp_path):
+    measure_all(plan, tmp_path, sweep(), lambda cell: dict.fromkeys(plan.modes, GOOD))
+    other = sweep()
+    other.environment = {**other.environment, "gpus": ("NVIDIA H200",)}
+    with pytest.raises(SweepFileError, match="another machine"):
+        measure_all(plan, tmp_path, other, lambda cell: {})
+
+
+def test_two_sweeps_do_not_share_a_folder(sweep, tmp_path):
+    with SweepFile(tmp_path, sweep()), pytest.raises(SweepFileError, match="in use"), SweepFile(tmp_path, sweep()):
+        pass
+
+
+def test_a_file_that_is_no_sweep_is_refused(sweep, tmp_path):
+    (tmp_path / FILE_NAME).write_text('{"schema": "something else"}\n')
+    with pytest.raises(SweepFileError, match="expected schema"):
+        read(tmp_path)
+    (tmp_path / FILE_NAME).write_text("not json\n")
+    with pytest.raises(SweepFileError, match="not the state of a sweep"), SweepFile(tmp_path, sweep()):
+        pass
+    with pytest.raises(SweepFileError, match="No such file"):
+        read(tmp_path / "nowhere")
+
+
+@pytest.fixture
+def how(tmp_path):
+    return Measurement(("xla", "graph"), "graph", 0.5, 4, 20.0, False, True, tmp_path / "runs")
+
+
+def fake_loadtest(tmp_path, script):
+    """A load test that does what the script says; `arguments` holds its command line."""
+    file = tmp_path / "fake.py"
+    file.write_text(f"import pathlib, sys, time\narguments = sys.argv[1:]\n{script}\n")
+    return (sys.executable, str(file))
+
+
+CELL = Cell("keras.applications:ResNet50", 192, 8)
+
+
+def test_a_load_test_gets_the_cell_and_its_reason_is_kept(how, tmp_path):
+    script = (
+        "print('loadtest: the server exited', arguments[arguments.index('--mode') + 1], file=sys.stderr); sys.exit(1)"
+    )
+    results = measure(CELL, how, fake_loadtest(tmp_path, script))
+    assert {mode: result.reason for mode, result in results.items()} == {
+        "xla": "loadtest: the server exited xla",
+        "graph": "loadtest: the server exited graph",
+    }
+    (config,) = (tmp_path / "runs").glob("*-xla-graph.json")
+    (model,) = json.loads(config.read_text())["models"]
+    assert model["source"] == "keras.applications:ResNet50"
+    assert model["weights"] == "random"
+    assert (model["buckets"], model["input_size"], model["modes"]) == ([8], [192, 192], ["xla", "graph"])
+
+
+def test_the_end_of_a_server_is_quoted_with_its_last_words(how, tmp_path):
+    script = "sys.exit('starting\\nloadtest: the server was ended by signal 9\\nINFO compiling\\nINFO still compiling')"
+    results = measure(CELL, how, fake_loadtest(tmp_path, script))
+    assert results["xla"].reason == "loadtest: the server was ended by signal 9; INFO still compiling"
+
+
+RECORDED = """
+from xlaserve_loadtest.record.lines import *
+from xlaserve_loadtest.record.run_file import RunWriter
+import numpy as np
+modes = arguments[arguments.index("--mode") + 1].split(",")
+if "broken" in modes and len(modes) > 1:
+    sys.exit("loadtest: broken does not compile")
+arms = tuple(Arm(mode, mode, "m", "embedded") for mode in modes)
+environment = Environment("c", 2, (), "s", "3", {}, {})
+with RunWriter(pathlib.Path(arguments[arguments.index("--record") + 1])) as file:
+    file.write(Header("2026-11-20T18:00:00Z", (), {}, 0, None, "graph", arms, environment))
+    file.write(Server(0, tuple(modes), "a", "s", ledger=(LedgerEntry("xla", (8, 9, 9), 1.5, 2.5, 0.1),)))
+    for index in range(16):
+        round_, place = divmod(index, 2)
+        arm = modes[(place + round_) % len(modes)]
+        step_ns = 5_000_000 if arm == "xla" else 10_000_000
+        start_ns = index * 1_000_000_000
+        due_ns = start_ns + np.arange(0, 900_000_000, step_ns)
+        rows = np.zeros(due_ns.size, REQUEST)
+        rows["scheduled_ns"] = rows["start_ns"] = due_ns
+        rows["end_ns"] = due_ns + step_ns + (np.arange(due_ns.size) + index) % 7 * 10_000
+        rows["images"], rows["measured"] = 8, True
+        file.write(Requests(index, rows))
+        window = (start_ns, start_ns + 900_000_000)
+        file.write(Block(index, arm, Load("closed", 1), start_ns, start_ns + 950_000_000, Generator(1, 0.1, rows.size),
+            window_ns=window, round=round_ // 2, server=0))
+    file.write(End(False, True))
+"""
+
+
+def test_figures_ratio_and_price_come_from_the_run_file(how, tmp_path):
+    results = measure(CELL, how, fake_loadtest(tmp_path, RECORDED))
+    xla, graph = results["xla"], results["graph"]
+    assert graph.images_per_s == pytest.approx(800, rel=0.05)
+    assert xla.ratio == pytest.approx(2, rel=0.05)
+    assert xla.ratio_interval[0] < xla.ratio < xla.ratio_interval[1]
+    assert (xla.verdict, graph.verdict, graph.ratio) == ("faster", None, 1.0)
+    assert (xla.trace_s, xla.compile_s) == (1.5, 2.5)
+    assert xla.p50_ms == pytest.approx(5, rel=0.05)
+
+
+def test_a_mode_that_breaks_the_others_is_found_by_trying_each_alone(how, tmp_path):
+    alone = dataclasses.replace(how, modes=("broken", "graph"))
+    script = RECORDED + "if 'broken' in modes: sys.exit('loadtest: broken does not compile')"
+    results = measure(CELL, alone, fake_loadtest(tmp_path, script))
+    assert results["broken"].reason == "loadtest: broken does not compile"
+    assert results["graph"].reason is None
+    assert results["graph"].images_per_s == pytest.approx(800, rel=0.05)
+
+
+def test_a_cell_that_takes_too_long_is_stopped(how, tmp_path, monkeypatch):
+    late = dataclasses.replace(how, modes=("xla",), timeout_s=0.3)
+    results = measure(CELL, late, fake_loadtest(tmp_path, "time.sleep(600)"))
+    assert results["xla"].reason == "not done after 0.3 s"
+
+
+def test_models_are_listed(capsys):
+    assert command.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(catalog.applications())
+    assert lines[-1].split() == ["Xception", "Xception", "299"]
+
+
+def test_the_command_reports_what_it_measured_and_resumes(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "measure", lambda cell, how: dict.fromkeys(how.modes, GOOD))
+    arguments = ["--models", "VGG16", "--batch", "1,8", "--resolution", "64", "--out", str(tmp_path / "out")]
+    assert command.main(arguments) == 0
+    assert "VGG16 64 b8" in capsys.readouterr().out
+    assert "VGG16 64 b8" in (tmp_path / "out" / "report.html").read_text()
+    monkeypatch.setattr(command, "measure", lambda cell, how: pytest.fail("it is done"))
+    assert command.main(arguments) == 0
+    assert "2 of 2 are done already" in capsys.readouterr().err
+    (tmp_path / "out" / "report.html").unlink()
+    assert command.main(["--report", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_stops_what_it_started_and_still_reports(number, monkeypatch, tmp_path):
+    pid = tmp_path / "pid"
+    script = f"""
+import os
+pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))
+os.kill(os.getppid(), {int(number)})
+time.sleep(600)
+"""
+    fake = fake_loadtest(tmp_path, script)
+    monkeypatch.setattr(command, "measure", lambda cell, how: measure(cell, how, fake))
+    assert command.main(["--models", "VGG16", "--out", str(tmp_path)]) == 130
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_sweep_in_which_nothing_ran_does_not_succeed(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "measure", lambda cell, how: dict.fromkeys(how.modes, ModeResult(reason="broken")))
+    assert command.main(["--models", "VGG16", "--out", str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--batch", "0"], ["--resolution", "x"], ["--mode", ""], ["--duration", "-1"], ["--baseline", "no"]],
+)
+def test_a_wrong_command_line_is_refused(arguments, tmp_path):
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*arguments, "--out", str(tmp_path)])

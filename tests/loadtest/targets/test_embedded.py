@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from xlaserve import config
+from xlaserve_loadtest.targets import embedded
+from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name
+from xlaserve_loadtest.targets.target import TargetError, describe
+
+
+@pytest.fixture
+def server(puppet_command):
+    def make(*flags, config="models: []", **more):
+        return EmbeddedServer(config, command=puppet_command(*flags), **{"start_timeout_s": 20, **more})
+
+    return make
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_the_server_runs_inside_the_block_and_not_after(server):
+    async with server() as running:
+        pid = running._process.pid
+        assert (await describe(running.address, "digits")).server == "puppet 1"
+        assert running.obituary() is None
+        assert is_running(pid)
+        assert running.ready_s > 0
+    assert not is_running(pid)
+
+
+async def test_the_server_is_stopped_when_the_block_raises_or_is_cancelled(server):
+    with pytest.raises(ZeroDivisionError):
+        async with server() as running:
+            raise ZeroDivisionError
+    assert not is_running(running._process.pid)
+    cancelled, entered = server(), asyncio.Event()
+
+    async def hold():
+        async with cancelled:
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(hold())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not is_running(cancelled._process.pid)
+
+
+async def test_a_server_that_does_not_heed_sigterm_is_killed(server, monkeypatch):
+    monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.1)
+    async with server("--ignore-sigterm") as running:
+        pid = running._process.pid
+    assert not is_running(pid)
+
+
+async def test_a_server_that_fails_to_start_is_quoted(server):
+    with pytest.raises(TargetError, match=r"exited with status 1\nno model could be loaded from models: \[7\]"):
+        async with server("--fail-at-start", config="models: [7]"):
+            pass
+
+
+async def test_a_server_that_never_gets_ready_is_given_up_and_stopped(server):
+    starting = server("--never-ready", start_timeout_s=0.2)
+    with pytest.raises(TargetError, match=r"not ready after 0\.2 s"):
+        async with starting:
+            pass
+    assert not is_running(starting._process.pid)
+
+
+async def test_what_the_server_logs_is_shown_while_it_starts(server):
+    class Shown(Exception):
+        pass
+
+    def show(line):
+        if line:
+            raise Shown(line)
+
+    starting = server("--never-ready", on_output=show)
+    with pytest.raises(Shown, match="puppet: starting"):
+        async with starting:
+            pass
+    assert not is_running(starting._process.pid)
+
+
+async def test_the_end_of_a_server_is_told(server):
+    async with server() as running:
+        os.kill(running._process.pid, 9)
+        await running._process.wait()
+        assert running.obituary() == "the server was ended by signal 9\npuppet: starting"
+
+
+async def test_a_configuration_file_is_passed_on(server, tmp_path):
+    config = tmp_path / "models.yaml"
+    config.write_text("from a file")
+    with pytest.raises(TargetError, match="from a file"):
+        async with server("--fail-at-start", config=config):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "source", "weights"),
+    [
+        ("digits", "digits", "builtin:digits", None),
+        ("builtin:noop", "noop", "builtin:noop", None),
+        ("keras.applications:ResNet50", "ResNet50", "keras.applications:ResNet50", "random"),
+        ("/models/my net.keras", "my-net", "/models/my net.keras", None),
+    ],
+)
+def test_a_configuration_is_made_for_a_model(model, name, source, weights):
+    text = configuration([model], ["xla", "graph"], buckets=[4])
+    (entry,) = yaml.safe_load(text)["models"]
+    assert served_name(model) == entry["name"] == name
+    assert entry["buckets"] == [4]
+    assert (entry["source"], entry.get("weights")) == (source, weights)
+    assert entry["modes"] == ["xla", "graph"]
+    assert json.loads(text)
+
+
+def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path):
+    path = tmp_path / "models.yaml"
+    path.write_text(
+        "lanes: 2\ncompile_cache: cache\nmodels:\n"
+        "  - {name: mine, source: mine.keras, modes: [xla], default_mode: xla, labels: labels.txt, buckets: auto,\n"
+        "     auto_buckets: {demand: demand.json}}\n"
+        "  - {name: other, source: 'builtin:noop'}\n"
+    )
+    document = json.loads(narrowed(path, ["mine"], ["graph", "eager"]))
+    (entry,) = document["models"]
+    assert (document["lanes"], document["compile_cache"]) == (2, str(tmp_path / "cache"))
+    assert (entry["name"], entry["modes"], entry["default_mode"]) == ("mine", ["graph", "eager"], None)
+    assert entry["source"] == str(tmp_path / "mine.keras")
+    assert entry["labels"] == str(tmp_path / "labels.txt")
+    assert entry["auto_buckets"]["demand"] == str(tmp_path / "demand.json")
+
+
+def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester(tmp_path, monkeypatch):
+    path = tmp_path / "models.yaml"
+    path.write_text("{profile_dir: p, models: [{name: mine, source: m/it.keras, modes: [xla], weights: w}]}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(narrowed(Path("models.yaml"), ["mine"], ["xla"]))
+    assert config.load(tmp_path / "run" / "config.yaml") == config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: [{name: other, source: 'builtin:noop'}]", r"expected models of it \(other\), got mine"),
+        ("lanes: 2", r"expected models of it \(digits\), got mine"),
+        ("{", "not YAML"),
+        ("models: 3", "models: .*got 3"),
+    ],
+)
+def test_a_configuration_file_without_the_model_is_refused(tmp_path, text, message):
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    with pytest.raises(TargetError, match=f"--config .*{message}"):
+        narrowed(path, ["mine"], ["xla"])

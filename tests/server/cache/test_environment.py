@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import xlaserve
+from xlaserve.cache.environment import _CODE, digest, environment, installed, key
+from xlaserve.runtimes.tf.device import Device
+
+DEVICE = Device("cpu", "some processor", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"), ("TF_ENABLE_ONEDNN_OPTS", "0"), ("TF_XLA_FLAGS", "--x")],
+)
+def test_another_device_or_flag_is_another_environment(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = environment(DEVICE)
+    assert facts["tensorflow"].count(".") == 2
+    assert key(environment(DEVICE)) == key(facts)
+    assert key(environment(replace(DEVICE, name="another processor"))) != key(facts)
+    monkeypatch.setenv(variable, value)
+    assert key(environment(DEVICE)) != key(facts)
+
+
+def test_other_code_of_ours_is_another_environment_for_processes_that_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(installed.cache_clear)
+    installed.cache_clear()
+    module = tmp_path / "model" / "lowering" / "stem.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("1")
+    monkeypatch.setattr("xlaserve.cache.environment.__file__", str(tmp_path / "cache" / "here.py"))
+    before = key(environment(DEVICE))
+    module.write_text("2")
+    assert key(environment(DEVICE)) == before
+    installed.cache_clear()  # as in another process
+    assert key(environment(DEVICE)) != before
+
+
+def test_where_files_are_written_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_FLAGS", "TF_XLA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    facts = environment(DEVICE)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/dump --xla_dump_hlo_as_text")
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_persistent_cache_directory=/tmp/x")
+    assert environment(DEVICE) == facts
+
+
+def test_a_digest_tells_contents_and_names_apart_whatever_their_order(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("1")
+    two.write_text("2")
+    before = digest([one, two])
+    assert digest([two, one]) == before
+    two.write_text("3")
+    assert digest([one, two]) != before
+    two.write_text("2")
+    one.rename(tmp_path / "three")
+    assert digest([tmp_path / "three", two]) != before
+
+
+def test_all_packages_that_make_programs_are_part_of_the_key() -> None:
+    package = Path(xlaserve.__file__).parent
+    for name in _CODE:
+        assert list((package / name).rglob("*.py")), name
+    for module in ("runtimes/tf/executable.py", "model/networks/assemble.py", "engine/warmup/compiler.py"):
+        assert (package / module).is_file()
+        assert module.partition("/")[0] in _CODE

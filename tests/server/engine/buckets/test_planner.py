@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from functools import cache
+from itertools import combinations_with_replacement, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaserve.engine.buckets.planner import LEAST_PLANNED, NEAR_TIE, PADDING_PRICE, Cost, Planner, Sequences, Step
+
+MARGIN = (1 + PADDING_PRICE) * (1 + NEAR_TIE) * (1 + 1e-9)
+"""How much dearer a plan may be than the cheapest."""
+
+seconds = st.floats(1e-6, 10.0)
+batches = st.integers(1, 40)
+one_lane_costs = st.dictionaries(batches, seconds, min_size=1, max_size=6)
+measured_costs = st.dictionaries(batches, st.builds(Cost, seconds, seconds), min_size=1, max_size=6)
+
+
+@st.composite
+def situations(draw: st.DrawFn, most_images: int = 150) -> tuple[dict[int, Cost], int, int, int, int]:
+    """Costs, lanes, images, free lanes and busy lanes."""
+    lanes = draw(st.integers(1, 8))
+    free = draw(st.integers(1, lanes))
+    busy = draw(st.integers(0, lanes - free))
+    return draw(measured_costs), lanes, draw(st.integers(1, most_images)), free, busy
+
+
+def running_costs(costs: dict[int, Cost], running: int, lanes: int) -> dict[int, float]:
+    return {bucket: cost.at(running, lanes) for bucket, cost in costs.items()}
+
+
+def predicted_s(plan: tuple[tuple[Step, ...], ...], costs: dict[int, Cost], busy: int, lanes: int) -> float:
+    """When the last lane of the plan is done."""
+    at = running_costs(costs, busy + len(plan), lanes)
+    return max(math.fsum(at[step.bucket] for step in steps) for steps in plan)
+
+
+def least_by_brute_force_s(cost_s: dict[int, float], images: int) -> float:
+    """The least cost over every multiset of buckets that holds `images`."""
+    most_steps = -(-images // min(cost_s))
+    return min(
+        math.fsum(cost_s[bucket] for bucket in buckets)
+        for steps in range(1, most_steps + 1)
+        for buckets in combinations_with_replacement(cost_s, steps)
+        if sum(buckets) >= images
+    )
+
+
+def price(bucket: int, images: int) -> float:
+    return 1 + PADDING_PRICE * min(1.0, (bucket - images) / images)
+
+
+def partitions(images: int, parts: int, most: int | None = None) -> list[list[int]]:
+    """Every way to split `images` into `parts` numbers above 0, the largest first."""
+    if parts == 0:
+        return [[]] if images == 0 else []
+    return [
+        [first, *rest]
+        for first in range(min(images - parts + 1, most or images), 0, -1)
+        for rest in partitions(images - first, parts - 1, first)
+    ]
+
+
+@given(situations())
+def test_a_plan_covers_every_image_once_and_in_order(situation: tuple[dict[int, Cost], int, int, int, int]) -> None:
+    costs, lanes, images, free, busy = situation
+    plan = Planner(costs, lanes).plan(images, free, busy)
+    covered = [image for steps in plan for step in steps for image in range(step.start, step.stop)]
+    assert covered == list(range(images))
+    assert 1 <= len(plan) <= free
+    assert all(steps for steps in plan)
+    assert all(step.bucket in costs and 0 < step.stop - step.start <= step.bucket for steps in plan for step in steps)
+
+
+@given(situations())
+def test_only_the_last_step_of_a_lane_is_padded(situation: tuple[dict[int, Cost], int, int, int, int]) -> None:
+    costs, lanes, images, free, busy = situation
+    for steps in Planner(costs, lanes).plan(images, free, busy):
+        assert all(step.stop - step.start == step.bucket for step in steps[:-1])
+        if free > 1 and images <= LEAST_PLANNED:
+            assert all(one.bucket >= other.bucket for one, other in pairwise(steps[:-1]))
+
+
+@given(situations())
+def test_the_next_step_is_the_first_of_the_plan(situation: tuple[dict[int, Cost], int, int, int, int]) -> None:
+    costs, lanes, images, free, busy = situation
+    planner = Planner(costs, lanes)
+    plan = planner.plan(images, free, busy)
+    first = plan[0][0]
+    assert planner.next_step(images, free, busy) == (first.stop - first.start, first.bucket, plan[0][-1].stop)
+
+
+@given(situations(most_images=40))
+def test_a_plan_never_costs_more_than_padding_to_the_next_bucket_up(
+    situation: tuple[dict[int, Cost], int, int, int, int],
+) -> None:
+    costs, lanes, images, free, busy = situation
+    bucket = min((bucket for bucket in costs if bucket >= images), default=None)
+    if bucket is not None:
+        plan = Planner(costs, lanes).plan(images, free, busy)
+        padded_s = costs[bucket].at(busy + 1, lanes)
+        assert predicted_s(plan, costs, busy, lanes) <= padded_s * MARGIN
+
+
+@given(st.dictionaries(st.integers(1, 9), seconds, min_size=1, max_size=4), st.integers(1, 9))
+def test_one_lanes_sequence_is_as_cheap_as_any_multiset_of_buckets(cost_s: dict[int, float], images: int) -> None:
+    sequences = Sequences(cost_s)
+    least_s = least_by_brute_force_s(cost_s, images)
+    assert sequences.least_s(images) == pytest.approx(least_s, rel=1e-9)
+    for lanes_are_busy in (False, True):
+        steps = sequences.steps(images, lanes_are_busy=lanes_are_busy)
+        assert math.fsum(cost_s[step.bucket] for step in steps) <= least_s * MARGIN
+
+
+@given(st.dictionaries(st.integers(1, 9), seconds, min_size=1, max_size=4), st.integers(1, 9))
+def test_of_all_multisets_of_buckets_the_cheapest_is_run_with_the_price_of_its_padding(
+    cost_s: dict[int, float], images: int
+) -> None:
+    def priced_s(whole: Iterable[int], last: int, left: int) -> float:
+        return math.fsum(cost_s[bucket] for bucket in whole) + cost_s[last] * price(last, left)
+
+    least_s = math.inf
+    for count in range(-(-images // min(cost_s))):
+        for whole in combinations_with_replacement(cost_s, count):
+            if (left := images - sum(whole)) > 0:
+                least_s = min(least_s, *(priced_s(whole, last, left) for last in cost_s if last >= left), math.inf)
+    *steps, last = Sequences(cost_s).steps(images)
+    chosen_s = priced_s([step.bucket for step in steps], last.bucket, last.stop - last.start)
+    assert chosen_s == pytest.approx(least_s, rel=1e-9)
+
+
+@given(one_lane_costs)
+def test_more_images_never_cost_less(cost_s: dict[int, float]) -> None:
+    sequences = Sequences(cost_s)
+    assert all(one <= other for one, other in pairwise(sequences.least_s(images) for images in range(200)))
+
+
+@given(situations(most_images=14))
+def test_a_plan_ends_as_soon_as_the_best_of_all_splits(situation: tuple[dict[int, Cost], int, int, int, int]) -> None:
+    costs, lanes, images, free, busy = situation
+
+    @cache
+    def least_s(share: int, running: int) -> float:
+        return Sequences(running_costs(costs, running, lanes)).least_s(share)
+
+    best_s = min(
+        max(least_s(share, busy + used) for share in shares)
+        for used in range(1, min(free, images) + 1)
+        for shares in partitions(images, used)
+    )
+    plan = Planner(costs, lanes).plan(images, free, busy)
+    assert best_s * (1 - 1e-9) <= predicted_s(plan, costs, busy, lanes) <= best_s * MARGIN
+
+
+@given(situations(), st.integers(1, 20))
+def test_more_images_than_the_largest_bucket_holds_are_split(
+    situation: tuple[dict[int, Cost], int, int, int, int], times: int
+) -> None:
+    costs, lanes, images, _, busy = situation
+    images += times * max(costs)
+    (steps,) = Planner(costs, lanes).plan(images, 1, busy)
+    assert len(steps) >= -(-images // max(costs)) > 1
+
+
+@given(measured_costs)
+def test_the_best_bucket_runs_nearly_the_most_images_a_second_under_load(costs: dict[int, Cost]) -> None:
+    best = Planner(costs, lanes=2).best
+    image_s = costs[best].loaded_s / best
+    assert all(image_s <= (1 + NEAR_TIE + 1e-9) * cost.loaded_s / bucket for bucket, cost in costs.items())
+    larger = [cost.loaded_s / bucket for bucket, cost in costs.items() if bucket > best]
+    assert all(image_s * (1 + 1e-9) < other_s * (1 + NEAR_TIE) for other_s in larger)
+
+
+def test_a_single_image_is_not_padded_for_a_difference_that_is_noise() -> None:
+    costs = {1: Cost(0.197e-3, 0.197e-3), 2: Cost(0.182e-3, 0.182e-3)}
+    for lanes, free in ((1, 1), (2, 2), (2, 1)):
+        assert Planner(costs, lanes).next_step(1, free, lanes - free).bucket == 1
+    costs[1] = Cost(0.25e-3, 0.25e-3)
+    assert Planner(costs, 1).next_step(1, 1).bucket == 2
+
+
+@pytest.mark.parametrize("noise", [0.98, 1.0, 1.02])
+def test_noise_does_not_choose_small_batches_where_all_lanes_are_busy(noise: float) -> None:
+    costs = {2: Cost(4.5, 4.5), 4: Cost(9.0 * noise, 9.0 * noise), 8: Cost(18.0 * noise, 18.0 * noise)}
+    planner = Planner(costs, lanes=2)
+    assert planner.best == 8
+    assert [planner.next_step(images, 1, 1).bucket for images in (4, 6, 8, 20)] == [4, 4, 8, 8]
+
+
+def test_of_plans_that_cost_nearly_the_same_free_lanes_run_the_one_that_pads_less() -> None:
+    costs = {1: Cost(1.0, 1.0), 2: Cost(1.5, 1.5), 4: Cost(2.45, 2.45)}
+    assert Planner(costs, 1).plan(3, 1) == ((Step(0, 3, 4),),)  # one batch, where no lane is left beside
+    planner = Planner({bucket: Cost(cost.alone_s, 100.0) for bucket, cost in costs.items()}, 2)
+    assert planner.plan(3, 2) == ((Step(0, 2, 2), Step(2, 3, 1)),)
+
+
+def test_a_bucket_that_was_measured_larger_and_cheaper_does_not_win_by_padding_more() -> None:
+    planner = Planner({6: Cost(5.0, 5.0), 8: Cost(4.9, 4.9)}, 1)
+    assert planner.next_step(5, 1).bucket == 6
+
+
+@given(one_lane_costs, st.integers(LEAST_PLANNED, 5000))
+def test_sequences_for_more_images_than_are_tabled_are_nearly_the_cheapest(
+    cost_s: dict[int, float], images: int
+) -> None:
+    sequences = Sequences(cost_s)
+    image_s = min(seconds / bucket for bucket, seconds in cost_s.items())
+    # No sequence is cheaper than that of the best bucket without padding; one batch more is always enough.
+    assert images * image_s * (1 - 1e-9) <= sequences.least_s(images) <= images * image_s + max(cost_s.values()) * 2
+    assert sum(step.stop - step.start for step in sequences.steps(images)) == images
+
+
+def test_a_planner_for_many_lanes_buckets_and_images_takes_the_event_loop_little_time() -> None:
+    costs = {2**power: Cost(1e-3 + 2**power * 1e-3, 2e-3 + 2**power * 2e-3) for power in range(8)}
+
+    def plan_s() -> float:
+        began = time.thread_time()
+        Planner(costs, lanes=16).next_step(2048, 16)
+        return time.thread_time() - began
+
+    assert min(plan_s() for _ in range(5)) < 0.01  # 1 ms; growing tables took 20
+
+
+def test_images_are_padded_where_that_is_cheaper_and_split_where_that_is() -> None:
+    assert Sequences({1: 1.0, 8: 2.0}).steps(5) == (Step(0, 5, 8),)
+    assert Sequences({1: 1.0, 4: 2.0, 8: 8.0}).steps(5) == (Step(0, 4, 4), Step(4, 5, 1))
+
+
+def test_of_equal_costs_the_larger_bucket_wins_because_it_means_fewer_batches() -> None:
+    assert Sequences({1: 1.0, 2: 2.0, 4: 4.0}).steps(4) == (Step(0, 4, 4),)
+
+
+def test_lanes_that_slow_each_other_down_are_left_free() -> None:
+    planner = Planner({1: Cost(1.0, 3.0), 2: Cost(1.5, 4.0)}, lanes=2)
+    assert planner.plan(2, free_lanes=2) == ((Step(0, 2, 2),),)
+
+
+def test_lanes_that_do_not_slow_each_other_down_share_the_images() -> None:
+    planner = Planner({1: Cost(1.0, 1.0), 2: Cost(1.5, 1.5)}, lanes=2)
+    assert planner.plan(2, free_lanes=2) == ((Step(0, 1, 1),), (Step(1, 2, 1),))
+
+
+def test_an_even_split_leaves_no_chosen_lane_without_work() -> None:
+    # A device whose lanes speed each other up, as a noisy measurement may claim.
+    planner = Planner({1: Cost(1.0, 0.5)}, lanes=4)
+    assert [len(steps) for steps in planner.plan(5, free_lanes=4)] == [2, 1, 1, 1]
+
+
+def test_what_runs_in_other_lanes_counts_as_load() -> None:
+    # Alone one batch of 4 is best; beside another, two of 2.
+    costs = {2: Cost(3.0, 3.0), 4: Cost(4.0, 8.0)}
+    assert Planner(costs, lanes=2).next_step(4, free_lanes=1, busy_lanes=0).bucket == 4
+    assert Planner(costs, lanes=2).next_step(4, free_lanes=1, busy_lanes=1).bucket == 2
+
+
+def test_costs_between_alone_and_loaded_are_interpolated() -> None:
+    assert [Cost(1.0, 4.0).at(running, lanes=4) for running in (1, 2, 3, 4)] == [1.0, 2.0, 3.0, 4.0]
+    assert Cost(1.0, 4.0).at(1, lanes=1) == 1.0
+
+
+@pytest.mark.parametrize(("images", "free", "busy"), [(0, 1, 0), (1, 0, 1), (1, 2, 1)])
+def test_a_plan_for_nothing_or_for_lanes_that_are_not_there_is_refused(images: int, free: int, busy: int) -> None:
+    with pytest.raises(ValueError, match="no plan for"):
+        Planner({1: Cost(1.0, 1.0)}, lanes=2).plan(images, free, busy)
+
+
+def test_a_planner_without_buckets_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one bucket"):
+        Planner({}, lanes=1)

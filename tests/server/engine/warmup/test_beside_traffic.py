@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.batching.lanes import Lanes
+from xlaserve.engine.batching.worker import Worker
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Warmed
+from xlaserve.engine.warmup.beside_traffic import BesideTraffic
+from xlaserve.engine.warmup.ledger import Ledger
+
+SMALL, LARGE = Bucket(1, 2, 2), Bucket(4, 2, 2)
+AT_REST = Cost(0.001, 0.002)
+
+
+def taking(seconds: float) -> Executable:
+    def executable(images: Images) -> Outputs:
+        time.sleep(seconds)
+        return (np.zeros((len(images), 1), np.float32),)
+
+    return executable
+
+
+class Program:
+    platform = "fake"
+
+    def __init__(self, compilation: Compilation) -> None:
+        self._compilation = compilation
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        return self._compilation
+
+
+async def make(compilation: Compilation, known: tuple[Bucket, Warmed] | None) -> tuple[Warmed, Ledger]:
+    ledger, worker = Ledger(), Worker(1)
+    with ThreadPoolExecutor(1) as compiling:
+        beside = BesideTraffic(
+            model="a",
+            version="1",
+            program=Program(compilation),
+            lanes=Lanes(1),
+            worker=worker,
+            ledger=ledger,
+            compiling=compiling,
+        )
+        warmed = await beside.make(Mode.XLA, LARGE, known)
+    worker.stop()
+    return warmed, ledger
+
+
+async def test_a_cost_measured_beside_traffic_is_that_of_a_known_program_as_often_as_it_takes_now() -> None:
+    # Both take twenty times as long as at rest: the machine is busy.
+    warmed, ledger = await make(
+        Compilation(taking(0.06), trace_s=0.0, compile_s=0.0), (SMALL, Warmed(taking(0.02), AT_REST))
+    )
+    assert warmed.cost.alone_s == pytest.approx(3 * AT_REST.alone_s, rel=0.5)
+    assert warmed.cost.loaded_s == pytest.approx(2 * warmed.cost.alone_s)
+    (entry,) = ledger
+    assert (entry.cost, entry.in_background, entry.bucket) == (warmed.cost, True, LARGE)
+
+
+async def test_without_a_known_program_a_cost_is_what_was_measured() -> None:
+    warmed, _ = await make(Compilation(taking(0.02), trace_s=0.0, compile_s=0.0), None)
+    assert 0.02 <= warmed.cost.alone_s == warmed.cost.loaded_s
+
+
+async def test_a_cost_that_the_cache_knows_is_not_measured() -> None:
+    ran: list[Callable[[], object]] = []
+    compilation = Compilation(lambda images: ran.append(images) or (), 0.0, 0.0, from_cache=True, cost=AT_REST)
+    warmed, ledger = await make(compilation, (SMALL, Warmed(taking(0.0), AT_REST)))
+    assert warmed.cost == AT_REST
+    assert [entry.from_cache for entry in ledger] == [True]
+    assert not ran

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs, is_finite
+from xlaserve.engine.warmup.verify import EXACT, GROSS, IMAGES, Verified, Verifier
+from xlaserve.errors import ModelFailed
+from xlaserve.model.task import Classification, Detection, Segmentation
+
+SIDE = 12
+BUCKETS = tuple(Bucket(batch, SIDE, SIDE) for batch in (1, 2, 3, 4, 8, 16, 20))
+WEIGHTS = np.random.default_rng(1).normal(size=(SIDE * SIDE * 3, 5))
+
+
+def scores(images: Images) -> Outputs:
+    """A model whose rows do not depend on each other."""
+    return ((images.reshape(len(images), -1) / 255 @ WEIGHTS).astype(np.float32),)
+
+
+def centred(images: Images) -> Outputs:
+    """A model whose rows do."""
+    (rows,) = scores(images)
+    return (rows - rows.mean(axis=0),)
+
+
+def summed(images: Images) -> Outputs:
+    (rows,) = scores(images)
+    return (rows + 0.1 * rows.sum(axis=0),)
+
+
+def by_place(images: Images) -> Outputs:
+    (rows,) = scores(images)
+    return (rows * np.arange(1, len(rows) + 1, dtype=np.float32)[:, np.newaxis],)
+
+
+def by_size(images: Images) -> Outputs:
+    (rows,) = scores(images)
+    return (rows * np.float32(len(rows)),)
+
+
+def rolled(images: Images) -> Outputs:
+    (rows,) = scores(images)
+    return (np.roll(rows, 1, axis=0),)
+
+
+class Checked:
+    """A verifier, and what it was told and said."""
+
+    def __init__(self, reference: Callable[[Images], Outputs] | None = scores, **settings: object) -> None:
+        self.warnings: list[str] = []
+        self.asked: list[int] = []
+
+        def asked(images: Images) -> Outputs:
+            self.asked.append(len(images))
+            assert reference is not None
+            return reference(images)
+
+        given = {"task": Classification(5), "buckets": BUCKETS, **settings}
+        self.verifier = Verifier(reference=reference and asked, warn=self.warnings.append, **given)  # type: ignore[arg-type]
+
+    def __call__(self, run: Executable, bucket: Bucket, mode: Mode = Mode.XLA) -> Verified:
+        compilation = Compilation(run, 0.0, 0.0)
+        _, verified = self.verifier.admit(mode, bucket, compilation, lambda: pytest.fail("nothing is to be made anew"))
+        return verified
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_a_program_that_answers_as_its_reference_passes_without_a_word(bucket: Bucket) -> None:
+    checked = Checked()
+    verified = checked(scores, bucket)
+    assert verified.difference is not None
+    assert verified.difference.largest < 1e-6
+    assert verified.difference.agreement == 1.0
+    assert (verified.fault, verified.is_dependent, verified.not_finite) == ("", False, 0)
+    assert not checked.warnings
+    assert not checked.verifier.is_dependent
+
+
+def test_what_a_program_says_of_itself_is_said() -> None:
+    checked = Checked(verification="off")
+    compilation = Compilation(scores, 0.0, 0.0, warnings=("it assigns variables as it runs",))
+    checked.verifier.admit(Mode.XLA, BUCKETS[0], compilation, lambda: compilation)
+    assert checked.warnings == ["it assigns variables as it runs"]
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_program_of_xla_with_one_row_beyond_rounding_is_refused(bucket: Bucket, place: str) -> None:
+    def off(images: Images) -> Outputs:
+        (rows,) = scores(images)
+        rows[0 if place == "first" else -1] *= 1 + 5 * GROSS
+        return (rows,)
+
+    with pytest.raises(ModelFailed, match=f"mode xla, bucket {bucket}: it computes something else than its model"):
+        Checked()(off, bucket)
+
+
+def test_a_program_of_xla_that_is_off_by_little_more_than_rounding_is_said_and_serves() -> None:
+    checked = Checked()
+    verified = checked(lambda images: (scores(images)[0] * np.float32(1 + 5 * EXACT),), BUCKETS[1])
+    assert "something else" in verified.fault
+    assert not verified.is_gross
+    assert len(checked.warnings) == 1
+    assert not checked.verifier.is_dependent
+
+
+def test_rounding_is_not_refused() -> None:
+    def rounded(images: Images) -> Outputs:
+        (rows,) = scores(images)
+        return (rows * np.float32(1 + 1e-4),)
+
+    assert Checked()(rounded, BUCKETS[3]).fault == ""
+
+
+@pytest.mark.parametrize(("settings", "mode"), [({"verification": "warn"}, Mode.XLA), ({}, Mode.GRAPH)])
+def test_what_is_not_to_be_refused_is_said(settings: dict[str, str], mode: Mode) -> None:
+    checked = Checked(**settings)
+    verified = checked(lambda images: (scores(images)[0] * 2,), BUCKETS[1], mode)
+    assert "something else" in verified.fault
+    assert len(checked.warnings) == 1
+    assert "bucket 2x12x12" in checked.warnings[0]
+    assert not checked.verifier.is_dependent
+
+
+def test_narrow_numbers_may_be_further_off_and_are_never_refused() -> None:
+    checked = Checked(is_narrow=True)
+    assert checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1]).fault == ""
+    assert checked(lambda images: (scores(images)[0] * np.float32(1.5),), BUCKETS[1]).fault
+    assert len(checked.warnings) == 1
+
+
+def test_nothing_is_compared_where_that_is_off() -> None:
+    checked = Checked(verification="off")
+    assert checked(lambda images: (scores(images)[0] * 2,), BUCKETS[2]) == Verified(None)
+    assert checked.asked == []
+
+
+def test_the_reference_takes_each_image_alone_and_once_for_all_programs() -> None:
+    checked = Checked()
+    for bucket in BUCKETS:
+        for mode in (Mode.XLA, Mode.GRAPH):
+            checked(scores, bucket, mode)
+    assert checked.asked == [1] * IMAGES
+
+
+def test_a_resolution_that_was_forgotten_is_sampled_anew() -> None:
+    checked = Checked()
+    checked(scores, BUCKETS[2])
+    checked.verifier.forget(SIDE, SIDE)
+    checked(scores, BUCKETS[2])
+    assert checked.asked == [1] * 2 * IMAGES
+
+
+@pytest.mark.parametrize("batch", [3, 32])
+def test_a_model_with_one_size_of_batch_is_given_no_other(batch: int) -> None:
+    def fixed(images: Images) -> Outputs:
+        assert len(images) == batch
+        return scores(images)
+
+    bucket = Bucket(batch, SIDE, SIDE)
+    checked = Checked(fixed, buckets=[bucket])
+    assert checked(fixed, bucket).fault == ""
+    with pytest.raises(ModelFailed, match="something else"):
+        checked(lambda images: (scores(images)[0] * 2,), bucket)
+
+
+@pytest.mark.parametrize("bucket", BUCKETS[1:])
+@pytest.mark.parametrize(
+    ("model", "has_reference"),
+    [
+        *((model, has_reference) for model in (centred, summed, by_place, rolled) for has_reference in (True, False)),
+        (by_size, True),
+    ],
+)
+def test_rows_that_depend_on_each_other_are_found(bucket: Bucket, model: Executable, has_reference: bool) -> None:
+    checked = Checked(model if has_reference else None)
+    verified = checked(model, bucket)
+    assert verified.is_dependent
+    assert verified.fault == ""
+    assert verified.dependence > 0.01
+    assert checked.verifier.is_dependent
+    assert len(checked.warnings) == 1
+    assert "served in batches of one" in checked.warnings[0]
+
+
+def test_a_model_that_depends_on_its_company_passes_alone() -> None:
+    assert Checked(centred)(centred, BUCKETS[0]).is_dependent is False
+
+
+def test_a_program_that_mixes_rows_of_a_model_that_does_not_is_refused() -> None:
+    with pytest.raises(ModelFailed, match="something else"):
+        Checked(scores)(rolled, BUCKETS[4])
+
+
+def test_dependence_is_refused_or_allowed_as_configured() -> None:
+    with pytest.raises(ModelFailed, match="depends on the others of its batch"):
+        Checked(centred, batch_dependence="refuse")(centred, BUCKETS[3])
+    checked = Checked(centred, batch_dependence="allow")
+    assert checked(centred, BUCKETS[3]).is_dependent
+    assert not checked.verifier.is_dependent
+    assert len(checked.warnings) == 1
+
+
+def test_answers_that_change_from_run_to_run_are_no_dependence() -> None:
+    runs = 0
+
+    def counting(images: Images) -> Outputs:
+        nonlocal runs
+        runs += 1
+        return (scores(images)[0] + runs,)
+
+    checked = Checked()
+    verified = checked(counting, BUCKETS[2], Mode.GRAPH)
+    assert verified.fault == "it answers the same batch otherwise each time"
+    assert not verified.is_dependent
+
+
+def test_nan_and_infinity_are_counted_by_image_and_said_with_mode_and_bucket() -> None:
+    def broken(images: Images) -> Outputs:
+        (rows,) = scores(images)
+        dark = images.mean(axis=(1, 2, 3)) < 127
+        rows[dark, 0] = np.nan
+        rows[dark, 1] = -np.inf
+        return (rows,)
+
+    checked = Checked(broken)
+    for bucket in BUCKETS:
+        verified = checked(broken, bucket)
+        assert 0 < verified.not_finite < IMAGES
+        assert (verified.fault, verified.is_dependent) == ("", False)
+    assert len(checked.warnings) == len(BUCKETS)
+    assert "mode xla, bucket 4x12x12: NaN or infinity" in checked.warnings[3]
+
+
+def test_nan_where_the_reference_has_numbers_is_refused() -> None:
+    def broken(images: Images) -> Outputs:
+        (rows,) = scores(images)
+        rows[0, 0] = np.nan
+        return (rows,)
+
+    with pytest.raises(ModelFailed, match="largest difference inf"):
+        Checked()(broken, BUCKETS[4])
+
+
+def test_class_maps_are_held_to_the_pixel_and_objects_may_change_places() -> None:
+    def class_map(images: Images) -> Outputs:
+        return (images[..., 0] // 64,)
+
+    def other(images: Images) -> Outputs:
+        return (np.where(images[..., 0] < 32, 9, images[..., 0] // 64).astype(np.uint8),)
+
+    segmenting = Checked(class_map, task=Segmentation(10))
+    assert segmenting(class_map, BUCKETS[3]).fault == ""
+    with pytest.raises(ModelFailed, match="agreement"):
+        segmenting(other, BUCKETS[3])
+
+    def objects(images: Images, first_is_other: bool = False) -> Outputs:
+        (rows,) = scores(images)
+        if first_is_other:
+            rows[:1, :1] += 1
+        counts = np.zeros(len(rows), np.int32)
+        return np.zeros((len(rows), 5, 4), np.float32), rows, np.zeros(rows.shape, np.int32), counts
+
+    detecting = Checked(objects, task=Detection(3, max_detections=5))
+    assert detecting(lambda images: objects(images, first_is_other=True), BUCKETS[4]).fault == ""
+    with pytest.raises(ModelFailed):
+        detecting(lambda images: objects(255 - images), BUCKETS[4])
+
+
+def test_a_wrong_program_of_the_compile_cache_is_forgotten_and_made_anew() -> None:
+    forgotten = []
+    kept = Compilation(
+        lambda images: (scores(images)[0] * 2,), 0.0, 0.0, from_cache=True, forget=lambda: forgotten.append(True)
+    )
+    anew = Compilation(scores, 1.0, 1.0)
+    compilation, verified = Checked().verifier.admit(Mode.XLA, BUCKETS[2], kept, lambda: anew)
+    assert compilation is anew
+    assert verified.fault == ""
+    assert forgotten == [True]
+
+
+def test_a_reference_that_fails_fails_no_model_and_is_said() -> None:
+    def missing(images: Images) -> Outputs:
+        raise NotImplementedError("no kernel")
+
+    checked = Checked(missing)
+    for bucket in BUCKETS:
+        assert checked(scores, bucket).difference is None
+    assert checked.warnings == [
+        "its programs are served unverified: TensorFlow can't run the model operation by operation:"
+        " NotImplementedError: no kernel"
+    ]
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rows", [4, 40])
+@pytest.mark.parametrize("level", [0.0, 1.0, -3e38])
+def test_a_single_number_that_is_none_is_seen(broken: float, rows: int, level: float) -> None:
+    output = np.full((rows, 1000), level, np.float32)
+    assert is_finite((np.zeros(3, np.int32), output))
+    output[2, 500] = broken
+    assert not is_finite((np.zeros(3, np.int32), output))
+    output[2, 501:503] = np.inf, -np.inf
+    assert not is_finite((np.zeros(3, np.int32), output))

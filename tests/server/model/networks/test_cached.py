@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from xlaserve.cache.cache import CompileCache
+from xlaserve.cache.records import SUFFIX, Folder
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.errors import ConfigError
+from xlaserve.model import catalog
+from xlaserve.model.networks import cached
+from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.networks.network import Network
+from xlaserve.model.task import Classification, Detection, Task
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.tf.executable import TensorFlowProgram
+
+DEVICE = Device("cpu", "a processor", 2, 1)
+BUCKET = Bucket(2, 4, 5)
+SETTINGS = ModelSettings(name="model", source="keras.applications:ResNet50")
+COST = Cost(0.5, 0.75)
+
+
+class Source:
+    """Builds a network whose scores are a product with `weight`, and counts."""
+
+    def __init__(self, weight: float = 1.0, task: Task | None = None) -> None:
+        self.built = 0
+        self._weight = tf.Variable(tf.fill((3, 7), weight))
+        self._task = task or Classification(7, tuple("abcdefg"))
+
+    def __call__(self) -> Network:
+        self.built += 1
+
+        def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)) @ self._weight,)
+
+        program = TensorFlowProgram(forward)
+        return Network(
+            *(program, (None, 5), self._task, "random"), default_size=(4, 5), multiple=2, reference=program.reference
+        )
+
+
+@pytest.fixture
+def open_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CompileCache]:
+    # TensorFlow has been imported by other tests: XLA's own executables are not kept here, all else is.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TF_XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+
+    def open_cache(read_only: bool = False) -> CompileCache:
+        return CompileCache(tmp_path / "cache", read_only=read_only)
+
+    return open_cache
+
+
+def scores(network: Network, mode: Mode = Mode.XLA) -> np.ndarray:
+    pixels = np.random.default_rng(0).integers(0, 256, (*BUCKET, 3), np.uint8)
+    (output,) = network.program.compile(mode, BUCKET).executable(pixels)
+    return output
+
+
+def file_of(folder: Path, name: str) -> Path:
+    (file,) = (folder / "cache").rglob(f"{name}*{SUFFIX}")
+    return file
+
+
+def test_what_was_built_once_is_not_built_again(open_cache: Callable[..., CompileCache]) -> None:
+    first = cached.network(open_cache(), DEVICE, SETTINGS, source := Source(2.0))
+    expected = scores(first)
+    other = Source(3.0)
+    second = cached.network(open_cache(), DEVICE, SETTINGS, other)
+    np.testing.assert_array_equal(scores(second), expected)
+    assert (source.built, other.built) == (1, 0)
+    facts = [(n.size, n.task, n.weights, n.default_size, n.multiple, n.lowerings) for n in (first, second)]
+    assert facts[0] == facts[1]
+
+
+@pytest.mark.parametrize("task", [Classification(7), Detection(3, ("a", "b", "c"), max_detections=9)])
+def test_the_task_comes_back(open_cache: Callable[..., CompileCache], task: Task) -> None:
+    for _ in range(2):
+        assert cached.network(open_cache(), DEVICE, SETTINGS, Source(task=task)).task == task
+
+
+@pytest.mark.parametrize("mode", [Mode.GRAPH, Mode.EAGER])
+def test_other_modes_build_the_model_when_they_need_it(open_cache: Callable[..., CompileCache], mode: Mode) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    source = Source(2.0)
+    network = cached.network(open_cache(), DEVICE, SETTINGS, source)
+    assert source.built == 0
+    np.testing.assert_allclose(scores(network, mode), expected, rtol=1e-6)
+    assert source.built == 1
+
+
+def test_costs_are_kept_for_each_number_of_lanes(open_cache: Callable[..., CompileCache]) -> None:
+    compilation = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program.compile(Mode.XLA, BUCKET)
+    assert compilation.cost is None
+    compilation.keep_cost(COST)
+    again = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program
+    assert again.compile(Mode.XLA, BUCKET).cost == COST
+    assert again.compile(Mode.GRAPH, BUCKET).cost is None
+    other = cached.network(open_cache(), Device("cpu", "a processor", 1, 2), SETTINGS, Source()).program
+    assert other.compile(Mode.XLA, BUCKET).cost is None
+
+
+@pytest.mark.parametrize("name", ["network", "weights-", "xla-"])
+def test_any_file_may_be_lost_or_damaged(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    for damage in (lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-1])):
+        damage(file_of(tmp_path, name))
+        np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))), expected)
+        source = Source(3.0)
+        np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, source)), expected)
+        assert source.built == 0
+    assert "is damaged" in caplog.text
+
+
+OTHER = SETTINGS.model_copy(update={"source": "keras.applications:ResNet101"})
+
+
+@pytest.mark.parametrize("name", ["network", "weights-", "xla-"])
+def test_whole_records_of_another_model_are_not_taken_for_its_own(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    own = file_of(tmp_path, name)
+    scores(cached.network(open_cache(), DEVICE, OTHER, Source(3.0)))
+    (others,) = set((tmp_path / "cache").rglob(f"{name}*{SUFFIX}")) - {own}
+    others.replace(own)
+    np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))), expected)
+    assert "written for another place" in caplog.text
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_weights_of_other_contents_than_their_name_says_are_made_anew(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, read_only: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    file = file_of(tmp_path, "weights-")
+    weights = np.full((3, 7), 9, np.float32)
+    forged = Folder(file.parent, read_only=False)
+    forged.write(file.name.removesuffix(SUFFIX), {"arrays": [("float32", (3, 7))]}, {"0": weights.tobytes()})
+    network = cached.network(open_cache(read_only), DEVICE, SETTINGS, Source(2.0))
+    np.testing.assert_array_equal(scores(network), expected)
+    assert "its name is not that of its contents" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["network", "weights-", "xla-", "cost-", "reference-"])
+@pytest.mark.parametrize("header", [{}, {"arrays": 3}, {"outputs": "?"}, {"alone_s": float("nan"), "loaded_s": 1.0}])
+def test_any_record_may_hold_something_else(
+    open_cache: Callable[..., CompileCache],
+    tmp_path: Path,
+    name: str,
+    header: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pixels = np.zeros((*BUCKET, 3), np.uint8)
+
+    def start() -> tuple[np.ndarray, Any]:
+        network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
+        assert network.reference is not None
+        compilation = network.program.compile(Mode.XLA, BUCKET)
+        compilation.keep_cost(COST)
+        return scores(network), network.reference(pixels)
+
+    expected, (reference,) = start()
+    file = file_of(tmp_path, name)
+    Folder(file.parent, read_only=False).write(file.name.removesuffix(SUFFIX), header, {"x": b"y"})
+    answers, (again,) = start()
+    np.testing.assert_array_equal(answers, expected)
+    np.testing.assert_array_equal(again, reference)
+    assert f"{file} is damaged" in caplog.text
+    assert file.exists()
+
+
+def test_what_assigns_a_variable_is_not_kept(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = tf.Variable(0.0)
+
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (tf.zeros((tf.shape(pixels)[0], 7)) + runs.assign_add(1.0),)
+
+    network = Network(TensorFlowProgram(forward), (4, 5), Classification(7), "random")
+    run = cached.network(open_cache(), DEVICE, SETTINGS, lambda: network).program.compile(Mode.XLA, BUCKET).executable
+    pixels = np.zeros((*BUCKET, 3), np.uint8)
+    before = float(runs.numpy())
+    assert [float(run(pixels)[0][0, 0]) for _ in range(2)] == [before + 1, before + 2]
+    assert "can't keep its programs" in caplog.text
+    assert list((tmp_path / "cache").rglob(f"xla-*{SUFFIX}")) == []
+
+
+def test_what_can_not_be_written_fails_no_model(
+    open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("nothing can be kept")
+
+    for name in ("_keep_weights", "_run"):
+        with monkeypatch.context() as patched:
+            patched.setattr(cached.CachedProgram, name, fail)
+            network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
+            assert scores(network).shape == (2, 7)
+            scores(network)
+    assert caplog.text.count("can't keep its programs") == 2
+
+
+def test_a_module_that_does_not_load_is_made_anew(
+    open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    load = cached.stablehlo.load
+    failures = iter([tf.errors.InvalidArgumentError(None, None, "no such version")])
+
+    def fail_once(*arguments: Any) -> Any:
+        for error in failures:
+            raise error
+        return load(*arguments)
+
+    monkeypatch.setattr(cached.stablehlo, "load", fail_once)
+    np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))), expected)
+    assert "InvalidArgumentError when it was loaded" in caplog.text
+
+
+def test_what_can_not_be_exported_compiles_as_ever(
+    open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise ValueError("a table is no variable")
+
+    monkeypatch.setattr(cached.stablehlo, "export", refuse)
+    network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
+    assert scores(network).shape == (2, 7)
+    assert "model: compile_cache can't keep its programs, each start compiles them: ValueError" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "Bidirectional", "erf"])
+def test_layers_whose_programs_can_not_be_kept_are_compiled_at_each_start(
+    kind: str, open_cache: Callable[..., CompileCache], keras_file: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = keras.layers
+    pixels = keras.Input((4, 5, 3))
+    rows = layers.Reshape((4, 15))(pixels)
+    inner = {
+        "LSTM": lambda: layers.LSTM(2)(rows),
+        "GRU": lambda: layers.GRU(2)(rows),
+        "Bidirectional": lambda: layers.Bidirectional(layers.LSTM(2))(rows),
+        "erf": lambda: layers.Flatten()(keras.ops.erf(pixels)),
+    }[kind]()
+    settings = ModelSettings(
+        name="rare", source=keras_file(keras.Model(pixels, layers.Dense(4)(inner))), buckets=(BucketSettings(2),)
+    )
+    images = np.random.default_rng(0).integers(0, 256, (*BUCKET, 3), np.uint8)
+    for _ in range(2):
+        caplog.clear()
+        program = catalog.load(settings, partial(cached.network, open_cache(), DEVICE)).program
+        (expected,) = program.compile(Mode.EAGER, BUCKET).executable(images)
+        for _ in range(2):
+            (answer,) = program.compile(Mode.XLA, BUCKET).executable(images)
+            np.testing.assert_allclose(answer, expected, rtol=1e-3, atol=1e-4)
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert line.startswith("model rare: compile_cache can't keep its programs")
+
+
+def test_what_makes_another_model_has_another_identity(tmp_path: Path) -> None:
+    file, labels, folder = tmp_path / "weights.h5", tmp_path / "labels.txt", tmp_path / "saved"
+    file.write_text("1")
+    labels.write_text("1")
+    folder.mkdir()
+    (folder / "saved_model.pb").write_text("1")
+    settings = ModelSettings(name="a", source=str(folder), weights=str(file), labels=labels)
+    before = cached.identity(settings)
+    assert cached.identity(settings.model_copy(update={"name": "b", "max_queue_images": 3})) == before
+    assert cached.identity(settings.model_copy(update={"preprocess": "unit"})) != before
+    for path in (file, labels, folder / "saved_model.pb"):
+        path.write_text("2")
+        assert cached.identity(settings) != before
+        path.write_text("1")
+    assert cached.identity(settings) == before
+
+
+@pytest.mark.parametrize(
+    "settings", [{"source": "kagglehub:a/b/keras/c"}, {"source": "m.keras", "custom_objects": {"A": "a:A"}}]
+)
+def test_what_may_change_unnoticed_is_not_kept(
+    settings: dict[str, Any], open_cache: Callable[..., CompileCache], tmp_path: Path
+) -> None:
+    source = Source()
+    network = cached.network(open_cache(), DEVICE, ModelSettings(name="m", **settings), source)
+    assert network.program.compile(Mode.XLA, BUCKET).cost is None
+    assert source.built == 1
+    assert list((tmp_path / "cache").rglob(f"*{SUFFIX}")) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_no_wrong_configuration(
+    number: int,
+    open_cache: Callable[..., CompileCache],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("xlaserve.cache.cache.check_writable", fail)
+    cache = open_cache()
+    (warning,) = caplog.records
+    assert "nothing is kept" in warning.getMessage()
+    assert os.strerror(number) in warning.getMessage()
+    assert scores(cached.network(cache, DEVICE, SETTINGS, Source(2.0))).shape == (2, 7)
+    assert len(caplog.records) == 1
+
+
+def test_a_read_only_cache_has_to_be_there(open_cache: Callable[..., CompileCache], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="compile_cache: expected a folder that can be read"):
+        open_cache(read_only=True)
+    open_cache()
+    open_cache(read_only=True)
+    shutil.rmtree(tmp_path / "cache")
+
+
+def test_weights_of_a_model_are_kept_once_for_all_buckets(
+    open_cache: Callable[..., CompileCache], tmp_path: Path
+) -> None:
+    program = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program
+    for batch in (1, 2, 4):
+        program.compile(Mode.XLA, Bucket(batch, 4, 5))
+    assert file_of(tmp_path, "weights-").exists()
+    assert len(list((tmp_path / "cache").rglob(f"xla-*{SUFFIX}"))) == 3
+
+
+def test_a_program_that_was_found_to_be_wrong_is_made_anew_even_where_it_stays(
+    open_cache: Callable[..., CompileCache],
+) -> None:
+    scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    network = cached.network(open_cache(read_only=True), DEVICE, SETTINGS, source := Source(2.0))
+    kept = network.program.compile(Mode.XLA, BUCKET)
+    assert (kept.from_cache, source.built) == (True, 0)
+    kept.forget()
+    anew = network.program.compile(Mode.XLA, BUCKET)
+    assert (anew.from_cache, source.built) == (False, 1)
