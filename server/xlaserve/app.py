@@ -26,10 +26,9 @@ from xlaserve.engine.memory import keep_freed_memory
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.inspection.profiler import Profiler
-from xlaserve.model import catalog, verification
+from xlaserve.model import catalog, gauges
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.repository import Repository
-from xlaserve.model.version import State
 from xlaserve.pipeline import Pipeline
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
@@ -341,67 +340,21 @@ class App:
         self._metrics.read_gauges()
 
     def _gauges(self) -> Iterable[Metric]:
-        waiting = gauge("xlaserve_queue_images", "Images that wait for a batch.", ("model",))
-        admitted = gauge("xlaserve_in_flight_images", "Images that are decoded, wait or run.", ("model",))
-        size = gauge("xlaserve_in_flight_bytes", "Bytes of those images, encoded and decoded.", ("model",))
-        states = gauge("xlaserve_model_state", "1 for the state that a model is in.", ("model", "version", "state"))
-        for name in self.repository.serving():
-            version = self.repository.find(name)
-            if batcher := version.batcher:
-                waiting.add_metric((version.name,), batcher.waiting_images)
-                admitted.add_metric((version.name,), batcher.admitted_images)
-                size.add_metric((version.name,), batcher.admitted_bytes)
-            for state in State:
-                labels = (version.name, version.settings.version, state.lower())
-                states.add_metric(labels, float(version.state is state))
-        auto = gauge("xlaserve_auto_mode", "1 for the mode that auto runs a bucket in.", ("model", "bucket", "mode"))
-        for name in self.repository.serving():
-            for bucket, mode in self.repository.find(name).auto.items():
-                auto.add_metric((name, str(bucket), mode), 1.0)
-        labels = ("model", "mode", "precision")
-        differences = gauge(
-            "xlaserve_precision_difference",
-            "Largest difference of an output from float32, as a share of the largest number; measured at warm-up.",
-            labels,
+        yield from gauges.gauges([self.repository.find(name) for name in self.repository.serving()])
+        yield gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", self._calls.under_way)
+        yield gauge(
+            "xlaserve_in_flight_message_bytes",
+            "Bytes of messages that arrived and are still held.",
+            self._grpc.intake.held_bytes,
         )
-        agreements = gauge("xlaserve_precision_agreement", "Share of answers that are those of float32.", labels)
-        for name in self.repository.serving():
-            version = self.repository.find(name)
-            for mode, difference in version.differences.items():
-                differences.add_metric((name, mode, version.settings.precision), difference.largest)
-                if difference.agreement is not None:
-                    agreements.add_metric((name, mode, version.settings.precision), difference.agreement)
-        under_way = gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", ())
-        under_way.add_metric((), self._calls.under_way)
-        held = gauge("xlaserve_in_flight_message_bytes", "Bytes of messages that arrived and are still held.", ())
-        held.add_metric((), self._grpc.intake.held_bytes)
-        lanes = gauge("xlaserve_lanes", "Batches that the device runs at the same time.", ())
-        lanes.add_metric((), self.device.lanes)
-        watch = gauge(
+        yield gauge("xlaserve_lanes", "Batches that the device runs at the same time.", self.device.lanes)
+        is_blind = self._watch.is_blind
+        yield gauge(
             "xlaserve_compile_watch",
             "1 where XLA's compilations are seen, 0 where they go unseen; absent where nobody watches.",
-            (),
+            None if is_blind is None else not is_blind,
         )
-        if self._watch.is_blind is not None:
-            watch.add_metric((), float(not self._watch.is_blind))
-        ready = gauge("xlaserve_ready", "1 when every model is ready.", ())
-        ready.add_metric((), float(self._is_ready()))
-        verified = verification.gauges([self.repository.find(name) for name in self.repository.serving()])
-        return (
-            waiting,
-            admitted,
-            size,
-            states,
-            auto,
-            differences,
-            agreements,
-            *verified,
-            under_way,
-            held,
-            lanes,
-            watch,
-            ready,
-        )
+        yield gauge("xlaserve_ready", "1 when every model is ready.", self._is_ready())
 
 
 def _replicated(devices: Sequence[str]) -> Callable[[ModelSettings], catalog.Model] | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client.core import Metric
-
 from xlaserve.config import Mode, Precision
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.warmup.auto_buckets import Programs, Warm
@@ -15,8 +13,6 @@ from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.model.catalog import Model
-from xlaserve.model.version import Version
-from xlaserve.telemetry.metrics import gauge
 
 ONLY_IN_BATCHES: Final = (
     "batch_dependence: an image's answer depends on the others of its batch, and the model takes none alone; "
@@ -56,33 +52,6 @@ def furthest(entries: Iterable[Entry]) -> dict[Mode, Difference]:
         if found is not None and (entry.mode not in worst or found.badness > worst[entry.mode].badness):
             worst[entry.mode] = found
     return worst
-
-
-def gauges(versions: Iterable[Version]) -> tuple[Metric, ...]:
-    """Returns what was found out about the programs of `versions`, as /metrics shows it."""
-    labels = ("model", "mode", "bucket")
-    differences = gauge(
-        "xlaserve_program_difference",
-        "Largest difference of a program's outputs from the reference's, as a share of the largest number.",
-        labels,
-    )
-    not_finite = gauge(
-        "xlaserve_program_not_finite_images", "Images that a program answered with NaN or infinity at warm-up.", labels
-    )
-    are_verified = gauge(
-        "xlaserve_program_verified", "1 where a program's answers were held against a reference, else 0.", labels
-    )
-    warnings = gauge("xlaserve_model_warnings", "Warnings about a model, as ListModels shows them.", ("model",))
-    for version in versions:
-        warnings.add_metric((version.name,), len(version.warnings))
-        for entry in version.ledger:
-            if (verified := entry.verified) is not None:
-                values = (version.name, entry.mode, str(entry.bucket))
-                not_finite.add_metric(values, verified.not_finite)
-                are_verified.add_metric(values, float(verified.difference is not None))
-                if verified.difference is not None:
-                    differences.add_metric(values, verified.difference.largest)
-    return differences, are_verified, not_finite, warnings
 
 
 def in_batches_of_one(programs: Programs, warm: Warm) -> Programs:

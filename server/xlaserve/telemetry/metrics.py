@@ -147,6 +147,11 @@ class _Gauges(Collector):
         return self._read
 
 
-def gauge(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
-    """Returns an empty gauge, to be filled with `add_metric`."""
+def gauge_family(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+    """Returns a gauge without series, to be filled with `add_metric`."""
     return GaugeMetricFamily(name, help_text, labels=labels)
+
+
+def gauge(name: str, help_text: str, value: float | None) -> GaugeMetricFamily:
+    """Returns a gauge of one series without labels, or of none."""
+    return GaugeMetricFamily(name, help_text, value=None if value is None else float(value))

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from xlaserve.errors import ConfigError
 from xlaserve.telemetry import http
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
-from xlaserve.telemetry.metrics import Metrics, gauge
+from xlaserve.telemetry.metrics import Metrics, gauge_family
 
 
 class Server:
@@ -184,7 +184,7 @@ class Loop:
 
     def _gauges(self) -> list[Metric]:
         self.readers.add(threading.current_thread())
-        family = gauge("xlaserve_value", "A number.", ())
+        family = gauge_family("xlaserve_value", "A number.", ())
         family.add_metric((), self.value)
         return [family]
 
