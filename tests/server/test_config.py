@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from xlaserve.config import (
     BUILTIN_MODELS,
-    BUILTIN_SOURCES,
     Bucket,
     BucketSettings,
     Mode,
@@ -23,6 +22,7 @@ from xlaserve.config import (
     dump,
     load,
 )
+from xlaserve.config.sources import BUILTIN_SOURCES
 from xlaserve.errors import ConfigError
 
 NOTHING: dict[str, str] = {}

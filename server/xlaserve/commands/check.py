@@ -19,6 +19,7 @@ from xlaserve.check.record import Checked
 from xlaserve.commands import subject
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Precision, Settings
+from xlaserve.config.sources import NOOP
 from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
 from xlaserve.runtimes.tf.device import check_temporary_folder
@@ -128,7 +129,7 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
 
 
 def _whole_catalog() -> tuple[str, ...]:
-    return tuple(name for name in catalog.names() if name != catalog.NOOP)
+    return tuple(name for name in catalog.names() if name != NOOP.prefix)
 
 
 def _with(model: ModelSettings, modes: tuple[Mode, ...], batches: Sequence[int]) -> ModelSettings:

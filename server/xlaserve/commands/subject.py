@@ -8,14 +8,12 @@ from pathlib import Path
 
 from xlaserve.check.refusal import explain
 from xlaserve.config import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.config.sources import kind_of
 from xlaserve.engine.program import Compilation
 from xlaserve.errors import ConfigError, ModelFailed, XlaserveError
 from xlaserve.model import catalog
 from xlaserve.model.catalog import Model
 from xlaserve.runtimes.tf.device import Device, configure
-
-LIBRARIES = re.compile(r"^keras[._]\w+:")
-"""Sources whose weights would be downloaded unless they are random."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,14 @@ def model_settings(settings: Settings, name: str) -> ModelSettings:
             f"keras.applications:MobileNetV2, got {name}{hint}"
         )
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", name.rstrip("/").rpartition("/")[2].rpartition(":")[2])
-    is_library = LIBRARIES.match(name) is not None
     return ModelSettings(
-        name=safe.lstrip("-._")[:128] or "model", source=name, weights="random" if is_library else None
+        name=safe.lstrip("-._")[:128] or "model", source=name, weights="random" if _is_downloaded(name) else None
     )
+
+
+def _is_downloaded(source: str) -> bool:
+    kind = kind_of(source)
+    return kind is not None and kind.is_downloaded
 
 
 def _settings(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mode) -> ModelSettings:
@@ -80,6 +82,6 @@ def _settings(settings: Settings, name: str, bucket: BucketSettings | None, mode
         changes["buckets"] = (bucket,)
     if all(name != configured.name for configured in settings.models):
         changes["buckets"] = (bucket or BucketSettings(1),)
-        if LIBRARIES.match(name) and bucket and bucket.height:
+        if _is_downloaded(name) and bucket and bucket.height:
             changes["input_size"] = bucket[1:]
     return model.model_copy(update=changes)

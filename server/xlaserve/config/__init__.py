@@ -10,7 +10,6 @@ from __future__ import annotations
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
 from xlaserve.config.model import (
     BUILTIN_MODELS,
-    BUILTIN_SOURCES,
     AutoBuckets,
     BoxFormat,
     Bucket,
@@ -28,7 +27,6 @@ from xlaserve.config.yaml_text import parse
 
 __all__ = [
     "BUILTIN_MODELS",
-    "BUILTIN_SOURCES",
     "CONFIG_FILE_VARIABLE",
     "ENV_PREFIX",
     "MIB",

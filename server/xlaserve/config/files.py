@@ -12,8 +12,8 @@ from typing import Final
 import yaml
 from pydantic import ValidationError
 
-from xlaserve.config import yaml_text
-from xlaserve.config.model import BUILTIN_SOURCES, ModelSettings
+from xlaserve.config import sources, yaml_text
+from xlaserve.config.model import ModelSettings
 from xlaserve.config.server import Settings
 from xlaserve.errors import ConfigError
 
@@ -22,9 +22,6 @@ CONFIG_FILE_VARIABLE: Final = "XLASERVE_CONFIG"
 
 NAMED_WEIGHTS: Final = ("imagenet", "random")
 """Weights that are no file."""
-LIBRARIES: Final = ("keras.applications:", "keras_cv:", "kagglehub:")
-"""What sources begin with that are no path and not built in."""
-KERAS_FILE: Final = ".keras"
 
 # Pydantic speaks to those who wrote the model, of tuples and instances.
 _EXPECTED: Final = {
@@ -103,7 +100,7 @@ def _from_file(file: Path) -> dict[str, object]:
 def _resolve_paths(model: dict[str, object], folder: Path) -> dict[str, object]:
     resolved = dict(model)
     source, weights, labels = (model.get(key) for key in ("source", "weights", "labels"))
-    if isinstance(source, str) and _is_path(source):
+    if isinstance(source, str) and sources.looks_like_path(source):
         resolved["source"] = str(folder / source)
     if isinstance(weights, str) and weights not in NAMED_WEIGHTS:
         resolved["weights"] = str(folder / weights)
@@ -117,30 +114,26 @@ def _resolve_paths(model: dict[str, object], folder: Path) -> dict[str, object]:
 
 def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
     """Gives each field that names what is not there, with what was expected and what is named."""
-    if not _is_path(model.source):
-        if model.source not in BUILTIN_SOURCES and not model.source.startswith(LIBRARIES):
-            libraries = ", ".join(f"{library}<Name>" for library in LIBRARIES)
-            yield "source", f"one of {libraries}, {', '.join(BUILTIN_SOURCES)} or a path", model.source
+    if not sources.looks_like_path(model.source):
+        if sources.kind_of(model.source) is None:
+            yield "source", f"one of {sources.NAMES} or a path", model.source
     elif not (source := Path(model.source)).exists():
         yield "source", "what exists", source
-    elif source.is_file() and source.suffix != KERAS_FILE:
-        yield "source", f"a {KERAS_FILE} file or the folder of a SavedModel", source
+    elif source.is_file() and not sources.is_keras_file(source):
+        yield "source", f"a {sources.KERAS_SUFFIX} file or the folder of a SavedModel", source
     for field, file in _files(model):
         if not file.is_file():
             yield field, "a file" if file.exists() else "what exists", file
 
 
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
-    if model.source.startswith("keras") and model.weights is not None and model.weights not in NAMED_WEIGHTS:
+    kind = sources.kind_of(model.source)
+    if kind and kind.is_downloaded and model.weights is not None and model.weights not in NAMED_WEIGHTS:
         yield "weights", Path(model.weights)
     if model.labels is not None:
         yield "labels", model.labels
     if model.has_auto_buckets and model.auto_buckets.demand is not None:
         yield "auto_buckets.demand", model.auto_buckets.demand
-
-
-def _is_path(source: str) -> bool:
-    return ":" not in source or source.startswith(("/", "./", "../"))
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:

@@ -12,7 +12,6 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from xlaserve.config.frozen import Frozen, Pairs
 
 AUTO: Final = "auto"
-BUILTIN_SOURCES: Final = ("builtin:digits", "builtin:shapes-detector", "builtin:shapes-segmenter", "builtin:noop")
 
 
 class Mode(StrEnum):

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from xlaserve.config import BUILTIN_SOURCES, Bucket, BucketSettings, Fit, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
+from xlaserve.config import sources as kinds
+from xlaserve.config.sources import Source
 from xlaserve.engine.program import AnySize, Images, Outputs, Program
 from xlaserve.errors import ModelFailed, cause, telling_line
 from xlaserve.model import labels
 from xlaserve.model.networks.network import Network, Size
 from xlaserve.model.sources import noop
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
-
-APPLICATIONS: Final = "keras.applications:"
-KERAS_CV: Final = "keras_cv:"
-KAGGLE: Final = "kagglehub:"
-BUILT_IN: Final = "builtin:"
-NOOP: Final = "builtin:noop"
-KERAS_FILE: Final = ".keras"
-SAVED_MODEL: Final = "SavedModel"
-
-TAKEN_BY: Final = {
-    "weights": (APPLICATIONS, KERAS_CV),
-    "classes": (APPLICATIONS, KERAS_CV, KERAS_FILE, SAVED_MODEL),
-    "task": (APPLICATIONS, KERAS_CV, KERAS_FILE, SAVED_MODEL),
-    "preprocess": (APPLICATIONS, KERAS_CV, KERAS_FILE, SAVED_MODEL),
-    "bounding_box_format": (KERAS_FILE, SAVED_MODEL),
-    "output_names": (KERAS_FILE, SAVED_MODEL),
-    "signature": (SAVED_MODEL,),
-    "custom_objects": (KERAS_FILE,),
-    "safe_mode": (KERAS_FILE,),
-    "precision": (APPLICATIONS, KERAS_CV, KERAS_FILE, BUILT_IN),
-}
-"""The settings that only some kinds of source take; for the others a value is an error."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +50,8 @@ class Model:
 
 def uses_tensorflow(settings: ModelSettings) -> bool:
     """Returns whether loading the model imports TensorFlow, which must then be configured first."""
-    return settings.source != NOOP
+    kind = kinds.kind_of(settings.source)
+    return kind is None or kind.needs_tensorflow
 
 
 def can_be_kept(settings: ModelSettings) -> bool:
@@ -78,7 +59,8 @@ def can_be_kept(settings: ModelSettings) -> bool:
 
     The code of custom objects, and what a handle of Kaggle stands for, may change.
     """
-    return not settings.custom_objects and not settings.source.startswith(KAGGLE)
+    kind = kinds.kind_of(settings.source)
+    return not settings.custom_objects and (kind is None or kind.is_fixed)
 
 
 Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
@@ -118,64 +100,86 @@ def names() -> tuple[str, ...]:
     from xlaserve.model.sources import applications, keras_cv_table  # noqa: PLC0415
 
     return (
-        *(APPLICATIONS + name for name in applications.names()),
-        *(KERAS_CV + name for name in keras_cv_table.names()),
-        *BUILTIN_SOURCES,
+        *(kinds.APPLICATIONS.prefix + name for name in applications.names()),
+        *(kinds.KERAS_CV.prefix + name for name in keras_cv_table.names()),
+        *kinds.BUILTIN_SOURCES,
     )
 
 
 def _network(settings: ModelSettings) -> Network:
-    source = settings.source
-    if source.startswith(BUILT_IN):
-        _check_fields(settings, NOOP if source == NOOP else BUILT_IN)
-    if source == NOOP:
-        return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), Classification(noop.CLASSES), "built in")
-    if source in BUILTIN_SOURCES:
-        from xlaserve.model.sources import built_in  # noqa: PLC0415 - TensorFlow takes seconds, and noop does without it
-
-        return built_in.network(source.removeprefix(BUILT_IN), settings)
-    if source.startswith(APPLICATIONS):
-        _check_fields(settings, APPLICATIONS)
-        from xlaserve.model.sources import applications  # noqa: PLC0415
-
-        return applications.application(source.removeprefix(APPLICATIONS), settings)
-    if source.startswith(KERAS_CV):
-        _check_fields(settings, KERAS_CV)
-        from xlaserve.model.sources import keras_cv_models  # noqa: PLC0415
-
-        return keras_cv_models.keras_cv_model(source.removeprefix(KERAS_CV), settings)
-    if source.startswith(KAGGLE):
-        from xlaserve.model.sources import kaggle  # noqa: PLC0415
-
-        folder = kaggle.fetch(source.removeprefix(KAGGLE))
-        files = sorted(folder.glob("*.keras"))
-        return _from_path(files[0] if len(files) == 1 else folder, settings)
-    return _from_path(Path(source), settings)
+    kind = kinds.kind_of(settings.source)
+    if kind is None:
+        return _from_path(Path(settings.source), settings)
+    if kind is not kinds.KAGGLE:
+        _check_fields(settings, kind)
+    return _LOADERS[kind](settings.source.removeprefix(kind.prefix), settings)
 
 
 def _from_path(path: Path, settings: ModelSettings) -> Network:
     from xlaserve.model.sources import keras_file, saved_model  # noqa: PLC0415
 
-    if path.suffix == KERAS_FILE and path.is_file():
-        _check_fields(settings, KERAS_FILE)
+    if kinds.is_keras_file(path) and path.is_file():
+        _check_fields(settings, kinds.KERAS_FILE)
         return keras_file.keras_file(path, settings)
     if saved_model.is_saved_model(path):
-        _check_fields(settings, SAVED_MODEL)
+        _check_fields(settings, kinds.SAVED_MODEL)
         return saved_model.saved_model(path, settings)
     raise ModelFailed(
-        f"source: expected {APPLICATIONS}<Name>, {KERAS_CV}<Name>, {KAGGLE}<handle>, {', '.join(BUILTIN_SOURCES)}, "
-        f"a .keras file or a SavedModel folder, got {_name(settings.source)}"
-        f"{'' if path.exists() else ', which does not exist'}"
+        f"source: expected {kinds.NAMES}, a {kinds.KERAS_SUFFIX} file or a SavedModel folder, got"
+        f" {_name(settings.source)}{'' if path.exists() else ', which does not exist'}"
     )
 
 
-def _check_fields(settings: ModelSettings, kind: str) -> None:
+# TensorFlow takes seconds to import, and noop does without it.
+
+
+def _noop(name: str, settings: ModelSettings) -> Network:
+    return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), Classification(noop.CLASSES), "built in")
+
+
+def _built_in(name: str, settings: ModelSettings) -> Network:
+    from xlaserve.model.sources import built_in  # noqa: PLC0415
+
+    return built_in.network(name, settings)
+
+
+def _application(name: str, settings: ModelSettings) -> Network:
+    from xlaserve.model.sources import applications  # noqa: PLC0415
+
+    return applications.application(name, settings)
+
+
+def _keras_cv(name: str, settings: ModelSettings) -> Network:
+    from xlaserve.model.sources import keras_cv_models  # noqa: PLC0415
+
+    return keras_cv_models.keras_cv_model(name, settings)
+
+
+def _kaggle(handle: str, settings: ModelSettings) -> Network:
+    from xlaserve.model.sources import kaggle  # noqa: PLC0415
+
+    folder = kaggle.fetch(handle)
+    files = sorted(folder.glob(f"*{kinds.KERAS_SUFFIX}"))
+    return _from_path(files[0] if len(files) == 1 else folder, settings)
+
+
+_LOADERS: Final[Mapping[Source, Callable[[str, ModelSettings], Network]]] = {
+    kinds.NOOP: _noop,
+    kinds.BUILT_IN: _built_in,
+    kinds.APPLICATIONS: _application,
+    kinds.KERAS_CV: _keras_cv,
+    kinds.KAGGLE: _kaggle,
+}
+"""By kind: from what follows its prefix in the source to the network."""
+
+
+def _check_fields(settings: ModelSettings, kind: Source) -> None:
     """Raises ModelFailed where a field was set that this kind of source does not take."""
-    for field, kinds in TAKEN_BY.items():
-        value = getattr(settings, field)
-        if kind not in kinds and value != type(settings).model_fields[field].default:
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if name in kinds.PARTICULAR - kind.takes and value != field.default:
             raise ModelFailed(
-                f"{field}: {_name(settings.source)} takes none, expected no {field}, got {_name(str(value))}"
+                f"{name}: {_name(settings.source)} takes none, expected no {name}, got {_name(str(value))}"
             )
 
 
