@@ -30,7 +30,7 @@ OVERHEAD = {1: 0.8, 8: 0.85, 32: 0.85}
 """Requests in flight, and the least share of the bare servicer's requests/s."""
 STARTS = 3
 """Servers are started anew so often: of one program, a process may be slower than another for as long as it runs."""
-MOST_GROWTH = 0.02
+MAX_GROWTH = 0.02
 MEMORY_REQUESTS = 50_000
 
 
@@ -122,8 +122,8 @@ def memory(requests: int) -> list[Figure]:
             Figure(
                 f"memory after {requests} requests / after warm-up",
                 *(growth, growth, growth),
-                f"<= {1 + MOST_GROWTH:.2f}",
-                growth <= 1 + MOST_GROWTH,
+                f"<= {1 + MAX_GROWTH:.2f}",
+                growth <= 1 + MAX_GROWTH,
             )
         )
     return figures

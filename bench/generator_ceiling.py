@@ -26,7 +26,7 @@ from xlaserve_loadtest.targets.target import ModelInfo, Tensor
 SIDE = 224
 """Of an image: 150 KB of pixels."""
 CONCURRENCY = 16
-LEAST_SHARE = 0.9
+MIN_SHARE = 0.9
 MODEL = ModelInfo("noop", (SIDE, SIDE), (Tensor("scores", "FP32", (1000,)),), {}, "bare")
 NULL = ModelInfo("noop", (SIDE, SIDE), (), {}, "null")
 
@@ -58,7 +58,7 @@ def generator(blocks: int, block_s: float) -> list[Figure]:
         per_s, cpu_ms = (statistics.median(column) for column in zip(*found, strict=True))
         print(f"  generator, {name}: {per_s:,.0f} requests/s, {cpu_ms:.3f} ms of processor time each", flush=True)
     return [
-        *_figures("one worker / bare loop", loads["one worker"], loads["bare"], LEAST_SHARE),
+        *_figures("one worker / bare loop", loads["one worker"], loads["bare"], MIN_SHARE),
         *_figures("two workers / one", loads["two workers"], loads["one worker"], None),
         *_figures("one worker, null target / no-op server", loads["null target"], loads["one worker"], None),
     ]

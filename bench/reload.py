@@ -26,9 +26,9 @@ from xlaserve_proto import open_inference_pb2 as pb
 LOAD: Final = "/inference.GRPCInferenceService/RepositoryModelLoad"
 MODEL: Final = {"name": "model", "source": "keras.applications:MobileNetV2", "weights": "random", "buckets": (1, 4, 8)}
 RATE_PER_S: Final = 100
-MOST_SLOWER: Final = 1.5
-MOST_STALL_MS: Final = 20.0
-LEAST_S: Final = 10.0
+MAX_SLOWER: Final = 1.5
+MAX_STALL_MS: Final = 20.0
+MIN_S: Final = 10.0
 """The neighbour is watched for so long beside nothing, before each reload."""
 
 
@@ -44,7 +44,7 @@ def reload(rounds: int) -> list[Figure]:
         request = pb.RepositoryModelLoadRequest(model_name="model").SerializeToString()
         for _ in range(rounds):
             with processes.asked(_neighbour, server.address) as latencies_ms:
-                time.sleep(LEAST_S)
+                time.sleep(MIN_S)
                 quiet_ms = np.array(latencies_ms())
                 began = time.perf_counter()
                 load(request, timeout=DEADLINE_S)
@@ -64,9 +64,9 @@ def reload(rounds: int) -> list[Figure]:
             slower_than_stranger.append(float(beside / stranger))
             stalls.append(float(beside_ms.max() - np.median(quiet_ms)))
     return [
-        _figure("reload: neighbour's p99 / beside nothing", slower, MOST_SLOWER),
+        _figure("reload: neighbour's p99 / beside nothing", slower, MAX_SLOWER),
         _figure("reload: neighbour's p99 / beside another process that compiles", slower_than_stranger),
-        _figure("reload: longest stall of the neighbour, ms", stalls, MOST_STALL_MS),
+        _figure("reload: longest stall of the neighbour, ms", stalls, MAX_STALL_MS),
     ]
 
 

@@ -18,7 +18,7 @@ from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import vision_pb2 as vision
 
 SIDE: Final = 224
-MOST_STALL_MS: Final = 20.0
+MAX_STALL_MS: Final = 20.0
 """Beyond what ServerLive takes beside nothing, and what grpcio takes to copy the message, which `bare` shows."""
 UNLIMITED: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 OIP: Final = "/inference.GRPCInferenceService"
@@ -52,8 +52,8 @@ def stalls(rounds: int) -> list[Figure]:
                 Figure(
                     f"stall of ServerLive, ms: {name}",
                     *(median, beyond[0], beyond[-1]),
-                    f"<= {MOST_STALL_MS:.0f}",
-                    median <= MOST_STALL_MS,
+                    f"<= {MAX_STALL_MS:.0f}",
+                    median <= MAX_STALL_MS,
                 )
             )
     return figures

@@ -19,7 +19,7 @@ from xlaserve.config import Fit
 from xlaserve.frame import place
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.sources import shapes
-from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, MOST_SHAPES, TRAIN_SEED, scene
+from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, MAX_SHAPES, TRAIN_SEED, scene
 
 SAMPLES: Final = {9: (240, 360), 3: (360, 200), 7: (300, 310)}
 """Height and width by the number of a held-out scene; both models read these correctly, as they do most."""
@@ -40,7 +40,7 @@ class Scenes:
         sizes = np.random.default_rng(seed)
         self.pixels = np.zeros((count, shapes.SIDE, shapes.SIDE, 3), np.uint8)
         self.classes = np.zeros((count, shapes.SIDE, shapes.SIDE), np.uint8)
-        self.boxes = np.full((count, MOST_SHAPES, 5), -1, np.float32)
+        self.boxes = np.full((count, MAX_SHAPES, 5), -1, np.float32)
         """For each shape its label, x_min, y_min, x_max and y_max in pixels of the input; -1 where there is none."""
         for number in range(count):
             height, width = odd_size(sizes)

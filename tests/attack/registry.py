@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from tests.attack.client import LOST, Call, leak
 from tests.attack.server import Server
 
-MOST_FAULTS: Final = 8
+MAX_FAULTS: Final = 8
 """Faults that are kept of one attack; they tend to be alike."""
 LEAST: Final = 3
 """How often an attack goes on at least, however little time there is."""
@@ -48,7 +48,7 @@ class Tally:
     def fault(self, text: str) -> None:
         """Notes what must not be."""
         self.fault_count += 1
-        if len(self.faults) < MOST_FAULTS:
+        if len(self.faults) < MAX_FAULTS:
             self.faults.append(text)
 
 

@@ -169,7 +169,7 @@ def _sizes(folder: Path) -> dict[str, Any]:
     model = {
         **{"name": "any", "source": str(file), "buckets": [1, 2], "modes": ["xla"]},
         **{"resolutions": sizes.RESOLUTIONS, "unmatched": "background"},
-        "max_background_resolutions": sizes.MOST_NEW,
+        "max_background_resolutions": sizes.MAX_NEW,
     }
     return {"models": [model, NOOP], "max_message_bytes": 24 * MIB}
 

@@ -13,7 +13,7 @@ from tests.attack.registry import BUSY, OK, Round, attack
 from xlaserve_proto import open_inference_pb2 as oip
 
 RESOLUTIONS: Final = [[24, 24], [24, 32]]
-MOST_NEW: Final = 6
+MAX_NEW: Final = 6
 OTHERS: Final = [[20, 20], [28, 20], [20, 28], [36, 36], [40, 24], [24, 40]]
 TOLERANCE: Final = 1e-3
 SAVE: Final = """

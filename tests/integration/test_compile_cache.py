@@ -20,7 +20,7 @@ from xlaserve_client import VisionClient
 BUCKETS = [1, 2, 4]
 TIMEOUT_S = 240
 MODES = ("xla", "autocluster")
-MOST_KIB = 8
+MAX_KIB = 8
 PORTS = ("--grpc-port", "0", "--http-port", "0")
 
 
@@ -181,7 +181,7 @@ def test_no_disk_is_too_full_to_serve(tmp_path: Path) -> None:
         {"name": f"digits{mode}", "source": "builtin:digits", "buckets": [1, 2], "modes": [mode]} for mode in MODES
     ]
     config = configure(tmp_path, models=models)
-    limited = ("bash", "-c", f'ulimit -f {MOST_KIB}; exec "$@"', "bash")
+    limited = ("bash", "-c", f'ulimit -f {MAX_KIB}; exec "$@"', "bash")
     command = [*limited, sys.executable, "-m", "xlaserve", "warm", "--json", "--config", str(config), *PORTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import convert_to_constants, func_graph, ops
 
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MOST_CLUSTERED
+from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MAX_CLUSTERED
 from xlaserve.runtimes.watch.xla_log import Reader
 
 ROOT: Final = Path(__file__).parents[2]
@@ -321,7 +321,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE=xla_log.VMODULE)
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MOST_CLUSTERED, FrozenGraph
+from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MAX_CLUSTERED, FrozenGraph
 
 # A constant, for the watch, and what is kept of a function, for the compile cache.
 def probed(images, size):
@@ -336,7 +336,7 @@ def clustered(pixels):
 spec = tf.TensorSpec((None, 4, 4, 3), tf.uint8)
 graph = FrozenGraph(tf.function(clustered, autograph=False).get_concrete_function(spec), has_clusters=True)
 def run_all():
-    for batch in range(1, MOST_CLUSTERED + 1):
+    for batch in range(1, MAX_CLUSTERED + 1):
         graph(np.zeros((batch, 4, 4, 3), np.uint8))
 def count():
     return len(tf.io.gfile.glob(f"{FOLDER}/*.pb"))
@@ -398,12 +398,12 @@ def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespa
 
 def test_clusters_are_compiled_within_the_runs_and_shapes_that_warm_up_counts_on(probe: SimpleNamespace) -> None:
     with needed(
-        f"kDefaultCompilationThreshold ({CLUSTER_RUNS}) and kCompileThreshold ({MOST_CLUSTERED})",
+        f"kDefaultCompilationThreshold ({CLUSTER_RUNS}) and kCompileThreshold ({MAX_CLUSTERED})",
         by="runtimes/tf/frozen.py",
         breaks="the mode autocluster compiles while a request waits, or never",
     ):
         counted = json.loads(probe.stdout)
-        assert (counted["clusters"], counted["later"]) == (MOST_CLUSTERED, 0)
+        assert (counted["clusters"], counted["later"]) == (MAX_CLUSTERED, 0)
 
 
 # Keras.

@@ -36,9 +36,9 @@ from xlaserve.model.catalog import Model
 from xlaserve.runtimes.tf import device
 from xlaserve.telemetry.logs import quiet_tensorflow
 
-MOST_RUNS: Final = 5
+MAX_RUNS: Final = 5
 TIMING_BUDGET_S: Final = 1.0
-"""A program is run until it has run MOST_RUNS times or this long."""
+"""A program is run until it has run MAX_RUNS times or this long."""
 SLOW_S: Final = 5.0
 """A mode that takes longer for a batch is not tried with a larger one."""
 UNCOMPARED: Final = frozenset({"boxes"})
@@ -186,7 +186,7 @@ def _memory(file: Path) -> buffers.Memory:
 def _run(executable: Executable, images: Images) -> tuple[float, Outputs]:
     """Returns the median seconds of a few runs, and what came of the last."""
     seconds: list[float] = []
-    while len(seconds) < MOST_RUNS and sum(seconds) < TIMING_BUDGET_S:
+    while len(seconds) < MAX_RUNS and sum(seconds) < TIMING_BUDGET_S:
         began = time.perf_counter()
         outputs = executable(images)
         seconds.append(time.perf_counter() - began)

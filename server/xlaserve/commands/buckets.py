@@ -24,7 +24,7 @@ from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 TIMEOUT_S: Final = 10.0
-MOST_BUCKETS: Final = 6
+MAX_BUCKETS: Final = 6
 
 
 def run(invocation: Invocation) -> int:
@@ -88,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     remote.add_server(parser, "the server to ask; by default the one that the settings describe")
     parser.add_argument("--mode", default="", help="the mode to choose for; the model's default by default")
     parser.add_argument("--max-batch", type=_positive, metavar="N", default=None, help="no larger bucket")
-    parser.add_argument("--max-buckets", type=_positive, metavar="N", default=MOST_BUCKETS, help="6 by default")
+    parser.add_argument("--max-buckets", type=_positive, metavar="N", default=MAX_BUCKETS, help="6 by default")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", default=None, help="write the demand, for auto_buckets.demand"
     )

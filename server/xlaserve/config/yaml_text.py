@@ -1,7 +1,7 @@
 """YAML as configurations are written in it: what people do not mean is an error, and none of it runs away.
 
 Over PyYAML's safe loader: a key stands once and is text, `2024-13-45` is text and no impossible date, a number has at
-most 64 bits, and aliases do not add up to more than MOST_NODES values. Only true and false are booleans, as in YAML
+most 64 bits, and aliases do not add up to more than MAX_NODES values. Only true and false are booleans, as in YAML
 1.2: `off` is text, and a value that a setting may have.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-MOST_NODES: Final = 100_000
+MAX_NODES: Final = 100_000
 """Values, each counted as often as aliases repeat it: a page of them can stand for more than memory holds."""
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 _BOOL: Final = "tag:yaml.org,2002:bool"
@@ -41,9 +41,9 @@ class _Loader(yaml.SafeLoader):
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
         # Before anything is made of it: merging changes nodes.
-        if node is not None and _check(node, {}) > MOST_NODES:
+        if node is not None and _check(node, {}) > MAX_NODES:
             raise yaml.constructor.ConstructorError(
-                None, None, f"expected at most {MOST_NODES} values, aliases included", node.start_mark
+                None, None, f"expected at most {MAX_NODES} values, aliases included", node.start_mark
             )
         return node
 

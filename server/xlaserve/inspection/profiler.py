@@ -13,7 +13,7 @@ from typing import Final
 
 from xlaserve.errors import InvalidArgument, ProfilerBusy, UnsupportedFeature
 
-MOST_S: Final = 60.0
+MAX_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class Profiler:
 
         Raises InvalidArgument, ProfilerBusy, UnsupportedFeature, and OSError where the folder can't be written.
         """
-        if not 0 < seconds <= MOST_S:
-            raise InvalidArgument("seconds", f"more than 0 and at most {MOST_S:g}", seconds)
+        if not 0 < seconds <= MAX_S:
+            raise InvalidArgument("seconds", f"more than 0 and at most {MAX_S:g}", seconds)
         if self._folder is None:
             raise UnsupportedFeature("the server was started without any TensorFlow model: there is nothing to profile")
         if self._is_recording:

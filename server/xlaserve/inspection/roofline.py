@@ -16,7 +16,7 @@ MATRIX_SIDE: Final = 1024
 COPIED_BYTES: Final = 128 * 1024 * 1024
 """More than the caches of most processors hold, so that memory is what is measured."""
 BUDGET_S: Final = 0.5
-LEAST_RUNS: Final = 3
+MIN_RUNS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _copy() -> Callable[[], object]:
 def _best_s(run: Callable[[], object]) -> float:
     run()
     best_s, began, runs = float("inf"), time.perf_counter(), 0
-    while runs < LEAST_RUNS or time.perf_counter() - began < BUDGET_S:
+    while runs < MIN_RUNS or time.perf_counter() - began < BUDGET_S:
         start = time.perf_counter()
         run()
         best_s = min(best_s, time.perf_counter() - start)

@@ -10,7 +10,7 @@ from xlaserve.engine.warmup.auto_buckets import Programs
 CLEARLY: Final = 1.5
 """So many times the seconds of another mode are worth a warning: auto's own margin would make one of noise."""
 
-LEAST_S: Final = 1e-3
+MIN_S: Final = 1e-3
 """What a batch has to gain."""
 
 
@@ -39,8 +39,8 @@ def _measured(programs: Programs) -> str:
     ratios: dict[float, tuple[Bucket, Mode]] = {}
     for (mode, bucket), program in programs.items():
         xla = programs.get((Mode.XLA, bucket))
-        if xla is not None and xla.cost.loaded_s - program.cost.loaded_s >= LEAST_S:
-            ratios[xla.cost.loaded_s / max(program.cost.loaded_s, LEAST_S)] = bucket, mode
+        if xla is not None and xla.cost.loaded_s - program.cost.loaded_s >= MIN_S:
+            ratios[xla.cost.loaded_s / max(program.cost.loaded_s, MIN_S)] = bucket, mode
     if not ratios or max(ratios) < CLEARLY:
         return ""
     bucket, mode = ratios[max(ratios)]

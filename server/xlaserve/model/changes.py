@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from xlaserve.errors import QueueFull, XlaserveError
 
-MOST_WAITING: Final = 8
+MAX_WAITING: Final = 8
 """Changes of one model that wait for the one under way: loads and unloads may be asked for in turns."""
 
 Kind = Literal["start", "load", "unload"]
@@ -50,8 +50,8 @@ class Changes:
         under_way = self._under_way.setdefault(name, [])
         change = under_way[-1] if under_way else None
         if change is None or change.has_begun or change.kind != kind:
-            if len(under_way) > MOST_WAITING:
-                raise QueueFull(f"model {name}: {MOST_WAITING} loads and unloads wait already")
+            if len(under_way) > MAX_WAITING:
+                raise QueueFull(f"model {name}: {MAX_WAITING} loads and unloads wait already")
             change = _Change(kind, work, before=change)
             change.task.add_done_callback(partial(self._end, name, change))
             under_way.append(change)

@@ -8,7 +8,7 @@ import pytest
 
 from xlaserve.errors import InvalidArgument, ProfilerBusy, UnsupportedFeature
 from xlaserve.inspection import trace
-from xlaserve.inspection.profiler import MOST_S, Profiler
+from xlaserve.inspection.profiler import MAX_S, Profiler
 
 FOREVER_S = 30.0
 
@@ -41,7 +41,7 @@ async def test_a_recording_has_a_folder_of_its_own(calls: list[str], tmp_path: P
     assert calls == ["start", "stop"] * 2
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, MOST_S + 1, float("nan"), float("inf")])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, MAX_S + 1, float("nan"), float("inf")])
 async def test_its_length_is_bounded(seconds: float, calls: list[str], tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="seconds: expected more than 0 and at most 60"):
         await Profiler(tmp_path).record(seconds)

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from xlaserve.errors import ModelFailed, QueueFull
-from xlaserve.model.changes import MOST_WAITING, Changes
+from xlaserve.model.changes import MAX_WAITING, Changes
 
 
 class Work:
@@ -32,13 +32,13 @@ async def test_loads_and_unloads_in_turns_are_refused_once_too_many_wait() -> No
     changes, work = Changes(), Work()
     asked = [asyncio.create_task(changes.make("a", kind, work)) for _ in range(50) for kind in ("load", "unload")]
     await work.has_begun.wait()
-    refused = asked[1 + MOST_WAITING :: 2]  # the others want what waits as the last
+    refused = asked[1 + MAX_WAITING :: 2]  # the others want what waits as the last
     for task in refused:
         with pytest.raises(QueueFull):
             await task
     work.may_end.set()
     await asyncio.gather(*(set(asked) - set(refused)))
-    assert work.begun == 1 + MOST_WAITING
+    assert work.begun == 1 + MAX_WAITING
     await changes.make("a", "load", work)
 
 

@@ -40,7 +40,7 @@ from xlaserve.errors import (
 
 log = logging.getLogger(__name__)
 
-LEAST_TIMER_S: Final = 0.001
+MIN_TIMER_S: Final = 0.001
 """uvloop rounds timers to milliseconds, and what it rounds to none comes at once, again and again."""
 
 
@@ -222,7 +222,7 @@ class Batcher:
             self._changed.clear()
             timer = None
             if patience_s != float("inf"):
-                timer = self._loop.call_later(max(patience_s, LEAST_TIMER_S), self._changed.set)
+                timer = self._loop.call_later(max(patience_s, MIN_TIMER_S), self._changed.set)
             await self._changed.wait()
             if timer:
                 timer.cancel()

@@ -22,7 +22,7 @@ to a thread and back, and to switch between threads, takes as long."""
 NEWEST: Final = 1 / 8
 """The part of an estimate that the newest batch makes."""
 
-MOST_JUMP: Final = 1.5
+MAX_JUMP: Final = 1.5
 """A batch counts as at most so many times dearer, or cheaper, than its estimate: a single one moves that by 6 %."""
 
 DRIFT: Final = 0.1
@@ -107,7 +107,7 @@ class Costs:
             return
         turns = self._turns[bucket]
         ratio = turn_s / turns.at(running, self._lanes)
-        change = NEWEST * (min(max(ratio, 1 / MOST_JUMP), MOST_JUMP) - 1)
+        change = NEWEST * (min(max(ratio, 1 / MAX_JUMP), MAX_JUMP) - 1)
         alone, loaded = self._parts[running - 1]
         turns = self._turns[bucket] = Cost(turns[0] * (1 + alone * change), turns[1] * (1 + loaded * change))
         self._seen.add(bucket)

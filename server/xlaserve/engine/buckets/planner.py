@@ -23,10 +23,10 @@ PADDING_PRICE: Final = 0.1
 NEAR_TIE: Final = 0.05
 """Where all lanes are busy a plan with larger batches may cost so much more than the cheapest."""
 
-LEAST_PLANNED: Final = 256
+MIN_PLANNED: Final = 256
 """Tables go up to so many images at least. A plan for more begins with batches of the best bucket."""
 
-MOST_LEVELS: Final = 8
+MAX_LEVELS: Final = 8
 """So many numbers of running lanes are told apart; on a device with more lanes neighbours share one."""
 
 Seconds = NDArray[np.float64]
@@ -65,7 +65,7 @@ class Next(NamedTuple):
 class Sequences:
     """The cheapest sequences of buckets, one after the other, for any number of images.
 
-    Exact up to LEAST_PLANNED images, and twice the largest bucket:
+    Exact up to MIN_PLANNED images, and twice the largest bucket:
     least[n] = min over buckets b of cost[b] + least[n - b], with least[n <= 0] = 0. It never falls with n, because what
     runs n + 1 images runs n as well. `priced` is the same with the price of padding, which only a last batch has.
     """
@@ -140,7 +140,7 @@ class Planner:
         self.best = max(bucket for bucket in costs if costs[bucket].loaded_s / bucket <= least_s * (1 + NEAR_TIE))
         """The largest bucket with nearly the most images a second: to wait for more than fill it gains nothing."""
         self._lanes = lanes
-        levels = min(lanes, MOST_LEVELS)
+        levels = min(lanes, MAX_LEVELS)
         costs_s = [{bucket: cost.at(level, levels) for bucket, cost in costs.items()} for level in range(1, levels + 1)]
         of_level = [Sequences(cost_s, tables) for cost_s, tables in zip(costs_s, _tables(costs_s), strict=True)]
         self._sequences = [of_level[running * (levels - 1) // max(1, lanes - 1)] for running in range(lanes)]
@@ -205,7 +205,7 @@ def _price(bucket: int, images: int) -> float:
 def _tables(costs_s: Sequence[Mapping[int, float]]) -> list[tuple[list[float], list[float]]]:
     """Returns `least` and `priced` of `Sequences` for each of `costs_s`, which are of the same buckets."""
     buckets = sorted(costs_s[0])
-    size = max(LEAST_PLANNED, 2 * buckets[-1]) + 1
+    size = max(MIN_PLANNED, 2 * buckets[-1]) + 1
     least_s = np.full((2, len(costs_s), size), np.inf)
     least_s[..., 0] = 0.0
     cost_of = {bucket: np.array([cost_s[bucket] for cost_s in costs_s]) for bucket in buckets}

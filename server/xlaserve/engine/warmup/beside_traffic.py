@@ -20,7 +20,7 @@ from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
-from xlaserve.engine.warmup.compiler import LEAST_RUNS, noise
+from xlaserve.engine.warmup.compiler import MIN_RUNS, noise
 from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.engine.warmup.verify import Verified, Verifier
 from xlaserve.errors import ModelFailed
@@ -127,7 +127,7 @@ class BesideTraffic:
         """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
         batch = Batch(executable, bucket, [images])
         seconds = []
-        for _ in range(LEAST_RUNS):
+        for _ in range(MIN_RUNS):
             async with self._turn:
                 seconds.append(await self._run(batch))
         return statistics.median(seconds)

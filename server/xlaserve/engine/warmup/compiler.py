@@ -20,12 +20,12 @@ from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ShuttingDown
 
-LEAST_RUNS = 3
-MOST_RUNS = 20
+MIN_RUNS = 3
+MAX_RUNS = 20
 AUTO_MARGIN = 0.05
 TIMING_BUDGET_S = 0.5
-"""A program is timed until it has run LEAST_RUNS times and this long, or MOST_RUNS times."""
-MOST_COMPILE_THREADS = 8
+"""A program is timed until it has run MIN_RUNS times and this long, or MAX_RUNS times."""
+MAX_COMPILE_THREADS = 8
 """Each compilation takes memory, some hundreds of megabytes for a large network."""
 
 
@@ -89,7 +89,7 @@ def compile_threads(cores: int) -> int:
     One compilation keeps about one and a half cores busy (ResNet50 on two cores: 14.0 processor seconds in 9.6 s), so
     that on two cores another one beside it would gain little.
     """
-    return max(1, min(cores // 2, MOST_COMPILE_THREADS))
+    return max(1, min(cores // 2, MAX_COMPILE_THREADS))
 
 
 def _in_parallel(
@@ -138,7 +138,7 @@ def noise(bucket: Bucket) -> Images:
 
 def _time_runs(executable: Executable, images: Images, clock: Callable[[], float]) -> list[float]:
     seconds: list[float] = []
-    while len(seconds) < LEAST_RUNS or (len(seconds) < MOST_RUNS and sum(seconds) < TIMING_BUDGET_S):
+    while len(seconds) < MIN_RUNS or (len(seconds) < MAX_RUNS and sum(seconds) < TIMING_BUDGET_S):
         start = clock()
         executable(images)
         seconds.append(clock() - start)

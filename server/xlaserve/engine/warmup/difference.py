@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from xlaserve.engine.program import Images, Outputs
 
-MOST_RELATIVE: Final = 0.1
-LEAST_AGREEMENT: Final = 0.95
+MAX_RELATIVE: Final = 0.1
+MIN_AGREEMENT: Final = 0.95
 _GRAINS: Final = (2, 4, 8, 16, 32)
 """How many patches the sides of the images are cut into; besides noise."""
 
@@ -43,8 +43,8 @@ class Difference:
     @property
     def is_large(self) -> bool:
         """Whether it deserves a warning."""
-        agrees = self.agreement is None or self.agreement >= LEAST_AGREEMENT
-        return not agrees or not self.largest <= MOST_RELATIVE
+        agrees = self.agreement is None or self.agreement >= MIN_AGREEMENT
+        return not agrees or not self.largest <= MAX_RELATIVE
 
     @property
     def badness(self) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
-from xlaserve.engine.warmup.difference import MOST_RELATIVE, Comparing, Difference, by_row, compare, make_images
+from xlaserve.engine.warmup.difference import MAX_RELATIVE, Comparing, Difference, by_row, compare, make_images
 from xlaserve.errors import ModelFailed, cause
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Verifier:
     ) -> None:
         self._task = task
         self._reference = None if verification == "off" else reference
-        self._most = MOST_RELATIVE if is_narrow else EXACT
+        self._most = MAX_RELATIVE if is_narrow else EXACT
         self._images = NARROW_IMAGES if is_narrow else IMAGES
         self._refuses = verification == "refuse" and not is_narrow
         self._batch_dependence = batch_dependence

@@ -21,12 +21,12 @@ from xlaserve.model.networks.keras_runtime import keras
 
 VECTOR: Final = 16
 """Channels that a processor's widest vectors hold, of 512 bits."""
-MOST_FILLED: Final = 128
+MAX_FILLED: Final = 128
 """Of more channels, what is left over weighs less than the zeros in the matrix product."""
 FLOAT_BYTES: Final = 4
-MOST_KERNEL_BYTES: Final = 24 * 1024
+MAX_KERNEL_BYTES: Final = 24 * 1024
 """Of weights that are read for every pixel: with the pixels that they meet they have to stay in a first-level cache."""
-LEAST_SLICED: Final = 49
+MIN_SLICED: Final = 49
 """Positions of the kernel, from which on a loop over slices of the channels gains."""
 
 
@@ -62,7 +62,7 @@ class Separable(WindowReplacement):
             depthwise = tf.convert_to_tensor(self.original.depthwise_kernel)
             pointwise = tf.convert_to_tensor(self.original.pointwise_kernel)
             channels, multiplier = depthwise.shape[2:]
-            more = -channels % VECTOR if channels <= MOST_FILLED else 0
+            more = -channels % VECTOR if channels <= MAX_FILLED else 0
             return (
                 tf.pad(depthwise, [[0, 0], [0, 0], [0, more], [0, 0]]),
                 tf.pad(pointwise, [[0, 0], [0, 0], [0, more * multiplier], [0, 0]]),
@@ -103,8 +103,8 @@ def _sum(padded: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> tf.Tensor:
 
 def _slice_size(positions: int, channels: int) -> int:
     """Returns how many channels to sum in one loop: all, or whole vectors, in slices as even as may be."""
-    most = max(VECTOR, MOST_KERNEL_BYTES // (positions * FLOAT_BYTES * VECTOR) * VECTOR)
-    if positions < LEAST_SLICED or channels <= most:
+    most = max(VECTOR, MAX_KERNEL_BYTES // (positions * FLOAT_BYTES * VECTOR) * VECTOR)
+    if positions < MIN_SLICED or channels <= most:
         return channels
     count = -(-channels // most)
     return -(-channels // (count * VECTOR)) * VECTOR

@@ -16,7 +16,7 @@ from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
 from xlaserve.model.networks.keras_runtime import keras
 
-MOST_TERMS: Final = 36
+MAX_TERMS: Final = 36
 """In a sum: four channels of a 3 x 3 kernel."""
 BLOCK: Final = 32
 """Channels that make a convolution worth a call."""
@@ -27,7 +27,7 @@ def replace(layer: Any) -> Replacement | None:
     if not has_groups(layer) or (width := layer.kernel.shape[2]) == 1:
         return None
     rows, columns = layer.kernel_size
-    if rows * columns * width <= MOST_TERMS:
+    if rows * columns * width <= MAX_TERMS:
         return Sums(layer)
     return Blocks(layer) if 2 * width <= BLOCK and _groups_a_block(layer.groups, width) > 1 else None
 

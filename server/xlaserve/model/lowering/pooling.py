@@ -13,9 +13,9 @@ from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
 from xlaserve.model.networks.keras_runtime import keras
 
-MOST_POSITIONS: Final = 25
+MAX_POSITIONS: Final = 25
 """Positions in a window; larger ones stay what they are."""
-MOST_SLICES: Final = 16
+MAX_SLICES: Final = 16
 """Slices of the pixels in one of global pooling's sums: more are slower to compile, and no faster."""
 
 
@@ -26,7 +26,7 @@ def replace(layer: Any) -> Replacement | None:
         return GlobalAverage(layer)
     if kind not in (keras.layers.MaxPooling2D, keras.layers.AveragePooling2D):
         return None
-    if layer.pool_size[0] * layer.pool_size[1] > MOST_POSITIONS:
+    if layer.pool_size[0] * layer.pool_size[1] > MAX_POSITIONS:
         return None
     return Maximum(layer) if kind is keras.layers.MaxPooling2D else Average(layer)
 
@@ -63,7 +63,7 @@ class GlobalAverage(Replacement):
         totals = tf.reshape(tf.cast(inputs, tf.float32), [-1, height * width, channels])
         while (left := totals.shape[1]) > 1:
             totals = materialized(totals)
-            parts = next((parts for parts in range(MOST_SLICES, 1, -1) if left % parts == 0), None)
+            parts = next((parts for parts in range(MAX_SLICES, 1, -1) if left % parts == 0), None)
             if parts is None:
                 totals = tf.reduce_sum(totals, axis=1, keepdims=True)
             else:

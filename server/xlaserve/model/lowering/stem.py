@@ -15,9 +15,9 @@ from xlaserve.model.lowering.sums import total
 from xlaserve.model.lowering.windows import Windows
 from xlaserve.model.networks.keras_runtime import keras
 
-MOST_TERMS: Final = 32
+MAX_TERMS: Final = 32
 """Terms of an output's sum; 3 x 3 x 3 are 27. At 7 x 7 x 3 the matrix product is faster."""
-MOST_POINTWISE: Final = 16
+MAX_POINTWISE: Final = 16
 """The same of pointwise convolutions, for which nothing has to be copied."""
 
 
@@ -26,7 +26,7 @@ def replace(layer: Any) -> Replacement | None:
     if type(layer) is not keras.layers.Conv2D or layer.groups > 1:
         return None
     positions = layer.kernel_size[0] * layer.kernel_size[1]
-    most = MOST_TERMS if positions > 1 else MOST_POINTWISE
+    most = MAX_TERMS if positions > 1 else MAX_POINTWISE
     return Stem(layer) if positions * layer.kernel.shape[2] <= most else None
 
 

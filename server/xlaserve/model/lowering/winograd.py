@@ -19,11 +19,11 @@ from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
 from xlaserve.model.lowering.windows import Windows
 from xlaserve.model.networks.keras_runtime import keras
 
-LEAST_CHANNELS: Final = 32
+MIN_CHANNELS: Final = 32
 """With fewer channels in, the transforms cost more than is saved."""
-LEAST_FILTERS: Final = 16
+MIN_FILTERS: Final = 16
 """With fewer channels out, likewise."""
-LEAST_WIDTH: Final = 7
+MIN_WIDTH: Final = 7
 """Narrower outputs fill too little of their last four."""
 
 INPUT: Final = (
@@ -54,7 +54,7 @@ def replace(layer: Any) -> Replacement | None:
     if (layer.kernel_size, layer.strides, layer.dilation_rate, layer.groups) != ((3, 3), (1, 1), (1, 1), 1):
         return None
     channels, filters = layer.kernel.shape[2:]
-    return Winograd(layer) if channels >= LEAST_CHANNELS and filters >= LEAST_FILTERS else None
+    return Winograd(layer) if channels >= MIN_CHANNELS and filters >= MIN_FILTERS else None
 
 
 class Winograd(WindowReplacement):
@@ -71,7 +71,7 @@ class Winograd(WindowReplacement):
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
         """Convolves."""
         height, width = windows.output
-        if width < LEAST_WIDTH:
+        if width < MIN_WIDTH:
             return tf.nn.conv2d(images, tf.convert_to_tensor(self.original.kernel), 1, windows.padding.upper())
         before = 1 if windows.padding == "same" else 0
         tiles = -(-width // OUTPUTS)

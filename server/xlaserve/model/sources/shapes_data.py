@@ -15,7 +15,7 @@ TRAIN_SEED: Final = 1
 HELD_OUT_SEED: Final = 2
 """No scene of one seed is among the other's."""
 
-MOST_SHAPES: Final = 5
+MAX_SHAPES: Final = 5
 _SHARPER: Final = 2
 """Scenes are drawn so many times larger and shrunk, which smooths their edges."""
 _CORNERS: Final = {"square": 4, "triangle": 3}
@@ -50,7 +50,7 @@ def scene(seed: int, number: int, *, height: int, width: int) -> Scene:
     classes = Image.new("L", (width, height))
     draw, draw_classes = ImageDraw.Draw(image), ImageDraw.Draw(classes)
     shapes: list[Shape] = []
-    wanted = rng.integers(1, MOST_SHAPES + 1)
+    wanted = rng.integers(1, MAX_SHAPES + 1)
     for _ in range(4 * wanted):  # some find no room
         label = int(rng.integers(len(LABELS)))
         radius = rng.uniform(0.09, 0.24) * min(height, width)

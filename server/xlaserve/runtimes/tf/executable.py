@@ -17,7 +17,7 @@ from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 from xlaserve.errors import ModelFailed
 from xlaserve.runtimes.tf.frozen import (
     CLUSTER_RUNS,
-    MOST_CLUSTERED,
+    MAX_CLUSTERED,
     FrozenGraph,
     UnfreezableError,
     assigns_variables,
@@ -189,7 +189,7 @@ class TensorFlowProgram:
     def _clusters(self, bucket: Bucket) -> Executable:
         """Returns a graph that has not yet clustered as many shapes as it may."""
         taken = self._clustered.setdefault((bucket.height, bucket.width), [])
-        used = len(taken) % MOST_CLUSTERED
+        used = len(taken) % MAX_CLUSTERED
         any_batch = self._trace(self._forward, bucket)
         try:
             taken.append(taken[-1] if used else FrozenGraph(any_batch, has_clusters=True))

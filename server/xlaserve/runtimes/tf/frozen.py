@@ -30,14 +30,14 @@ from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import OutOfDeviceMemory
 from xlaserve.runtimes.tf.stablehlo import MUST_COMPILE
 
-MOST_BYTES: Final = 2**31 - 2**26
+MAX_BYTES: Final = 2**31 - 2**26
 """Of weights: a graph is a protocol buffer, which ends at 2 GiB."""
 PEAK_COPIES: Final = 14
 """Of the weights, that freezing and folding them takes for a moment: measured, ResNet50 and ConvNeXtXLarge."""
 CLUSTER_RUNS: Final = 2
 """TensorFlow compiles a cluster when it is first run, and for each further shape at the second run of that
 (`kDefaultCompilationThreshold` in compiler/jit/device_compilation_profiler.cc)."""
-MOST_CLUSTERED: Final = 10
+MAX_CLUSTERED: Final = 10
 """Shapes; beyond them TensorFlow takes a cluster for one not worth compiling (`kCompileThreshold`, there as well)."""
 
 _WRITES: Final = re.compile(r"Assign|Resource(\w*Apply|Scatter|StridedSliceAssign|CountUpTo)|Rng(ReadAnd)?Skip")
@@ -57,7 +57,7 @@ class FrozenGraph:
     """A concrete function of one tensor, run as a frozen graph. Several threads may call it.
 
     With `has_clusters` TensorFlow compiles parts of it with XLA, at the CLUSTER_RUNS-th run of a batch size at the
-    latest, for MOST_CLUSTERED batch sizes; on a CPU only where TF_XLA_FLAGS held
+    latest, for MAX_CLUSTERED batch sizes; on a CPU only where TF_XLA_FLAGS held
     --tf_xla_cpu_global_jit when TensorFlow was first used. Raises UnfreezableError.
     """
 
@@ -98,7 +98,7 @@ def _freeze(function: Any) -> Any:
     if assigns_variables(function):
         raise UnfreezableError("it assigns variables")
     size_bytes = sum(variable.dtype.size * variable.shape.num_elements() for variable in function.variables)
-    if size_bytes > MOST_BYTES:
+    if size_bytes > MAX_BYTES:
         raise UnfreezableError(f"it has {size_bytes / 2**30:.1f} GiB of weights, and a graph holds less than 2")
     needed, free = PEAK_COPIES * size_bytes, psutil.virtual_memory().available
     if needed > free:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.engine.buckets.planner import LEAST_PLANNED, NEAR_TIE, PADDING_PRICE, Cost, Planner, Sequences, Step
+from xlaserve.engine.buckets.planner import MIN_PLANNED, NEAR_TIE, PADDING_PRICE, Cost, Planner, Sequences, Step
 
 MARGIN = (1 + PADDING_PRICE) * (1 + NEAR_TIE) * (1 + 1e-9)
 """How much dearer a plan may be than the cheapest."""
@@ -82,7 +82,7 @@ def test_only_the_last_step_of_a_lane_is_padded(situation: tuple[dict[int, Cost]
     costs, lanes, images, free, busy = situation
     for steps in Planner(costs, lanes).plan(images, free, busy):
         assert all(step.stop - step.start == step.bucket for step in steps[:-1])
-        if free > 1 and images <= LEAST_PLANNED:
+        if free > 1 and images <= MIN_PLANNED:
             assert all(one.bucket >= other.bucket for one, other in pairwise(steps[:-1]))
 
 
@@ -204,7 +204,7 @@ def test_a_bucket_that_was_measured_larger_and_cheaper_does_not_win_by_padding_m
     assert planner.next_step(5, 1).bucket == 6
 
 
-@given(one_lane_costs, st.integers(LEAST_PLANNED, 5000))
+@given(one_lane_costs, st.integers(MIN_PLANNED, 5000))
 def test_sequences_for_more_images_than_are_tabled_are_nearly_the_cheapest(
     cost_s: dict[int, float], images: int
 ) -> None:

@@ -21,7 +21,7 @@ from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Images, Outputs, Warmed
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
-from xlaserve.engine.warmup.compiler import LEAST_RUNS
+from xlaserve.engine.warmup.compiler import MIN_RUNS
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import IMAGES, Verifier
 from xlaserve.errors import InvalidArgument, ModelFailed, ShuttingDown
@@ -194,7 +194,7 @@ Make = Callable[..., House]
 
 async def test_a_request_waits_for_runs_and_never_for_a_compilation(make: Make) -> None:
     house = make()
-    assert await house.ask(WIDE) == (Mode.GRAPH, (LEAST_RUNS + 1) * RUN_S)
+    assert await house.ask(WIDE) == (Mode.GRAPH, (MIN_RUNS + 1) * RUN_S)
     for _ in range(20):
         before = house.loop.time()
         mode, answered = await house.ask(WIDE, images=4)
@@ -258,7 +258,7 @@ async def test_requests_that_come_together_share_one_trial_and_one_compilation(m
     answers = await asyncio.gather(*(house.ask(WIDE) for _ in range(4)))
     assert {mode for mode, _ in answers} == {Mode.GRAPH}
     # One batch of all four after the trial.
-    assert {answered for _, answered in answers} == {(LEAST_RUNS + 1) * RUN_S}
+    assert {answered for _, answered in answers} == {(MIN_RUNS + 1) * RUN_S}
     assert house.compiler.submitted == 1
 
 
@@ -267,7 +267,7 @@ async def test_new_resolutions_that_come_together_are_all_served(make: Make) -> 
     house = make(most_resolutions=3)
     answers = await asyncio.gather(*(house.ask(size) for size in (WIDE, TALL, (2, 2))))
     assert {mode for mode, _ in answers} == {Mode.GRAPH}
-    assert max(answered for _, answered in answers) <= 3 * (LEAST_RUNS + 1) * RUN_S
+    assert max(answered for _, answered in answers) <= 3 * (MIN_RUNS + 1) * RUN_S
     await asyncio.sleep(20 * COMPILE_S)
     for size in (WIDE, TALL, (2, 2)):
         assert (await house.ask(size))[0] is Mode.XLA

@@ -14,8 +14,8 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 from xlaserve.engine.warmup.compiler import (
-    LEAST_RUNS,
-    MOST_RUNS,
+    MAX_RUNS,
+    MIN_RUNS,
     TIMING_BUDGET_S,
     Warmed,
     compile_threads,
@@ -99,7 +99,7 @@ def test_every_mode_and_bucket_is_compiled_run_and_entered_in_order() -> None:
         assert entry.cost == warmed[entry.mode, entry.bucket].cost
         assert before <= entry.at <= datetime.now(UTC)
     for (_, bucket), shapes in program.ran.items():
-        assert len(shapes) >= LEAST_RUNS
+        assert len(shapes) >= MIN_RUNS
         assert set(shapes) == {(*bucket, 3)}
 
 
@@ -186,7 +186,7 @@ def test_a_cost_is_the_median_of_several_runs() -> None:
 
 @pytest.mark.parametrize(
     ("run_s", "runs"),
-    [(10.0, LEAST_RUNS), (TIMING_BUDGET_S / 8, 8), (TIMING_BUDGET_S / 1024, MOST_RUNS)],
+    [(10.0, MIN_RUNS), (TIMING_BUDGET_S / 8, 8), (TIMING_BUDGET_S / 1024, MAX_RUNS)],
 )
 def test_slow_programs_are_run_a_few_times_and_fast_ones_more_often(run_s: float, runs: int) -> None:
     executable, clock = taking([run_s])
@@ -223,7 +223,7 @@ def test_the_loaded_cost_is_measured_with_every_lane_running() -> None:
     def executable(images: Images) -> Outputs:
         if threading.current_thread() is not threading.main_thread():
             runs.count = getattr(runs, "count", 0) + 1
-            if runs.count <= LEAST_RUNS:  # as many as every lane is sure to do
+            if runs.count <= MIN_RUNS:  # as many as every lane is sure to do
                 together.wait()
         return ()
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, MOST_SHAPES, TRAIN_SEED, Scene, scene
+from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, MAX_SHAPES, TRAIN_SEED, Scene, scene
 
 SIZES = ((90, 140), (140, 90), (117, 117))
 
@@ -25,7 +25,7 @@ def test_a_scene_has_the_asked_size_and_some_shapes(scenes: list[Scene]) -> None
     for drawn, (height, width) in zip(scenes, SIZES * 20, strict=True):
         assert drawn.pixels.shape == (height, width, 3)
         assert drawn.classes.shape == (height, width)
-        assert 1 <= len(drawn.shapes) <= MOST_SHAPES
+        assert 1 <= len(drawn.shapes) <= MAX_SHAPES
     assert {shape.label for drawn in scenes for shape in drawn.shapes} == set(range(len(LABELS)))
 
 

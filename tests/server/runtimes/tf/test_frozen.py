@@ -103,7 +103,7 @@ def test_what_is_no_variable_can_not_be_frozen() -> None:
 def test_weights_beyond_what_a_graph_holds_can_not_be_frozen(
     normalized: Normalized, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frozen, "MOST_BYTES", 100)
+    monkeypatch.setattr(frozen, "MAX_BYTES", 100)
     with pytest.raises(UnfreezableError, match="GiB of weights"):
         FrozenGraph(concrete(normalized))
 
