@@ -29,7 +29,7 @@ BUCKETS = (1, 4, 8)
 OVERHEAD = {1: 0.8, 8: 0.85, 32: 0.85}
 """Requests in flight, and the least share of the bare servicer's requests/s."""
 STARTS = 3
-"""Servers are started anew so often: of one program, a process may be slower than another for as long as it runs."""
+"""How often servers are started: one process may be slower than another of the same program for as long as it runs."""
 MAX_GROWTH = 0.02
 MEMORY_REQUESTS = 50_000
 

@@ -23,10 +23,10 @@ class Load(NamedTuple):
     """What was answered."""
 
     requests: int
-    """All of them."""
+    """All that were answered; fewer are `counted`."""
     counted: int
     seconds: float
-    """In which the counted ones were answered."""
+    """Time in which the counted ones were answered."""
 
     @property
     def per_s(self) -> float:

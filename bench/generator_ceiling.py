@@ -1,4 +1,4 @@
-"""What the load generator can send, beside a bare grpcio loop that only sends and awaits."""
+"""What the load generator can send, compared with a bare grpcio loop that only sends and awaits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xlaserve_loadtest.schedule.plan import Block
 from xlaserve_loadtest.targets.target import ModelInfo, Tensor
 
 SIDE = 224
-"""Of an image: 150 KB of pixels."""
+"""Side of an image: 150 KB of pixels."""
 CONCURRENCY = 16
 MIN_SHARE = 0.9
 MODEL = ModelInfo("noop", (SIDE, SIDE), (Tensor("scores", "FP32", (1000,)),), {}, "bare")

@@ -29,13 +29,13 @@ RATE_PER_S: Final = 100
 MAX_SLOWER: Final = 1.5
 MAX_STALL_MS: Final = 20.0
 MIN_S: Final = 10.0
-"""The neighbour is watched for so long beside nothing, before each reload."""
+"""How long the neighbour is watched alone, before each reload."""
 
 
 def reload(rounds: int) -> list[Figure]:
-    """The neighbour's p99 while a MobileNetV2 is loaded again over that beside nothing, and its longest stall.
+    """The neighbour's p99 while a MobileNetV2 is loaded again, over its p99 alone, and its longest stall.
 
-    Whatever computes takes processors from the neighbour: a third arm has another process that compiles the same.
+    Any computation takes processors from the neighbour: a third arm has another process that compiles the same.
     """
     config = {"models": [MODEL, {"name": "neighbour", "source": "builtin:digits", "buckets": (1, 2, 4, 8)}]}
     slower, slower_than_stranger, stalls = [], [], []
@@ -50,22 +50,22 @@ def reload(rounds: int) -> list[Figure]:
                 load(request, timeout=DEADLINE_S)
                 took_s = time.perf_counter() - began
                 time.sleep(1.0)  # what served is freed
-                beside_ms = np.array(latencies_ms())
+                during_ms = np.array(latencies_ms())
                 _compile_elsewhere()
                 stranger_ms = np.array(latencies_ms())
-            quiet, beside, stranger = (np.percentile(each, 99) for each in (quiet_ms, beside_ms, stranger_ms))
+            quiet, during, stranger = (np.percentile(each, 99) for each in (quiet_ms, during_ms, stranger_ms))
             print(
-                f"  reloaded in {took_s:.1f} s: p99 {quiet:.1f} ms, beside it {beside:.1f}, beside a process that"
-                f" compiles the same {stranger:.1f}; longest {quiet_ms.max():.1f}, {beside_ms.max():.1f} and"
+                f"  reloaded in {took_s:.1f} s: p99 {quiet:.1f} ms alone, {during:.1f} meanwhile, {stranger:.1f} while"
+                f" another process compiles the same; longest {quiet_ms.max():.1f}, {during_ms.max():.1f} and"
                 f" {stranger_ms.max():.1f} ms",
                 flush=True,
             )
-            slower.append(float(beside / quiet))
-            slower_than_stranger.append(float(beside / stranger))
-            stalls.append(float(beside_ms.max() - np.median(quiet_ms)))
+            slower.append(float(during / quiet))
+            slower_than_stranger.append(float(during / stranger))
+            stalls.append(float(during_ms.max() - np.median(quiet_ms)))
     return [
-        _figure("reload: neighbour's p99 / beside nothing", slower, MAX_SLOWER),
-        _figure("reload: neighbour's p99 / beside another process that compiles", slower_than_stranger),
+        _figure("reload: neighbour's p99 / alone", slower, MAX_SLOWER),
+        _figure("reload: neighbour's p99 / with another process that compiles", slower_than_stranger),
         _figure("reload: longest stall of the neighbour, ms", stalls, MAX_STALL_MS),
     ]
 

@@ -19,7 +19,7 @@ from xlaserve_proto import vision_pb2 as vision
 
 SIDE: Final = 224
 MAX_STALL_MS: Final = 20.0
-"""Beyond what ServerLive takes beside nothing, and what grpcio takes to copy the message, which `bare` shows."""
+"""Beyond what ServerLive takes on an idle server, and what grpcio takes to copy the message, which `bare` shows."""
 UNLIMITED: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 OIP: Final = "/inference.GRPCInferenceService"
 DEADLINE_S: Final = 120.0
@@ -123,7 +123,7 @@ def _typed() -> bytes:
 def _longest(
     address: str, channel: grpc.Channel, method: str, payload: bytes, *, rounds: int, ping: str = "ServerLive"
 ) -> list[float]:
-    """Returns, in ascending order, the longest ping in milliseconds of each round, less the longest beside nothing."""
+    """Returns, in ascending order, the longest ping in milliseconds of each round, less the longest while idle."""
     call: Callable[..., bytes] = channel.unary_unary(method)
     longest = []
     with processes.asked(_ping, address, ping) as worst_ms:

@@ -26,7 +26,7 @@ from xlaserve_client import VisionClient
 
 BUCKETS = (1, 2, 4, 8, 16)
 MAX_SECOND_START = 0.35
-"""Of the time that the first start takes."""
+"""Largest share of the first start's time that the second may take."""
 
 
 class Start(NamedTuple):
@@ -56,7 +56,7 @@ def start(model: str, side: int | None, cache: Path | None) -> Start:
 
 
 def measure(model: str, side: int | None, rounds: int) -> tuple[list[Figure], list[str]]:
-    """Returns the figures, and what went wrong besides."""
+    """Returns the figures, and what went wrong."""
     starts: dict[str, list[Start]] = {"without": [], "first": [], "second": []}
     defects = []
     for number in range(1, rounds + 1):

@@ -1,7 +1,7 @@
 """XLA against the other ways to run a model on this CPU: `python -m bench.xla [--quick] [--models A,B]`.
 
-Each arm is a process of its own, so that none has another's threads and memory beside it, and runs at the lanes and the
-batch that suit it best. Exits 1 when a target is missed.
+Each arm is a process of its own, without another's threads and memory, and runs at the lanes and the batch that suit it
+best. Exits 1 when a target is missed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ SAMPLES: Final = ROOT / "scripts" / "samples"
 START_TIMEOUT_S: Final = 300
 MIN_SCORE: Final = 0.5
 MIN_SHARE: Final = 0.005
-"""Of an image's pixels; what is less counts as noise."""
+"""Share of an image's pixels; less counts as noise."""
 LOAD: Final = ("--mode", "xla,graph", "--model", "digits", "--duration", "3", "--concurrency", "16")
 
 
@@ -30,7 +30,7 @@ def main() -> None:
         with VisionClient(target) as client:
             correct = all([classify(client), detect(client), segment(client)])
         print(f"\nload test: loadtest {' '.join(LOAD)}\n", flush=True)
-        # The console scripts stand beside the interpreter.
+        # The console scripts are next to the interpreter.
         loadtest = Path(sys.executable).with_name("loadtest")
         load_test = subprocess.run([loadtest, *LOAD, "--target", target], check=False)
     sys.exit(0 if correct and load_test.returncode == 0 else 1)

@@ -27,7 +27,7 @@ FILTERS = (Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling
 
 
 class Augmented(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
-    """Batches of training scans, enlarged and distorted anew each epoch as clients and handwriting may vary."""
+    """Batches of training scans, enlarged and newly distorted each epoch, as clients and handwriting may vary."""
 
     def __init__(self, images: list[DigitImage], seed: int) -> None:
         super().__init__()

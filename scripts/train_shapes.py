@@ -69,7 +69,7 @@ def odd_size(rng: np.random.Generator) -> tuple[int, int]:
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
-    """Batches of scenes, turned over and mirrored anew each time, with what `target` makes of their truth."""
+    """Batches of scenes, newly turned over and mirrored each time, with what `target` makes of their truth."""
 
     def __init__(self, scenes: Scenes, target: Callable[[Array, Array], Array], seed: int) -> None:
         super().__init__()

@@ -92,7 +92,7 @@ class FakeWorker:
 
 
 def lanes_are_free(lanes: Lanes) -> bool:
-    """Returns whether all lanes and the place beside them can be had at once."""
+    """Returns whether all lanes and the place ahead of them can be had at once."""
     turns = [lanes.acquire(Share(lambda: True)) for _ in range(lanes.count + 1)]
     for turn in turns:
         with pytest.raises(StopIteration):

@@ -60,8 +60,8 @@ PROFILES: Final = Path("xlaserve-profiles")
 class App:
     """A server: build it on a running event loop, then `run` it.
 
-    `read_settings` reads the configuration anew, on a thread, for a load and on SIGHUP; `on_record` is told of every
-    program that warm-up compiled, on the compiling thread; `on_loaded` that every model was loaded or failed.
+    `read_settings` reads the configuration again, on a thread, for a load and on SIGHUP. `on_record` is called with
+    each program that warm-up compiled, on the compiling thread; `on_loaded` once every model was loaded or failed.
     `xla_events` is entered already.
     """
 
@@ -310,7 +310,7 @@ class App:
     def _write_ready_file(self) -> None:
         if path := self._settings.ready_file:
             ready = {"grpc": self._grpc.address, "http": self._http.address, "pid": os.getpid()}
-            # Whoever waits for the file must never read half of it.
+            # Readers that wait for the file must never see half of it.
             partial = path.with_name(f"{path.name}.partial")
             try:
                 partial.write_text(json.dumps(ready))

@@ -60,13 +60,13 @@ class Calls:
         return Call(self, method, served, deadline, began)
 
     def leave(self) -> None:
-        """Is told that a request is no longer under way."""
+        """Counts a request as no longer under way."""
         self.under_way -= 1
         if self._is_draining and not self.under_way:
             self._idle.set()
 
     def begin(self) -> None:
-        """Is told that a request is under way."""
+        """Counts a request as under way."""
         self.under_way += 1
 
     async def drain(self) -> None:
@@ -131,7 +131,7 @@ class Call:
         return self
 
     def end(self, answer: Answer) -> Timings:
-        """Is told that the response to be sent is made of `answer`, and returns where the time went."""
+        """Notes `answer` as that of the response to be sent, and returns where the time went."""
         timings = self.timings
         now = self._calls.clock()
         timings.encode_s += now - answer.at

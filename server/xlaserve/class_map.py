@@ -14,7 +14,7 @@ ClassMap = NDArray[np.uint8] | NDArray[np.int32]
 
 _BYTE: Final = 256
 _FAST: Final = 1
-"""Of zlib's levels: a map of runs shrinks nearly as far as with the best, in a fraction of the time."""
+"""zlib's level: a map of runs shrinks nearly as far as with the best, in a fraction of the time."""
 
 
 class Runs(NamedTuple):

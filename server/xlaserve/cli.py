@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = FAILED
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except BrokenPipeError:  # whoever read stdout has seen enough
+    except BrokenPipeError:  # the reader of stdout has seen enough
         status = FAILED
     sys.stderr.flush()
     # Not sys.exit, which waits for a compilation that a signal came into and that nothing can interrupt.

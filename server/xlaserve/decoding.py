@@ -31,7 +31,7 @@ FRESH: Final = 0.1
 
 
 class Memory:
-    """Bytes that may be in use at a time. One holder is always let in, whatever it asks for."""
+    """Bytes that may be in use at a time. One holder is always let in, however much it asks for."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -41,7 +41,7 @@ class Memory:
 
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
-        """Waits until `size_bytes` fit beside what others hold. Whoever waits lets nobody pass."""
+        """Waits until `size_bytes` fit next to what others hold. While one caller waits, later ones wait behind it."""
         with self._is_next, self._freed:
             while self._used_bytes and self._used_bytes + size_bytes > self._max_bytes:
                 self._freed.wait()
@@ -66,12 +66,12 @@ class Rows:
         self.count = count
         self.deadline = deadline
         self.settle = settle
-        """Called on any thread: with None once every row is made, or with what kept one from it; at times with more."""
+        """Called on any thread: with None once every row is made, or with the error of one; at times more than once."""
         self.made: list[Any] = [None] * count
         self.taken = 0
         self.unfinished = count
         self.model: _Model | None = None
-        """Where it waits."""
+        """The model in whose queue it waits."""
 
 
 class _Model:
@@ -111,7 +111,7 @@ class Turns:
         (model.rendering if is_rendering else model.decoding).append(rows)
 
     def take(self) -> tuple[Rows, int, Callable[[float], None]] | None:
-        """Returns the next row, and what is to be told the seconds that it took; None where nothing waits.
+        """Returns the next row, and what is to be called with the seconds that it took; None where nothing waits.
 
         Rows whose deadline has passed are failed instead.
         """

@@ -20,7 +20,7 @@
         └── ShuttingDown                the server is draining
 
 A message is written for the client: it names the field, what was expected and what came, and never a path or a trace.
-What clients of each protocol are told is in `xlaserve.status`.
+The status that each protocol's clients get is in `xlaserve.status`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write
 _MAX_PNG_PROFILES: Final = 4  # each unpacks a thousandfold; the standard allows one
 # Taken at the peak of decoding, at most:
 _PIXEL_BYTES: Final = 8  # four as Pillow keeps them, and four while they are converted
-_PROGRESSIVE_PIXEL_BYTES: Final = 16  # JPEG's coefficients of the whole image besides
+_PROGRESSIVE_PIXEL_BYTES: Final = 16  # plus JPEG's coefficients of the whole image
 _WEBP_PIXEL_BYTES: Final = 20  # several canvases
 
 _TURNS: Final = {
@@ -69,7 +69,7 @@ class ImageLimits:
     """Bounds on one image, named as in the settings."""
 
     max_image_bytes: int
-    """Encoded."""
+    """Most bytes of the encoded image."""
     max_image_pixels: int
     """Height times width, as its header states them."""
 
@@ -84,7 +84,7 @@ class Decoded(NamedTuple):
 
 
 Place = Callable[[int, int], Frame]
-"""From the height and width of an upright image to where it goes; may refuse it with a RequestError."""
+"""Maps the height and width of an upright image to where it goes; may refuse it with a RequestError."""
 
 Hold = Callable[[int], AbstractContextManager[object]]
 """Waits until so many bytes may be taken, and holds them meanwhile."""
@@ -164,7 +164,7 @@ def check_pixels(array: NDArray[np.generic], pixel_range: PixelRange = PixelRang
 
 
 class _Reader(io.BytesIO):
-    """A file made of millions of tiny segments would hold the interpreter's lock for seconds: it runs out of reads."""
+    """Limits the reads: a file of millions of tiny segments would hold the interpreter's lock for seconds."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -179,12 +179,12 @@ class _Reader(io.BytesIO):
 
 class _JpegFile(JpegImageFile):
     def _read_dpi_from_exif(self) -> None:
-        """Is of no use here, and its TIFF parser writes warnings about a client's data."""
+        """Does nothing: the DPI is not needed, and the TIFF parser writes warnings about a client's data."""
 
 
 @contextmanager
 def _open(data: bytes, limits: ImageLimits, hold: Hold) -> Iterator[ImageFile]:
-    """Gives the image with its header read and its size checked; whatever Pillow raises inside becomes InvalidImage.
+    """Yields the image with its header read and its size checked; anything that Pillow raises becomes InvalidImage.
 
     Opens Pillow's plugins directly: `Image.open` holds images against a bound that is global to the process, and warns.
     """
@@ -264,7 +264,7 @@ def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
 def _orientation(exif: object) -> int:
     """Returns the EXIF orientation, from 1 to 8; 1, which is upright, where there is none that can be read.
 
-    As Pillow's `exif_transpose` reads it, of whatever integers it is made, but by itself: Pillow's TIFF parser reads
+    Reads it as Pillow's `exif_transpose` does, from integers of any kind, but by itself: Pillow's TIFF parser reads
     every entry, and writes warnings about them.
     """
     if not isinstance(exif, bytes):

@@ -20,7 +20,7 @@ _working = 0
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Surrounds what works in Python beside the event loop. May be entered by any thread, several times."""
+    """Surrounds work in Python on other threads than the event loop's. May be entered by any thread, several times."""
     _count(1)
     try:
         yield

@@ -25,10 +25,10 @@ from xlaserve.timings import Timings
 
 CHANNELS: Final = 3
 MAX_INLINE_BYTES: Final = 2**19
-"""Of outputs that are put together on the event loop, at about a millisecond for four times as many."""
+"""Bytes of outputs that are put together on the event loop; four times as many take about a millisecond."""
 
 Render = Callable[[Outputs, Frame], Any]
-"""From one image's rows of the outputs, and where it lies in the model's input, to what a protocol answers."""
+"""Maps one image's rows of the outputs, and where it lies in the model's input, to what a protocol answers."""
 
 
 class Pending(NamedTuple):

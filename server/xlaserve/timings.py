@@ -13,7 +13,7 @@ class Timings:
     queue_s: float = 0.0
     """Until the batch with its first image ran."""
     gather_s: float = 0.0
-    """Of its slowest batch, where it was split over several; so is `execute_s`."""
+    """Gathering its batch; the slowest one where it was split over several, as for `execute_s`."""
     execute_s: float = 0.0
     encode_s: float = 0.0
     """Rendering, and making the response's message."""

@@ -38,7 +38,7 @@ def serving(round: Round) -> Iterator[Client]:
 
 
 def check_serving(round: Round, client: Client, *, patience_s: float = 0.0) -> None:
-    """Accounts for a right request, which must be answered whatever other connections do, or within `patience_s`."""
+    """Accounts for a right request, which must be answered despite other connections, or within `patience_s`."""
     valid = samples.noop([round.random.randrange(256)])
     give_up_at = time.monotonic() + patience_s
     while True:

@@ -29,7 +29,7 @@ METHODS: Final[dict[str, Message]] = {
     f"{VISION}Embed": vision.EmbedRequest(model="digits", images=[b"x"]),
     f"{VISION}Detect": vision.DetectRequest(model="digits", images=[b"x"]),
 }
-"""Requests that change nothing, besides those of `samples`."""
+"""Requests that change nothing, in addition to those of `samples`."""
 
 
 class Window:

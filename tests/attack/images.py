@@ -33,7 +33,7 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, pixels: bytes, *extra: bytes, depth: int = 8, kind: int = 2) -> bytes:
-    """Returns a PNG that says to be of a size, whatever its pixels are."""
+    """Returns a PNG whose header states a size, which its pixels may not have."""
     header = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
     parts = (_chunk(b"IHDR", header), *extra, _chunk(b"IDAT", pixels), _chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

@@ -77,7 +77,7 @@ def reload_and_unload_storm(round: Round) -> None:
 
 
 def _load_again(round: Round) -> None:
-    """Has the model serve again: the last load wins, whatever was under way."""
+    """Has the model serve again: the last load wins over any that was under way."""
     message = oip.RepositoryModelLoadRequest(model_name="digits").SerializeToString()
     with Client(round.server.grpc) as client:
         give_up_at = time.monotonic() + SETTLES_S

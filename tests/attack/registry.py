@@ -37,7 +37,7 @@ class Tally:
 
     @property
     def tried(self) -> int:
-        """Calls, connections or whatever else was accounted for."""
+        """Calls, connections or anything else that was accounted for."""
         return self.outcomes.total()
 
     @property

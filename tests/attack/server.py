@@ -66,7 +66,7 @@ class Server:
         self._measured = psutil.Process(self.process.pid)
         self.peak_bytes = 0
         self.is_fit = True
-        """Whether it still serves; who finds out otherwise says so."""
+        """Whether it still serves; set by the one that finds out otherwise."""
         threading.Thread(target=self._sample, daemon=True).start()
 
     @property
@@ -75,7 +75,7 @@ class Server:
         return self._log.read_text(errors="replace")
 
     def bad_lines(self, since: int = 0, but: str = "") -> list[str]:
-        """Returns the errors and tracebacks in the log from its character `since` on, save those with `but` in them."""
+        """Returns the errors and tracebacks in the log from character `since` on, except lines with `but` in them."""
         bad = [line for line in self.log[since:].splitlines() if BAD_LINE.search(line)]
         return [line for line in bad if not but or but not in line]
 
@@ -90,7 +90,7 @@ class Server:
 
     @property
     def ports(self) -> tuple[int, int]:
-        """Of gRPC and HTTP."""
+        """The ports of gRPC and HTTP."""
         return int(self.grpc.rpartition(":")[2]), int(self.http.rpartition(":")[2])
 
     @property

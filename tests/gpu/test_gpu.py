@@ -57,7 +57,7 @@ def test_two_lanes_overlap(xlaserve: Run, real_gpu: None) -> None:
 def test_memory_is_taken_as_needed_or_up_to_a_limit(
     settings: dict[str, Any], most_mib: int, device: str, real_gpu: None
 ) -> None:
-    # Of a GPU of 16 GiB or more TensorFlow would take nearly all. CUDA itself takes some hundred MiB besides.
+    # TensorFlow would take nearly all of a GPU of 16 GiB or more. CUDA itself takes some hundred MiB as well.
     before = _used_mib()
     digits = {"name": "digits", "source": "builtin:digits", "buckets": [1, 4]}
     with processes.xlaserve({"device": device, "models": [digits], **settings}):

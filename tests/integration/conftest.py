@@ -309,7 +309,7 @@ class NoopClient:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[Server], NoopClient]]:
-    """Connects to a server; each time anew."""
+    """Opens a new connection to a server each time."""
     with ExitStack() as channels:
 
         def connect(server: Server) -> NoopClient:

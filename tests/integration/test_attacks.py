@@ -30,7 +30,7 @@ def test_a_path_that_is_no_text_ends_grpc_for_a_moment_only(start_server: Any, c
         with http2.Connection(server.grpc) as connection:
             connection.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, block))
             connection.send(http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(b"")))
-            # While the connection stays open: the outage must not last as long as whoever caused it likes.
+            # While the connection stays open: the outage must not last as long as the attacker likes.
             server.wait_for(
                 lambda count=count: server.stderr.count("listening again") == count, "it went on", timeout_s=10
             )

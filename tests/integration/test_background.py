@@ -79,7 +79,7 @@ def compilations(server: Any) -> tuple[float, ...]:
 
 
 def xla_compilations(folder: Path) -> int:
-    """Returns how many programs XLA itself says that it has compiled, besides the one that the watch is tried with."""
+    """Returns how many programs XLA itself says that it has compiled, except the one that the watch is tried with."""
     return sum(KNOWN.function not in file.name for file in folder.glob("*.before_optimizations.txt"))
 
 

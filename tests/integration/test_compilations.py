@@ -1,4 +1,4 @@
-"""Ready means compiled: whatever is asked afterwards, neither our count of compilations moves nor XLA's own."""
+"""Ready means compiled: no later request moves our count of compilations, or XLA's own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEED = 20_260
 PATIENCE_S = 120
 PIXELS = {"UINT8": "u1", "INT32": "<i4", "FP32": "<f4"}
 TOLERANCE = 1e-5
-"""Of probabilities: a batch's bucket and mode may change the order in which floats are added."""
+"""Tolerance of probabilities: a batch's bucket and mode may change the order in which floats are added."""
 
 
 def xla_flags(folder: Path) -> dict[str, str]:
@@ -42,7 +42,7 @@ def xla_flags(folder: Path) -> dict[str, str]:
 
 
 def xla_compilations(folder: Path) -> int:
-    """Returns how many programs XLA itself says that it has compiled, besides the one that the watch is tried with."""
+    """Returns how many programs XLA itself says that it has compiled, except the one that the watch is tried with."""
     return sum(KNOWN.function not in file.name for file in folder.glob("*.before_optimizations.txt"))
 
 

@@ -1,4 +1,4 @@
-"""A second start compiles nothing, whatever happened to the cache in between: it may be slower, never wrong."""
+"""A second start compiles nothing. If the cache was damaged in between, it may be slower, but never wrong."""
 
 from __future__ import annotations
 

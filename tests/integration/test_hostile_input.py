@@ -46,7 +46,7 @@ def ask(oip: Any, request: pb.ModelInferRequest) -> tuple[grpc.StatusCode, str]:
 
 @pytest.fixture(autouse=True)
 def serves_on(server, vision, scans):
-    """After whatever a test did, the server gives right answers and has said nothing that a client made up."""
+    """After each test the server still gives right answers, and has logged nothing that a client made up."""
     yield
     response = vision.Classify(vision_pb2.ClassifyRequest(model="digits", images=list(scans.values()), top_k=1))
     assert [row.categories[0].label for row in response.classifications] == list(scans)
@@ -158,7 +158,7 @@ def outputs(*names: str, **parameters: int) -> Change:
         (both_inputs, INVALID, "inputs: expected one tensor, 'pixels' or 'image', got 'pixels', 'image'"),
         (the_input_twice, INVALID, "inputs: expected one tensor, 'pixels' or 'image', got 'pixels', 'pixels'"),
         (another_input, INVALID, "inputs: expected one tensor, 'pixels' or 'image', got 'pixels\\nimage'"),
-        (raw_and_contents, INVALID, "inputs.contents: expected nothing beside raw_input_contents"),
+        (raw_and_contents, INVALID, "inputs.contents: expected nothing alongside raw_input_contents"),
         (two_raw_contents, INVALID, "raw_input_contents: expected one entry"),
         (an_input_parameter, INVALID, "inputs.pixels.parameters: expected none, got 'binary_data_size'"),
         (outputs("nope"), INVALID, "outputs: expected each of scores once at most, got 'nope'"),
@@ -166,7 +166,7 @@ def outputs(*names: str, **parameters: int) -> Change:
         (outputs("scores", "scores"), INVALID, "outputs: expected each of scores once at most, got 'scores'"),
         (outputs(*["scores"] * 5_000), INVALID, "outputs: expected each of scores once at most"),
         (outputs(*["scores"] * 500_000), INVALID, "message: expected at most 8192 fields, got more"),
-        (named(model_name="n" * 10_000_000), INVALID, "message: expected at most 65536 bytes besides images"),
+        (named(model_name="n" * 10_000_000), INVALID, "message: expected at most 65536 bytes in addition to images"),
         (outputs("scores", classification=0), INVALID, "outputs.scores.classification: expected an int64 of at least"),
         (outputs("scores", classification=-5), INVALID, "outputs.scores.classification: expected an int64 of at least"),
         (outputs("scores", binary_data=1), INVALID, "outputs.scores.parameters: expected none, got 'binary_data'"),
@@ -224,7 +224,7 @@ def no_data(request: pb.ModelInferRequest) -> None:
         (shape(3072), "pixels.shape: expected [n, height, width, 3]"),
         (shape(32, 32, 3), "pixels.shape: expected [n, height, width, 3]"),
         (shape(1, 1, 32, 32, 3), "pixels.shape: expected [n, height, width, 3]"),
-        (shape(*[1] * 5_000_000), "message: expected at most 65536 bytes besides images and tensors, got 50000"),
+        (shape(*[1] * 5_000_000), "message: expected at most 65536 bytes in addition to images and tensors, got 50000"),
         (shape(*[1] * 60_000), "pixels.shape: expected [n, height, width, 3]"),
         (shape(1, 3, 32, 32), "pixels: expected shape [n, height, width, 3]"),
         (shape(1, 32, 32, 1), "raw_input_contents of pixels: expected 1024 bytes"),

@@ -1,4 +1,4 @@
-"""Padding and company never change an answer: the same image gives the same scores alone, in a full batch and beside
+"""Padding and batch-mates never change an answer: the same image gives the same scores alone, in a full batch and among
 garbage. Exactly within a bucket; across buckets up to the order in which floats are added."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Client:
         return noise.repeat(self.side // 4, axis=1).repeat(self.side // 4, axis=2)
 
     def garbage(self) -> list[Images]:
-        """Returns what an image might be put beside."""
+        """Returns what an image might share a batch with."""
         shape = (1, self.side, self.side, 3)
         noise = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
         return [np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8), noise]

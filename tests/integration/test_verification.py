@@ -152,7 +152,7 @@ def test_a_mean_over_the_batch_is_refused_or_allowed_as_configured(server: Any, 
 def test_a_program_of_xla_that_is_not_its_model_is_refused_unless_told_otherwise(server: Any, models: Any) -> None:
     refused, served = models["miscompiled"], models["miscompiled-served"]
     assert refused.state == pb.Model.STATE_FAILED
-    assert "mode xla, bucket 2x8x8: it computes something else than its model" in refused.reason
+    assert "mode xla, bucket 2x8x8: it computes something other than its model" in refused.reason
     assert served.state == pb.Model.STATE_READY
     assert [program.verification.fault != "" for program in served.programs] == [True] * len(served.programs)
     assert all(0.005 < program.verification.difference.largest < 0.02 for program in served.programs)

@@ -47,7 +47,7 @@ def mean_colour(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server(start_module_server: Any, mean_colour: dict[str, Any]) -> Iterator[Any]:
-    """Whatever these tests ask for, nothing is compiled after readiness."""
+    """Nothing that these tests ask for is compiled after readiness."""
     server = start_module_server({"models": [*MODELS, mean_colour], "max_message_bytes": 2 * 1024 * 1024})
     compiled = server.metric("xlaserve_compilations_total")
     assert compiled == 5, "noop needs none"

@@ -77,7 +77,7 @@ class Clock:
 def batcher() -> Iterator[Batcher]:
     batcher = Batcher()
     yield batcher
-    assert sorted(batcher.admitted) == sorted(batcher.left), "what was admitted must leave, whatever happens"
+    assert sorted(batcher.admitted) == sorted(batcher.left), "what was admitted must leave, in all cases"
 
 
 def make_served(batcher: Batcher, *sizes: tuple[int, int]) -> Served:
@@ -96,7 +96,7 @@ def served(batcher: Batcher) -> Served:
 
 @pytest.fixture
 def of_two_sizes(batcher: Batcher) -> Served:
-    """Of 4 x 6 and 8 x 8 pixels."""
+    """A model that takes 4 x 6 and 8 x 8 pixels."""
     return make_served(batcher, (4, 6), (8, 8))
 
 

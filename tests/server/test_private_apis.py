@@ -57,7 +57,7 @@ PRIVATE_MODULES: Final = {
 
 @contextmanager
 def needed(name: str, *, by: str, breaks: str) -> Iterator[None]:
-    """Says of whatever goes wrong inside what it means for xlaserve."""
+    """Adds to any error raised inside what it means for xlaserve."""
     try:
         yield
     except Exception as error:
@@ -391,7 +391,7 @@ def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespa
     with needed(
         "--tf_xla_persistent_cache_directory, what is in its files, and the file system ram://",
         by="runtimes/tf/persistent_cache.py",
-        breaks="nothing is found to be kept: each start compiles anew",
+        breaks="nothing is found to be kept: each start compiles again",
     ):
         assert len(json.loads(probe.stdout)["kept"]) == 1
 

@@ -18,10 +18,10 @@ from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.tf.persistent_cache import Executables
 
 FORMAT: Final = 1
-"""Of the cache; another makes everything anew."""
+"""Format of the cache; with another one everything is made again."""
 ABOUT: Final = "environment.json"
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Of a disk: it may have room another time, so the cache is done without and no error."""
+"""Errors of a full disk: it may have room later, so the server goes on without the cache."""
 
 log = logging.getLogger(__name__)
 

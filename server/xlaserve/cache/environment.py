@@ -1,4 +1,4 @@
-"""What programs, and what they cost, depend on besides the model."""
+"""What programs and their costs depend on, other than the model."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def key(facts: object) -> str:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Returns a digest of the contents and the names of `files`, in whatever order they come. Raises OSError."""
+    """Returns a digest of the contents and the names of `files`, in any order. Raises OSError."""
     digests = []
     for path in files:
         with path.open("rb") as file:

@@ -25,7 +25,7 @@ MAGIC: Final = b"xlaserve cache 1\n"
 SUFFIX: Final = ".xlaserve"
 _PARTIAL: Final = ".partial"
 _PARTIAL_S: Final = 3600.0
-"""A file that is still partial after so long is of a process that was killed."""
+"""A file that is still partial after so long belongs to a process that was killed."""
 _LENGTH_BYTES: Final = 8
 _KEYS: Final = 2
 """Folders above a record that are named by keys."""
@@ -40,7 +40,7 @@ class Record(NamedTuple):
 
 
 class RecordError(ValueError):
-    """A file is no record, or not the one that it is taken for."""
+    """A file is not a record, or a record for another place."""
 
 
 class Folder:
@@ -52,7 +52,7 @@ class Folder:
         self._is_full = False
 
     def has(self, name: str) -> bool:
-        """Returns whether there is a record of that name, whatever is in it."""
+        """Returns whether there is a record of that name, which may be damaged."""
         return self._file(name).is_file()
 
     def read(self, name: str, parse: Callable[[Record], T]) -> T | None:
@@ -72,7 +72,7 @@ class Folder:
         except OSError as error:  # of a full disk, say: the record is not to blame
             log.warning("compile cache: %s can't be used: %s", self._file(name), error.strerror)
             return None
-        except Exception as error:  # whatever is in a file, it fails no model
+        except Exception as error:  # nothing in a file may fail a model
             reason = str(error) if isinstance(error, RecordError) else f"{type(error).__name__} when it was loaded"
             log.debug("compile cache: %s", name, exc_info=error)
             self.discard(name, reason)
@@ -114,7 +114,7 @@ class Folder:
     def discard(self, name: str, reason: str) -> None:
         """Removes a record that is of no use, with a warning."""
         file = self._file(name)
-        log.warning("compile cache: %s is damaged (%s) and is made anew", file, reason)
+        log.warning("compile cache: %s is damaged (%s) and is made again", file, reason)
         if not self.read_only:
             try:
                 file.unlink(missing_ok=True)
@@ -122,7 +122,7 @@ class Folder:
                 log.warning("compile cache: %s can't be removed: %s", file, error.strerror)
 
     def _place(self, name: str) -> str:
-        """Returns what of a record's path says what it is for: the environment, the model and its own name."""
+        """Returns the parts of a record's path that say what it is for: the environment, the model and its own name."""
         return "/".join((*self.path.parts[-_KEYS:], name))
 
     def _file(self, name: str) -> Path:

@@ -1,1 +1,1 @@
-"""The check of models: each in a process of its own, in every mode, beside eager execution."""
+"""The check of models: each in a process of its own, in every mode, compared with eager execution."""

@@ -1,6 +1,6 @@
 """The process that checks one model: `python -m xlaserve.check.probe`.
 
-Reads a `Task` as one line of JSON from stdin, and ends when stdin does: whoever started it may have been killed. Writes
+Reads a `Task` as one line of JSON from stdin, and ends when stdin does: its parent may have been killed. Writes
 a line of JSON to stdout for what it finds out, as soon as it does.
 """
 
@@ -42,7 +42,7 @@ TIMING_BUDGET_S: Final = 1.0
 SLOW_S: Final = 5.0
 """A mode that takes longer for a batch is not tried with a larger one."""
 UNCOMPARED: Final = frozenset({"boxes"})
-"""Of two objects with almost equal scores either may come first, and their boxes with them."""
+"""Outputs that are not compared: of two objects with almost equal scores either may come first, and so their boxes."""
 _PACKAGES: Final = ("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "keras-cv", "numpy")
 
 Write = Callable[[dict[str, Any]], object]

@@ -1,4 +1,4 @@
-"""What a check finds out, as it stands in its JSON file."""
+"""What a check finds out, as its JSON file holds it."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class Program(Frozen):
     disagreement: float | None = None
     """Share of the integers of the outputs (classes, pixels of a class map) that are not eager's."""
     parameter_bytes: int | None = None
-    """Of the weights, as XLA holds them."""
+    """Bytes of the weights, as XLA holds them."""
     temporary_bytes: int | None = None
-    """What XLA needs besides for one run."""
+    """Further bytes that XLA needs for one run."""
     peak_bytes: int | None = None
     """What the process's resident size rose by, at most, while the program was made and run."""
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it can't be made, or computes something else than eager does."""
+        """Whether it can't be made, or computes something other than eager does."""
         return self.refusal is not None or (self.difference or 0.0) > DIFFERENCE_LIMIT
 
 
@@ -142,7 +142,7 @@ def read(file: Path) -> tuple[Checked, ...]:
 
 
 def write(file: Path, checked: Iterable[Checked]) -> None:
-    """Writes a JSON list of records; whoever reads meanwhile, or is left with it after a crash, has a whole one.
+    """Writes a JSON list of records, at once: readers see a whole file at any time, also after a crash.
 
     Raises ConfigError.
     """

@@ -62,7 +62,7 @@ def explain(error: BaseException) -> Refusal:
 def _root(files: Sequence[str]) -> Path:
     """Returns the folder of `files`: TensorFlow takes away what the paths of all frames have in common.
 
-    That is `/` or, where Python is installed beside the model's code, more.
+    That is `/` or, where Python is installed next to the model's code, more.
     """
     modules = [path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))]
     return next(

@@ -42,7 +42,7 @@ def check(
 ) -> Checked:
     """Returns what the check of one model found out; blocks for at most `timeout_s`.
 
-    `on_step` is told of what is tried next. `command` is the process that reads the task.
+    `on_step` is called with what is tried next. `command` is the process that reads the task.
     """
     task = Task(
         settings=server.model_copy(update={"models": (asked.settings,)}), modes=tuple(modes), lowerings=lowerings
@@ -85,7 +85,7 @@ def _send(process: subprocess.Popen[bytes], task: Task) -> None:
     try:
         process.stdin.write(task.model_dump_json().encode() + b"\n")
         process.stdin.flush()
-    except BrokenPipeError:  # it died at once, and its status says so
+    except BrokenPipeError:  # it died at once, which its status shows
         with suppress(BrokenPipeError):  # what it did not read goes with it, before anybody else tries to send it
             process.stdin.close()
 
@@ -117,7 +117,7 @@ def _started(command: Sequence[str], stderr: IO[bytes]) -> Iterator[subprocess.P
     with (
         # Its temporary files go with it, however it ends.
         tempfile.TemporaryDirectory(prefix="xlaserve-check-", ignore_cleanup_errors=True) as folder,
-        # A group of its own: a Ctrl-C ends it here, in order, and a kill takes whatever it has started with it.
+        # A group of its own: a Ctrl-C ends it here, in order, and a kill takes all that it has started with it.
         subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -120,7 +120,7 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
     if own.resume and own.json is None:
         raise ConfigError("--resume: expected --json FILE with it, got none")
     if own.all and own.names:
-        raise ConfigError(f"--all: expected no MODEL beside it, got {', '.join(own.names)}")
+        raise ConfigError(f"--all: expected no MODEL with it, got {', '.join(own.names)}")
     names = _whole_catalog() if own.all else own.names or tuple(model.name for model in settings.models)
     return [
         runner.Asked(name, _with(subject.model_settings(settings, name), own.modes, own.batches))

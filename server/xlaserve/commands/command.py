@@ -21,12 +21,12 @@ class Invocation:
     """The command's own options."""
     settings: Settings
     load: Callable[[], Settings]
-    """Reads the settings anew. Raises ConfigError."""
+    """Reads the settings again. Raises ConfigError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of `xlaserve`; all take the settings as flags besides."""
+    """A command of `xlaserve`; all take the settings as flags as well."""
 
     name: str
     help: str

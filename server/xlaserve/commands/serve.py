@@ -35,7 +35,7 @@ def run(invocation: Invocation) -> int:
             )
             return await app.run()
 
-    # A terminal that closes, or whoever wants the configuration read again, must not end a server that still starts.
+    # SIGHUP, from a terminal that closes or to have the configuration read again, must not end a starting server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return run_loop(serve())
 

@@ -33,7 +33,7 @@ class Fit(StrEnum):
     """How an encoded image comes to have the model's size."""
 
     RESIZE = "resize"
-    """Stretched to it, whatever its aspect ratio."""
+    """Stretched to it, regardless of its aspect ratio."""
     LETTERBOX = "letterbox"
     """Enlarged or shrunk as a whole until it fills the height or the width, centred, on grey (114)."""
     PAD = "pad"
@@ -173,7 +173,7 @@ class ModelSettings(Frozen):
     max_detections: int = Field(100, ge=1, le=1000)
     """For detection: the most objects of an image."""
     score_threshold: float = Field(0.2, ge=0, lt=1)
-    """For detection: what is an object has a score above this."""
+    """For detection: only objects with a score above this are answered."""
     iou_threshold: float = Field(0.5, gt=0, le=1)
     """For detection: of two boxes whose intersection over union is above this, the one with the lower score goes."""
     bounding_box_format: BoxFormat = "xyxy"
@@ -191,19 +191,19 @@ class ModelSettings(Frozen):
     """For `.keras` files: whether to refuse those that hold Python code. `false` runs it: only for files that you
     trust."""
     modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1)
-    """The modes that it offers; each is compiled and warmed for every bucket. `auto` has `xla` and `graph` compiled
-    besides and runs each bucket in the fastest."""
+    """The modes that it offers; each is compiled and warmed for every bucket. `auto` also has `xla` and `graph`
+    compiled and runs each bucket in the fastest."""
     precision: Precision = Precision.FLOAT32
     """What a Keras model computes in: `float32`, `bfloat16` or `float16`. Weights, preprocessing and outputs stay
     float32. Warm-up measures how far its answers then are from those in float32."""
     verification: Literal["refuse", "warn", "off"] = "refuse"
     """Warm-up holds every program's answers to a few images against those that TensorFlow gives operation by operation.
-    A program that is off by more than a thousandth of the largest number is said to be. With `refuse`, a model fails of
-    which XLA made one that is off by more than a hundredth, which rounding in float32 does not explain; `warn` serves
-    it, `off` compares nothing. Narrower precisions, and modes without XLA, are never refused."""
+    A program that is off by more than a thousandth of the largest number gets a warning. With `refuse`, a model fails
+    if XLA made one that is off by more than a hundredth, which rounding in float32 does not explain; `warn` serves it,
+    `off` compares nothing. Narrower precisions, and modes without XLA, are never refused."""
     batch_dependence: Literal["single", "refuse", "allow"] = "single"
-    """What becomes of a model that answers an image otherwise in other company, as one does that takes a mean over the
-    batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
+    """What becomes of a model whose answer to an image depends on the other images of its batch, as one does that takes
+    a mean over the batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some layers of Keras models in another form, which is faster and gives the same result up to
     rounding: `depthwise`, `grouped`, `stem`, `pointwise`, `winograd`, `normalization`, `pooling` and `resize`. Those
@@ -226,8 +226,8 @@ class ModelSettings(Frozen):
     max_background_resolutions: int = Field(4, ge=1, le=256)
     """Most resolutions that compile so, as long as the model is loaded. Others are refused."""
     max_queue_delay_ms: float = Field(0.0, ge=0, le=10_000)
-    """How long an incomplete batch may wait for company while a lane is free. 0: an idle device never waits. Raise it
-    only where throughput at low load matters more than latency."""
+    """How long an incomplete batch may wait for more images while a lane is free. 0: an idle device never waits. Raise
+    it only where throughput at low load matters more than latency."""
     max_queue_images: int | None = Field(None, ge=1)
     """Overrides the server's `max_queue_images`; no less than its largest bucket."""
 

@@ -39,7 +39,7 @@ class Settings(Frozen):
     ready_file: Path | None = None
     """Once ready, write here a JSON object with `grpc`, `http` (HOST:PORT) and `pid`; removed at the end."""
     reflection: bool = True
-    """Serve gRPC reflection, for grpcurl and its like."""
+    """Serve gRPC reflection, for tools such as grpcurl."""
     channelz: bool = False
     """Serve grpc.channelz.v1, for debugging connections."""
     model_control: bool | None = None
@@ -104,7 +104,7 @@ class Settings(Frozen):
     max_connections: int = Field(1000, ge=1, le=1_000_000)
     """Clients that may be connected at a time. Each can have sent 256 KiB before anybody asks for them."""
     max_connection_idle_s: float = Field(600.0, gt=0, le=86_400)
-    """A connection without calls is closed after so long; clients connect anew with their next call."""
+    """A connection without calls is closed after so long; clients connect again with their next call."""
     max_image_bytes: int = Field(32 * MIB, ge=1)
     """Largest encoded image."""
     max_image_pixels: int = Field(64_000_000, ge=1)
@@ -128,7 +128,7 @@ class Settings(Frozen):
 
     watch_compilations: bool = True
     """Count what XLA itself says it compiles, and log what it compiles while serving as an error. What libraries write
-    to stderr then goes through a small process beside the server; all but XLA's events comes out as it is."""
+    to stderr then goes through a small process next to the server; all but XLA's events comes out unchanged."""
 
     models: tuple[ModelSettings, ...] = BUILTIN_MODELS
     """The models to serve."""

@@ -17,7 +17,7 @@ class Source:
     prefix: str = ""
     """What its names begin with; empty where they are paths."""
     takes: frozenset[str] = frozenset()
-    """Of the settings that only some kinds take, `PARTICULAR`, those that it does."""
+    """Which of `PARTICULAR`, the settings that only some kinds take, it takes."""
     needs_tensorflow: bool = True
     is_downloaded: bool = False
     """Whether a model's weights are downloaded, unless they are to be random."""
@@ -32,7 +32,7 @@ BUILT_IN: Final = Source("builtin:", frozenset({"precision"}))
 APPLICATIONS: Final = Source("keras.applications:", _ADAPTED | {"weights", "precision"}, is_downloaded=True)
 KERAS_CV: Final = Source("keras_cv:", _ADAPTED | {"weights", "precision"}, is_downloaded=True)
 KAGGLE: Final = Source("kagglehub:", is_fixed=False)
-"""Takes what the files take that it stands for, a KERAS_FILE or a SAVED_MODEL."""
+"""Takes what the file that it stands for takes: a KERAS_FILE or a SAVED_MODEL."""
 KERAS_FILE: Final = Source(
     takes=_ADAPTED | {"bounding_box_format", "output_names", "custom_objects", "safe_mode", "precision"}
 )
@@ -46,7 +46,7 @@ BUILTIN_SOURCES: Final = ("builtin:digits", "builtin:shapes-detector", "builtin:
 NAMES: Final = f"{APPLICATIONS.prefix}<Name>, {KERAS_CV.prefix}<Name>, {KAGGLE.prefix}<handle>, " + ", ".join(
     BUILTIN_SOURCES
 )
-"""What a source may be called that is no path, for messages."""
+"""Forms of sources that are not paths, for messages."""
 
 
 def kind_of(source: str) -> Source | None:

@@ -12,7 +12,7 @@ Made = TypeVar("Made")
 
 _PROCESS: Final = Path("/proc/self")
 _RESET_PEAK: Final = "5"
-# Of glibc's <malloc.h>.
+# From glibc's <malloc.h>.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _REUSED_BYTES: Final = 32 * 1024 * 1024
@@ -25,7 +25,7 @@ class Taken(NamedTuple):
     held_bytes: int
     """Still taken afterwards."""
     run_bytes: int
-    """Taken besides, at the worst moment."""
+    """Further memory, at the worst moment."""
 
 
 def measure(make: Callable[[], Made], process: Path = _PROCESS) -> tuple[Made, Taken]:
@@ -41,7 +41,7 @@ def measure(make: Callable[[], Made], process: Path = _PROCESS) -> tuple[Made, T
 
 
 def forget_peak(process: Path = _PROCESS) -> None:
-    """Has the kernel measure the largest resident size anew (proc(5), clear_refs). Raises OSError where it can't."""
+    """Resets the largest resident size that the kernel measures (proc(5), clear_refs). Raises OSError if it can't."""
     (process / "clear_refs").write_text(_RESET_PEAK)
 
 

@@ -47,15 +47,15 @@ class Compilation:
     compile_s: float
     """Seconds from the graph to the end of the first run, less the time of a later run; 0 where nothing is compiled."""
     warnings: tuple[str, ...] = ()
-    """What people should know of the answers, or of how they are computed."""
+    """What users should know about the answers, or how they are computed."""
     from_cache: bool = False
     """Whether it came from the compile cache: `compile_s` is what loading it took."""
     cost: Cost | None = None
     """What it costs, where the compile cache knows."""
     keep_cost: Callable[[Cost], object] = lambda cost: None
-    """Has the compile cache know the cost."""
+    """Writes the cost to the compile cache."""
     forget: Callable[[], object] = lambda: None
-    """Has the compile cache drop it."""
+    """Removes it from the compile cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Program(Protocol):
     """"tensorflow" or "numpy"."""
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
-        """Makes the executable for `mode` and `bucket` and runs it once. Raises whatever goes wrong."""
+        """Makes the executable for `mode` and `bucket` and runs it once. May raise anything."""
 
 
 @runtime_checkable

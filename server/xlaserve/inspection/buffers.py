@@ -21,7 +21,7 @@ class Memory:
     constants: int = 0
     """Weights and numbers that are part of the program."""
     temporaries: int = 0
-    """What one run needs besides, for as long as it lasts; every lane has its own."""
+    """Further memory of one run, for as long as it lasts; every lane has its own."""
     outputs: int = 0
 
     @property

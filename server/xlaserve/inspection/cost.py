@@ -101,7 +101,7 @@ class _Costs:
         return moved
 
     def _read_by_fusion(self, fusion: Instruction) -> list[int]:
-        """Of an operand of which the body takes only slices, the slices."""
+        """Bytes read of each operand; only the slices of one from which the body takes nothing else."""
         body = self._module.computations[fusion.called[0]]
         users = body.users()
         read = []
@@ -172,7 +172,7 @@ class _Costs:
         return _trips(instruction) * sum(map(self._body_flops, instruction.called))
 
     def custom_call(self, instruction: Instruction, within: Computation) -> int:
-        """What a library does that XLA calls for a convolution or a matrix product; of others nothing is known."""
+        """What a library computes that XLA calls for a convolution or a matrix product; other calls are not known."""
         if "dim_labels" in instruction.attributes:
             return self.convolution(instruction, within)
         config = _json(instruction.attributes.get("backend_config", ""))
@@ -185,7 +185,7 @@ class _Costs:
         return 0
 
     def nothing(self, instruction: Instruction, within: Computation) -> int:
-        """For what calls a computation that is no arithmetic on its elements."""
+        """Nothing, for instructions whose computation is no arithmetic on elements."""
         return 0
 
 

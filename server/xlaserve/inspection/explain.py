@@ -53,7 +53,7 @@ def explain(
     compiled = dump.compiled(folder)
     if not compiled:
         raise ModelFailed("XLA compiled nothing: the model has no XLA program to look into")
-    # The largest: a model may have small programs of its own beside it.
+    # The largest: a model may have other, small programs of its own.
     programs = dump.read(max(compiled, key=lambda file: file.stat().st_size))
     before, after = hlo.parse(programs.hlo), hlo.parse(programs.optimized_hlo)
     measured_s = measure_run(compilation.executable, bucket, lanes=1).alone_s

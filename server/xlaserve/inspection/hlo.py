@@ -41,7 +41,7 @@ class Shape:
     """`f32`, `u8`, ...; empty for a tuple."""
     dims: tuple[int, ...] = ()
     elements: tuple[Shape, ...] = ()
-    """Of a tuple."""
+    """The elements of a tuple."""
 
     @property
     def size(self) -> int:
@@ -122,7 +122,7 @@ class Computation:
 
     @property
     def parameters(self) -> tuple[Instruction, ...]:
-        """By their number."""
+        """The parameters, in the order of their numbers."""
         found = (each for each in self.instructions.values() if each.opcode == "parameter")
         return tuple(sorted(found, key=lambda parameter: int(parameter.literal)))
 

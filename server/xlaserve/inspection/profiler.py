@@ -23,7 +23,7 @@ class Recording:
     """A profile that was recorded."""
 
     name: str
-    """Of its folder, in the profiler's."""
+    """Name of its folder, within the profiler's."""
     size_bytes: int
 
 
@@ -59,7 +59,7 @@ class Profiler:
 async def _record(folder: Path, seconds: float) -> None:
     from xlaserve.inspection import trace  # noqa: PLC0415 - imports TensorFlow
 
-    # Here and not in TensorFlow, which says nothing of a folder that it can't write until the recording is lost.
+    # Checked here: TensorFlow only reports a folder that it can't write once the recording is lost.
     await asyncio.to_thread(folder.mkdir, parents=True)
     has_started = threading.Event()
 
@@ -76,7 +76,7 @@ async def _record(folder: Path, seconds: float) -> None:
 
 
 async def _to_its_end(work: Callable[[], None]) -> None:
-    """Does `work` on a thread. A caller who is cancelled meanwhile still is so, but only once it is done."""
+    """Does `work` on a thread. If the caller is cancelled meanwhile, that takes effect once the work is done."""
     doing = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled: asyncio.CancelledError | None = None
     while not doing.done():

@@ -1,4 +1,4 @@
-"""Settings that make a model slower than it need be, said at warm-up: with what was measured, where it was."""
+"""Warnings at warm-up about settings that make a model slower than it need be, with what was measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLEARLY: Final = 1.5
 """So many times the seconds of another mode are worth a warning: auto's own margin would make one of noise."""
 
 MIN_S: Final = 1e-3
-"""What a batch has to gain."""
+"""Seconds that a batch has to gain."""
 
 
 def slower(settings: ModelSettings, programs: Programs, *, on_cpu: bool) -> list[str]:

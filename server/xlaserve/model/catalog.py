@@ -37,7 +37,7 @@ class Model:
     lowerings: str = ""
     """Which lowerings XLA runs it with, and in how many layers each: `depthwise 17`. Empty where there are none."""
     size: Size = (None, None)
-    """What the network takes, whatever is configured."""
+    """The sizes that the network takes, regardless of what is configured."""
     reference: Callable[[Images], Outputs] | None = None
     """Computes the same in float32, slowly; not while the model serves. None where it is not known."""
 
@@ -68,7 +68,7 @@ Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
 
 
 def load(settings: ModelSettings, cached: Cached = lambda settings, build: build()) -> Model:
-    """Builds the model and its weights; blocks. Raises ModelFailed with the reason and the way out."""
+    """Builds the model and its weights; blocks. Raises ModelFailed with the reason and what to do about it."""
     try:
         network = cached(settings, partial(_network, settings))
         buckets = _buckets(settings, network)
@@ -170,7 +170,7 @@ _LOADERS: Final[Mapping[Source, Callable[[str, ModelSettings], Network]]] = {
     kinds.KERAS_CV: _keras_cv,
     kinds.KAGGLE: _kaggle,
 }
-"""By kind: from what follows its prefix in the source to the network."""
+"""By kind: what makes a network from the part of the source after its prefix."""
 
 
 def _check_fields(settings: ModelSettings, kind: Source) -> None:

@@ -34,8 +34,8 @@ class _Change:
 class Changes:
     """Makes one change of a model at a time, in the order in which they were asked for.
 
-    A change that waits for its turn is everybody's who asks for the same before anything else, and it goes on when
-    they give up: however often one thing is asked for, it is done once more at most.
+    Callers that ask for the same change one after the other share the one that waits for its turn, and it goes on when
+    they give up. So however often one thing is asked for, it is done once more at most.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Changes:
         """By model, the oldest first."""
 
     async def make(self, name: str, kind: Kind, work: Callable[[], Awaitable[None]]) -> None:
-        """Does `work` for the model once its turn has come, or waits for who does the same.
+        """Does `work` for the model once its turn has come, or waits for a call that does the same.
 
         Raises what that raises, and QueueFull where too many changes of the model wait already.
         """
@@ -61,6 +61,6 @@ class Changes:
         self._under_way[name].remove(change)
         if not self._under_way[name]:
             del self._under_way[name]
-        # Whoever asked may have given up, and then nobody else takes the error.
+        # The caller may have given up, and then nobody else takes the error.
         if not task.cancelled() and (error := task.exception()) and not isinstance(error, XlaserveError):
             log.error("model %s: a %s failed", name, change.kind, exc_info=error)

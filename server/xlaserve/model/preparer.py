@@ -1,7 +1,7 @@
 """Models that are loaded beside traffic are built, traced and compiled in a process of their own.
 
-Python's way through a network holds the interpreter's lock, and so the traffic up. The process leaves what it made in a
-compile cache, from which the server takes it, and takes with it all that TensorFlow and Keras never free.
+Tracing a network holds the interpreter's lock, and that would hold up the traffic. The process leaves its programs in a
+compile cache, from which the server takes them. When it ends, all that TensorFlow and Keras never free goes with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 PROCESS: Final = (sys.executable, "-P", "-m", "xlaserve.model.preparer_process")
 PREFIX: Final = "xlaserve-prepared-"
-"""Of folders; the server's process and something random follow."""
+"""How the names of its folders begin; the server's process and something random follow."""
 POLL_S: Final = 0.2
 
 
@@ -56,7 +56,7 @@ class Preparer:
         self._stop = threading.Event()
         # Not asyncio's own threads: large answers wait for those.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-        installed()  # what this process runs, whatever is installed later
+        installed()  # the code that this process runs, even if other code is installed later
         self._thread.submit(_remove_left_folders)
 
     def stop(self) -> None:
@@ -66,9 +66,9 @@ class Preparer:
 
     @asynccontextmanager
     async def prepare(self, model: ModelSettings) -> AsyncIterator[CompileCache | None]:
-        """Gives, for as long as it takes to load the model, a compile cache that has its programs.
+        """Yields, for as long as it takes to load the model, a compile cache that has its programs.
 
-        Gives None where they can't be kept or are in a read-only compile cache already, or the process failed: loading
+        Yields None where they can't be kept or are in a read-only compile cache already, or the process failed: loading
         the model here then says why. Raises ModelFailed where the process was killed, by a lack of memory perhaps, and
         ShuttingDown.
         """
@@ -133,7 +133,7 @@ class Preparer:
             said = stderr.read().decode(errors="replace").strip()
         log.debug("model %s: prepared with status %d: %s", model.name, status, said)
         if status < 0:
-            if self._stop.wait(POLL_S):  # whoever ends the server may end all that it has started
+            if self._stop.wait(POLL_S):  # what ends the server may also end all that it has started
                 self._check_stop()
             raise ModelFailed(f"the process that compiles it was ended by signal {-status}")
         if status:

@@ -13,7 +13,7 @@ from xlaserve.runtimes.tf.replicas import Replicas, ReplicatedProgram
 def load(settings: ModelSettings, replicas: Replicas) -> Model:
     """Builds the model once on each device, with its weights there; blocks. Raises ModelFailed.
 
-    Built anew rather than copied: every source can be, whatever holds its variables. Random weights are drawn from the
+    Built again rather than copied, which works however a source holds its variables. Random weights are drawn from the
     same seed each time.
     """
     models = []

@@ -52,10 +52,10 @@ log = logging.getLogger(__name__)
 class Repository:
     """Loads, serves and unloads models. All methods run on the event loop; loading and compiling on a thread.
 
-    `load_model` builds a model from its settings, or takes it from where `preparer` has it, and blocks; `read_models`
-    reads the configured models anew and may raise ConfigError; all that may compile something is done in an
-    `expecting()`; `on_change` is told of every change of state, `on_record` of every program that was compiled (on the
-    compiling thread).
+    `load_model` builds a model from its settings, or takes it from where `preparer` has it, and blocks. `read_models`
+    reads the configured models again and may raise ConfigError. All that may compile something is done in an
+    `expecting()`. `on_change` is called at every change of state, `on_record` with every program that was compiled (on
+    the compiling thread).
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Repository:
         raise ModelNotReady(f"model {name} is {found.state.lower()}")
 
     def find(self, name: str, version: str = "") -> Version:
-        """Returns the version in whatever state, the one that serves first. Raises ModelNotFound."""
+        """Returns a version in any state, preferably the one that serves. Raises ModelNotFound."""
         versions = self._versions.get(name, [])
         for candidate in sorted(versions, key=lambda candidate: candidate.state is not State.READY):
             if version in ("", candidate.settings.version):
@@ -147,8 +147,8 @@ class Repository:
     async def load(self, name: str) -> None:
         """Loads, compiles and warms a configured model, puts it in the place of the one that serves, and drains that.
 
-        One that has not begun is the load of all who ask meanwhile, and none is undone when they give up. Raises
-        ModelNotFound, ShuttingDown, or ModelFailed with the reason; the one that serves then goes on.
+        Calls that come before a load has begun share it, and it goes on when they give up. Raises ModelNotFound,
+        ShuttingDown, or ModelFailed with the reason; the one that serves then goes on.
         """
         await self._changes.make(name, "load", partial(self._load, name))
 
@@ -160,8 +160,8 @@ class Repository:
     async def reconfigure(self, models: Iterable[ModelSettings]) -> list[str]:
         """Makes the server serve `models`, which are what is configured now, and returns what that took, in words.
 
-        Loads what is new, has other settings, or does not serve, and unloads what is gone. What fails says so as its
-        state, and leaves what served.
+        Loads what is new, has other settings, or does not serve, and unloads what is gone. A model that fails shows
+        that in its state, and the version that served goes on.
         """
         configured = {model.name: model for model in models}
         serving = {name: served.settings for name, served in self._served.items()}
@@ -246,7 +246,7 @@ class Repository:
         return version
 
     async def _bring_up(self, newcomer: Version) -> None:
-        """Makes `newcomer` serve in the place of whatever serves; `load` says how."""
+        """Makes `newcomer` serve in place of the version that serves now; `load` says how."""
         name = newcomer.name
         try:
             served = await self._prepare(newcomer)

@@ -43,14 +43,14 @@ class Objects(NamedTuple):
     boxes: NDArray[Value]
     """`[k, 4]`: left, top, right, bottom, in pixels of the model's input, and within it."""
     classes: NDArray[Value]
-    """`[k]`."""
+    """Class indices, `[k]`."""
     scores: NDArray[Value]
-    """`[k]`."""
+    """The scores, `[k]`."""
 
 
 @dataclass(frozen=True)
 class _Classes:
-    """What has classes, and perhaps names for them."""
+    """A task with classes, and perhaps names for them."""
 
     classes: int
     labels: tuple[str, ...] | None = None
@@ -117,7 +117,7 @@ class Detection(_Classes):
 
     name = "detection"
     least_alike = 0.75
-    """Of two objects that are almost the same, or almost sure, rounding may take either."""
+    """Below 1: between two objects that almost tie, rounding may pick either."""
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -130,11 +130,11 @@ class Detection(_Classes):
         )
 
     def comparable(self, outputs: Outputs) -> Outputs:
-        """Returns the scores: which box stands in which place changes with the least of them."""
+        """Returns the scores alone: the order of the boxes changes with the smallest difference of a score."""
         return (outputs[1],)
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
-        """Returns None: of objects that are found or not, none is the same."""
+        """Returns None: objects have no exact match to count."""
         return None
 
     def objects(self, outputs: Outputs, *, min_score: float = 0.0) -> list[Objects]:
@@ -194,7 +194,7 @@ class Embedding:
         return outputs
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
-        """Returns None: vectors are near each other or not."""
+        """Returns None: vectors have no exact match to count."""
         return None
 
     def vectors(self, outputs: Outputs) -> NDArray[Value]:

@@ -1,4 +1,4 @@
-"""One loading of one model, and what a request needs of it once it is ready."""
+"""One loading of one model, and its parts that requests use once it is ready."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class Version:
         self.differences: dict[Mode, Difference] = {}
         """How far each mode's answers are from those in float32, where it computes in something else."""
         self.warnings: list[str] = []
-        """What people should know of the answers and of how they are served."""
+        """What users should know about the answers and how they are served."""
 
     def warn(self, warning: str) -> None:
-        """Says something once, in the log and to whoever lists the models. May be called from any thread."""
+        """Gives a warning once, in the log and in the list of models. May be called from any thread."""
         if warning not in self.warnings:
             self.warnings.append(warning)
             log.warning("model %s: %s", self.name, warning)
 
     def retired(self, mode: Mode, buckets: list[Bucket]) -> None:
-        """Says that buckets serve no more, for want of memory. On the event loop."""
+        """Says that buckets serve no more, for lack of memory. On the event loop."""
         self.telemetry.buckets_retired(mode, len(buckets))
         names = ", ".join(map(str, buckets))
         self.warn(f"mode {mode}: the device's memory did not hold a batch; smaller buckets serve in place of {names}")
@@ -98,7 +98,7 @@ class Version:
 
 
 class Served:
-    """A version that is ready: what a request needs of it, all there."""
+    """A version that is ready, with all that a request needs of it."""
 
     def __init__(self, version: Version, model: Model, batcher: Batcher) -> None:
         self.settings = version.settings

@@ -1,12 +1,12 @@
 """Servicers to gRPC handlers.
 
-As the generated code does it, save that
+Like the generated code, except that
 - a method may raise any error, which is answered with its status, and may return its message as it stands on the wire;
 - bytes that are no message of a unary method are an InvalidArgument: inside grpc they would become a traceback in the
   log and, at the client, UNKNOWN with the name of a Python class;
 - messages are counted for as long as they are held (see `intake`). While few arrive, gRPC receives those of unary
-  methods by itself, which takes less of the processor. While many do, grpcio is told that a method takes a stream, so
-  that its message arrives when it is asked for.
+  methods by itself, which takes less of the processor. While many do, methods are declared to grpcio as taking
+  a stream, so that a message arrives when it is asked for.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from xlaserve.rpc.refusal import no_message, refuse
 from xlaserve.status import status_of
 
 STREAM_BYTES: Final = 8 * 1024 * 1024
-"""What a stream may hold, of messages and of answers that its client does not read, before its next message is read."""
+"""Bytes that a stream may hold, of messages and of answers not read by its client, before its next message is read."""
 
 Parser = Callable[[bytes], object | None]
-"""Bytes to what a method takes, None for bytes that are no message of it. Raises InvalidArgument beyond all bounds."""
+"""Parses a method's message, or returns None for bytes that are none. Raises InvalidArgument beyond all bounds."""
 
 
 def add(
@@ -49,8 +49,8 @@ def add(
 ) -> None:
     """Makes `server` answer the methods of `service` with those of `servicer` that have their names.
 
-    `parsers` replace protobuf's for the input messages that they are named for. `on_refused` is told the method and the
-    status of each message that is not taken in.
+    `parsers` replace protobuf's for the input messages that they are named for. `on_refused` is called with the method
+    and the status of each message that is not taken in.
     """
     parsers = parsers or {}
     methods = {
@@ -75,7 +75,7 @@ class Reader:
     intake: Intake
     parse: Parser
     on_refused: Callable[[str], None]
-    """Is told the status."""
+    """Called with the status."""
 
     def take_in(self, data: bytes) -> tuple[Any, int]:
         """Returns a message that has arrived, and its bytes, which are taken of the intake.
@@ -154,7 +154,7 @@ class Messages:
         self._reader.intake.hold(size_bytes)
 
     def release(self, size_bytes: int) -> None:
-        """Is told that a message or an answer is held no longer."""
+        """Counts a message or an answer as held no longer."""
         self._held_bytes -= size_bytes
         self._reader.intake.release(size_bytes)
         self._released.set()

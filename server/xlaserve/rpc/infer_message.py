@@ -22,9 +22,9 @@ BYTES: Final = "bytes_contents"
 MAX_KNOWN: Final = 64
 """Kinds of requests that are kept."""
 MAX_KNOWN_BYTES: Final = 1024
-"""Of what is kept of one; parsed, it takes some times as much."""
+"""Bytes that are kept of one request; parsed, they take some times as much."""
 NAME_BYTES: Final = 32
-"""Of two requests of one size that begin alike in so many bytes, which hold the model's name, one is kept."""
+"""Bytes that tell requests of one size apart; they hold the model's name. Of those that begin alike one is kept."""
 
 _UNKNOWN: Final[tuple[bytes, Head | None]] = (b"", None)
 _CONTENTS: Final = {pb.InferTensorContents.DESCRIPTOR.fields_by_name[name].number: name for name in (*TYPED, BYTES)}
@@ -52,7 +52,7 @@ class Head:
         self.asked: Asked | None = None
         """What its parameters ask for, once they were found right."""
         self.pixels_shape: tuple[int, ...] | None = None
-        """Of its raw UINT8 pixels, once that was found right."""
+        """Shape of its raw UINT8 pixels, once it was found right."""
 
 
 class Asked(NamedTuple):
@@ -103,8 +103,8 @@ class InferMessages:
     def _learn(self, data: bytes, tensor: memoryview) -> None:
         """Keeps how a message begins, where its tensor comes last.
 
-        Of two messages, one behind the other, protobuf makes one with the fields of both: whatever tensor of this size
-        comes behind the rest, the rest means the same.
+        Protobuf parses two messages, one behind the other, as one with the fields of both. So the rest means the same
+        with any tensor of this size behind it.
         """
         beginning = data[: len(data) - len(tensor)]
         opening = parts.opening(pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, len(tensor))

@@ -4,7 +4,7 @@ Messages that have arrived are counted, and refused beyond a bound. What is stil
 which neither tell their size nor take a bound. Up to as many messages as the bound has room for, were each of the
 largest size, gRPC receives by itself, and they can't be refused until they have arrived. Further ones are asked for by
 `receive`, and where the process runs short of memory no more of them than there is room for are kept: those that take
-longest are refused for those that come anew.
+longest are refused in favour of new ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Intake:
         self.expected = 0
         """Messages that gRPC receives by itself, and that have not arrived."""
         self.held_bytes = 0
-        """Of messages that have arrived, and of large answers that have not left."""
+        """Bytes of messages that have arrived, and of large answers that have not left."""
 
     @property
     def is_crowded(self) -> bool:
@@ -92,11 +92,11 @@ class Intake:
 
     @property
     def _room(self) -> int:
-        """Messages of the largest size that fit beside what is held and expected."""
+        """Messages of the largest size that fit in addition to what is held and expected."""
         return (self._max_bytes - self.held_bytes) // self._max_message_bytes - self.expected
 
     def _crowd(self) -> None:
-        """Is told that one more message begins to arrive than may be sure of its place."""
+        """Called when one more message begins to arrive than there is surely room for."""
         if self._is_short:
             self._refuse(keep=self._sure - 1)
         if self._timer is None:

@@ -45,7 +45,7 @@ EXTENSIONS: Final = (
 
 
 MAX_INLINE_VALUES: Final = 2**14
-"""Of typed outputs, written on the event loop: integers take 0.1 microseconds each, floats far less."""
+"""Values of typed outputs that are written on the event loop: integers take 0.1 us each, floats far less."""
 STREAM_WINDOW: Final = 64
 """Requests of one stream that are worked on at a time."""
 CLASSIFICATION: Final = "classification"
@@ -172,7 +172,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
     async def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
-        """Loads a model, or loads it anew."""
+        """Loads a model, or loads it again."""
         self._check_control(request.repository_name)
         if request.parameters:
             raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")

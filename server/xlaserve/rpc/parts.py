@@ -1,6 +1,6 @@
 """Protobuf's wire format (protobuf.dev, "Encoding"), for what is too large for protobuf itself.
 
-Protobuf copies a bytes field into its arena, and again for Python, and it holds the interpreter's lock all the while:
+Protobuf copies a bytes field into its arena, and again for Python, and it holds the interpreter's lock all the time:
 two bytes of an empty field take as long as 150 of an image, so 60 MB of them hold everything up for seconds. Large
 messages are therefore taken apart here: images and tensors are viewed where they lie, and protobuf parses the little
 that is left. What is large in a response is written in that format as well, by NumPy or on threads.
@@ -24,14 +24,14 @@ LARGE_BYTES: Final = 16 * 1024
 MAX_FIELDS: Final = 8192
 """More than any honest message has; looking at them takes some milliseconds."""
 MAX_REST_BYTES: Final = 64 * 1024
-"""Of a message without its images and tensors: protobuf takes at most 5 ms for it, whatever it holds, and a hundred
-times the memory."""
+"""Bytes of a message without its images and tensors: protobuf takes at most 5 ms for any such, and a hundred times the
+memory."""
 
 MAX_INLINE_BYTES: Final = 2**19
 """Responses up to here are put together on the event loop."""
 
 Fields = Mapping[int, "str | Fields"]
-"""By number: what a field of bytes that is viewed is called, or the fields within a field that holds such."""
+"""By number: the name of a field of bytes that is viewed, or the fields within a field that holds such fields."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _CONTINUES: Final = 0x80
@@ -41,7 +41,7 @@ _COPY_BYTES: Final = 1 << 20
 
 
 Part = bytes | memoryview
-"""Of a message on the wire."""
+"""A part of a message on the wire."""
 
 Wire = list[Part]
 """A message as it stands on the wire, in parts. Whole fields may stand in any order, but for those of one list."""
@@ -68,7 +68,7 @@ def split(message: type[Message], data: bytes, fields: Fields) -> Split:
         raise DecodeError from None
     size_bytes = sum(map(len, rest))
     if size_bytes > MAX_REST_BYTES:
-        expected = f"at most {MAX_REST_BYTES} bytes besides images and tensors"
+        expected = f"at most {MAX_REST_BYTES} bytes in addition to images and tensors"
         raise InvalidArgument("message", expected, f"{size_bytes} bytes")
     return Split(b"".join(rest), splitter.views)
 

@@ -28,16 +28,16 @@ from xlaserve.telemetry.metrics import Metrics
 from xlaserve_proto import admin_pb2, open_inference_pb2, vision_pb2
 
 RESIDENT_SHARE: Final = 0.8
-"""Of the memory that there is, where `max_resident_bytes` is not set."""
+"""Share of the usable memory that `max_resident_bytes` is by default."""
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
-"""For a client that connects and says nothing."""
+"""How long a client that connects may say nothing."""
 KEEPALIVE_MS: Final = 60_000
 """After so long without a word a client is asked whether it is there."""
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
 MAX_CONNECTION_STREAMS: Final = 1024
 """Calls of one connection at a time; further ones wait at the client."""
 LISTEN_AGAIN_S: Final = 10.0
-"""How long another server tries to have the port of one that ended, every RETRY_S."""
+"""How long a new server tries to get the port of one that ended, every RETRY_S."""
 RETRY_S: Final = 0.05
 ACCEPTING: Final = "_server_main_loop"
 """What grpcio 1.85 calls the coroutine that accepts calls."""
@@ -91,8 +91,8 @@ class GrpcServer:
         def on_refused(method: str, status: str) -> None:
             self._metrics.refused.labels(method, status).inc()
 
-        # For each registered method grpcio keeps a future and waits on all of them anew at every call, which for all of
-        # ours takes 13 microseconds (grpcio 1.85). Generic handlers answer the same methods.
+        # For each registered method grpcio keeps a future, and at every call waits on all of them again, which for all
+        # of ours takes 13 microseconds (grpcio 1.85). Generic handlers answer the same methods.
         server.add_registered_method_handlers = _leave_to_generic_handlers  # type: ignore[method-assign, assignment]
         handlers.add(
             open_inference,
@@ -194,7 +194,7 @@ class GrpcServer:
 
         Calls without an answer end as UNAVAILABLE.
         """
-        self._is_stopping = True  # whoever waits for the end is not cancelled: grpcio's own end would be
+        self._is_stopping = True  # a task that waits for the end is not cancelled; grpcio's own would be
         await hang_up(int(self.address.rpartition(":")[2]), grace_s)
         await self._server.stop(grace_s)
         # gRPC is done with its last calls before their tasks are, and logs an error where the loop ends first.

@@ -1,7 +1,7 @@
 """Tensors of the Open Inference Protocol, to and from NumPy.
 
-Every check of what a client sent that needs the wire's words is here; what comes out is an array of the stated type and
-shape, or a list of encoded images.
+All checks of requests that depend on the wire format are here; the result is an array of the stated type and shape, or
+a list of encoded images.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PIXEL_DTYPES: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
     "INT32": ("int_contents", np.dtype("<i4")),
     "FP32": ("fp32_contents", np.dtype("<f4")),
 }
-"""By datatype: the field of `contents` that holds it, and how it stands in raw bytes."""
+"""By datatype: the field of `contents` that holds it, and its type in raw bytes."""
 OUTPUT_FIELDS: Final = {
     np.dtype(np.float32): ("FP32", "fp32_contents"),
     np.dtype(np.int32): ("INT32", "int_contents"),
@@ -39,14 +39,14 @@ OUTPUT_FIELDS: Final = {
 }
 """By an output's NumPy type: its datatype, and the field of `contents` that holds it."""
 MAX_TYPED_VALUES: Final = 2**21
-"""In one request's `contents`: integers become an array at some nanoseconds each, on the event loop."""
+"""Values in one request's `contents`: integers become an array at some nanoseconds each, on the event loop."""
 MAX_INLINE_VALUES: Final = 2**19
 """INT32 and FP32 pixels become levels at about a nanosecond each. More are left to a thread."""
 MAX_TYPED_BYTES: Final = 4 * MAX_TYPED_VALUES
 MAX_COPIED_BYTES: Final = 64 * 1024
-"""Of an output that is copied before the response is put together, which costs less than a view of it."""
+"""Outputs up to this size are copied before the response is put together: that costs less than a view."""
 MAX_IMAGES: Final = 4096
-"""In one request, encoded: they are taken apart on the event loop."""
+"""Encoded images in one request: they are taken apart on the event loop."""
 
 Input = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferResponse.InferOutputTensor
@@ -75,7 +75,7 @@ def images_of(
     if raw and len(raw) != 1:
         raise InvalidArgument("raw_input_contents", "one entry, as there is one input", len(raw))
     if raw and tensor.HasField("contents"):
-        raise InvalidArgument("inputs.contents", "nothing beside raw_input_contents", "both")
+        raise InvalidArgument("inputs.contents", "nothing alongside raw_input_contents", "both")
     data = raw[0] if raw else None
     if pixel_range is PixelRange.UNIT and (tensor.name, tensor.datatype) != (PIXELS, "FP32"):
         got = f"{tensor.datatype[:32]} {tensor.name[:64]!r}"

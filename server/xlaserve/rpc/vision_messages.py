@@ -36,7 +36,7 @@ IMAGES: Final = "images"
 RGB: Final = "rgb"
 SCORE_BYTES: Final = 4
 MAX_INLINE_US: Final = 1000.0
-"""What of a response is made on the event loop, in the microseconds below; more is made on threads."""
+"""Responses that take up to this long, by the times below, are made on the event loop; others on threads."""
 CATEGORY_US: Final = 2.0
 SORT_US: Final = 0.02
 IMAGE_US: Final = 60.0
@@ -72,7 +72,7 @@ class VisionMessage(NamedTuple, Generic[FieldsT]):
     """Everything but what is viewed, which may be empty in it."""
     images: Sequence[Encoded]
     rgb: Encoded | None
-    """Of `pixels`, where it is viewed."""
+    """Data of `pixels`, where it is viewed."""
 
 
 class Response(NamedTuple):
@@ -318,7 +318,7 @@ def _images(message: VisionMessage[FieldsT]) -> Images | list[Encoded]:
     encoded = len(message.images)
     if message.fields.HasField("pixels"):
         if encoded:
-            raise InvalidArgument("pixels", "none beside images", f"{encoded} images as well")
+            raise InvalidArgument("pixels", "none alongside images", f"{encoded} images as well")
         pixels = message.fields.pixels
         return _pixels(pixels, pixels.rgb if message.rgb is None else message.rgb)
     if not 1 <= encoded <= MAX_IMAGES:

@@ -1,4 +1,4 @@
-"""What is seen over HTTP: /metrics for Prometheus, /healthz and /readyz for whoever restarts the server and routes."""
+"""The HTTP endpoint: /metrics for Prometheus, /healthz and /readyz for supervisors and load balancers."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class _Answer(NamedTuple):
 
 
 class HttpEndpoint:
-    """Serves /metrics, /healthz and /readyz from one thread of its own, whatever the event loop does.
+    """Serves /metrics, /healthz and /readyz from one thread of its own, even while the event loop is busy.
 
     `is_live` and `is_ready` are called on that thread. So is `refresh`, before /metrics and /readyz are answered: it
-    has what they show read anew elsewhere, and its future says when that is done.
+    has what they show read again elsewhere, and its future says when that is done.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class HttpEndpoint:
         """Listens, and answers from now on. Raises ConfigError if it can't listen there."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            socket.getaddrinfo(self._host, self._port, family)  # create_server says no more that it was this
+            socket.getaddrinfo(self._host, self._port, family)  # create_server no longer says that it was this
             self._socket = socket.create_server((self._host, self._port), family=family, backlog=MAX_CONNECTIONS)
         except (socket.gaierror, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "no name is like that"

@@ -128,7 +128,7 @@ class Metrics:
         self.registry.register(gauges)
 
     def read_gauges(self) -> None:
-        """Reads the gauges anew, on the event loop, whose state they show; /metrics shows what was read last."""
+        """Reads the gauges again, on the event loop, whose state they show; /metrics shows what was read last."""
         for gauges in self._gauges:
             gauges.read()
 

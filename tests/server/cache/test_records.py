@@ -67,7 +67,7 @@ def test_a_damaged_record_is_removed_with_a_warning(folder: Folder, caplog: pyte
     assert not file.exists()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert str(file) in warning
-    assert "made anew" in warning
+    assert "made again" in warning
 
 
 @pytest.mark.parametrize(("model", "name"), [("model", "other"), ("other", "program")])

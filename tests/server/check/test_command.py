@@ -95,7 +95,7 @@ def test_records_of_other_models_stay_in_the_file_of_a_resumed_run(tmp_path: Pat
             ("no-such",),
             "model: expected a configured model (digits) or a source such as",
         ),
-        (("--all", "digits"), "--all: expected no MODEL beside it, got digits"),
+        (("--all", "digits"), "--all: expected no MODEL with it, got digits"),
         (("--resume",), "--resume: expected --json FILE with it"),
         (("--json", "/nonexistent/x.json"), "expected a file in a folder that can be written, got /nonexistent/x.json"),
         (("--markdown", "/tmp"), "expected a file in a folder that can be written, got /tmp"),

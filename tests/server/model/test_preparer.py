@@ -131,7 +131,7 @@ async def test_where_the_process_fails_the_model_is_loaded_here_which_says_why(
 
 
 async def test_a_process_that_is_killed_fails_the_model(make: Callable[..., Preparer]) -> None:
-    # By the kernel, for want of memory: loading the model here would end the server.
+    # By the kernel, for lack of memory: loading the model here would end the server.
     with pytest.raises(ModelFailed, match="signal 9"):
         async with make("os.kill(os.getpid(), 9)").prepare(MODEL):
             pass

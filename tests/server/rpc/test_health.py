@@ -16,7 +16,7 @@ SERVICE_UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class World:
-    """What the health is told of."""
+    """What the health reads."""
 
     def __init__(self) -> None:
         self.is_ready = False

@@ -127,10 +127,10 @@ def test_encoded_images_among_typed_contents_are_viewed() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (pb.ModelInferRequest(id="i" * MAX_REST_BYTES).SerializeToString(), "bytes besides images and tensors"),
+        (pb.ModelInferRequest(id="i" * MAX_REST_BYTES).SerializeToString(), "bytes in addition to images and tensors"),
         (b"\x2a\x00" * (LARGE_BYTES + 1), f"at most {MAX_FIELDS} fields"),
         (typed(bytes_contents=[b""] * LARGE_BYTES).SerializeToString(), f"at most {MAX_FIELDS} fields"),
-        (typed(int64_contents=[1] * MAX_REST_BYTES).SerializeToString(), "bytes besides images and tensors"),
+        (typed(int64_contents=[1] * MAX_REST_BYTES).SerializeToString(), "bytes in addition to images and tensors"),
     ],
     ids=["a name", "empty inputs", "empty elements", "another type"],
 )
@@ -212,7 +212,7 @@ LITTLE = st.binary(max_size=3)
 
 @st.composite
 def pieces(draw: st.DrawFn) -> bytes:
-    """Some of what a message can be made of: its tensor first, last or in between, beside look-alikes of it."""
+    """Some of what a message can be made of: its tensor first, last or in between, next to look-alikes of it."""
     piece = st.one_of(
         LITTLE.map(lambda data: pb.ModelInferRequest(raw_input_contents=[data]).SerializeToString()),
         LITTLE.map(lambda data: b"\xb2\x06" + bytes([len(data) + 2]) + b"\x3a" + bytes([len(data)]) + data),

@@ -51,7 +51,7 @@ def test_what_is_not_ours_to_explain_goes_to_the_log_and_what_is_does_not(caplog
 
 
 class GoneContext:
-    """Of a client that is gone: nothing can be written to it."""
+    """The context of a client that is gone: nothing can be written to it."""
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise grpc.aio.InternalError("Failed grpc_call_start_batch")

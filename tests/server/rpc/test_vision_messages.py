@@ -80,7 +80,7 @@ def test_pixels_are_taken_instead(method: str) -> None:
     ("fields", "says"),
     [
         ({}, "images: expected at least one encoded image and at most 4096, got 0"),
-        ({"images": [b"x"], "pixels": pb.Pixels()}, "pixels: expected none beside images, got 1 images as well"),
+        ({"images": [b"x"], "pixels": pb.Pixels()}, "pixels: expected none alongside images, got 1 images as well"),
         ({"pixels": pb.Pixels()}, r"pixels: expected images, height and width of at least 1, got \[0, 0, 0\]"),
         (
             {"pixels": pb.Pixels(images=-1, height=-1, width=1, rgb=b"abc")},

@@ -45,7 +45,7 @@ MIN_TIMER_S: Final = 0.001
 
 
 class Observer(Protocol):
-    """Is told of every batch."""
+    """Called after every batch."""
 
     def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
         """A batch of `images` real images ran in `bucket`."""
@@ -59,7 +59,7 @@ class Batcher:
 
     `max_images` and `max_bytes` bound what is admitted: decoding, waiting or running. `on_crash` is called if the batch
     loop dies, which is a defect: the process should end. A bucket for which the device's memory did not suffice is
-    retired with all larger ones, `on_retired` is told, and its batch runs in smaller ones, if there are any.
+    retired with all larger ones, `on_retired` is called, and its batch runs in smaller ones, if there are any.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Batcher:
         self._share = Share(self._is_next_full)
         self._virtual_s = 0.0
         self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
-        """By height and width, in whichever mode."""
+        """By height and width, of all modes together."""
         self._unsettled: set[Job] = set()
         self._changed = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -109,7 +109,7 @@ class Batcher:
         self._task.add_done_callback(self._crashed)
 
     def add(self, programs: Mapping[tuple[Mode, Bucket], Warmed]) -> None:
-        """Serves `programs` as well: more buckets, modes and resolutions. What waits is planned for anew."""
+        """Serves `programs` as well: more buckets, modes and resolutions. What waits is planned again."""
         buckets = {bucket for _, bucket in programs} - self._reserved
         self._worker.reserve(buckets)
         self._reserved |= buckets
@@ -188,7 +188,7 @@ class Batcher:
     async def drain(self, timeout_s: float) -> None:
         """Admits nothing more, lets what was admitted finish for at most `timeout_s`, fails the rest, and ends."""
         self._is_closed = True
-        self._max_queue_delay_s = 0.0  # no company will come
+        self._max_queue_delay_s = 0.0  # no more images will come
         self._changed.set()
         try:
             async with asyncio.timeout(timeout_s):
@@ -245,7 +245,7 @@ class Batcher:
     def _run_here(self, queue: Queue, pixels: Images) -> Result:
         """Runs a request that fills a brief program on the event loop, in the free lane that was acquired for it.
 
-        What that takes says nothing of batches that are handed over, which are what is planned.
+        Its time is not observed: plans are for batches that are handed over.
         """
         mode, height, width = queue.shape
         images = len(pixels)
@@ -350,7 +350,7 @@ class Batcher:
         One that failed stays charged with what it should have taken.
         """
         is_again = False
-        # Jobs are settled before anybody is told, so that no observer can keep them from it.
+        # Jobs are settled first, so that no observer can prevent it.
         try:
             if isinstance(run, Run):
                 scatter(taken.pieces, run)

@@ -26,7 +26,7 @@ MAX_JUMP: Final = 1.5
 """A batch counts as at most so many times dearer, or cheaper, than its estimate: a single one moves that by 6 %."""
 
 DRIFT: Final = 0.1
-"""What waits is planned for anew when an estimate has moved by this part since the last plan."""
+"""Plans are made again when an estimate has moved by this part since the last one."""
 
 REPLAN_S: Final = 1.0
 """Plans are made at most so often: it takes the event loop a millisecond or two."""
@@ -120,11 +120,11 @@ class Costs:
             self._plan()
 
     def doubt(self) -> None:
-        """Has less be taken for possible, until the next batch: a request was refused for what may have changed."""
+        """Lowers `cheapest_s` until the next batch: a request was refused for a cost that may have changed."""
         self.cheapest_s *= DOUBT
 
     def _guess(self) -> None:
-        """Guesses anew what the buckets take that have not run since the last plan.
+        """Guesses again what the buckets take that have not run since the last plan.
 
         Were they left as they are, one that was slow for a while would never be tried again. What has run shows how
         the machine has changed since warm-up, but where it is dearer that may be the buckets': so half of it.

@@ -23,10 +23,10 @@ class Share:
 class Lanes:
     """Grants lanes to shares. All methods run on one event loop.
 
-    Besides the batches in the `count` lanes, `ahead` more may be under way, one for each device that has some of the
-    lanes, so that they are gathered while the others run. These places are only given to full batches: any other would
-    gain by waiting for company until a lane is free. They are no way around one's turn: while a batch that is not full
-    is next, they stay empty.
+    In addition to the batches in the `count` lanes, `ahead` more may be under way, one for each device that has some of
+    the lanes, so that they are gathered while the others run. These places are only given to full batches: any other
+    would gain by waiting for more images until a lane is free. They let nobody jump the queue: while a batch that is
+    not full is next, they stay empty.
     """
 
     def __init__(self, count: int, ahead: int = 1) -> None:

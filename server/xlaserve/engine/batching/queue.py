@@ -38,7 +38,7 @@ class Result(NamedTuple):
     queue_s: float
     """Until the batch with its first image ran."""
     gather_s: float
-    """Of its slowest batch, where it was split over several; so is `execute_s`."""
+    """Gathering its batch; the slowest one where it was split over several, as for `execute_s`."""
     execute_s: float
 
 
@@ -83,7 +83,7 @@ class Queue:
     jobs: deque[Job] = field(default_factory=deque)
     images: int = 0
     planned_at: float = -math.inf
-    """When a batch was last taken. What waited then was planned for with it, and waits for no more company."""
+    """When a batch was last taken. What waited then was planned for with it, and waits for no further images."""
     virtual_s: float = 0.0
     """Seconds that its batches took, as `Batcher` counts them to share lanes between queues."""
 
@@ -168,7 +168,7 @@ def cut(pieces: Sequence[Piece], images: int) -> tuple[list[Piece], list[Piece]]
 
 
 def fail(jobs: Iterable[Job], error: type[XlaserveError], message: str) -> None:
-    """Settles `jobs`, save those that are settled, with an error each, and takes what waits of them from the queue."""
+    """Settles `jobs`, except those that are settled, with an error each, and takes them out of the queue."""
     for job in jobs:
         job.queue.remove(job)
         if not job.settled.done():

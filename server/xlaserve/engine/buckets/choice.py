@@ -38,8 +38,8 @@ MARGIN: Final = 0.01
 """A larger set must gain this part of the expected cost: noise must not decide, and every program takes memory."""
 
 OVERHEAD_S: Final = 1e-4
-"""Processor time that a batch takes besides its run, to be formed, handed over and given back: 50 to 120 us where it
-was measured (an AMD EPYC core). To be added to measured costs: without it, batches of one would look as good as larger
+"""Processor time that a batch takes in addition to its run, to be formed, handed over and given back: 50 to 120 us as
+measured (an AMD EPYC core). To be added to measured costs: without it, batches of one would look as good as larger
 ones for a network that runs no faster in a batch."""
 
 _Least = NDArray[np.float64]
@@ -56,7 +56,7 @@ class Candidate:
     held_bytes: int = 0
     """Memory that is taken for as long as the program is kept."""
     run_bytes: int = 0
-    """Memory that is taken besides while every lane runs it."""
+    """Further memory that is taken while every lane runs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Limits:
 
     buckets: int
     memory_bytes: float = math.inf
-    """Held by all programs, and taken besides while the largest runs: others run in its place, not beside it."""
+    """Held by all programs, plus what the largest takes while it runs: others run in its place, not with it."""
 
     def admit(self, chosen: Sequence[Candidate]) -> bool:
         """Returns whether a set keeps to the limits. What a set may not, no larger one may."""

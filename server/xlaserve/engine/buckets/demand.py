@@ -16,8 +16,8 @@ MOST: Final = 256
 Demand = Counter[int]
 """Images by demand: `demand[n]` images were taken from a queue while n of them waited for the lane that took them.
 
-Each image counts once, whatever a demand is split into: of 20 that wait a lane may take 16, which are 16 images of
-demand 20; the 4 that stay are counted with whatever has joined them by then. Where several lanes are free, n is the
+Each image counts once, however a demand is split: of 20 that wait a lane may take 16, which are 16 images of demand 20;
+the 4 that stay are counted together with those that have joined them by then. Where several lanes are free, n is the
 one lane's share.
 """
 

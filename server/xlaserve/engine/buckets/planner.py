@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PADDING_PRICE: Final = 0.1
-"""A padded batch counts as dearer by the part that its padding is of its images, and by this at most."""
+"""A padded batch counts as dearer by the ratio of its padding to its images, and by this at most."""
 
 NEAR_TIE: Final = 0.05
 """Where all lanes are busy a plan with larger batches may cost so much more than the cheapest."""
@@ -27,7 +27,7 @@ MIN_PLANNED: Final = 256
 """Tables go up to so many images at least. A plan for more begins with batches of the best bucket."""
 
 MAX_LEVELS: Final = 8
-"""So many numbers of running lanes are told apart; on a device with more lanes neighbours share one."""
+"""How many numbers of running lanes are told apart; on a device with more lanes neighbours share one."""
 
 Seconds = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ class Choice:
     padding: float
     """The part of the rows that are computed for nothing."""
     estimated: tuple[int, ...]
-    """Of the batches those that were never measured."""
+    """The batches that were never measured."""
 
 
 @dataclass(frozen=True, slots=True)

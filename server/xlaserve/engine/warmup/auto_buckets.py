@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Programs = dict[tuple[Mode, Bucket], Warmed]
 Warm = Callable[[Iterable[Mode], Iterable[Bucket]], Programs]
-"""Compiles, runs and times what it is told to: `compiler.warm_up` of one model."""
+"""Compiles, runs and times the given modes and buckets: `compiler.warm_up` of one model."""
 
 
 def warm_up_auto(

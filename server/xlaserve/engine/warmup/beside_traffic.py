@@ -33,7 +33,7 @@ and the event loop waits for it."""
 
 
 def yield_to_traffic(process: int | None = None) -> None:
-    """Has the calling thread, or a process, and all that it starts, run where others leave time."""
+    """Makes the calling thread, or a process, and all that it starts, run only in the time that others leave."""
     try:
         # Linux takes a thread for a process here.
         os.setpriority(os.PRIO_PROCESS, process or threading.get_native_id(), NICE)
@@ -71,13 +71,13 @@ class BesideTraffic:
         self._verifier = verifier
         self._share = Share(lambda: False)
         self._turn = asyncio.Lock()
-        """Of all that is timed for this model one run is under way: a share has one turn at a time."""
+        """Held for each run that is timed for this model: a share has one turn at a time."""
 
     async def make(self, mode: Mode, bucket: Bucket, known: tuple[Bucket, Warmed] | None = None) -> Warmed:
         """Compiles, verifies, times and records a program. Raises what it raises.
 
-        What runs beside traffic takes longer than it does. Beside a `known` program, whose cost was measured at rest,
-        both are timed now, and the new one costs as many times the known one's as it takes now.
+        Beside traffic, programs take longer than at rest. So a `known` program, whose cost was measured at rest, is
+        timed now as well: the ratio of both times now is that of their costs.
         """
         loop = asyncio.get_running_loop()
         compilation, verified, images = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)

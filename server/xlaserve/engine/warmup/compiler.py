@@ -49,7 +49,7 @@ def warm_up(
     """Compiles `program` for every mode and bucket, the smallest bucket first, verifies each, times and returns them.
 
     With several `threads`, so many of XLA's programs compile at the same time, and are timed when all are there: what
-    compiles takes processors from what is timed. Blocks. Raises ShuttingDown once `stop` is set, and whatever a
+    compiles takes processors from what is timed. Blocks. Raises ShuttingDown once `stop` is set, and what a
     program raises.
     """
     smallest_first = sorted(buckets, key=lambda bucket: (math.prod(bucket), bucket))
@@ -87,7 +87,7 @@ def compile_threads(cores: int) -> int:
     """Returns how many programs should compile at the same time.
 
     One compilation keeps about one and a half cores busy (ResNet50 on two cores: 14.0 processor seconds in 9.6 s), so
-    that on two cores another one beside it would gain little.
+    that on two cores a second one at the same time would gain little.
     """
     return max(1, min(cores // 2, MAX_COMPILE_THREADS))
 

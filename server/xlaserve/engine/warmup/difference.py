@@ -1,4 +1,4 @@
-"""How far answers are from those that they should be, on images that are the same every time."""
+"""How far answers are from the right ones, on images that are the same every time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xlaserve.engine.program import Images, Outputs
 MAX_RELATIVE: Final = 0.1
 MIN_AGREEMENT: Final = 0.95
 _GRAINS: Final = (2, 4, 8, 16, 32)
-"""How many patches the sides of the images are cut into; besides noise."""
+"""How many patches the sides of the images are cut into; the other images are noise."""
 
 
 class Comparing(Protocol):
@@ -35,7 +35,7 @@ class Difference:
     """How far outputs are from the reference's."""
 
     largest: float
-    """Of all numbers of an output that is of floats, as a share of the reference's largest number; of all outputs."""
+    """Largest difference of any float output, as a share of that output's largest number in the reference."""
     agreement: float | None
     """The share of answers that are the same: a classifier's top class, a segmenter's pixels."""
     images: int
@@ -74,7 +74,7 @@ def relative(wanted: NDArray[Any], got: NDArray[Any]) -> float:
 
 
 def by_row(wanted: Outputs, got: Outputs) -> NDArray[np.float64]:
-    """Returns for each row how far it is from what it should be; of several outputs the furthest.
+    """Returns for each row how far it is from the right one; of several outputs, the largest difference.
 
     Of floats this is `relative`, of integers the share of those that are not the same.
     """

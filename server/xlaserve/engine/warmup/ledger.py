@@ -31,7 +31,7 @@ class Entry:
     in_background: bool = False
     """Whether it was compiled beside the traffic, and not at warm-up."""
     verified: Verified | None = None
-    """What its answers showed; None where nobody looked."""
+    """What its answers showed; None where they were not verified."""
 
 
 class Ledger:
@@ -48,6 +48,6 @@ class Ledger:
         return len(self._entries)
 
     def record(self, entry: Entry) -> None:
-        """Adds an entry and tells whoever listens, on the caller's thread."""
+        """Adds an entry and notifies listeners, on the caller's thread."""
         self._entries.append(entry)
         self._on_record(entry)

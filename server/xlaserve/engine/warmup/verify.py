@@ -1,9 +1,9 @@
 """Whether a program answers what its model means: checked at warm-up, before anybody is answered.
 
-Each program runs a few images, noise and patches, in full batches. An image's answer is held against that of a
-reference in which XLA has no part, alone as a rule, and against its own at other places of a batch and in other
-company. Where they are apart, the reference runs the very same batches and tells what it is: a program that computes
-something else than its model, or a model whose rows depend on each other.
+Each program runs a few images, noise and patches, in full batches. An image's answer is compared with that of a
+reference without XLA, which as a rule runs the image alone, and with its own answer at another place of a batch among
+other images. Where they differ, the reference runs the very same batches. That tells which of two it is: a program that
+computes something other than its model, or a model whose rows depend on each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xlaserve.errors import ModelFailed, cause
 log = logging.getLogger(__name__)
 
 EXACT: Final = 1e-3
-"""What float32 on its way through another order of sums is off, as a share of the largest number; more is said."""
+"""How far off float32 is with sums in another order, as a share of the largest number; more gets a warning."""
 GROSS: Final = 1e-2
 """More than that is refused. Between the two lie very deep networks: ResNet152 with random weights is at the first."""
 IMAGES: Final = 8
@@ -45,8 +45,8 @@ class Verified:
     difference: Difference | None
     """From the reference; None where there is none."""
     dependence: float = 0.0
-    """How far an image's answer is from its own at another place of the batch and in other company, as a share of the
-    largest number; the furthest."""
+    """How far an image's answer is from its own at another place of the batch among other images, as a share of the
+    largest number; that of the image with the largest."""
     not_finite: int = 0
     """How many of the images were answered with NaN or infinity."""
     fault: str = ""
@@ -61,8 +61,8 @@ class Verifier:
     """Verifies one model's programs. Safe to use from several threads, which take turns.
 
     `reference` gives the answers that are right; `is_narrow` says that programs compute in less than float32, which is
-    then no fault that a program is refused for. `buckets` are those that the reference may be made for. `warn` is told
-    what people should know.
+    then no fault that a program is refused for. `buckets` are those that the reference may be made for. `warn` is
+    called with what users should know.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Verifier:
         with self._lock:
             verified = self._verify(bucket, compilation.executable)
             if verified.fault and compilation.from_cache:
-                log.warning("compile cache: mode %s, bucket %s: %s; it is made anew", mode, bucket, verified.fault)
+                log.warning("compile cache: mode %s, bucket %s: %s; it is made again", mode, bucket, verified.fault)
                 compilation.forget()
                 compilation = again()
                 verified = self._verify(bucket, compilation.executable)
@@ -152,30 +152,30 @@ class Verifier:
             suspect = int(apart.argmax()) // bucket.batch
             is_suspect = not self._are_alike(apart)
         dependence = 0.0
-        company = None
+        mates = None
         if bucket.batch > 1 and self._batch_dependence != "allow":
-            places = _other_company(bucket.batch, len(images))
-            company = batches[suspect][places]
-            beside = executable(images[company])
-            apart = self._apart(_rows(got[suspect], places), beside)
+            places = _other_mates(bucket.batch, len(images))
+            mates = batches[suspect][places]
+            moved = executable(images[mates])
+            apart = self._apart(_rows(got[suspect], places), moved)
             dependence = float(apart.max())
             is_suspect |= not self._are_alike(apart)
         if not is_suspect:
             return Verified(difference, dependence, not_finite)
         probes = [(images[batches[suspect]], got[suspect])]
-        if company is not None:
-            probes.append((images[company], beside))
+        if mates is not None:
+            probes.append((images[mates], moved))
         fault, is_gross = self._fault(executable, probes)
         if not fault and difference is not None:
             dependence = max(dependence, difference.largest)
         return Verified(difference, dependence, not_finite, fault, is_gross, is_dependent=not fault)
 
     def _fault(self, executable: Executable, probes: list[tuple[Images, Outputs]]) -> tuple[str, bool]:
-        """Returns what is wrong with a program that answers an image now so, now otherwise, and whether that is gross;
-        empty where the model means it to."""
+        """Returns what is wrong with a program whose answers to an image differ, and whether that is gross; empty where
+        the model itself answers so."""
         images, got = probes[0]
         if not self._are_alike(self._apart(got, executable(images))):
-            return "it answers the same batch otherwise each time", True
+            return "it answers the same batch differently each time", True
         if self._reference is None:
             return "", False
         for images, got in probes:
@@ -183,7 +183,7 @@ class Verifier:
             apart = self._apart(wanted, got)
             if not self._are_alike(apart):
                 found = compare(wanted, got, self._task)
-                fault = f"it computes something else than its model: {found}, and at most {self._most:g} is rounding"
+                fault = f"it computes something other than its model: {found}, and at most {self._most:g} is rounding"
                 return fault, not self._are_alike(apart, GROSS)
         return "", False
 
@@ -219,8 +219,8 @@ class Verifier:
         return bool(np.mean(apart <= max(most, self._most)) >= self._task.least_alike)
 
 
-def _other_company(batch: int, images: int) -> Rows:
-    """Returns which rows of a batch of `images` different ones make another: half of them, at other places."""
+def _other_mates(batch: int, images: int) -> Rows:
+    """Returns the rows of a batch of `images` different images that make up another: half of them, at other places."""
     return np.arange(batch)[::-1] % max(1, min(batch, images) // 2)
 
 

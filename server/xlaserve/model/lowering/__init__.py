@@ -40,7 +40,7 @@ class Lowered:
     """A model some of whose layers are computed otherwise."""
 
     model: Any
-    """Is called as the Keras model that it was cloned from, whose weights it shares."""
+    """Called like the Keras model that it was cloned from, whose weights it shares."""
     counts: Mapping[Lowering, int]
     """How many layers each lowering replaced; only those that replaced any."""
 

@@ -22,12 +22,12 @@ from xlaserve.model.networks.keras_runtime import keras
 VECTOR: Final = 16
 """Channels that a processor's widest vectors hold, of 512 bits."""
 MAX_FILLED: Final = 128
-"""Of more channels, what is left over weighs less than the zeros in the matrix product."""
+"""Channels that are filled up. With more, the remainder costs less than the zeros in the matrix product."""
 FLOAT_BYTES: Final = 4
 MAX_KERNEL_BYTES: Final = 24 * 1024
-"""Of weights that are read for every pixel: with the pixels that they meet they have to stay in a first-level cache."""
+"""Bytes of the weights that are read for every pixel: they and those pixels have to stay in a first-level cache."""
 MIN_SLICED: Final = 49
-"""Positions of the kernel, from which on a loop over slices of the channels gains."""
+"""Positions of the kernel from which a loop over slices of the channels is faster."""
 
 
 def replace(layer: Any) -> Replacement | None:
@@ -51,8 +51,7 @@ class Depthwise(WindowReplacement):
 class Separable(WindowReplacement):
     """A depthwise convolution and a pointwise one after it, with the kernels that they had when first traced.
 
-    Few channels are filled up with zeros to a whole number of vectors: what is left over otherwise is computed one by
-    one.
+    Few channels are filled up with zeros to a whole number of vectors: a remainder would be computed one by one.
     """
 
     @cached_property

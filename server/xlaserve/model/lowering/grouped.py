@@ -1,7 +1,7 @@
 """Convolutions with groups of channels, which XLA computes group after group.
 
-Of narrow groups a sum over their channels is faster, which it vectorizes over all outputs; of wider ones, several
-groups as one, with zeros for the weights between them.
+For narrow groups a sum over their channels is faster, which XLA vectorizes over all outputs. For wider ones it is
+faster to compute several groups as one, with zeros for the weights between them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xlaserve.model.lowering.windows import Windows
 from xlaserve.model.networks.keras_runtime import keras
 
 MAX_TERMS: Final = 36
-"""In a sum: four channels of a 3 x 3 kernel."""
+"""Terms of a sum: four channels of a 3 x 3 kernel."""
 BLOCK: Final = 32
 """Channels that make a convolution worth a call."""
 

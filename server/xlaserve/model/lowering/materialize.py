@@ -9,9 +9,9 @@ from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
 def materialized(values: tf.Tensor) -> tf.Tensor:
     """Returns `values`, across which XLA simplifies nothing; fusion comes later, and may (see `Once`).
 
-    Where several slices of them are read, XLA would compute them anew for some: a slice of padded images that leaves
-    out the padding is the images themselves, and all that these come of. The operation is XLA's own (StableHLO's
-    `optimization_barrier`), which TensorFlow's public names leave out; outside XLA it does not exist.
+    Where several slices of them are read, XLA would compute them again for some: a slice of padded images that leaves
+    out the padding is the images themselves, and all that they are computed from. The operation is XLA's own
+    (StableHLO's `optimization_barrier`), which TensorFlow's public names leave out; outside XLA it does not exist.
     """
     if tf.executing_eagerly():
         return values
@@ -22,9 +22,9 @@ def materialized(values: tf.Tensor) -> tf.Tensor:
 class Once:
     """Values that XLA computes once, however many operations read them.
 
-    XLA's fusion computes anew for each reader what it takes for cheap, as additions and products are
-    (`InstructionFusion::IsExpensive` in hlo/transforms), and a barrier is gone by then. A division it takes for
-    expensive, and that it is one by 1 it can't know.
+    XLA's fusion recomputes for each reader what it takes for cheap, such as additions and products
+    (`InstructionFusion::IsExpensive` in hlo/transforms), and a barrier is gone by then. It takes a division for
+    expensive, and can't know that this one is by 1.
     """
 
     def __init__(self) -> None:

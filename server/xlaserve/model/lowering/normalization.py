@@ -1,8 +1,8 @@
 """Batch normalization with its scale and offset computed ahead, and layer normalization of what was computed once.
 
-At inference the former multiplies and adds, and what it multiplies by comes of its statistics. XLA would compute that
-anew in the loop over the pixels, with a square root for each. The latter reads its input three times, for the mean, the
-variance and the result, and XLA would compute what that comes of three times, a depthwise convolution for example.
+At inference batch normalization multiplies and adds, by factors that come from its statistics. XLA would compute these
+again in the loop over the pixels, with a square root for each. Layer normalization reads its input three times, for the
+mean, the variance and the result, and XLA would compute that input, such as a depthwise convolution, three times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BatchNormalization(Replacement):
         self.offset = offset.astype(np.float32)
 
     def call(self, inputs: tf.Tensor, training: bool = False, mask: Any = None) -> tf.Tensor:
-        """Normalizes `inputs` in float32, as Keras does, whatever their precision. The others matter in training."""
+        """Normalizes `inputs` in float32, as Keras does, in any precision. The other arguments matter in training."""
         axis = self.original.axis
         shape = [-1 if side == axis % len(inputs.shape) else 1 for side in range(len(inputs.shape))]
         scale, offset = np.reshape(self.scale, shape), np.reshape(self.offset, shape)

@@ -16,7 +16,7 @@ from xlaserve.model.networks.keras_runtime import keras
 
 def channels(values: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
     """Returns `size` channels of `values` `[..., channels]` from `start`."""
-    # The other sides are asked for here: to a loop, a number that comes from outside might be any.
+    # The other sides are read here: inside a loop, a number that comes from outside might be anything.
     *sides, _ = values.shape
     sizes = [tf.shape(values)[axis] if side is None else side for axis, side in enumerate(sides)]
     return tf.slice(values, [*(0 for _ in sides), start], [*sizes, size])

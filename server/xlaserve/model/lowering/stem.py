@@ -1,7 +1,7 @@
 """Convolutions of a few channels, such as a network's first, as sums of shifted outer products.
 
-XLA's CPU backend calls a matrix product for a convolution, which has little to do here for all the copying before it.
-And its outputs are written out before anything is done with them.
+XLA's CPU backend runs a convolution as a matrix product. Here that computes little for the copying that it needs
+before, and its outputs are written to memory before they are used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xlaserve.model.networks.keras_runtime import keras
 MAX_TERMS: Final = 32
 """Terms of an output's sum; 3 x 3 x 3 are 27. At 7 x 7 x 3 the matrix product is faster."""
 MAX_POINTWISE: Final = 16
-"""The same of pointwise convolutions, for which nothing has to be copied."""
+"""The same for pointwise convolutions, for which nothing has to be copied."""
 
 
 def replace(layer: Any) -> Replacement | None:

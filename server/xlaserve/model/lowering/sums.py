@@ -10,8 +10,8 @@ import tensorflow as tf
 def total(terms: Iterable[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of `terms`, added in pairs, and these in pairs.
 
-    XLA adds in the order that it is given. One after the other, each addition waits for the one before, and a processor
-    for all of them before it has an exponential to do, for example.
+    XLA adds in the order that it is given. In a chain each addition waits for the one before, and what comes after the
+    sum, such as an exponential, waits for all of them.
     """
     sums = list(terms)
     while len(sums) > 1:

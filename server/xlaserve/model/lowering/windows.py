@@ -42,7 +42,7 @@ class Windows:
         return materialized(tf.pad(images, padding, constant_values=fill))
 
     def shifted_over(self, padded: tf.Tensor) -> Iterator[tuple[int, int, tf.Tensor]]:
-        """Yields the same of images that are padded, or of some channels of them."""
+        """Yields the same for images that are padded already, or some channels of them."""
         high, wide = self.output
         for row, column in product(range(self.shape[0]), range(self.shape[1])):
             top, start = row * self.dilations[0], column * self.dilations[1]

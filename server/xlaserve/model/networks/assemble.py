@@ -15,7 +15,7 @@ from xlaserve.model.networks.preprocess import Preprocess
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 
 Call = Callable[[tf.Tensor], Raw]
-"""From pixels, as the network takes them, to its outputs."""
+"""Maps pixels, as the network takes them, to its outputs."""
 
 PIXEL_DTYPES: Final = ("float32", "float16", "bfloat16", "uint8")
 
@@ -32,7 +32,7 @@ def assemble(
     default_size: Size = (None, None),
     multiple: int = 1,
 ) -> Network:
-    """Returns the network that gives `call` its preprocessed pixels and makes the head's outputs of what it answers.
+    """Returns the network that calls `call` with preprocessed pixels and turns its answer into the head's outputs.
 
     `lowered` does the same as `call` for XLA; `lowerings`, `default_size` and `multiple` are as in `Network`.
     Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of PIXEL_DTYPES.

@@ -87,7 +87,7 @@ def _overlap(boxes: tf.Tensor, iou_threshold: float) -> tf.Tensor:
 
 
 def _unsuppressed(overlaps: tf.Tensor, candidates: tf.Tensor) -> tf.Tensor:
-    """Returns which of `candidates` `[n, k]`, the best first, overlap none before them that stays, `[n, k]`."""
+    """Returns which of `candidates` `[n, k]`, the best first, overlap no better one that is kept, `[n, k]`."""
     places = tf.range(overlaps.shape[1])
     hidden_by = overlaps & (places[tf.newaxis] < places[:, tf.newaxis])
 

@@ -46,9 +46,9 @@ _IRRELEVANT: Final = {
     *("name", "version", "fit", "modes", "default_mode", "buckets", "auto_buckets", "unmatched"),
     *("max_background_resolutions", "max_queue_delay_ms", "max_queue_images", "verification", "batch_dependence"),
 }
-"""Settings that change nothing in what is computed. A setting that is not named here makes another model."""
+"""Settings that do not change what is computed. Every other setting makes another model."""
 _APART: Final = {"program", "reference"}
-"""What of a network is no description of it."""
+"""Fields of a network that are not part of its description."""
 _TASKS: Final = {kind.__name__: kind for kind in get_args(Task)}
 
 
@@ -70,7 +70,7 @@ def identity(settings: ModelSettings) -> dict[str, Any] | None:
 
 
 def network(cache: CompileCache, device: Device, settings: ModelSettings, build: Callable[[], Network]) -> Network:
-    """Returns the network that `build` builds, which is only called where the cache does not do."""
+    """Returns the network of `build`, which is only called where the cache lacks it."""
     cache.executables.sweep()  # what models that are not kept have left
     try:
         model = identity(settings)
@@ -97,7 +97,7 @@ def has(cache: CompileCache, device: Device, settings: ModelSettings) -> bool:
 
 
 def _description(network: Network) -> dict[str, Any]:
-    """Returns all that is known of a network but its program, of JSON's types."""
+    """Returns all that is known of a network, except its program, as JSON types."""
     facts = {each.name: getattr(network, each.name) for each in fields(network) if each.name not in _APART}
     return {**facts, "task": {"kind": type(network.task).__name__, **asdict(network.task)}}
 
@@ -114,7 +114,7 @@ def _described(description: Mapping[str, Any], program: CachedProgram) -> Networ
 
 
 def _reference(folder: Folder, program: CachedProgram, images: Images) -> Outputs:
-    """Returns what `Network.reference` answers to `images`, without building the network where it was asked before."""
+    """Returns what `Network.reference` answers to `images`; builds the network only if that was never asked before."""
     name = f"reference-{hashlib.sha256(images.data).hexdigest()[:16]}"
     if (kept := folder.read(name, _outputs)) is not None:
         return kept
@@ -189,7 +189,7 @@ class CachedProgram:
         return self._build()
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
-        """Makes the executable for `mode` and `bucket` of what was kept, or anew. Raises what TensorFlow raises."""
+        """Makes the executable for `mode` and `bucket`, from the cache if it can. Raises what TensorFlow raises."""
         name = f"cost-{self._device.lanes}x{self._device.threads_per_lane}-{mode}-{bucket}"
         cost = self._folder.read(name, _cost)
         compilation = self._compile_xla(bucket, cost) if mode is Mode.XLA else self._program.compile(mode, bucket)
@@ -204,7 +204,7 @@ class CachedProgram:
         self._weights.clear()
 
     def any_size(self) -> Executable:
-        """Makes what runs images of any size, as it is not kept, of the network as its source builds it."""
+        """Makes what runs images of any size. It is not cached, so that the source has to build the network."""
         return self._program.any_size()
 
     @property

@@ -1,4 +1,4 @@
-"""What follows a network inside the compiled program: from the outputs that it has to those of a task."""
+"""What follows a network inside the compiled program: it turns the network's outputs into those of a task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xlaserve.model.task import Classification, Detection, Embedding, Segmentati
 Raw = Mapping[str, tf.Tensor]
 """A network's outputs by their names."""
 Finish = Callable[[Raw, tf.Tensor], tuple[tf.Tensor, ...]]
-"""From a network's outputs, and the images `[n, height, width, 3]` that it was given, to those of the task."""
+"""Maps a network's outputs, and the images `[n, height, width, 3]` that it was given, to outputs of the task."""
 
 DETECTION_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
     "boxes": ("boxes", "detection_boxes"),
@@ -148,7 +148,7 @@ def _detection(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> H
         case (_, _, 4), (_, _):
             return _finished(outputs, settings, boxes_name, scores_name)
     raise ModelFailed(
-        "source: expected outputs of boxes [None, k, 4] and scores [None, k, classes], or [None, k] beside classes, "
+        "source: expected outputs of boxes [None, k, 4] and scores [None, k, classes], or [None, k] with classes, "
         f"got {boxes_shape} and {scores_shape}"
     )
 

@@ -1,6 +1,6 @@
 """Keras on TensorFlow. Everything here imports `keras` from this module, so that the backend is chosen before Keras is.
 
-Whatever the user's keras.json says: Keras reads the backend from the environment first, and images are `[n, h, w, 3]`.
+The user's keras.json has no say: Keras reads the backend from the environment first, and images are `[n, h, w, 3]`.
 """
 
 from __future__ import annotations

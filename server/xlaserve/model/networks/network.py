@@ -27,7 +27,7 @@ class Network:
     batch: int | None = None
     """The only batch size that it takes, where it was made for one."""
     default_size: Size = (None, None)
-    """For a model that takes several, what it was designed for, where that is known."""
+    """For a model that takes several sizes, the one that it was designed for, where that is known."""
     multiple: int = 1
     """Height and width have to be multiples of this."""
     reference: Callable[[Images], Outputs] | None = None

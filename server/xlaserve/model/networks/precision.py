@@ -21,7 +21,7 @@ _SCALES_PIXELS = (keras.layers.Rescaling, keras.layers.Normalization)
 
 
 def narrow(model: Any, precision: Precision) -> None:
-    """Has the Keras `model` compute in `precision` from now on, whatever it was built or saved with."""
+    """Makes the Keras `model` compute in `precision` from now on, regardless of how it was built or saved."""
     if precision is Precision.FLOAT32:
         return
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])

@@ -25,7 +25,7 @@ from xlaserve.model.task import Classification
 DEFAULT_SIZES: Final = {"mobilenet_v3": (224, 224)}
 """Families of `keras.applications` that Keras builds without a size of their own."""
 STALL_TIMEOUT_S: Final = 30.0
-"""How long a download may bring nothing at all."""
+"""How long a download may receive nothing at all."""
 
 
 def names() -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def _download(constructor: Callable[..., Any], arguments: dict[str, Any]) -> Any
 
 
 def _download_failure(error: Exception) -> ModelFailed | None:
-    """Returns the reason and the ways out, where `error` comes from fetching weights."""
+    """Returns the reason and what to do about it, where `error` comes from fetching weights."""
     fetch = re.search(r"URL fetch failure on (\S+): (?:\S+ -- )?(.*)", str(error))
     if fetch is not None:
         url, reason = fetch.groups()

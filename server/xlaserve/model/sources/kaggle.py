@@ -14,7 +14,7 @@ from xlaserve.errors import ModelFailed, cause
 def fetch(handle: str) -> Path:
     """Returns the folder of a model, `owner/model/framework/variation` with a version behind it or not.
 
-    Raises ModelFailed with the reason and the way out.
+    Raises ModelFailed with the reason and what to do about it.
     """
     kagglehub = importlib.import_module("kagglehub")
     try:

@@ -38,12 +38,12 @@ class Head:
     """A class of `keras_cv.models`."""
     task: str
     classes: int
-    """By default: those of the data set that its published weights were trained on."""
+    """The default number of classes: that of the data set that its published weights were trained on."""
     side: int
     backbones: tuple[str, ...]
     """Those that the catalog lists."""
     arguments: Mapping[str, Mapping[str, Any]]
-    """Beside the common ones, by backbone."""
+    """Arguments in addition to the common ones, by backbone."""
 
 
 def _resnet(constructor: str, ending: str) -> dict[str, Backbone]:

@@ -18,7 +18,7 @@ from xlaserve.model.sources import keras_cv_detector, keras_models
 KERAS_CV: Final = '"registered_name": "keras_cv'
 """How the configuration of a model says that it needs KerasCV."""
 SAFE_MODE: Final = "safe_mode=False"
-"""What Keras advises of a file that it only loads so."""
+"""What Keras advises for a file that it loads in no other way."""
 UNKNOWN: Final = re.compile(r"Could not locate (?:class|function) '([^']+)'")
 """How Keras says that it lacks a custom object."""
 

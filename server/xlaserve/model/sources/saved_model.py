@@ -28,7 +28,7 @@ def is_saved_model(folder: Path) -> bool:
 def saved_model(folder: Path, settings: ModelSettings) -> Network:
     """Loads a signature of a SavedModel or, where it has none, the function that it is itself.
 
-    It is run as it was exported, which in the mode eager means as a graph. Raises ModelFailed.
+    It runs as it was exported: in the mode eager too, as a graph. Raises ModelFailed.
     """
     loaded = tf.saved_model.load(str(folder))
     if loaded.signatures or settings.signature is not None:
@@ -72,7 +72,7 @@ def _signature(loaded: Any, wanted: str | None) -> Found:
 
 
 def _callable(loaded: Any) -> Found:
-    """Finds, of the functions that a module without signatures was traced to, one for inference on one image input."""
+    """Finds a traced function of a module without signatures, for inference on one image input."""
     for function in getattr(vars(loaded).get("__call__"), "concrete_functions", ()):
         flat = tf.nest.flatten(function.structured_input_signature)
         tensors = [value for value in flat if isinstance(value, tf.TensorSpec)]

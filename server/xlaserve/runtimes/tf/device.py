@@ -33,7 +33,7 @@ class Device:
     kind: Literal["cpu", "gpu"]
     name: str
     lanes: int
-    """Of all GPUs together."""
+    """Lanes of all GPUs together."""
     threads_per_lane: int
     """TensorFlow's threads for one lane's operations on the CPU."""
     gpus: tuple[int, ...] = ()
@@ -133,7 +133,7 @@ def check_temporary_folder() -> None:
 def _set_flags() -> None:
     """Sets what TensorFlow and XLA do on a CPU, where the environment does not say otherwise.
 
-    Those graphs form clusters that say so, and no others. Programs use vectors as wide as the processor has, and YNN
+    Only graphs that ask for it form clusters. Programs use vectors as wide as the processor has, and YNN
     for matrix products, which is faster than Eigen, XLA's default (docs/lowering.md). Raises ConfigError where the
     environment would have all graphs form clusters.
     """

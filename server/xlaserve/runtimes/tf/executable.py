@@ -100,7 +100,7 @@ class TensorFlowProgram:
     def reference(self, images: Images) -> Outputs:
         """Runs `images` operation by operation, without XLA and TensorFloat-32.
 
-        What would have either, is kept from it by switches of the whole process, for as long as it takes.
+        Both are turned off meanwhile, by switches of the whole process.
         """
         had_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
         were_eager = tf.config.functions_run_eagerly()
@@ -160,7 +160,7 @@ class TensorFlowProgram:
         # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
         # the graph of that, and fixes its shape.
         key = (forward, bucket.height, bucket.width)
-        with self._tracing:  # once, whoever comes first
+        with self._tracing:  # once, by the thread that comes first
             if key not in self._any_batch:
                 shape = (None, bucket.height, bucket.width, CHANNELS)
                 self._any_batch[key] = function = _concrete(forward, shape, jit_compile=False)
@@ -241,14 +241,14 @@ class FixedShape:
 
     def __call__(self, images: Images) -> Outputs:
         """Runs `images` and returns the outputs; raises ValueError where they are of another shape or type."""
-        # Checked here because a concrete function takes a tensor of any shape, and XLA then compiles anew.
+        # Checked here because a concrete function takes a tensor of any shape, and XLA then compiles again.
         if images.shape != self.shape or images.dtype != np.uint8:
             raise ValueError(f"pixels: expected uint8 {self.shape}, got {images.dtype} {images.shape}")
         return self.run(images)
 
 
 def stablehlo(executable: Executable) -> str:
-    """Returns what XLA is given of an XLA executable that `TensorFlowProgram` made, in StableHLO; lowers it anew."""
+    """Returns the StableHLO that XLA gets for an XLA executable of `TensorFlowProgram`; lowers it again."""
     if not isinstance(executable, FixedShape) or not isinstance(executable.run, Function):
         raise TypeError(f"expected an executable of TensorFlow's XLA, got {executable!r}")
     # A method of tf.function alone, which a concrete function does not have.

@@ -7,8 +7,8 @@ A frozen graph runs in a session of its own and for every batch size: a `tf.func
 the weights, and a graph for each bucket once more all of them, to be no faster. The session says for itself whether
 TensorFlow may form clusters for XLA, which is otherwise a matter of the whole process.
 
-What a model would have XLA compile within graph mode is left to TensorFlow's own kernels. Keras has that done to each
-convolution with groups, which on a CPU takes tens of times longer so, and compiles anew for each shape.
+What a model would have XLA compile within graph mode is left to TensorFlow's own kernels. Keras uses XLA for each
+convolution with groups, which on a CPU takes tens of times longer, and compiles again for each shape.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from xlaserve.errors import OutOfDeviceMemory
 from xlaserve.runtimes.tf.stablehlo import MUST_COMPILE
 
 MAX_BYTES: Final = 2**31 - 2**26
-"""Of weights: a graph is a protocol buffer, which ends at 2 GiB."""
+"""Bytes of weights: a graph is a protocol buffer, which ends at 2 GiB."""
 PEAK_COPIES: Final = 14
-"""Of the weights, that freezing and folding them takes for a moment: measured, ResNet50 and ConvNeXtXLarge."""
+"""Copies of the weights that freezing and folding take for a moment: measured, ResNet50 and ConvNeXtXLarge."""
 CLUSTER_RUNS: Final = 2
 """TensorFlow compiles a cluster when it is first run, and for each further shape at the second run of that
 (`kDefaultCompilationThreshold` in compiler/jit/device_compilation_profiler.cc)."""
@@ -64,7 +64,7 @@ class FrozenGraph:
     def __init__(self, function: Any, *, has_clusters: bool = False) -> None:
         graph, definition = tf.Graph(), _freeze(function)
         self.has_xla = not _left_out_xla(definition)
-        """Whether XLA has to run some of it all the same, besides clusters."""
+        """Whether XLA has to run some of it all the same, other than clusters."""
         # A graph does not say where its function was made: on which of several devices its replica belongs.
         with graph.as_default(), tf.device(context.context().device_name or None):
             tf.graph_util.import_graph_def(definition, name="")
@@ -84,7 +84,7 @@ class FrozenGraph:
 
 @contextmanager
 def memory_named() -> Iterator[None]:
-    """Raises OutOfDeviceMemory for what TensorFlow and XLA raise for want of memory."""
+    """Raises OutOfDeviceMemory for what TensorFlow and XLA raise for lack of memory."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -20,7 +20,7 @@ from xlaserve.runtimes.tf import flags
 FOLDER: Final = "ram://xlaserve/executables"
 """In the file system that TensorFlow has in memory, of this process alone."""
 PREFIX: Final = "xlaserve_"
-"""Of the names of functions that are kept; an executable holds its function's, as the name of its HLO module."""
+"""How the names of functions that are kept begin; an executable has its function's as the name of its HLO module."""
 LOG_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
 _ERRORS, _FATAL = "2", "3"
 
@@ -38,7 +38,7 @@ class Executables:
         flags.add(flags.TF_XLA, f"--tf_xla_persistent_cache_read_only={str(not has_all_compiled).lower()}")
         if os.environ.get(LOG_LEVEL) == _ERRORS:
             # `stderr_tap` says which are of no account; without it they can only be silenced with all others, which
-            # come as exceptions besides.
+            # come as exceptions as well.
             os.environ[LOG_LEVEL] = _FATAL
 
     def put(self, files: Mapping[str, memoryview]) -> None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from xlaserve.runtimes.tf.persistent_cache import PREFIX
 
 VERSION: Final = 9
-"""Of XlaCallModule's calling convention: the lowest that takes a module for one platform, as it is."""
+"""Version of XlaCallModule's calling convention: the lowest that takes a module for one platform, as it is."""
 PLATFORMS: Final = {"cpu": "CPU", "gpu": "CUDA"}
 PIXELS: Final = "pixels"
 MUST_COMPILE: Final = "_XlaMustCompile"
@@ -75,7 +75,7 @@ def load(
     """Returns the function, which XLA compiles at its first call, for uint8 images of `shape`."""
     library = _library(traced, PLATFORMS[device])
     (inner,) = library.library.function
-    tf.import_graph_def(library, name="")  # outside of a graph, this is how TensorFlow is told of a function
+    tf.import_graph_def(library, name="")  # outside of a graph, this is how a function is registered with TensorFlow
 
     graph_def = tf.compat.v1.GraphDef()
     graph_def.CopyFrom(library)

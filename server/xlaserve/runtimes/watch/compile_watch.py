@@ -18,7 +18,7 @@ REMEMBERED: Final = 100
 KNOWN: Final = XlaCompilation(
     "xlaserve_known", ("f32[3]",), "f32[3]", constants=(), from_cache=False, seconds=0.0, at_s=0.0, thread=0
 )
-"""What the watch has to see to be believed: the name is within the one that TensorFlow gives to the function."""
+"""What the watch has to see to be believed: TensorFlow's name of the function contains this one."""
 PATIENCE_S: Final = 5.0
 """How long the line that tells of a compilation may take to arrive: it comes through another process."""
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class CompileWatch:
-    """Counts what XLA compiled: `on_compiled` is told of each, and whether it was expected.
+    """Counts what XLA compiled: `on_compiled` is called with each, and whether it was expected.
 
     What was found in XLA's cache was not compiled, and counts only where a request waited for it all the same.
 
     A compilation is expected while somebody is in `expecting`: a model is loaded, warmed, or given another bucket.
-    A thread that runs batches never may compile, whatever else goes on; `is_serving` knows them by their number.
+    A thread that runs batches may never compile, not even then; `is_serving` knows them by their number.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def pass_on(line: bytes, severity: int, files: set[bytes], events: bytearray) ->
 
 
 def hand_over(events: bytearray) -> None:
-    """Gives the process what it takes of its events now.
+    """Writes to the process as many events as it reads now.
 
     It may be the one that writes them, in a call that holds Python's lock: if this waited for it, both would for ever.
     """
@@ -71,7 +71,7 @@ def hand_over(events: bytearray) -> None:
 
 
 def write(descriptor: int, text: bytes) -> None:
-    """Writes all of it, or gives up where nobody reads: whoever logs must never block on that."""
+    """Writes all of it, or gives up where nobody reads: logging must never block on that."""
     try:
         while text:
             text = text[os.write(descriptor, text) :]

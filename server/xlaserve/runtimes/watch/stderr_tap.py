@@ -19,9 +19,9 @@ FILES: Final = (
     *("device_compiler.h", "device_executable_persistor.h", "xla_compiler.cc", "const_analysis.cc", "dump_graph.cc"),
     *("text_format.cc", "cpu_aot_loader.cc"),
 )
-"""What VMODULE makes speak, and what complains that it has nowhere to write the graphs of which xla_compiler speaks;
-and those that say as errors, each time when an executable is read from the compile cache, that it is no text and that
-the processor lacks "features" which are preferences of the code generator."""
+"""Source files whose lines are not passed on: those that VMODULE makes verbose, the one that complains that it has
+nowhere to write the graphs of xla_compiler, and those that log as errors, whenever an executable is read from the
+compile cache, that it is no text and that the processor lacks "features", preferences of the code generator."""
 LAST_LINES_S: Final = 2.0
 """How long the filter may take at the end to pass on what was written."""
 _STDERR: Final = 2
@@ -34,7 +34,7 @@ class StderrTap:
     """While it is entered, what this process's libraries write to stderr goes through a filter, a process of its own.
 
     Must be entered before TensorFlow is imported. Python's own sys.stderr and log lines are written straight to where
-    stderr was: they are neither delayed nor lost, whatever becomes of the filter. XLA tells the values of constants,
+    stderr was: they are neither delayed nor lost, even if the filter dies. XLA tells the values of constants,
     which its events need, only where it has a folder of executables to look into (`cache.executables`).
     """
 
@@ -101,7 +101,7 @@ class StderrTap:
             for line in events:
                 try:
                     hear(line.rstrip("\n"))
-                except Exception:  # who stops reading has the filter, and with it every library, wait for ever
+                except Exception:  # if this stopped reading, the filter would wait for ever, and with it every library
                     log.exception("an event of XLA could not be understood: %s", line)
         if not self._is_closing:
             os.dup2(self._stderr, _STDERR)

@@ -387,7 +387,7 @@ async def test_what_waits_of_a_split_job_leaves_the_queue_when_one_of_its_batche
     with pytest.raises(ExecutionFailed):
         await large
     assert numbers_of(await small) == [100]
-    assert [len(batch.numbers) for batch in model.started] == [8, 8, 1]  # the second was beside the lane already
+    assert [len(batch.numbers) for batch in model.started] == [8, 8, 1]  # the second was gathered ahead already
 
 
 def short_of_memory(largest: int) -> Callable[[Started], BaseException | None]:
@@ -639,7 +639,7 @@ async def test_what_waits_of_a_half_run_job_leaves_the_queue_when_it_is_cancelle
     model = make()
     large = model.ask(range(40))
     await asyncio.sleep(0.5)
-    assert model.batcher.waiting_images == 24  # 8 run and 8 were gathered beside them
+    assert model.batcher.waiting_images == 24  # 8 run and 8 were gathered ahead
     large.cancel()
     await asyncio.wait([large])
     assert model.is_empty()
@@ -1090,7 +1090,7 @@ async def test_every_job_settles_once_whatever_happens(
     await arriving
     await asyncio.wait(chaos.expected)
     chaos.check_outcomes()
-    await asyncio.sleep(100)  # whatever is still on the device ends
+    await asyncio.sleep(100)  # all that is still on the device ends
     chaos.check_what_is_left()
 
 

@@ -38,7 +38,7 @@ class Device:
         self.lanes.release()
 
     def is_idle(self) -> bool:
-        """Whether all lanes and the place beside them can be had at once."""
+        """Whether all lanes and the place ahead of them can be had at once."""
         turns = [self.lanes.acquire(Share(lambda: True)) for _ in range(self.lanes.count + 1)]
         for turn in turns:
             with pytest.raises(StopIteration):
@@ -148,7 +148,7 @@ async def test_busy_models_do_not_starve_a_quiet_one(
     for _ in range(200):
         await asyncio.sleep(3.375)
         await (await device.run(quiet))
-    # What is under way: a batch in each lane, with one lane also the one beside it. Then those with as old a claim.
+    # What is under way: a batch in each lane, with one lane also one gathered ahead. Then those with as old a claim.
     under_way_s = 2.0 if count == 1 else 1.0
     assert max(quiet.waits_s) <= under_way_s + (others - 1) / count
     await stop(busy)

@@ -1,4 +1,4 @@
-"""Traffic, new resolutions and compilations of several models on the lanes of one device, whatever happens to them."""
+"""Traffic, new resolutions and compilations of several models on the lanes of one device, with failures and cancels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Event(NamedTuple):
     model: int
     size: tuple[int, int]
     is_timing: bool
-    """Of a program, as for a new resolution; else a request."""
+    """Whether it compiles a program, as for a new resolution; else it is a request."""
     images: int
     fails: bool
     cancel_after: float | None
@@ -104,7 +104,7 @@ async def play(asked: list[Event], lane_count: int, refuses: int, compiling: Thr
     failing = {number for number, event in enumerate(asked) if event.fails}
     worker.error_of = lambda batch: ValueError() if failing & set(batch.numbers) else None
     executable = Executable(Mode.XLA, answer)
-    batchers, besides = [], []
+    batchers, makers = [], []
     for number in range(3):
         programs = {
             (Mode.XLA, Bucket(batch, *size)): Warmed(executable, Cost(seconds, seconds))
@@ -123,7 +123,7 @@ async def play(asked: list[Event], lane_count: int, refuses: int, compiling: Thr
                 clock=loop.time,
             )
         )
-        besides.append(
+        makers.append(
             BesideTraffic(
                 model=str(number),
                 version="1",
@@ -139,7 +139,7 @@ async def play(asked: list[Event], lane_count: int, refuses: int, compiling: Thr
         await asyncio.sleep(event.at)
         if event.is_timing:
             images = np.full((1, *event.size, 3), number, np.uint8)
-            assert await besides[event.model].time(executable, Bucket(1, *event.size), images) > 0
+            assert await makers[event.model].time(executable, Bucket(1, *event.size), images) > 0
             return
         images = np.full((event.images, *event.size, 3), number, np.uint8)
         result = await batchers[event.model].run(images, Mode.XLA, math.inf)

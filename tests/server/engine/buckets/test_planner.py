@@ -194,7 +194,7 @@ def test_noise_does_not_choose_small_batches_where_all_lanes_are_busy(noise: flo
 
 def test_of_plans_that_cost_nearly_the_same_free_lanes_run_the_one_that_pads_less() -> None:
     costs = {1: Cost(1.0, 1.0), 2: Cost(1.5, 1.5), 4: Cost(2.45, 2.45)}
-    assert Planner(costs, 1).plan(3, 1) == ((Step(0, 3, 4),),)  # one batch, where no lane is left beside
+    assert Planner(costs, 1).plan(3, 1) == ((Step(0, 3, 4),),)  # one batch, where no other lane is free
     planner = Planner({bucket: Cost(cost.alone_s, 100.0) for bucket, cost in costs.items()}, 2)
     assert planner.plan(3, 2) == ((Step(0, 2, 2), Step(2, 3, 1)),)
 
@@ -252,7 +252,7 @@ def test_an_even_split_leaves_no_chosen_lane_without_work() -> None:
 
 
 def test_what_runs_in_other_lanes_counts_as_load() -> None:
-    # Alone one batch of 4 is best; beside another, two of 2.
+    # Alone one batch of 4 is best; with another running, two of 2.
     costs = {2: Cost(3.0, 3.0), 4: Cost(4.0, 8.0)}
     assert Planner(costs, lanes=2).next_step(4, free_lanes=1, busy_lanes=0).bucket == 4
     assert Planner(costs, lanes=2).next_step(4, free_lanes=1, busy_lanes=1).bucket == 2

@@ -64,7 +64,7 @@ class Checked:
 
     def __call__(self, run: Executable, bucket: Bucket, mode: Mode = Mode.XLA) -> Verified:
         compilation = Compilation(run, 0.0, 0.0)
-        _, verified = self.verifier.admit(mode, bucket, compilation, lambda: pytest.fail("nothing is to be made anew"))
+        _, verified = self.verifier.admit(mode, bucket, compilation, lambda: pytest.fail("nothing is to be made again"))
         return verified
 
 
@@ -95,7 +95,7 @@ def test_a_program_of_xla_with_one_row_beyond_rounding_is_refused(bucket: Bucket
         rows[0 if place == "first" else -1] *= 1 + 5 * GROSS
         return (rows,)
 
-    with pytest.raises(ModelFailed, match=f"mode xla, bucket {bucket}: it computes something else than its model"):
+    with pytest.raises(ModelFailed, match=f"mode xla, bucket {bucket}: it computes something other than its model"):
         Checked()(off, bucket)
 
 
@@ -215,7 +215,7 @@ def test_answers_that_change_from_run_to_run_are_no_dependence() -> None:
 
     checked = Checked()
     verified = checked(counting, BUCKETS[2], Mode.GRAPH)
-    assert verified.fault == "it answers the same batch otherwise each time"
+    assert verified.fault == "it answers the same batch differently each time"
     assert not verified.is_dependent
 
 
@@ -276,9 +276,9 @@ def test_a_wrong_program_of_the_compile_cache_is_forgotten_and_made_anew() -> No
     kept = Compilation(
         lambda images: (scores(images)[0] * 2,), 0.0, 0.0, from_cache=True, forget=lambda: forgotten.append(True)
     )
-    anew = Compilation(scores, 1.0, 1.0)
-    compilation, verified = Checked().verifier.admit(Mode.XLA, BUCKETS[2], kept, lambda: anew)
-    assert compilation is anew
+    again = Compilation(scores, 1.0, 1.0)
+    compilation, verified = Checked().verifier.admit(Mode.XLA, BUCKETS[2], kept, lambda: again)
+    assert compilation is again
     assert verified.fault == ""
     assert forgotten == [True]
 

@@ -28,7 +28,7 @@ def wide(inputs):
     outputs = keras.layers.Conv2D(320, 3, groups=64, activation="relu")(outputs)
     return keras.layers.LayerNormalization()(outputs)
 
-# What waits for nothing, of four loops, is ready beside the six parts of the first 3 x 3 convolution.
+# What waits for nothing, of four loops, is ready next to the six parts of the first 3 x 3 convolution.
 pixels = keras.Input((28, 28, 64))
 lowered = lowering.lower(keras.Model(pixels, wide(wide(block(block(pixels))))), list(Lowering))
 images = tf.constant(np.ones((1, 28, 28, 64), np.float32))

@@ -78,7 +78,7 @@ def test_thousands_of_classes_cost_small_boxes_no_precision() -> None:
     generator = np.random.default_rng(0)
     classes, pairs = 5000, 200
     corners = generator.uniform(0, 630, (pairs, 1, 2)).repeat(2, axis=1)
-    corners[:, 1] += generator.uniform(0.1, 2, (pairs, 2))  # the second of a pair, beside the first
+    corners[:, 1] += generator.uniform(0.1, 2, (pairs, 2))  # the second of a pair, next to the first
     candidates = np.concatenate([corners, corners + 4], axis=2).reshape(-1, 4).astype(np.float32)
     scores = np.zeros((2 * pairs, classes), np.float32)
     of_pair = classes - 1 - np.arange(pairs)

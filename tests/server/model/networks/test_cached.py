@@ -351,5 +351,5 @@ def test_a_program_that_was_found_to_be_wrong_is_made_anew_even_where_it_stays(
     kept = network.program.compile(Mode.XLA, BUCKET)
     assert (kept.from_cache, source.built) == (True, 0)
     kept.forget()
-    anew = network.program.compile(Mode.XLA, BUCKET)
-    assert (anew.from_cache, source.built) == (False, 1)
+    again = network.program.compile(Mode.XLA, BUCKET)
+    assert (again.from_cache, source.built) == (False, 1)

@@ -103,7 +103,7 @@ def test_company_in_a_batch_never_changes_a_row(model: catalog.Model, mode: Mode
     garbage = list(np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8))
     executable = model.program.compile(mode, Bucket(4, 32, 32)).executable
     (padded,) = executable(np.stack([image] * 4))
-    for company in (others, garbage):
-        (scored,) = executable(np.stack([image, *company]))
+    for mates in (others, garbage):
+        (scored,) = executable(np.stack([image, *mates]))
         np.testing.assert_array_equal(scored[0], padded[0])
     np.testing.assert_allclose(padded[0], scores(model, [image], mode, 1)[0], atol=1e-5)

@@ -23,7 +23,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (BATCH, SIDE, SIDE, 3), np.ui
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails whatever looks up a name or opens a connection."""
+    """Fails what looks up a name or opens a connection."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something asked for the network")

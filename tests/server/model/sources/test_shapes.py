@@ -90,5 +90,5 @@ def test_company_in_a_batch_never_changes_a_row(
     garbage = np.random.default_rng(0).integers(0, 256, images.shape, np.uint8)
     garbage[0] = images[0]
     for model in (detector, segmenter):
-        for in_company, beside_garbage in zip(run(model, images, mode), run(model, garbage, mode), strict=True):
-            np.testing.assert_array_equal(in_company[0], beside_garbage[0])
+        for in_batch, among_garbage in zip(run(model, images, mode), run(model, garbage, mode), strict=True):
+            np.testing.assert_array_equal(in_batch[0], among_garbage[0])

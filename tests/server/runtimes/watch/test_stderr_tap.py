@@ -100,9 +100,9 @@ write("fourth\\n")
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.abort()", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_what_was_written_comes_out_however_the_process_ends(end: str) -> None:
-    done = run(f"write('x' * 100_000 + '\\nlast words\\n'); {end}")
+    done = run(f"write('x' * 100_000 + '\\nlast line\\n'); {end}")
     assert done.returncode != 0
-    assert done.stderr.endswith("\nlast words\n")
+    assert done.stderr.endswith("\nlast line\n")
     assert len(done.stderr) > 100_000
 
 
