@@ -220,7 +220,7 @@ class App:
         keep_freed_memory()  # not before: loading frees much that is of no further use
 
     def _settle(self) -> None:
-        """Keeps the collector, which holds everybody up, from what stays for ever: the libraries, all there already."""
+        """Freezes what stays for ever, the libraries: the garbage collector, which pauses all threads, skips it."""
         if self._has_tensorflow and self._cache is None:
             from xlaserve.model.networks import keras_runtime  # noqa: F401, PLC0415 - imports TensorFlow
         gc.freeze()

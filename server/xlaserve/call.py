@@ -110,7 +110,7 @@ class Calls:
 
 
 class Call:
-    """One request under way. What ends its `with` with an error is counted as its failure."""
+    """One request under way. An error that leaves its `with` block is counted as its failure."""
 
     __slots__ = ("_answer", "_calls", "_method", "began", "deadline", "request", "served", "timings")
 
@@ -120,7 +120,7 @@ class Call:
         self.served = served
         self.deadline = deadline
         self.began = began
-        """In seconds of the clock, as `deadline` is."""
+        """When it began, in seconds of the clock, as `deadline` is."""
         self.request: Request | None = None
         """What it asks for, once that is known."""
         self.timings = Timings()

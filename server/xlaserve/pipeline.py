@@ -48,9 +48,9 @@ class Request(NamedTuple):
     images: Images | Pending | Sequence[Encoded]
     """Pixels `[n, height, width, 3]` that passed `image.check_pixels`, or encoded images; at least one."""
     deadline: float
-    """In seconds of the clock."""
+    """When it has to be answered, in seconds of the clock."""
     render: Render | None = None
-    """What takes too long for the event loop to be done there; it may raise a RequestError."""
+    """Work on the answer that takes too long for the event loop; it may raise a RequestError."""
 
 
 class Answer(NamedTuple):
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
     rendered: Sequence[Any]
     """What the request's `render` made of each image; nothing without it."""
     at: float
-    """When it was there, in seconds of the clock."""
+    """When the model had answered, in seconds of the clock."""
 
 
 class Group(NamedTuple):

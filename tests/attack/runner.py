@@ -129,7 +129,7 @@ def _check_serves(server: Server, tally: Tally) -> None:
 
 
 class _Sites:
-    """Servers that attacks share, started when one is wanted, and again where one has died or serves no more."""
+    """Servers that attacks share, started when one is wanted, and again where one has died or no longer serves."""
 
     def __init__(self, folder: Path, *, is_short: bool) -> None:
         self._folder = folder

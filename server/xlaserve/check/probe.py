@@ -49,7 +49,7 @@ Write = Callable[[dict[str, Any]], object]
 
 
 def main() -> None:
-    """Checks a model; what can't be built or compiled is said, and no failure of the process."""
+    """Checks a model; what can't be built or compiled is reported, and is no failure of the process."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print
     task = Task.model_validate_json(sys.stdin.readline())

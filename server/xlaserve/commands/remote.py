@@ -27,7 +27,7 @@ def address(settings: Settings) -> str:
 
 @contextmanager
 def channel(server: str, needs: str = "it is no xlaserve, or of another version") -> Iterator[grpc.Channel]:
-    """Connects to `server`, HOST:PORT; what it answers instead of an answer is raised as XlaserveError.
+    """Connects to `server`, HOST:PORT; any status other than OK is raised as XlaserveError.
 
     `needs` says what is missing where it has no such method.
     """

@@ -70,7 +70,7 @@ class Settings(Frozen):
     """A folder for what was traced, compiled and timed, so that a later start need not do it again; `xlaserve warm`
     fills it. What is in it runs as machine code: only those who may change the server should be able to write there."""
     compile_cache_read_only: bool = False
-    """Write nothing into `compile_cache`; what is not there is compiled as ever."""
+    """Write nothing into `compile_cache`; what is not there is compiled as usual."""
     ready_when: Literal["all", "first_bucket"] = "all"
     """What a model is ready with: all its buckets, or the smallest of each resolution, in every mode. The others then
     compile beside the traffic, and serve from when they are there. With `buckets: auto` it is always all."""
@@ -96,8 +96,8 @@ class Settings(Frozen):
     is answered. More get RESOURCE_EXHAUSTED."""
     max_resident_bytes: int | None = Field(None, ge=1)
     """Memory that the process should stay within; by default four fifths of the container's or the machine's. Once no
-    more than `max_inflight_bytes` are left of it, only as many messages arrive at a time as would fit into those were
-    each of `max_message_bytes`, and those that take longest get RESOURCE_EXHAUSTED."""
+    more than `max_inflight_bytes` are left of it, only as many messages may arrive at a time as fit there at
+    `max_message_bytes` each, and those that take longest get RESOURCE_EXHAUSTED."""
     max_concurrent_calls: int = Field(4096, ge=1, le=1_000_000)
     """Calls of all kinds at a time, those whose answers are not yet read by their clients included. More get
     RESOURCE_EXHAUSTED."""

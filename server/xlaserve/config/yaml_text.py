@@ -1,6 +1,6 @@
-"""YAML as configurations are written in it: what people do not mean is an error, and none of it runs away.
+"""YAML for configurations: what nobody means is an error, and its size is bounded.
 
-Over PyYAML's safe loader: a key stands once and is text, `2024-13-45` is text and no impossible date, a number has at
+Over PyYAML's safe loader: a key stands once and is text, `2024-13-45` is text and not an invalid date, a number has at
 most 64 bits, and aliases do not add up to more than MAX_NODES values. Only true and false are booleans, as in YAML
 1.2: `off` is text, and a value that a setting may have.
 """

@@ -78,7 +78,7 @@ class Program(Protocol):
 
 @runtime_checkable
 class Sealed(Protocol):
-    """A `Program` that can do without what it was made of, which the garbage collector would walk through for ever."""
+    """A `Program` that can drop what it was made of, so that the garbage collector need not walk through that."""
 
     def seal(self) -> None:
         """Frees what only another compilation needs, for good. What was compiled goes on."""
@@ -86,7 +86,7 @@ class Sealed(Protocol):
 
 @runtime_checkable
 class Dismantled(Protocol):
-    """A `Program` that can be taken apart, so that less of it is left for the garbage collector, which holds all up."""
+    """A `Program` that can be taken apart, which leaves less to the garbage collector and its pauses."""
 
     def dismantle(self) -> None:
         """Takes it and what it made apart, for good. Nobody may run any of it any more."""

@@ -93,7 +93,7 @@ class Repository:
         self._changes = Changes()
         self._stop = threading.Event()
         self._has_started = False
-        # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at last.
+        # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at the end.
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._compiling_in_background = ThreadPoolExecutor(1, "background", initializer=yield_to_traffic)
 
@@ -259,7 +259,7 @@ class Repository:
             is_explained = isinstance(error, ModelFailed)
             log.log(logging.DEBUG if is_explained else logging.ERROR, "model %s failed", name, exc_info=error)
             raise ModelFailed(f"model {name} failed: {newcomer.reason}") from error
-        if not self._is_serving:  # else what the old one leaves is collected with it
+        if not self._is_serving:  # else the garbage of both is collected when the old one is freed
             await asyncio.to_thread(gc.collect)
         self._served[name] = served
         self._change(newcomer, State.READY)
@@ -278,7 +278,7 @@ class Repository:
             self._check_stop()
             self._change(version, State.COMPILING)
             verifier = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn)
-            # What is prepared is there in whole, and only now.
+            # A prepared cache has all programs, and only until this block ends.
             buckets = self._first_buckets(model) if prepared is None else model.buckets
             timer = self._timer(version, model)
             programs = await self._compile(self._warm_up, version, model, buckets, timer, verifier)
@@ -316,7 +316,7 @@ class Repository:
             on_retired=version.retired,
         )
         if any_size is not None:
-            # Graph mode is as far from XLA as the model's own reference, which nobody may call while the model serves.
+            # Graph mode is as independent of XLA as the model's own reference, which nobody may call while it serves.
             resolutions = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn, reference=any_size)
             version.background = Background(
                 model=settings.name,

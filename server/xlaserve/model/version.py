@@ -60,7 +60,7 @@ class Version:
             log.warning("model %s: %s", self.name, warning)
 
     def retired(self, mode: Mode, buckets: list[Bucket]) -> None:
-        """Says that buckets serve no more, for lack of memory. On the event loop."""
+        """Says that buckets no longer serve, for lack of memory. On the event loop."""
         self.telemetry.buckets_retired(mode, len(buckets))
         names = ", ".join(map(str, buckets))
         self.warn(f"mode {mode}: the device's memory did not hold a batch; smaller buckets serve in place of {names}")

@@ -78,7 +78,7 @@ class Reader:
     """Called with the status."""
 
     def take_in(self, data: bytes) -> tuple[Any, int]:
-        """Returns a message that has arrived, and its bytes, which are taken of the intake.
+        """Returns a message that has arrived, and its bytes, which are counted by the intake.
 
         Raises QueueFull, and InvalidArgument for a message that is beyond all bounds.
         """

@@ -1,7 +1,7 @@
 """Closes a port and the connections that were made to it, without gRPC's part.
 
-A gRPC server that stops answers with CANCELLED what it has received and not handed over, and what still comes before a
-client has seen that it stops. A client whose connection closes gets UNAVAILABLE for each call that has no answer.
+A gRPC server that stops answers CANCELLED to calls that it has received but not handed over, and to those that arrive
+before a client sees that it stops. A client whose connection closes gets UNAVAILABLE for each call that has no answer.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Health(pb_grpc.HealthServicer):
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes over what `is_ready` and `models` say now."""
+        """Updates all states from `is_ready` and `models`."""
         services = {**dict.fromkeys(SERVER, self._is_ready()), **self._models()}
         self._serves = {name: serves and not self._has_stopped for name, serves in services.items()}
         self._changed.set()

@@ -1,8 +1,8 @@
 """How much of clients' messages the server holds: those that arrive, and those that were not answered yet.
 
 Messages that have arrived are counted, and refused beyond a bound. What is still arriving lies in gRPC's own buffers,
-which neither tell their size nor take a bound. Up to as many messages as the bound has room for, were each of the
-largest size, gRPC receives by itself, and they can't be refused until they have arrived. Further ones are asked for by
+which neither tell their size nor take a bound. gRPC receives by itself as many messages as the
+bound has room for at the largest size, and they can't be refused until they have arrived. Further ones are asked for by
 `receive`, and where the process runs short of memory no more of them than there is room for are kept: those that take
 longest are refused in favour of new ones.
 """

@@ -158,7 +158,7 @@ class GrpcServer:
             self._hanging_up = asyncio.create_task(hang_up(port, flush_s=0))
 
     async def _listen_again(self, port: int) -> None:
-        """Makes another server where grpcio has ended it: it does where the path of a call is no UTF-8 (1.85)."""
+        """Makes another server where grpcio has ended its own, as 1.85 does where the path of a call is no UTF-8."""
         while True:
             reason: Exception | None = None
             try:

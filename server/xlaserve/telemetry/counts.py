@@ -1,4 +1,4 @@
-"""Counters and histograms for the event loop: plain numbers, which are put into words when /metrics is read.
+"""Counters and histograms for the event loop: plain numbers, which are formatted when /metrics is read.
 
 prometheus-client's own take a lock and half a dozen calls for each observation, together some fifteen microseconds a
 request. These are written by one thread only.

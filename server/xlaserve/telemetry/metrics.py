@@ -81,7 +81,7 @@ class Metrics:
         )
         self.retired_buckets = LoopCounter(
             "xlaserve_retired_buckets",
-            "Buckets that serve no more, as the device's memory did not hold a batch.",
+            "Buckets that no longer serve, as the device's memory did not hold a batch.",
             ("model", "mode"),
             registry=registry,
         )
@@ -93,7 +93,7 @@ class Metrics:
         )
         self.compilations = Counter(
             "xlaserve_compilations",
-            "Programs compiled, at warm-up or in the background. After readiness the former stay put.",
+            "Programs compiled, at warm-up or in the background. After readiness only the latter grow.",
             ("model", "mode", "phase"),
             registry=registry,
         )

@@ -41,7 +41,7 @@ from xlaserve.errors import (
 log = logging.getLogger(__name__)
 
 MIN_TIMER_S: Final = 0.001
-"""uvloop rounds timers to milliseconds, and what it rounds to none comes at once, again and again."""
+"""uvloop rounds timers to milliseconds; one that is rounded to zero would fire at once, again and again."""
 
 
 class Observer(Protocol):

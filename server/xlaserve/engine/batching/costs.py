@@ -64,7 +64,7 @@ class Costs:
         """The buckets whose run takes less than a hand-over to a thread."""
         self._least_s = min(self._least_s, *(cost.alone_s for cost in warmed.values()))
         self.cheapest_s = self._least_s
-        """No image is answered in less. The least that was ever seen: a batch that took long refuses no request."""
+        """The least time for an image that was ever seen, so that one slow batch never has requests refused."""
         self._plan()
 
     @property
@@ -126,8 +126,8 @@ class Costs:
     def _guess(self) -> None:
         """Guesses again what the buckets take that have not run since the last plan.
 
-        Were they left as they are, one that was slow for a while would never be tried again. What has run shows how
-        the machine has changed since warm-up, but where it is dearer that may be the buckets': so half of it.
+        Otherwise one that was slow for a while would never be tried again. The buckets that ran show how the machine
+        has changed since warm-up. Where they are dearer, the cause may be those buckets alone, so half of it counts.
         """
         changes = [[now / then for now, then in zip(self._turns[b], self._seed(b), strict=True)] for b in self._seen]
         factors = [statistics.geometric_mean(ends) for ends in zip(*changes, strict=True)]
@@ -151,7 +151,7 @@ class Costs:
 def _parts(running: int, lanes: int) -> tuple[float, float]:
     """Returns by how much the ends of the line from alone to loaded move, so that it moves by 1 at `running` lanes.
 
-    Each by its part in what lies there.
+    Each end moves in proportion to its weight there.
     """
     loaded = (running - 1) / (lanes - 1) if lanes > 1 else 0.5
     whole = loaded**2 + (1 - loaded) ** 2

@@ -46,7 +46,7 @@ Done = Callable[[Run | BaseException], object]
 class Worker:
     """Runs batches on `lanes` lanes, and gathers `ahead` more meanwhile.
 
-    It has a thread for each of both, from the start to `stop`.
+    Each lane, and each batch gathered ahead, has a thread until `stop`.
     """
 
     def __init__(self, lanes: int, ahead: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -141,7 +141,7 @@ class Worker:
 def gather(rows: Sequence[Images], buffer: Images) -> None:
     """Copies `rows` one after the other into `buffer` and pads what remains with the last row.
 
-    A row that is valid and not zeros: it takes the time that any image takes and can't give an infinity.
+    A real row rather than zeros: it takes as long as any image, and adds no infinity of its own.
     """
     start = 0
     for images in rows:

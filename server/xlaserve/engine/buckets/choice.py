@@ -11,7 +11,7 @@ OVERHEAD_S included, and demand[n] for the images taken at a demand of n (`deman
 Loaded costs, because a set of buckets decides how much a busy server can do; an idle one runs single images, for which
 the same order of costs holds.
 
-The textbook's programme for such a choice pads each n to the next bucket up, so that the cost falls apart into the gaps
+The textbook algorithm for such a choice pads each n to the next bucket up, so that the cost falls apart into the gaps
 between neighbours. Here it doesn't: with 1 and 4 a demand of 5 is 4 + 1 and never pays for 8. So sets are searched one
 by one, each in a single step from its parent, since adding a bucket to S is one more item of an unbounded knapsack:
 

@@ -48,9 +48,8 @@ def warm_up(
 ) -> dict[tuple[Mode, Bucket], Warmed]:
     """Compiles `program` for every mode and bucket, the smallest bucket first, verifies each, times and returns them.
 
-    With several `threads`, so many of XLA's programs compile at the same time, and are timed when all are there: what
-    compiles takes processors from what is timed. Blocks. Raises ShuttingDown once `stop` is set, and what a
-    program raises.
+    With several `threads`, that many of XLA's programs compile at the same time. All are timed afterwards, when no
+    compilation takes processors from them. Blocks. Raises ShuttingDown once `stop` is set, and what a program raises.
     """
     smallest_first = sorted(buckets, key=lambda bucket: (math.prod(bucket), bucket))
     wanted = [(mode, bucket) for mode in modes for bucket in smallest_first]

@@ -68,7 +68,7 @@ def compare(wanted: Outputs, got: Outputs, task: Comparing) -> Difference:
 def relative(wanted: NDArray[Any], got: NDArray[Any]) -> float:
     """Returns the largest difference of `got` from `wanted`, or from its one row, over the largest number of `wanted`.
 
-    Not a number or infinite anywhere is as wrong as can be, unless both say the same.
+    NaN, or an infinity, in one of them alone counts as infinitely far.
     """
     return float(np.max(_relative(wanted, got), initial=0.0))
 

@@ -31,7 +31,7 @@ GROSS: Final = 1e-2
 """More than that is refused. Between the two lie very deep networks: ResNet152 with random weights is at the first."""
 IMAGES: Final = 8
 NARROW_IMAGES: Final = 16
-"""How many are compared; more where an agreement is shown as well."""
+"""Images that are compared where programs are narrow: more, since the agreement is shown as well."""
 _OF_XLA: Final = frozenset({Mode.XLA, Mode.AUTOCLUSTER})
 """The modes whose programs may be refused. The others run TensorFlow's own kernels, one by one."""
 
@@ -60,8 +60,8 @@ class Verified:
 class Verifier:
     """Verifies one model's programs. Safe to use from several threads, which take turns.
 
-    `reference` gives the answers that are right; `is_narrow` says that programs compute in less than float32, which is
-    then no fault that a program is refused for. `buckets` are those that the reference may be made for. `warn` is
+    `reference` gives the answers that are right; `is_narrow` says that programs compute in less than float32, for
+    which none is refused. `buckets` are those that the reference may be made for. `warn` is
     called with what users should know.
     """
 
@@ -96,7 +96,7 @@ class Verifier:
     ) -> tuple[Compilation, Verified]:
         """Returns a program that was compiled, and what was found out about it; blocks while it runs.
 
-        One of the compile cache's that is wrong is compiled `again`. Raises ModelFailed for one that is not to serve.
+        A wrong one from the compile cache is compiled with `again`. Raises ModelFailed for one that is not to serve.
         """
         with self._lock:
             verified = self._verify(bucket, compilation.executable)

@@ -36,8 +36,8 @@ def in_turn(
         updated = keras.ops.slice_update(outputs, [0, 0, 0, start], compute(start))
         return tf.ensure_shape(updated, outputs.shape)
 
-    # The loop starts from what the images are, and not from zeros, all of which is overwritten: zeros wait for nothing,
-    # and of that a program of many loops has more at its start than XLA keeps on one thread.
+    # The initial value, all of which is overwritten, is made from the images rather than zeros: zeros wait for nothing,
+    # and a program of many loops would have more of such at its start than XLA keeps on one thread.
     pixel = images[:, :1, :1, :1]
     first = tf.cast(tf.reshape(pixel, [-1])[0] > math.inf, tf.int32)  # 0, which XLA can't know
     outputs = tf.broadcast_to(pixel, [tf.shape(images)[0], *shape])

@@ -2,7 +2,7 @@
 
 A model's folder holds what its source gave (`network`), its weights (`weights-<digest>`), a program for each bucket
 (`xla-<bucket>`: StableHLO and XLA's executable) and what each costs (`cost-<lanes>x<threads>-<mode>-<bucket>`). Only
-programs of the mode `xla` are kept; for others the model is built as ever.
+programs of the mode `xla` are kept; for others the model is built as usual.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TASKS: Final = {kind.__name__: kind for kind in get_args(Task)}
 
 
 def identity(settings: ModelSettings) -> dict[str, Any] | None:
-    """Returns what makes a model another one: settings, and the contents of files that they name.
+    """Returns what identifies a model: its settings, and the contents of files that they name.
 
     None where that can't be told. Raises OSError where a file can't be read.
     """
@@ -163,7 +163,7 @@ def _weights_name(kinds: object, contents: Sequence[memoryview]) -> str:
 class CachedProgram:
     """A `Program` that reads what was compiled before, and keeps what it compiles.
 
-    What can't be kept is compiled as ever: nothing that fails in keeping fails the model.
+    What can't be kept is compiled as usual: a failure to keep it never fails the model.
     """
 
     platform = TensorFlowProgram.platform

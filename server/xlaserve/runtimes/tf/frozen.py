@@ -4,7 +4,7 @@ Only constants can be folded: batch normalization into the weights of the convol
 half of MobileNetV2's operations. And only constants keep the layout that oneDNN's kernels prefer between two runs.
 
 A frozen graph runs in a session of its own and for every batch size: a `tf.function` would hold twice as many copies of
-the weights, and a graph for each bucket once more all of them, to be no faster. The session says for itself whether
+the weights, and a graph for each bucket would copy them once more and be no faster. The session says for itself whether
 TensorFlow may form clusters for XLA, which is otherwise a matter of the whole process.
 
 What a model would have XLA compile within graph mode is left to TensorFlow's own kernels. Keras uses XLA for each

@@ -1,8 +1,8 @@
 """XLA's executables in and out of TensorFlow.
 
 TensorFlow keeps what XLA compiled in a folder that is named before it is imported, one for the whole process. It looks
-there by the function's name and its HLO; an entry that is found but can't be read is an error and no recompilation, and
-so is one that can't be written. So it gets a private folder in memory, where no disk can be full, which holds an
+there by the function's name and its HLO; an entry that is found but can't be read is an error and not a recompilation,
+and so is one that can't be written. So it gets a private folder in memory, where no disk can be full, which holds an
 executable only between its check and its first run: what was kept is put there before a function runs for the first
 time, and what XLA compiled is taken out afterwards.
 """

@@ -28,7 +28,7 @@ class Replicas:
 
     @contextmanager
     def take(self) -> Iterator[int]:
-        """Makes the device that runs the fewest batches the caller's; gives its number."""
+        """Takes the device that runs the fewest batches; yields its number."""
         with self._lock:
             index = min(range(len(self._running)), key=self._running.__getitem__)
             self._running[index] += 1

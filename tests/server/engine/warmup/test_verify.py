@@ -102,7 +102,7 @@ def test_a_program_of_xla_with_one_row_beyond_rounding_is_refused(bucket: Bucket
 def test_a_program_of_xla_that_is_off_by_little_more_than_rounding_is_said_and_serves() -> None:
     checked = Checked()
     verified = checked(lambda images: (scores(images)[0] * np.float32(1 + 5 * EXACT),), BUCKETS[1])
-    assert "something else" in verified.fault
+    assert "something other than" in verified.fault
     assert not verified.is_gross
     assert len(checked.warnings) == 1
     assert not checked.verifier.is_dependent
@@ -120,7 +120,7 @@ def test_rounding_is_not_refused() -> None:
 def test_what_is_not_to_be_refused_is_said(settings: dict[str, str], mode: Mode) -> None:
     checked = Checked(**settings)
     verified = checked(lambda images: (scores(images)[0] * 2,), BUCKETS[1], mode)
-    assert "something else" in verified.fault
+    assert "something other than" in verified.fault
     assert len(checked.warnings) == 1
     assert "bucket 2x12x12" in checked.warnings[0]
     assert not checked.verifier.is_dependent
@@ -164,7 +164,7 @@ def test_a_model_with_one_size_of_batch_is_given_no_other(batch: int) -> None:
     bucket = Bucket(batch, SIDE, SIDE)
     checked = Checked(fixed, buckets=[bucket])
     assert checked(fixed, bucket).fault == ""
-    with pytest.raises(ModelFailed, match="something else"):
+    with pytest.raises(ModelFailed, match="something other than"):
         checked(lambda images: (scores(images)[0] * 2,), bucket)
 
 
@@ -192,7 +192,7 @@ def test_a_model_that_depends_on_its_company_passes_alone() -> None:
 
 
 def test_a_program_that_mixes_rows_of_a_model_that_does_not_is_refused() -> None:
-    with pytest.raises(ModelFailed, match="something else"):
+    with pytest.raises(ModelFailed, match="something other than"):
         Checked(scores)(rolled, BUCKETS[4])
 
 
