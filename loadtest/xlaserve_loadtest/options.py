@@ -11,7 +11,7 @@ from typing import Final
 
 from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.reports import cli as report
-from xlaserve_loadtest.run.crew import MOST_IN_FLIGHT
+from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
 from xlaserve_loadtest.schedule import arrivals, payload
 from xlaserve_loadtest.schedule.arms import ALL, MODES
 from xlaserve_loadtest.schedule.arrivals import ArrivalsError, ClosedLoop, Loop, OpenLoop
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--arrivals", choices=arrivals.PROCESSES, default="poisson", help="of an open loop")
     load.add_argument("--replay", type=_replay, metavar="FILE", help="open loop: seconds of arrival, one a line")
     load.add_argument("--save-arrivals", type=Path, metavar="FILE", help="write the schedule for --replay")
-    load.add_argument("--max-in-flight", type=count, default=MOST_IN_FLIGHT, metavar="N", help="more is dropped")
+    load.add_argument("--max-in-flight", type=count, default=MAX_IN_FLIGHT, metavar="N", help="more is dropped")
     load.add_argument("--scenario", choices=tuple(SCENARIOS), help="of MLPerf Inference")
     load.add_argument("--find-max", action="store_true", help="search the highest rate that keeps --slo")
     load.add_argument("--slo", type=_slo, metavar="COND", help="such as p99<50ms")

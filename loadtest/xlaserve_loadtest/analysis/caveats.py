@@ -14,7 +14,7 @@ from xlaserve_loadtest.analysis.scenario import ScenarioResult
 from xlaserve_loadtest.analysis.verdict import disagreement
 from xlaserve_loadtest.record.lines import Run, Status
 
-_LEAST_STALL_S: Final = 0.25
+_MIN_STALL_S: Final = 0.25
 _STALL_FACTOR: Final = 5.0
 """A closed loop in which nothing is answered for so many median latencies has stalled."""
 
@@ -114,7 +114,7 @@ def _stalls(samples: Sequence[Sample]) -> Iterator[str]:
         ended = np.sort(sample.rows["end_ns"][sample.rows["status"] == Status.OK])
         inside = ended[ended >= window[0]]
         longest_s = float(np.diff(inside, prepend=window[0]).max()) / 1e9 if inside.size else 0.0
-        if longest_s > max(_LEAST_STALL_S, _STALL_FACTOR * float(np.median(sample.latencies_ns)) / 1e9):
+        if longest_s > max(_MIN_STALL_S, _STALL_FACTOR * float(np.median(sample.latencies_ns)) / 1e9):
             yield (
                 f"{sample.block.arm}, block {sample.block.index}: nothing was answered for {longest_s:.2g} s. A closed "
                 "loop hides such a stall: its percentiles count it once for each slot. Measure with --rate."

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from xlaserve_loadtest.analysis.samples import Sample, label
-from xlaserve_loadtest.analysis.statistics import LEAST_BLOCKS, Estimate, pooled_percentile_ratio, ratio
+from xlaserve_loadtest.analysis.statistics import MIN_BLOCKS, Estimate, pooled_percentile_ratio, ratio
 from xlaserve_loadtest.record.lines import Arm, Header
 
 Verdict = Literal["faster", "slower", "inconclusive"]
@@ -88,7 +88,7 @@ def verdict_of(estimate: Estimate | None, measure: Measure) -> tuple[Verdict, st
     if estimate is None:
         return "inconclusive", f"too few answers to compare {MEASURE_NAMES[measure]}"
     if estimate.low is None or estimate.high is None:
-        return "inconclusive", f"an interval takes {LEAST_BLOCKS} pairs of blocks; run longer"
+        return "inconclusive", f"an interval takes {MIN_BLOCKS} pairs of blocks; run longer"
     if estimate.low <= 1 <= estimate.high:
         return "inconclusive", "the interval contains 1"
     is_more = estimate.low > 1

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 _WILD_LOG: Final = math.log(1e6)
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
-LEAST_BLOCKS: Final = 4
+MIN_BLOCKS: Final = 4
 """Fewer give no interval: a resample of them would too often be one block repeated."""
 
 Floats = NDArray[np.float64]
@@ -132,7 +132,7 @@ def estimate(values: Sequence[float] | Floats, *, seed: int) -> Estimate:
     """
     blocks = np.asarray(values, np.float64)
     mean = float(blocks.mean())
-    if blocks.size < LEAST_BLOCKS:
+    if blocks.size < MIN_BLOCKS:
         return Estimate(mean, None, None)
     error = float(blocks.std(ddof=1)) / math.sqrt(blocks.size)
     if error <= abs(mean) * 1e-12:
@@ -156,7 +156,7 @@ def unpaired_ratio(arm_logs: Floats, baseline_logs: Floats, *, seed: int) -> Est
     As `estimate`, with both sides resampled on their own and the errors of a Welch test.
     """
     difference = float(arm_logs.mean() - baseline_logs.mean())
-    if min(arm_logs.size, baseline_logs.size) < LEAST_BLOCKS:
+    if min(arm_logs.size, baseline_logs.size) < MIN_BLOCKS:
         return Estimate(math.exp(difference), None, None)
     sides = (arm_logs, baseline_logs)
     error = math.sqrt(sum(side.var(ddof=1) / side.size for side in sides))

@@ -11,7 +11,7 @@ from xlaserve_loadtest.analysis.scenario import HighestRate
 from xlaserve_loadtest.analysis.statistics import Estimate
 from xlaserve_loadtest.record.lines import Equality, Run
 
-_MOST_SENTENCES = 3
+_MAX_SENTENCES = 3
 
 
 def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]) -> str:
@@ -19,12 +19,12 @@ def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], r
     parts = [disagreement(equality) for equality in run.equalities if not equality.is_equal]
     found = [comparison for comparison in comparisons if not comparison.is_control]
     parts += [_rate_sentence(rate) for rate in rates]
-    if len(found) > _MOST_SENTENCES:
+    if len(found) > _MAX_SENTENCES:
         parts += _counted(found)
     elif found:
         parts += [sentence(comparison, points) for comparison in found]
     elif any(point.requests for point in points):
-        parts += [_alone(point) for point in points if point.requests][:_MOST_SENTENCES]
+        parts += [_alone(point) for point in points if point.requests][:_MAX_SENTENCES]
         if not rates:
             parts.append("Nothing was compared.")
     elif not rates:

@@ -25,7 +25,7 @@ LATE_SHARE: Final = 0.1
 """Of the interval between two sends: later than that is late, where it is longer than LATE_NS."""
 COOL_DOWN_S: Final = 2.0
 """An open loop's load goes on so long at most after its window, so that the last measured requests meet company."""
-MOST_IN_FLIGHT: Final = 4096
+MAX_IN_FLIGHT: Final = 4096
 
 _LEAD_NS: Final = 20_000_000
 """Long enough for every worker to hear of the start before it."""

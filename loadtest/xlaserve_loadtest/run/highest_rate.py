@@ -33,7 +33,7 @@ class _Recorder(Protocol):
     def event(self, at_ns: int, what: str, text: str) -> None: ...
 
 
-async def hunt(
+async def search_rates(
     settings: Settings,
     arms: Sequence[str],
     run_block: Callable[[Block], Awaitable[Outcome]],

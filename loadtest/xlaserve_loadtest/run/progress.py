@@ -17,7 +17,7 @@ from xlaserve_loadtest.run.runner import Live
 _RATE_S: Final = 2.0
 _KEEP: Final = 200
 """Looks whose latencies make the p99 so far: the last fifty seconds."""
-_LEAST_P99: Final = 459
+_MIN_P99: Final = 459
 
 
 class Progress:
@@ -87,4 +87,4 @@ class Progress:
 
     def _p99(self) -> str:
         seen_ms = np.concatenate(self._latencies_ms) if self._latencies_ms else np.empty(0)
-        return "-" if seen_ms.size < _LEAST_P99 else f"{np.quantile(seen_ms, 0.99):,.1f} ms"
+        return "-" if seen_ms.size < _MIN_P99 else f"{np.quantile(seen_ms, 0.99):,.1f} ms"

@@ -15,7 +15,7 @@ from xlaserve_loadtest.run import crew, environment, fleet, usage
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.equality_run import compare_outputs
 from xlaserve_loadtest.run.fleet import Fleet, Progress
-from xlaserve_loadtest.run.highest_rate import hunt
+from xlaserve_loadtest.run.highest_rate import search_rates
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule import arms as arms_of
 from xlaserve_loadtest.schedule import arrivals, plan, steady
@@ -41,7 +41,7 @@ class Session:
         self._progress = progress
         self._make_server = make_server
         self._silent: set[str] = set()
-        self._obituary = ""
+        self._exit_report = ""
 
     @property
     def blocks(self) -> int:
@@ -96,7 +96,7 @@ class Session:
         finally:
             if self._silent:
                 reason = reason or f"stopped answering: {', '.join(sorted(self._silent))}"
-            reason = self._obituary or reason or ("interrupted" if self.interrupted else "")
+            reason = self._exit_report or reason or ("interrupted" if self.interrupted else "")
             self.is_complete = not reason
             self._recorder.end(End(self.interrupted, self.is_complete, reason))
 
@@ -124,7 +124,7 @@ class Session:
     async def _measure(self, names: Sequence[str]) -> None:
         settings = self._settings
         if settings.find_max:
-            await hunt(settings, names, self._run_block, self._progress, self._recorder)
+            await search_rates(settings, names, self._run_block, self._progress, self._recorder)
             return
         loads: list[tuple[Block, ...]] = []
         for loop in settings.loops:
@@ -189,8 +189,8 @@ class Session:
                 counters=usage.change(before, after),
                 is_last=is_last,
             )
-            if site.process and not self._obituary and (end := site.process.obituary()):
-                self._obituary = end
+            if site.process and not self._exit_report and (end := site.process.exit_report()):
+                self._exit_report = end
                 self._recorder.event(outcome.end_ns, "error", end)
         if outcome.interrupted:
             raise asyncio.CancelledError
@@ -212,7 +212,7 @@ def _blocks(loop: Loop, names: Sequence[str], settings: Settings, *, first_round
         duration_s = min(duration_s, loop.duration_s())
         if len(names) > 1:
             # Each block replays the whole file.
-            rounds = plan.LEAST_ROUNDS
+            rounds = plan.MIN_ROUNDS
             duration_s *= 2 * rounds
     return plan.mirrored(
         *(names, loop),

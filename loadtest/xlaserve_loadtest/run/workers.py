@@ -18,7 +18,7 @@ from xlaserve_loadtest.run.worker import LENGTH, Setup
 from xlaserve_loadtest.targets.target import Array, TargetError
 
 CORES_PER_WORKER: Final = 4
-MOST_WORKERS: Final = 8
+MAX_WORKERS: Final = 8
 STOP_TIMEOUT_S: Final = 5.0
 
 _COMMAND: Final = (sys.executable, "-m", "xlaserve_loadtest.run.worker")
@@ -32,7 +32,7 @@ class WorkerDied(TargetError):
 def choose_number(cores: int, concurrency: int) -> int:
     """Returns how many workers a machine with `cores` should have: the target needs most of them, and a worker without
     a request to send is of no use."""
-    return max(1, min(cores // CORES_PER_WORKER, concurrency, MOST_WORKERS))
+    return max(1, min(cores // CORES_PER_WORKER, concurrency, MAX_WORKERS))
 
 
 class WorkerProcess:
@@ -151,11 +151,11 @@ class WorkerProcess:
                     else:
                         answer.set_exception(value)
         status = await self._process.wait()
-        self._end = WorkerDied(f"a worker ended with status {status}\n{self._last_words()}".rstrip())
+        self._end = WorkerDied(f"a worker ended with status {status}\n{self._log_tail()}".rstrip())
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(self._end)
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         self._log.seek(0)
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:])

@@ -12,7 +12,7 @@ from xlaserve_loadtest.schedule.arrivals import Loop
 BLOCK_S: Final = 1.0
 """About how long one block measures where arms are compared."""
 
-LEAST_ROUNDS: Final = 4
+MIN_ROUNDS: Final = 4
 """Of mirrored blocks: with fewer, no interval over blocks means anything."""
 
 OVERHEAD_S: Final = 0.15
@@ -57,7 +57,7 @@ def mirrored(
         raise ValueError(f"expected a duration over 0 and a warm-up of 0 or more, got {duration_s} and {warmup_s} s")
     if len(arms) == 1:
         return (Block(arms[0], loop, warmup_s, duration_s),)
-    rounds = rounds or max(LEAST_ROUNDS, round(duration_s / (2 * BLOCK_S)))
+    rounds = rounds or max(MIN_ROUNDS, round(duration_s / (2 * BLOCK_S)))
     generator = random.Random(seed + first_round)
     seen: set[str] = set()
     blocks: list[Block] = []

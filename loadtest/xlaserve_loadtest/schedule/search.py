@@ -10,7 +10,7 @@ from typing import Final
 
 PRECISION: Final = 0.05
 """The rate that is found and the lowest that failed lie at most this share apart."""
-MOST_STEPS: Final = 20
+MAX_STEPS: Final = 20
 LOWEST: Final = 1 / 64
 """Share of the first guess below which no rate is tried: a target that holds none of these has another trouble."""
 REPEATS: Final = 2
@@ -19,7 +19,7 @@ USUAL_STEPS: Final = 9
 """Rates that a search usually measures: two or three until it has a bracket, four to halve that, and REPEATS."""
 BACK_OFF: Final = 0.95
 """A rate that did not hold when it was repeated is lowered by this factor."""
-LEAST_ANSWERED: Final = 0.97
+MIN_ANSWERED: Final = 0.97
 """Share of the rate that was asked for that must have been answered in the window: no queue may grow for ever."""
 
 _SLO: Final = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*")
@@ -66,7 +66,7 @@ class Point:
             not self.failed
             and self.latency_ms is not None
             and self.latency_ms < slo.limit_ms
-            and self.answered_per_s >= LEAST_ANSWERED * self.rate_per_s
+            and self.answered_per_s >= MIN_ANSWERED * self.rate_per_s
         )
 
 
@@ -82,7 +82,7 @@ async def highest_rate(measure: Measure, slo: Slo, start_per_s: float) -> float 
     low, high = await _bracket(measure, slo, start_per_s)
     if low is None:
         return None
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if high is None or high / low <= 1 + PRECISION:
             break
         middle = math.sqrt(low * high)
@@ -90,7 +90,7 @@ async def highest_rate(measure: Measure, slo: Slo, start_per_s: float) -> float 
             low = middle
         else:
             high = middle
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if all([(await measure(low)).holds(slo) for _ in range(REPEATS)]):
             return low
         low *= BACK_OFF
@@ -101,7 +101,7 @@ async def _bracket(measure: Measure, slo: Slo, start_per_s: float) -> tuple[floa
     low: float | None = None
     high: float | None = None
     rate = start_per_s
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         point = await measure(rate)
         if point.holds(slo):
             low = rate

@@ -8,7 +8,7 @@ from typing import Final
 
 WINDOWS: Final = 5
 """How many windows must agree."""
-LEAST_WINDOWS: Final = 10
+MIN_WINDOWS: Final = 10
 """Before so many, a run does not end early: an agreement at the start may be chance."""
 TOLERANCE: Final = 0.05
 
@@ -38,7 +38,7 @@ def is_steady(windows: Sequence[Window]) -> bool:
 
 def may_end(windows: Sequence[Window]) -> bool:
     """Whether a run may end before its time: steady, and not for the first time by chance."""
-    return len(windows) >= LEAST_WINDOWS and is_steady(windows)
+    return len(windows) >= MIN_WINDOWS and is_steady(windows)
 
 
 def _agree(values: Sequence[float]) -> bool:

@@ -151,24 +151,24 @@ class EmbeddedServer:
         """Of the process."""
         return self._process.pid
 
-    def obituary(self) -> str | None:
+    def exit_report(self) -> str | None:
         """Returns how the server ended and its last words, or None while it lives."""
         status = self._process.returncode
         if status is None:
             return None
         how = f"exited with status {status}" if status >= 0 else f"was ended by signal {-status}"
-        return f"the server {how}\n{self._last_words()}".rstrip()
+        return f"the server {how}\n{self._log_tail()}".rstrip()
 
     async def _wait_until_ready(self, ready: Path) -> tuple[str, str | None]:
         give_up_at = time.monotonic() + self._start_timeout_s
         while time.monotonic() < give_up_at:
-            if (end := self.obituary()) is not None:
+            if (end := self.exit_report()) is not None:
                 raise TargetError(end)
             if (addresses := _addresses(ready)) is not None:
                 return addresses
-            self._on_output(self._last_words(lines=1))
+            self._on_output(self._log_tail(lines=1))
             await asyncio.sleep(_POLL_S)
-        raise TargetError(f"the server was not ready after {self._start_timeout_s:g} s\n{self._last_words()}".rstrip())
+        raise TargetError(f"the server was not ready after {self._start_timeout_s:g} s\n{self._log_tail()}".rstrip())
 
     async def _stop(self) -> None:
         try:
@@ -183,7 +183,7 @@ class EmbeddedServer:
                 await self._process.wait()
             self._folder.cleanup()
 
-    def _last_words(self, lines: int = _TAIL_LINES) -> str:
+    def _log_tail(self, lines: int = _TAIL_LINES) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.analysis.statistics import LEAST_BLOCKS, estimate, pooled_percentile_ratio, ratio, unpaired_ratio
+from xlaserve_loadtest.analysis.statistics import MIN_BLOCKS, estimate, pooled_percentile_ratio, ratio, unpaired_ratio
 
 MS = 1_000_000
 
@@ -60,7 +60,7 @@ def test_a_percentile_ratio_is_that_of_the_figures_in_the_report():
 
 
 def test_too_few_blocks_or_answers_give_no_interval():
-    assert LEAST_BLOCKS == 4
+    assert MIN_BLOCKS == 4
     assert estimate([1.0, 2.0, 3.0], seed=0).low is None
     assert unpaired_ratio(np.zeros(3), np.zeros(9), seed=0).low is None
     few = [np.full(10, MS)] * 8

@@ -27,7 +27,7 @@ def test_latency_must_agree_as_well_as_throughput():
 
 
 def test_too_few_windows_say_nothing_and_a_run_does_not_end_on_the_first_agreement():
-    steady_rates = [100.0] * steady.LEAST_WINDOWS
+    steady_rates = [100.0] * steady.MIN_WINDOWS
     assert not is_steady(windows(*steady_rates[: steady.WINDOWS - 1]))
     assert is_steady(windows(*steady_rates[: steady.WINDOWS]))
     assert not may_end(windows(*steady_rates[:-1]))

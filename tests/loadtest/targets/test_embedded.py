@@ -30,7 +30,7 @@ async def test_the_server_runs_inside_the_block_and_not_after(server):
     async with server() as running:
         pid = running._process.pid
         assert (await describe(running.address, "digits")).server == "puppet 1"
-        assert running.obituary() is None
+        assert running.exit_report() is None
         assert is_running(pid)
         assert running.ready_s > 0
     assert not is_running(pid)
@@ -96,7 +96,7 @@ async def test_the_end_of_a_server_is_told(server):
     async with server() as running:
         os.kill(running._process.pid, 9)
         await running._process.wait()
-        assert running.obituary() == "the server was ended by signal 9\npuppet: starting"
+        assert running.exit_report() == "the server was ended by signal 9\npuppet: starting"
 
 
 async def test_a_configuration_file_is_passed_on(server, tmp_path):
