@@ -53,7 +53,7 @@ class AsyncVisionClient:
     async def classify(
         self, images: Images, *, model: str, top_k: int = 5, mode: str | None = None, deadline_s: float | None = None
     ) -> ClassifyResult:
-        """As `VisionClient.classify`; files are read in a thread, here and below."""
+        """As `VisionClient.classify`; files are read in a thread, in the other methods too."""
         build = partial(vision_calls.classify, images, model=model, top_k=top_k, mode=mode)
         return await self._ask(build, images, deadline_s)
 

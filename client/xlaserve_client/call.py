@@ -24,7 +24,7 @@ class Method:
 
     @property
     def path(self) -> str:
-        """As gRPC addresses it."""
+        """The method's path in gRPC: `/service/name`."""
         return f"/{self.service}/{self.name}"
 
 
@@ -35,4 +35,4 @@ class Call(Generic[Result]):
     method: Method
     request: Message
     parse: Callable[[Any], Result]
-    """From the method's response message. Raises InvalidReply."""
+    """Reads the method's response message. Raises InvalidReply."""

@@ -1,6 +1,6 @@
 """The calls of the Open Inference Protocol: pure functions that build a request and know how to read its response.
 
-The synchronous and the asyncio client share them; only the way to wait differs.
+The synchronous and the asyncio client share them and differ only in how they wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xlaserve_proto import open_inference_pb2 as oip
 
 _OIP: Final = "inference.GRPCInferenceService"
 _MODEL_INFER: Final = Method(_OIP, "ModelInfer", oip.ModelInferResponse)
-# Readiness is a question about now, and loading or unloading twice is not the same as once.
+# Not retried: readiness is asked for at one moment, and loading or unloading is not idempotent.
 _SERVER_READY: Final = Method(_OIP, "ServerReady", oip.ServerReadyResponse)
 _MODEL_READY: Final = Method(_OIP, "ModelReady", oip.ModelReadyResponse)
 _LOAD: Final = Method(_OIP, "RepositoryModelLoad", oip.RepositoryModelLoadResponse)
@@ -29,7 +29,7 @@ IDEMPOTENT: Final = (*vision_calls.METHODS, _MODEL_INFER)
 
 
 def infer(images: Images, *, model: str, mode: str | None) -> Call[InferResult]:
-    """Runs the model on `images` and gives its outputs as they are."""
+    """Runs the model on `images` and returns its output tensors."""
     return Call(_MODEL_INFER, _infer_request(image_arguments.load(images), model=model, mode=mode), _read_infer)
 
 
@@ -41,7 +41,7 @@ def ready(model: str | None) -> Call[bool]:
 
 
 def load(model: str) -> Call[None]:
-    """Loads a configured model, or loads it anew."""
+    """Loads a configured model, or reloads it."""
     return Call(_LOAD, oip.RepositoryModelLoadRequest(model_name=model), lambda _: None)
 
 
@@ -76,7 +76,7 @@ def _read_infer(response: oip.ModelInferResponse) -> InferResult:
 
 
 def _mode(response: oip.ModelInferResponse) -> str:
-    # A map field of protobuf makes the entry that it is asked for, hence the test.
+    # Reading a missing key of a protobuf map inserts it, hence the test.
     return response.parameters["mode"].string_param if "mode" in response.parameters else ""
 
 

@@ -30,7 +30,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     images = argparse.ArgumentParser(add_help=False, parents=[common])
     images.add_argument("model", metavar="MODEL")
     images.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a JPEG, PNG or WebP file")
-    images.add_argument("--mode", help="one of the model's, as `models` lists them; its default without it")
+    images.add_argument("--mode", help="one of the model's modes, as `models` lists them; the model's default without it")
     drawn = argparse.ArgumentParser(add_help=False)
     drawn.add_argument(
         "--out",
@@ -134,7 +134,7 @@ def _ask_each(
     lines: Callable[[Path, AnswerT], Iterable[str]],
     as_json: Callable[[AnswerT], dict[str, Any]],
 ) -> int:
-    """Asks about each image and prints the answers in their order; returns 1 where one failed."""
+    """Sends each image and prints the answers in order; returns 1 where one failed."""
     if getattr(options, "out", None):
         _make_folder(options.out)
     answered: list[dict[str, Any]] = []

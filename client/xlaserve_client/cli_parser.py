@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, of the command that it is about."""
+    """Reports a wrong command line in one line, in the name of the subcommand."""
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parses, and knows all: argparse has the whole program answer for what its commands don't know."""
+        """Parses, and rejects unknown arguments here: argparse would report them in the name of the whole program."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -43,7 +43,7 @@ def draw_boxes(image: Path, found: Detections) -> Image.Image:
 
 
 def draw_classes(image: Path, class_map: ClassMap) -> Image.Image:
-    """Returns the image, upright, in the colours of its classes; class 0, as a rule the background, has none."""
+    """Returns the image, upright, in the colours of its classes; class 0, usually the background, has none."""
     pixels = np.asarray(_upright(image), np.float32)
     classes = class_map.classes
     colours = np.array(_COLOURS, np.float32)[(classes.astype(np.intp) - 1) % len(_COLOURS)]

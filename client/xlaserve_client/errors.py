@@ -37,7 +37,7 @@ class ServerError(ClientError):
         self.target = target
         self.status = status
         self.message = message
-        """The server's words; gRPC's own where the server was not reached."""
+        """The server's message; gRPC's own where the server was not reached."""
 
 
 class InvalidRequest(ServerError):

@@ -1,4 +1,4 @@
-"""What callers may pass as images, and the two forms in which images travel."""
+"""What callers may pass as images, and the two forms in which images are sent."""
 
 from __future__ import annotations
 

@@ -24,19 +24,19 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What every answer says of how it came to be."""
+    """The fields that every answer has."""
 
     model: str
     version: str
     mode: str
-    """How it was run; empty where the server does not say."""
+    """The mode in which the model was run; empty where the server does not say."""
     timings: Timings | None
     """None where the server does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """One class and what the model gives for it."""
+    """One class and its score."""
 
     index: int
     label: str
@@ -94,7 +94,7 @@ class Detections:
     detections: tuple[Detection, ...]
     """The highest score first."""
     height: int
-    """Of the original image, upright; so is `width`."""
+    """Height of the original image, upright; `width` likewise."""
     width: int
 
 
@@ -174,7 +174,7 @@ class Program:
     run_s: float
     """Median of several runs, alone on the device."""
     run_loaded_s: float
-    """The same with every lane of the device running it."""
+    """Median with every lane of the device running it."""
     from_cache: bool = False
     """Whether it was read from the compile cache instead of being traced and compiled."""
 
@@ -194,7 +194,7 @@ class Model:
     """Where the weights came from; "random" means that the answers mean nothing."""
     task: str
     fit: str
-    """How encoded images come to have the model's size: resize, letterbox, pad or reject."""
+    """How encoded images are brought to the model's size: resize, letterbox, pad or reject."""
     modes: tuple[str, ...]
     default_mode: str
     buckets: tuple[Bucket, ...]
@@ -204,6 +204,6 @@ class Model:
     compile_s: float
     """Trace and compile seconds of all programs."""
     precision: str = ""
-    """What it computes in: float32, bfloat16 or float16."""
+    """The type that the model computes in: float32, bfloat16 or float16."""
     warnings: tuple[str, ...] = ()
-    """What to know of its answers and of how it is served."""
+    """Warnings about the model's answers and how it is served."""

@@ -125,7 +125,7 @@ class VisionClient:
         raise DeadlineExceeded(self._target, grpc.StatusCode.DEADLINE_EXCEEDED, f"not ready after {timeout_s:g} s")
 
     def load(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:
-        """Loads a configured model, or loads it anew; returns when it is ready. Raises ServerError."""
+        """Loads a configured model, or reloads it; returns when it is ready. Raises ServerError."""
         self._answer(calls.load(model), deadline_s)
 
     def unload(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:

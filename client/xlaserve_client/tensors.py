@@ -29,7 +29,7 @@ _CONTENTS: Final = (
     ("FP64", "fp64_contents"),
     ("BYTES", "bytes_contents"),
 )
-"""Where typed data of a datatype lies: the first entry whose name the datatype's begins with."""
+"""Fields of typed data: the first entry whose name is a prefix of the datatype's."""
 
 
 def datatype(array: NDArray[Any]) -> str:
@@ -41,12 +41,12 @@ def datatype(array: NDArray[Any]) -> str:
 
 
 def to_raw(array: NDArray[Any]) -> bytes:
-    """Returns an array as `raw_input_contents` has it: row-major, little-endian."""
+    """Returns an array in the form of `raw_input_contents`: row-major, little-endian."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def bytes_to_raw(elements: Iterable[bytes]) -> bytes:
-    """Returns a BYTES tensor as `raw_input_contents` has it: each element behind its length."""
+    """Returns a BYTES tensor in the form of `raw_input_contents`: each element after its length."""
     return b"".join(part for element in elements for part in (struct.pack("<I", len(element)), element))
 
 

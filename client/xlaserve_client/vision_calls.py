@@ -37,7 +37,7 @@ _EMBED: Final = Method(_VISION, "Embed", vision.EmbedResponse)
 _LIST_MODELS: Final = Method(_VISION, "ListModels", vision.ListModelsResponse)
 
 METHODS: Final = (_CLASSIFY, _DETECT, _SEGMENT, _EMBED, _LIST_MODELS)
-"""All of them may be asked twice."""
+"""The methods of this API; all are idempotent."""
 
 
 def classify(images: Images, *, model: str, top_k: int, mode: str | None) -> Call[ClassifyResult]:
