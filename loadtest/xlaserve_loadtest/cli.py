@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(session: Session, folder: Path, command: Sequence[str]) -> None:
-    """Runs the session; Ctrl-C and SIGTERM end it in good order."""
+    """Runs the session; Ctrl-C and SIGTERM end it cleanly."""
     task = asyncio.create_task(session.run(folder, command))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -65,7 +65,7 @@ async def _run(session: Session, folder: Path, command: Sequence[str]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        # Before there was anything to end in good order.
+        # Before there was anything to end cleanly.
         session.interrupted = True
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -73,7 +73,7 @@ async def _run(session: Session, folder: Path, command: Sequence[str]) -> None:
 
 
 def _report(session: Session, chosen: argparse.Namespace) -> int:
-    """Reports from the run file, as anybody could later."""
+    """Reports from the run file, as `loadtest report` does."""
     if session.path is None or not session.blocks:
         return 0
     if chosen.html is None:

@@ -22,7 +22,7 @@ from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
 
 FOLDER: Final = Path("loadtest-results")
 OFFLINE_SLOTS: Final = 16
-"""Requests of the largest bucket that are under way: enough that no lane ever waits, few enough for every queue."""
+"""Requests of the largest bucket under way: enough that no lane waits, few enough for the queues."""
 
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?")
 
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     arms.add_argument(
         "--model", type=_names, default=("digits",), metavar="NAME,NAME", help="served names; without a target sources"
     )
-    arms.add_argument("--baseline", default="graph", metavar="M", help="the mode that the others are held against")
+    arms.add_argument("--baseline", default="graph", metavar="M", help="the mode that the others are compared with")
     arms.add_argument("--no-control", action="store_true", help="leave out the A/A control, a twin of the baseline")
     arms.add_argument(
         "--equality-images", type=_number(int, -1), default=32, metavar="N", help="compare outputs; 0: no"
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     target.add_argument(
         "--target", type=_names, default=(), metavar="HOST:PORT,...", help="running servers, or null: a no-op server"
     )
-    target.add_argument("--target-http", metavar="HOST:PORT", help="the target's /metrics, where it is not found")
+    target.add_argument("--target-http", metavar="HOST:PORT", help="the target's /metrics, if not found by itself")
     target.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
     target.add_argument("--config", type=Path, metavar="FILE", help="configuration of the servers that are started")
     target.add_argument("--shared-server", action="store_true", help="one server for all modes that can share one")
@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings_of(options: argparse.Namespace, found: argparse.ArgumentParser) -> Settings:
-    """Checks what can't be checked word by word, and returns the settings. Ends with status 2 on a wrong line."""
+    """Checks how the options fit together, and returns the settings. Ends with status 2 on a wrong command line."""
     targets = (IN_PROCESS,) if options.in_process else options.target
     _check(options, found)
     scenario = SCENARIOS.get(options.scenario)

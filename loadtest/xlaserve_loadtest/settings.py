@@ -23,7 +23,7 @@ class Settings:
 
     models: tuple[str, ...]
     modes: tuple[str, ...]
-    """`all` alone stands for every mode that the target offers."""
+    """Modes to measure; `all` alone stands for every mode that the target offers."""
     loops: tuple[Loop, ...]
     duration_s: float
     """Measured seconds at most, for each arm under each load; in a search for each rate."""
@@ -31,9 +31,9 @@ class Settings:
     mix: Mix
     payload: Kind
     images: Path | None
-    """Folder of images; None makes some."""
+    """Folder of images; None: synthetic images."""
     sizes: tuple[Size, ...]
-    """Of the images; empty: the model's own."""
+    """Sizes of the images; empty: the model's own."""
     targets: tuple[str, ...]
     """HOST:PORT of running servers, or `null` or `in-process` alone; empty starts servers."""
     target_http: str | None
@@ -45,29 +45,29 @@ class Settings:
     is_isolated: bool
     """A fresh server process for each block."""
     baseline: str
-    """Mode."""
+    """Mode that the others are compared with."""
     has_control: bool
     workers: int | None
-    """None: by the number of cores."""
+    """Processes that send; None: by the number of cores."""
     most_in_flight: int
-    """Of an open loop."""
+    """Largest number of requests under way in an open loop."""
     ends_when_steady: bool
     scenario: Scenario | None
     slo: Slo | None
     find_max: bool
     equality_images: int
-    """0: no check."""
+    """Images whose outputs are compared; 0: none."""
     save_arrivals: Path | None
     record: Path | None
-    """The run file; None finds a name for it."""
+    """The run file; None: a new name."""
     seed: int
     deadline_s: float
-    """For each request."""
+    """Deadline of each request."""
     start_timeout_s: float
 
     @property
     def target(self) -> str:
-        """What the target is called in the record."""
+        """The target's name in the record."""
         return ",".join(self.targets) or EMBEDDED
 
     @property

@@ -1,4 +1,4 @@
-"""What makes a run's figures less than they seem, and how to read them."""
+"""Warnings about a run's figures, and notes on how to read them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STALL_FACTOR: Final = 5.0
 def warnings(
     run: Run, samples: Sequence[Sample], points: Sequence[Point], comparisons: Sequence[Comparison]
 ) -> Iterator[str]:
-    """Gives what the reader must know before the figures, gravest first."""
+    """Yields what the reader must know before the figures, most serious first."""
     yield from (disagreement(equality) for equality in run.equalities if not equality.is_equal)
     if run.end is None:
         yield "The file was cut off: this is what was measured until then."
@@ -55,7 +55,7 @@ def notes(
     comparisons: Sequence[Comparison],
     results: Sequence[ScenarioResult],
 ) -> Iterator[str]:
-    """Gives how to read the figures."""
+    """Yields notes on how to read the figures."""
     for result in results:
         if not result.is_official:
             yield (
@@ -64,7 +64,7 @@ def notes(
             )
     if any(point.load.type == "closed" for point in points):
         yield (
-            "Closed loop: who waits sends nothing, so a stall is counted once for each slot and its queue is hidden. "
+            "Closed loop: a waiting slot sends nothing, so a stall is counted once for each slot and its queue is hidden. "
             "An open loop (--rate) shows what users would have seen."
         )
     unsupported = sorted(
@@ -88,9 +88,9 @@ def _about_point(point: Point) -> Iterator[str]:
     where = f"{point.arm}, {point.label}"
     if point.errors:
         statuses = ", ".join(f"{count:,} {status}" for status, count in point.errors.items())
-        yield f"{where}: failed requests ({statuses}) are in no latency."
+        yield f"{where}: failed requests ({statuses}) count in no latency."
     if point.dropped:
-        yield f"{where}: {point.dropped:,} requests were due and never sent; they are in no latency."
+        yield f"{where}: {point.dropped:,} requests were due and never sent; they count in no latency."
     if point.generator.is_limited:
         figures = point.generator
         why = (
@@ -106,7 +106,7 @@ def _about_point(point: Point) -> Iterator[str]:
 
 
 def _stalls(samples: Sequence[Sample]) -> Iterator[str]:
-    """Finds closed-loop blocks in which nothing was answered for long, which hardly shows in their percentiles."""
+    """Finds closed-loop blocks in which nothing was answered for a long time, which percentiles hardly show."""
     for sample in samples:
         window, answered = sample.block.window_ns, sample.answered
         if sample.block.load.type != "closed" or window is None or not answered.size:

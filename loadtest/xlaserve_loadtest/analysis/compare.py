@@ -1,4 +1,4 @@
-"""Arms against each other: ratios over paired blocks, with intervals, and what may be said of them."""
+"""Compares arms: ratios over paired blocks, with intervals, and verdicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Comparison:
     arm: str
     baseline: str
     label: str
-    """The load in words, as that of the points."""
+    """The load in words, as in `Point.label`."""
     pairs: int
     """Pairs of blocks."""
     ratios: Mapping[Measure, Estimate | None]
@@ -50,9 +50,9 @@ class Comparison:
 
 
 def baselines(header: Header) -> dict[str, str]:
-    """Returns the arm that each arm is held against, by name: the baseline, or its like for another model.
+    """Returns the arm that each arm is compared with, by name: the baseline, or the same arm of another model.
 
-    A control is held against the arm that it repeats.
+    A control is compared with the arm that it repeats.
     """
     base = next((arm for arm in header.arms if arm.name == header.baseline), None)
     found: dict[str, str] = {}
@@ -84,7 +84,7 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
 
 
 def verdict_of(estimate: Estimate | None, measure: Measure) -> tuple[Verdict, str]:
-    """Returns what a ratio lets one say, and why where that is nothing."""
+    """Returns the verdict that a ratio allows, and the reason where it is inconclusive."""
     if estimate is None:
         return "inconclusive", f"too few answers to compare {MEASURE_NAMES[measure]}"
     if estimate.low is None or estimate.high is None:
@@ -96,7 +96,7 @@ def verdict_of(estimate: Estimate | None, measure: Measure) -> tuple[Verdict, st
 
 
 def deciding_measure(load_type: str) -> Measure:
-    """Returns what decides under a load: where the load sets the rate, images/s say nothing of the arm."""
+    """Returns the measure that decides: where the load sets the rate, images/s say nothing about the arm."""
     return "p50" if load_type == "open" else "images_per_s"
 
 
@@ -135,7 +135,7 @@ def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample, 
 
 
 def _mind_controls(arms: Sequence[Arm], found: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """Takes back verdicts under loads where two equal arms came out different."""
+    """Withdraws verdicts under loads where two equal arms came out different."""
     failed = {(comparison.baseline, comparison.label) for comparison in found if comparison.has_failed}
     models = {arm.name: arm.model for arm in arms}
 

@@ -37,7 +37,7 @@ _FORM: Final = re.compile(
 
 
 class ConditionError(ValueError):
-    """The text is not a condition; it says what was expected."""
+    """The text is not a condition; the message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Condition:
     is_share: bool = False
     arm: str | None = None
     baseline: str | None = None
-    """Of a ratio."""
+    """The baseline of a ratio."""
 
     def holds(self, value: float) -> bool:
         """Whether `value` meets the condition."""
@@ -87,7 +87,7 @@ def parse(text: str) -> Condition:
 
 
 def failures(points: Sequence[Point], comparisons: Sequence[Comparison], conditions: Iterable[Condition]) -> list[str]:
-    """Returns a sentence for each condition that a run meets, or that can't be judged. Empty is good news.
+    """Returns a sentence for each condition that a run meets, or that can't be judged; empty where all is well.
 
     A condition that can't be judged counts as met: a check that saw nothing must not pass.
     """
@@ -99,7 +99,7 @@ def failures(points: Sequence[Point], comparisons: Sequence[Comparison], conditi
 
 
 def value_of(point: Point, condition: Condition) -> float | None:
-    """Returns what the condition is about, at one load of one arm; None where it is not known. Not for ratios."""
+    """Returns the metric's value at one load of one arm; None where it is not known. Not for ratios."""
     errors = sum(point.errors.values())
     match condition.metric:
         case "mean":

@@ -21,7 +21,7 @@ BUSY_LIMIT: Final = 0.8
 LATE_LIMIT: Final = 0.01
 
 _SLICES: Final = 240
-"""Stretches of the run in which latency over time is told."""
+"""Number of time slices for latency over time."""
 
 Role = Literal["measure", "search", "curve"]
 
@@ -31,7 +31,7 @@ class GeneratorFigures:
     """Whether the load generator kept up."""
 
     workers: int
-    """At most."""
+    """Most workers of any block."""
     cpu_ms_per_request: float | None
     busy: float | None
     """Share of its measured ceiling, in its busiest block; None where that is not known."""
@@ -39,7 +39,7 @@ class GeneratorFigures:
     late_sends: int
     late_share: float
     is_limited: bool
-    """Over 80% of its ceiling, or more than 1% of sends late: the result says more of it than of the target."""
+    """Over 80% of its ceiling, or more than 1% of sends late: the result is the generator's, not the target's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,21 @@ class ServerFigures:
     gpu_utilisation: float | None
     """Mean share, from 0 to 1."""
     gpu_memory_bytes: int | None
-    """At most."""
+    """The largest value seen."""
     compilations: int | None
-    """During the blocks; anything but 0 means that somebody waited for the compiler."""
+    """Compilations during the blocks; anything but 0 means that requests waited for the compiler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What batches were padded with."""
+    """How much the batches were padded."""
 
     images: int
     padded_rows: int
     waste: float
     """Share of rows that were padding."""
     batches_by_bucket: Mapping[str, int]
-    """By batch, height and width, smallest first: "8x224x224"."""
+    """Batches by batch size, height and width, smallest first: "8x224x224"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class Point:
     blocks: int
     measured_s: float
     requests: int
-    """Answered."""
+    """Answered requests."""
     images: int
-    """Answered."""
+    """Answered images."""
     images_per_s: Estimate | None
     requests_per_s: Estimate | None
     mean_ms: float | None
@@ -113,18 +113,18 @@ class Point:
     """Failed requests by status, most frequent first."""
     warmup_errors: Mapping[str, int]
     dropped: int
-    """Due, but never sent."""
+    """Requests that were due, but never sent."""
     steady: bool | None
     """Whether every block that was asked to became steady; None where none was asked."""
     generator: GeneratorFigures
     server: ServerFigures
     stages: tuple[Stage, ...]
-    """Shares of the mean latency, in the order of a request's way; empty where the server told none."""
+    """Shares of the mean latency, in the order that a request passes them; empty where the server reports none."""
     padding: Padding | None
     curve: tuple[CurveValue, ...]
     over_time: tuple[TimeSlice, ...]
     block_images_per_s: tuple[float | None, ...]
-    """In the order of the run; None for a block in which nothing was measured."""
+    """Images/s of each block, in the order of the run; None where nothing was measured."""
 
     def percentile(self, name: str) -> Percentile:
         """Returns the percentile called `name` ("p99")."""

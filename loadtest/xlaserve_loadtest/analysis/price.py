@@ -17,16 +17,16 @@ class Price:
 
     arm: str
     programs: tuple[LedgerEntry, ...]
-    """Of one server, smallest bucket first."""
+    """Programs of one server, smallest bucket first."""
     trace_s: float
     compile_s: float
     extra_s: float | None
-    """Tracing and compiling over those of the baseline; None without one."""
+    """Seconds of tracing and compiling, less those of the baseline; None without one."""
     gain_ms_per_image: float | None
     """What the arm saves for each image over the baseline; below 0 where it is slower."""
     break_even_images: float | None
     """Images after which `extra_s` is paid back; 0 where there is nothing to pay, infinity where it never is; None
-    where that can't be said."""
+    where that is not known."""
     text: str
     """The same in words."""
 
@@ -90,7 +90,7 @@ def _break_even(
 
 
 def _programs(arm: Arm, servers: Sequence[Server]) -> tuple[LedgerEntry, ...]:
-    """Returns what the first server of the arm that tells compiled for it."""
+    """Returns the programs of the arm, from the first of its servers that reports them."""
     for server in servers:
         if arm.name in server.arms:
             own = [entry for entry in server.ledger if entry.mode == arm.mode and entry.model in (None, arm.model)]

@@ -18,7 +18,7 @@ class Sample:
 
     block: Block
     rows: Rows
-    """All of its requests, those of warm-up included."""
+    """All requests of the block, those of warm-up included."""
 
     @property
     def measured(self) -> Rows:
@@ -32,12 +32,12 @@ class Sample:
 
     @property
     def latencies_ns(self) -> Nanoseconds:
-        """From due to answered, of the requests in `answered`."""
+        """Time from due to answered, for each of `answered`."""
         return latencies_ns(self.answered)
 
     @property
     def seconds(self) -> float:
-        """How long it measured."""
+        """Length of the measured window."""
         if self.block.load.type == "offline":
             measured = self.measured
             return float(measured["end_ns"].max() - measured["scheduled_ns"].min()) / 1e9 if measured.size else 0.0
@@ -57,9 +57,9 @@ class Sample:
     def _rate(self, *, images: bool) -> float | None:
         """Returns a rate, over whole requests where that is possible.
 
-        A closed loop's rate is what its slots bring for each second of their time: counting answers in a window of
-        fixed length would be off by up to a batch. Otherwise, and where failures made slots rest, it is what was
-        answered inside the window, whenever it was due.
+        A closed loop's rate is the answers of its slots for each second of their time: counting answers in a window of
+        fixed length would be off by up to a batch. Otherwise, and where failures made slots rest, it is the number
+        answered inside the window, no matter when they were due.
         """
 
         def count(rows: Rows) -> int:

@@ -1,4 +1,4 @@
-"""What was searched for: the highest rate under a condition, and the metrics of MLPerf's scenarios."""
+"""Results of a search: the highest rate under a condition, and the metrics of MLPerf's scenarios."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MINIMUM_OFFLINE_IMAGES: Final = 24_576
 
 @dataclass(frozen=True, slots=True)
 class HighestRate:
-    """The highest rate of an arm that kept to what was asked."""
+    """The highest rate at which an arm met the condition."""
 
     arm: str
     slo: str
     """The condition, as it was written: "p99<50ms"."""
     rate_per_s: float | None
-    """Requests due each second; None where no rate that was tried kept to it."""
+    """Requests due each second; None where no rate that was tried met the condition."""
     images_per_s: float | None
     blocks: int
     """Runs at that rate."""
@@ -39,7 +39,7 @@ class ScenarioResult:
     arm: str
     scenario: str
     metric: str
-    """In words, with its unit: "p90 latency, ms"."""
+    """The metric's name with its unit: "p90 latency, ms"."""
     value: float | None
     is_official: bool
     """Whether it ran for the scenario's minimum duration."""
@@ -48,10 +48,10 @@ class ScenarioResult:
 
 
 def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate, ...]:
-    """Returns the highest rate of each arm that kept to the configuration's `slo`, in all of its blocks together.
+    """Returns the highest rate of each arm that met the configuration's `slo`, in all of its blocks together.
 
-    A rate with errors or drops, or which the generator could not keep up with, does not count, nor does one that was
-    measured only once on the way of a search.
+    A rate with errors or drops, or which the generator could not keep up with, does not count, nor does one that a
+    search measured only once.
     """
     text = header.configuration.get("slo")
     if not isinstance(text, str):
@@ -90,7 +90,7 @@ def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate,
 
 
 def results(header: Header, points: Sequence[Point], rates: Sequence[HighestRate]) -> tuple[ScenarioResult, ...]:
-    """Returns the metric of the run's scenario for each arm; nothing where it had none."""
+    """Returns the metric of the run's scenario for each arm; nothing where the run had no scenario."""
     if header.scenario == "server":
         by_arm = {rate.arm: rate for rate in rates}
         return tuple(

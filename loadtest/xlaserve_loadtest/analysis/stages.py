@@ -18,13 +18,13 @@ class Stage:
     """send (from due to sent), network, decode, queue, gather, execute, encode, or other (in the server)."""
     mean_ms: float
     share: float
-    """Of the mean latency."""
+    """Share of the mean latency."""
 
 
 def split(answered: Rows) -> tuple[Stage, ...]:
-    """Returns where the mean latency of `answered` went; nothing where the server did not tell its total.
+    """Splits the mean latency of `answered` into stages; empty where the server did not report its total.
 
-    `network` is what the client saw less what the server says of itself: gRPC on both sides and the way between.
+    `network` is the client's time less the server's total: gRPC on both sides and the network between them.
     """
     told = answered[~np.isnan(answered["total_s"])]
     if not told.size:
@@ -33,7 +33,7 @@ def split(answered: Rows) -> tuple[Stage, ...]:
     send_ms = float((told["start_ns"] - told["scheduled_ns"]).mean()) / 1e6
     total_ms = float(told["total_s"].mean(dtype=np.float64)) * 1e3
     inside_ms = {
-        # A stage that a request did not pass through took it no time.
+        # A stage that a request did not pass took no time.
         stage.removesuffix("_s"): float(np.nan_to_num(told[stage]).mean(dtype=np.float64)) * 1e3
         for stage in STAGES
         if stage != "total_s" and not np.isnan(told[stage]).all()

@@ -1,4 +1,4 @@
-"""Figures with an honest account of their uncertainty. Pure and seeded; docs/loadtest-method.md says why so."""
+"""Figures with their uncertainty. Pure and seeded; docs/loadtest-method.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class Percentile:
     """A percentile of latency with its 95% confidence bounds."""
 
     name: str
-    """"p99"."""
+    """Name such as "p99"."""
     percentile: float
     """From 0 to 100."""
     value_ms: float | None
     """None where there were too few answers to support it."""
     low_ms: float | None
     high_ms: float | None
-    """None where the bound lies beyond what was seen."""
+    """None where the bound lies beyond the values seen."""
     needs: int
-    """Answers that it takes."""
+    """Number of answers needed to support it."""
 
 
 def least_count(percentile: float, confidence: float = 0.99) -> int:
-    """Returns how many answers it takes before a percentile can be told with `confidence`.
+    """Returns how many answers a percentile needs to be supported with `confidence`.
 
     It is the least n for which the greatest of n answers lies above the percentile with that probability; the same
     counts as MLPerf's early stopping: 44 for p90, 90 for p95, 459 for p99.
@@ -81,7 +81,7 @@ class Latencies:
         return self._at_rank_ms(_nearest_rank(self.count, percentile))
 
     def percentile(self, percentile: float) -> Percentile:
-        """Returns a percentile with its bounds, where there are answers enough to tell."""
+        """Returns a percentile with its bounds, where there are enough answers."""
         name, needs = f"p{percentile:g}", least_count(percentile)
         if self.count < needs:
             return Percentile(name, percentile, None, None, None, needs)
@@ -103,8 +103,8 @@ class Latencies:
 def bounding_ranks(count: int, quantile: float) -> tuple[int | None, int | None]:
     """Returns the ranks (from 1) of the order statistics that hold the quantile between them with 95% confidence.
 
-    How many of `count` independent answers lie below a quantile is binomial, whatever their distribution. None where
-    the bound lies beyond the least or the greatest.
+    How many of `count` independent answers lie below a quantile is binomial for any distribution. None where the bound
+    lies beyond the least or the greatest.
     """
     spread = math.sqrt(count * quantile * (1 - quantile))
     first = max(0, math.floor(count * quantile - 8 * spread) - 8)
@@ -127,8 +127,8 @@ def bounding_ranks(count: int, quantile: float) -> tuple[int | None, int | None]
 def estimate(values: Sequence[float] | Floats, *, seed: int) -> Estimate:
     """Returns the mean of `values`, one for each block, with its 95% interval by a symmetric bootstrap-t.
 
-    Blocks are resampled, not requests, since requests of one block are not independent. Of the methods tried, this is
-    the one that covers the truth as often as it says when there are few blocks.
+    Blocks are resampled, not requests, since requests of one block are not independent. Of the methods tried, this
+    is the one whose coverage is as stated with few blocks.
     """
     blocks = np.asarray(values, np.float64)
     mean = float(blocks.mean())
@@ -178,7 +178,7 @@ def pooled_percentile_ratio(
     """Returns the ratio of a percentile of all latencies of `arm` to that of `baseline`, with its 95% interval.
 
     Each sequence has one array for each block; where `paired`, blocks of the same place are pairs. None where either
-    has too few answers. A block speaks through its jackknife pseudo-value: how the percentile of all blocks together
+    has too few answers. A block enters by its jackknife pseudo-value: how the percentile of all blocks together
     changes when it is left out.
     """
     if min(sum(block.size for block in blocks) for blocks in (arm, baseline)) < least_count(percentile):
@@ -206,8 +206,8 @@ def _pseudo_logs(blocks: Sequence[Nanoseconds], percentile: float) -> tuple[floa
 
 
 def _reach(off: Floats, errors: Floats, error: float) -> float | None:
-    """Returns how far the interval reaches to each side: what 95% of resamples are off by, in their own errors."""
-    # A resample of one block repeated says nothing of its error: as far off as can be.
+    """Returns how far the interval reaches to each side: 95% of resamples deviate less, in units of their errors."""
+    # A resample of one block repeated has no error of its own and counts as infinitely far off.
     distance = np.full(off.size, np.inf)
     np.divide(off, errors, out=distance, where=errors > error * 1e-9)
     half = float(np.quantile(distance, _CONFIDENCE, method="inverted_cdf")) * error
@@ -226,5 +226,5 @@ def _nearest_rank(count: int, percentile: float) -> int:
 
 
 def _exp(value: float | None) -> float | None:
-    """Returns a bound of a ratio. A few wild blocks give one beyond all floats: a millionfold says as much."""
+    """Returns a bound of a ratio, limited to a millionfold: a few extreme blocks would overflow a float."""
     return None if value is None else math.exp(max(-_WILD_LOG, min(_WILD_LOG, value)))

@@ -20,7 +20,7 @@ class TimedEvent:
     """Something that happened."""
 
     at_s: float
-    """From the start of the run's first block, as in `TimeSlice`."""
+    """Seconds from the start of the run's first block, as in `TimeSlice`."""
     what: str
     text: str
 
@@ -33,7 +33,7 @@ class BlockSpan:
     label: str
     from_s: float
     to_s: float
-    """From the start of the run's first block."""
+    """Seconds from the start of the run's first block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Summary:
     path: Path
     header: Header
     verdict: str
-    """The answer in one or two sentences, first in every report. What spoils the comparison stands first in it."""
+    """The answer in one or two sentences, first in every report. It begins with what invalidates the comparison."""
     verdicts: tuple[str, ...]
     """A sentence for each comparison that is not a control."""
     points: tuple[Point, ...]
-    """Measured: by arm in the header's order, then by load."""
+    """The measured points: by arm in the header's order, then by load."""
     curve: tuple[Point, ...]
     """Every load that was tried, those of `points` and of searches included: the throughput-latency curve."""
     comparisons: tuple[Comparison, ...]
-    """Controls included."""
+    """All comparisons, controls included."""
     prices: tuple[Price, ...]
     highest_rates: tuple[HighestRate, ...]
     scenario: tuple[ScenarioResult, ...]
@@ -61,15 +61,15 @@ class Summary:
     events: tuple[TimedEvent, ...]
     spans: tuple[BlockSpan, ...]
     warnings: tuple[str, ...]
-    """What makes the figures less than they seem, gravest first."""
+    """Warnings about the figures, most serious first."""
     notes: tuple[str, ...]
-    """How to read them."""
+    """How to read the figures."""
     end: End | None
     """None when the file was cut off."""
     duration_s: float
-    """From the first block's start to the last one's end."""
+    """Seconds from the first block's start to the last one's end."""
     requests: int
-    """Answered, searches included."""
+    """Answered requests, searches included."""
 
 
 def summarize(run: Run) -> Summary:

@@ -15,7 +15,7 @@ _MAX_SENTENCES = 3
 
 
 def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]) -> str:
-    """Returns the verdict on a run: what spoils it first, then what was found."""
+    """Returns the verdict on a run: what invalidates it first, then what was found."""
     parts = [disagreement(equality) for equality in run.equalities if not equality.is_equal]
     found = [comparison for comparison in comparisons if not comparison.is_control]
     parts += [_rate_sentence(rate) for rate in rates]
@@ -62,7 +62,7 @@ def sentence(comparison: Comparison, points: Sequence[Point]) -> str:
 
 
 def disagreement(equality: Equality) -> str:
-    """Returns in a sentence that two arms did not compute the same."""
+    """Returns a sentence that says that two arms did not compute the same."""
     top1 = "" if equality.top1_agreement is None else f", top-1 agreement {equality.top1_agreement:.1%}"
     return (
         f"The outputs of {equality.arm} and {equality.baseline} differ beyond the tolerance (largest difference "
@@ -77,7 +77,7 @@ def times(estimate: Estimate) -> str:
 
 
 def interval(estimate: Estimate) -> str:
-    """Returns an interval in words, with a comma behind; nothing where there is none."""
+    """Returns an interval in words, followed by a comma; empty where there is none."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f"95% interval {estimate.low:.3f} to {estimate.high:.3f}, "

@@ -1,4 +1,4 @@
-"""The run file, in which what was measured and what is reported of it meet.
+"""The run file: written by a run, read by the reports.
 
 Imports nothing else of the load tester.
 """

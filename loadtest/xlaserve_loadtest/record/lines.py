@@ -1,6 +1,6 @@
 """What is kept of a run: the lines of a run file, in types. `run_file` writes and reads them.
 
-Attack and report meet here and nowhere else. The format is documented in docs/loadtest-run-format.md.
+Runs and reports share nothing else. The format is documented in docs/loadtest-run-format.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Status(IntEnum):
 
 
 STAGES: Final = ("decode_s", "queue_s", "gather_s", "execute_s", "encode_s", "total_s")
-"""Where a request's time went inside the server, in its own words."""
+"""Where a request's time went inside the server, as the server reports it."""
 
 NO_STAGES: Final = (math.nan,) * len(STAGES)
 
@@ -61,7 +61,7 @@ REQUEST: Final = np.dtype(
     ]
 )
 """A request. Times are of one monotonic clock: when it was due, when it was sent, when its answer was there.
-Stages that the server did not tell are NaN."""
+Stages that the server did not report are NaN."""
 
 Rows = NDArray[np.void]
 """Requests: rows of `REQUEST`."""
@@ -74,7 +74,7 @@ def measured(rows: Rows) -> Rows:
 
 
 def answered(rows: Rows) -> Rows:
-    """Returns the measured requests that were answered as they should be."""
+    """Returns the measured requests that were answered correctly."""
     found: Rows = rows[rows["measured"] & (rows["status"] == Status.OK)]
     return found
 
@@ -121,7 +121,7 @@ class Header:
     seed: int
     scenario: str | None
     baseline: str | None
-    """The arm that the others are held against."""
+    """The arm that the others are compared with."""
     arms: tuple[Arm, ...]
     environment: Environment
     schema: str = SCHEMA
@@ -147,7 +147,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process that was started or met."""
+    """A server process that was started or found."""
 
     kind: ClassVar[str] = "server"
     id: int
@@ -156,7 +156,7 @@ class Server:
     name: str
     pid: int | None = None
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the server says of each model: source, weights, modes, buckets ..."""
+    """The server's description of each model: source, weights, modes, buckets ..."""
     ledger: tuple[LedgerEntry, ...] = ()
     ready_s: float | None = None
     """From its start to ready; None for a server that was running before."""
@@ -184,7 +184,7 @@ class Generator:
     late_sends: int = 0
     """Sent more than a millisecond, or 10% of the interval between two, after they were due."""
     dropped: int = 0
-    """Due, but never sent."""
+    """Requests that were due, but never sent."""
     busy: float | None = None
     """Share of the generator's measured ceiling."""
 
@@ -202,10 +202,10 @@ class ServerUse:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """How the server's own counters moved in a block; None where it does not tell."""
+    """How the server's own counters moved in a block; None where it does not report them."""
 
     batches_by_bucket: Mapping[str, int] = field(default_factory=dict)
-    """By batch, height and width: "8x224x224"."""
+    """Batches by batch size, height and width: "8x224x224"."""
     padded_rows: int | None = None
     images: int | None = None
     compilations: int | None = None
@@ -224,11 +224,11 @@ class Block:
     generator: Generator
     role: Literal["measure", "search", "curve"] = "measure"
     server: int | None = None
-    """Id of its server."""
+    """Id of the block's server."""
     window_ns: tuple[int, int] | None = None
     """Requests due in this half-open interval are the measured ones; None when it ended in warm-up."""
     steady: bool | None = None
-    """Whether it met the criterion of a steady state; None where that was not asked."""
+    """Whether it reached a steady state; None where that was not asked."""
     round: int | None = None
     """Blocks of one mirrored round (A B B A) share it."""
     server_use: ServerUse = ServerUse()
@@ -242,7 +242,7 @@ class Requests:
     kind: ClassVar[str] = "requests"
     block: int
     rows: Rows
-    """Their `block` column counts for nothing."""
+    """Their `block` column is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,7 @@ class Failure:
     status: str
     count: int
     message: str
-    """Of one of them."""
+    """The message of one of the requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class Run:
     servers: tuple[Server, ...]
     blocks: tuple[Block, ...]
     requests: Rows
-    """In the order of the file."""
+    """Requests in the order of the file."""
     events: tuple[Event, ...]
     equalities: tuple[Equality, ...]
     failures: tuple[Failure, ...]

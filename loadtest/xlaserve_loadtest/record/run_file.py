@@ -1,6 +1,6 @@
 """Writes and reads run files: JSON lines, compressed by gzip.
 
-A file grows while the run goes on, and what was written stands: the reader takes a file that ends in mid-line.
+A file grows while the run goes on, and every line is kept: the reader accepts a file that ends in mid-line.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 class RunFileError(Exception):
-    """The file can't be read as a run; the text says why, for people."""
+    """The file can't be read as a run; the message says why."""
 
 
 class RunWriter:
     """Writes a run file line by line, the header first; `with` closes it. Every line is on disk when `write` returns.
 
-    Raises OSError where the file can't be written, ValueError for what JSON has no word for (NaN outside of rows).
+    Raises OSError where the file can't be written, ValueError for values that JSON lacks (NaN outside of rows).
     """
 
     def __init__(self, path: Path) -> None:

@@ -22,7 +22,7 @@ def name_arms(models: Sequence[str], modes: Sequence[str], target: str) -> list[
 
 
 def choose_baseline(arms: Sequence[Arm], mode: str) -> str | None:
-    """Returns the first arm of that mode, where there is something to hold against it."""
+    """Returns the first arm of that mode, where there is another to compare with it."""
     found = next((arm.name for arm in arms if arm.mode == mode), None)
     return found if len(arms) > 1 else None
 
@@ -40,7 +40,7 @@ def with_controls(arms: Sequence[Arm], mode: str) -> list[Arm]:
 def process_kind(mode: str, *, is_shared: bool) -> str:
     """Returns which server process runs a mode; modes of one kind run in the same.
 
-    TensorFlow's threads are set for a whole process, and XLA wants others than graph mode: in one process either would
-    be measured at a disadvantage. `is_shared` puts them together all the same.
+    TensorFlow's threads are set for a whole process, and XLA needs other settings than graph mode: in one process one of
+    them would be measured at a disadvantage. `is_shared` puts them together all the same.
     """
     return "shared" if is_shared else _KINDS.get(mode, mode)

@@ -1,7 +1,7 @@
 """When requests are due: pure and seeded, so that the same arguments give the same schedule.
 
 A schedule is an array of int64 nanoseconds after the start, ascending. Latency counts from these moments, not from when
-the generator got round to sending.
+the generator sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NS: Final = 1e9
 
 
 class ArrivalsError(ValueError):
-    """An arrival process that can't be; the text says why, for people."""
+    """An invalid arrival process; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ClosedLoop:
 
     slots: int
     is_offline: bool = False
-    """As many as the target can take: only throughput counts."""
+    """As many requests as the target can take: only throughput counts."""
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -44,7 +44,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests come on their own, whatever becomes of the earlier ones; `end_rate_per_s` makes it a ramp."""
+    """Requests come on a schedule, independent of answers; `end_rate_per_s` makes it a ramp."""
 
     rate_per_s: float
     process: Process = "poisson"
@@ -64,7 +64,7 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Requests come when they once came: seconds after the start, ascending."""
+    """Requests come at recorded times: seconds after the start, ascending."""
 
     offsets_s: tuple[float, ...]
 
@@ -78,7 +78,7 @@ class Replay:
         return len(self.offsets_s) / self.duration_s()
 
     def duration_s(self) -> float:
-        """Returns the seconds that hold all of them."""
+        """Returns the seconds that hold all requests."""
         return self.offsets_s[-1] + 1e-9
 
 

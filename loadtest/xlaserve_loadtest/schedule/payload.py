@@ -1,4 +1,4 @@
-"""What is sent: requests made and serialised before the run, so that sending one costs next to nothing."""
+"""What is sent: requests that are built and serialised before the run, so that sending one costs little."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Size = tuple[int, int]
 """Height and width."""
 
 DISTINCT_REQUESTS: Final = 16
-"""Enough that no cache on the way sees one image only, few enough to stay in memory."""
+"""Enough that no cache sees only one image, few enough to stay in memory."""
 MIXED_REQUESTS: Final = 40
 """For a mix of sizes or counts: a share of 0.025 is one request."""
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class PayloadError(Exception):
-    """There is nothing to send; the text says why, for people."""
+    """There is nothing to send; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image as it was found, and as pixels `[height, width, 3]`."""
+    """An image as encoded bytes, and as pixels `[height, width, 3]`."""
 
     encoded: bytes
     pixels: Pixels
@@ -123,7 +123,7 @@ def from_folder(folder: Path, *, size: Size | None) -> list[Picture]:
 
 
 def pictures(folder: Path | None, sizes: Sequence[Size], seed: int) -> list[list[Picture]]:
-    """Returns what there is to send, a group for each size; without sizes a folder's images as they are."""
+    """Returns the images to send, a group for each size; without sizes a folder's images in their own size."""
     if folder is not None:
         return [from_folder(folder, size=size) for size in sizes or (None,)]
     return [synthetic(DISTINCT_REQUESTS, size=size, seed=seed) for size in sizes]
@@ -138,9 +138,9 @@ def make_requests(
     mix: Mix,
     seed: int,
 ) -> dict[str, tuple[Request, ...]]:
-    """Returns what each mode sends in turn: the same requests but for the mode.
+    """Returns the requests of each mode, in the order of sending: the same except for the mode.
 
-    There is a group of pictures for each resolution; a request takes neighbours out of one group, and the groups take
+    There is a group of pictures for each resolution. A request takes neighbours from one group, and the groups take
     turns. Pixels of a group have one size.
     """
     is_plain = len(groups) == 1 and len(mix.shares) == 1
@@ -155,7 +155,7 @@ def make_requests(
     for mode in modes:
         parameter = oip.ModelInferRequest()
         parameter.parameters["mode"].string_param = mode
-        # Serialised messages that follow one another are one message.
+        # Protobuf merges concatenated messages into one.
         suffix = parameter.SerializeToString()
         requests[mode] = tuple(Request(body + suffix, count, mode) for body, count in bodies)
     return requests

@@ -13,10 +13,10 @@ BLOCK_S: Final = 1.0
 """About how long one block measures where arms are compared."""
 
 MIN_ROUNDS: Final = 4
-"""Of mirrored blocks: with fewer, no interval over blocks means anything."""
+"""Least number of mirrored rounds: with fewer, an interval over blocks means nothing."""
 
 OVERHEAD_S: Final = 0.15
-"""What it takes to begin and end a block."""
+"""Seconds to begin and end a block."""
 
 Role = Literal["measure", "search", "curve"]
 

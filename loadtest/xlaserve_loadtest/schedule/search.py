@@ -11,23 +11,24 @@ from typing import Final
 PRECISION: Final = 0.05
 """The rate that is found and the lowest that failed lie at most this share apart."""
 MAX_STEPS: Final = 20
+"""Rates that one part of the search tries at most."""
 LOWEST: Final = 1 / 64
-"""Share of the first guess below which no rate is tried: a target that holds none of these has another trouble."""
+"""Share of the first guess below which no rate is tried: a target that holds none of these has another problem."""
 REPEATS: Final = 2
-"""A found rate must hold so many times more."""
+"""A found rate must hold this many times more."""
 USUAL_STEPS: Final = 9
 """Rates that a search usually measures: two or three until it has a bracket, four to halve that, and REPEATS."""
 BACK_OFF: Final = 0.95
 """A rate that did not hold when it was repeated is lowered by this factor."""
 MIN_ANSWERED: Final = 0.97
-"""Share of the rate that was asked for that must have been answered in the window: no queue may grow for ever."""
+"""Least share of the offered rate that must be answered in the window: no queue may grow for ever."""
 
 _SLO: Final = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A promise: that percentile of latency stays under that limit."""
+    """A service level objective: a percentile of latency stays under a limit."""
 
     percentile: float
     limit_ms: float
@@ -44,19 +45,19 @@ class Slo:
         return f"p{self.percentile:g}<{self.limit_ms:g}ms"
 
     def least_count(self, confidence: float = 0.99) -> int:
-        """Returns how many answers it takes to tell this percentile."""
+        """Returns how many answers this percentile needs."""
         return math.ceil(math.log(1 - confidence) / math.log(self.percentile / 100))
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What came of offering a rate."""
+    """The outcome of an offered rate."""
 
     rate_per_s: float
     answered_per_s: float
     """Requests due in the window and answered before its end, over its length."""
     latency_ms: float | None
-    """The promised percentile; None where too few were answered to tell."""
+    """The percentile of the objective; None where there were too few answers."""
     failed: int
     """Errors and dropped requests."""
 
@@ -77,7 +78,7 @@ async def highest_rate(measure: Measure, slo: Slo, start_per_s: float) -> float 
     """Returns the highest rate that held and held again, None where none did; `start_per_s` is a first guess.
 
     The rate is doubled or halved until one holds and another does not, then the bracket is bisected (by ratio) to
-    PRECISION. The winner is measured REPEATS times more; when it fails it is lowered and tried anew.
+    PRECISION. The winner is measured REPEATS times more; when it fails it is lowered and tried again.
     """
     low, high = await _bracket(measure, slo, start_per_s)
     if low is None:

@@ -1,4 +1,4 @@
-"""When a run has seen enough: pure functions of what was answered."""
+"""When a run may end early: pure functions of its answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 WINDOWS: Final = 5
 """How many windows must agree."""
 MIN_WINDOWS: Final = 10
-"""Before so many, a run does not end early: an agreement at the start may be chance."""
+"""A run does not end before this many windows: an agreement at the start may be chance."""
 TOLERANCE: Final = 0.05
 
 
@@ -37,7 +37,7 @@ def is_steady(windows: Sequence[Window]) -> bool:
 
 
 def may_end(windows: Sequence[Window]) -> bool:
-    """Whether a run may end before its time: steady, and not for the first time by chance."""
+    """Whether a run may end early: steady, after at least MIN_WINDOWS."""
     return len(windows) >= MIN_WINDOWS and is_steady(windows)
 
 
