@@ -30,7 +30,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     images = argparse.ArgumentParser(add_help=False, parents=[common])
     images.add_argument("model", metavar="MODEL")
     images.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a JPEG, PNG or WebP file")
-    images.add_argument("--mode", help="one of the model's modes, as `models` lists them; the model's default without it")
+    images.add_argument("--mode", help="one of the model's modes, which `models` lists; its default without it")
     drawn = argparse.ArgumentParser(add_help=False)
     drawn.add_argument(
         "--out",

@@ -1,4 +1,4 @@
-"""A server that does as it is told: answers after a delay, fails, hangs, dies, never gets ready. Run as a process."""
+"""A scripted server: answers after a delay, fails, hangs, dies, never gets ready. Run as a process."""
 
 # ruff: noqa: N802 (the methods of a gRPC servicer are named by its contract)
 
@@ -60,7 +60,7 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         if self.count == options.interrupt_after:
             os.kill(os.getppid(), signal.Signals[options.interrupt_with])
         if self.count == options.stop_after:
-            # Whoever stands still can't wake himself.
+            # A stopped process can't wake itself.
             wake = f"sleep {options.stop_s}; kill -CONT {os.getpid()}"
             await asyncio.create_subprocess_exec("sh", "-c", wake)
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -64,7 +64,7 @@ def notes(
             )
     if any(point.load.type == "closed" for point in points):
         yield (
-            "Closed loop: a waiting slot sends nothing, so a stall is counted once for each slot and its queue is hidden. "
+            "Closed loop: a waiting slot sends nothing, so a stall is counted once for each slot and hides its queue. "
             "An open loop (--rate) shows what users would have seen."
         )
     unsupported = sorted(
@@ -77,7 +77,7 @@ def notes(
         yield "No A/A control was run: nothing shows that two equal arms come out equal on this machine."
     yield from _shared_servers(samples, comparisons)
     random = sorted(
-        {name for server in run.servers for name, told in server.models.items() if told.get("weights") == "random"}
+        {name for server in run.servers for name, model in server.models.items() if model.get("weights") == "random"}
     )
     if random:
         yield f"{', '.join(random)}: random weights. Speed does not depend on them; the answers mean nothing."

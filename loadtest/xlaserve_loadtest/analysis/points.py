@@ -217,13 +217,13 @@ def _server(blocks: Sequence[Block], images: int) -> ServerFigures:
 
 
 def _padding(blocks: Sequence[Block]) -> Padding | None:
-    told = [block.counters for block in blocks if block.counters]
-    images = sum(counters.images or 0 for counters in told)
-    padded = sum(counters.padded_rows or 0 for counters in told)
+    reported = [block.counters for block in blocks if block.counters]
+    images = sum(counters.images or 0 for counters in reported)
+    padded = sum(counters.padded_rows or 0 for counters in reported)
     if not images:
         return None
     batches: Counter[str] = Counter()
-    for bucket, count in chain.from_iterable(counters.batches_by_bucket.items() for counters in told):
+    for bucket, count in chain.from_iterable(counters.batches_by_bucket.items() for counters in reported):
         batches[bucket] += count
     ordered = {bucket: batches[bucket] for bucket in sorted(batches, key=_bucket_order) if batches[bucket]}
     return Padding(images, padded, padded / (images + padded), ordered)

@@ -26,17 +26,17 @@ def split(answered: Rows) -> tuple[Stage, ...]:
 
     `network` is the client's time less the server's total: gRPC on both sides and the network between them.
     """
-    told = answered[~np.isnan(answered["total_s"])]
-    if not told.size:
+    reported = answered[~np.isnan(answered["total_s"])]
+    if not reported.size:
         return ()
-    latency_ms = float(latencies_ns(told).mean()) / 1e6
-    send_ms = float((told["start_ns"] - told["scheduled_ns"]).mean()) / 1e6
-    total_ms = float(told["total_s"].mean(dtype=np.float64)) * 1e3
+    latency_ms = float(latencies_ns(reported).mean()) / 1e6
+    send_ms = float((reported["start_ns"] - reported["scheduled_ns"]).mean()) / 1e6
+    total_ms = float(reported["total_s"].mean(dtype=np.float64)) * 1e3
     inside_ms = {
         # A stage that a request did not pass took no time.
-        stage.removesuffix("_s"): float(np.nan_to_num(told[stage]).mean(dtype=np.float64)) * 1e3
+        stage.removesuffix("_s"): float(np.nan_to_num(reported[stage]).mean(dtype=np.float64)) * 1e3
         for stage in STAGES
-        if stage != "total_s" and not np.isnan(told[stage]).all()
+        if stage != "total_s" and not np.isnan(reported[stage]).all()
     }
     parts_ms = {
         "send": send_ms,

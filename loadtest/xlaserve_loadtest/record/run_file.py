@@ -138,7 +138,7 @@ def _as_json(line: Line) -> dict[str, Any]:
     if not isinstance(line, Requests):
         return {"kind": line.kind, **asdict(line)}
     rows = line.rows
-    told = {stage: np.round(rows[stage].astype(np.float64), 7) for stage in STAGES}
+    reported = {stage: np.round(rows[stage].astype(np.float64), 7) for stage in STAGES}
     return {
         "kind": line.kind,
         "block": line.block,
@@ -146,7 +146,7 @@ def _as_json(line: Line) -> dict[str, Any]:
         **{column: rows[column].tolist() for column in _COLUMNS},
         "stages": {
             stage: [None if math.isnan(value) else value for value in values.tolist()]
-            for stage, values in told.items()
+            for stage, values in reported.items()
             if not np.isnan(values).all()
         },
     }

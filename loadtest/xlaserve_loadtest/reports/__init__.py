@@ -1,4 +1,4 @@
-"""Figures as people and programs read them: terminal, Markdown, HTML, CSV, Prometheus.
+"""Reports for people and programs: terminal, Markdown, HTML, CSV, JSON, Prometheus.
 
 Computes nothing but layout.
 """

@@ -17,7 +17,7 @@ MUTED: Final = 6
 """Index of the colour of what is only there for comparison."""
 
 COLOURS: Final = ("#3b7ddd", "#e8822e", "#1a9e84", "#b659c4", "#8d9a1f", "#d65468", "#6b7f99", "#a5713f")
-"""Told apart on white and on near-black, and by most colour-blind readers in this order."""
+"""Distinct on white and on near-black, and for most colour-blind readers in this order."""
 
 BAR_PX: Final = 30
 """Height of a bar and the room around it."""
@@ -28,7 +28,7 @@ class Chart:
     """What plotly draws, a title, and how to read it."""
 
     name: str
-    """In one word, for whoever looks for it in the page."""
+    """One word by which the page's HTML names it."""
     title: str
     reading: str
     traces: Sequence[Mapping[str, Any]]

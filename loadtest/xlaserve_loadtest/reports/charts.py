@@ -111,8 +111,8 @@ def percentiles(curves: Sequence[Curve]) -> Chart:
     return Chart(
         "percentiles",
         "Latency by percentile",
-        "Read upwards from 99: so long waited the slowest one in a hundred requests, or longer. Every step to the "
-        "right is ten times rarer. A flat line treats all requests alike; one that rises at the right has a tail.",
+        "Read upwards from 99: one request in a hundred took that long or longer. Every step to the right is ten times "
+        "rarer. A flat line treats all requests alike; one that rises at the right has a tail.",
         traces,
         {
             "xaxis": {

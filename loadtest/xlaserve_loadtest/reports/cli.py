@@ -84,7 +84,7 @@ def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: 
             draft = path.with_name(f".{path.name}.{os.getpid()}")
             draft.write_text(render(summaries))
             draft.replace(path)
-    # Last: whoever reads the terminal through a pipe may hang up.
+    # Last, since a reader of stdout may close the pipe.
     for place, summary in enumerate(summaries):
         if place:
             console.rule()
@@ -100,7 +100,7 @@ def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: 
 
 
 def to_json(summaries: Sequence[Summary]) -> dict[str, Any]:
-    """Returns everything as JSON's types; what is infinite or not known is null."""
+    """Returns everything in JSON's types; infinite and unknown values are null."""
     return {"schema": SCHEMA, "runs": [_as_json(dataclasses.asdict(summary)) for summary in summaries]}
 
 

@@ -33,7 +33,7 @@ from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports.terminal import WIDTH
 
 _IGNORED_OPTIONS: Final = ("record", "html", "markdown", "csv", "json", "push_file", "fail_if", "output")
-"""Options that change what is written and not what is measured."""
+"""Options that change what is written, not what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = Parser(
         prog="loadtest compare",
-        description="Holds the arms of run B against those of run A of the same names and loads.",
+        description="Compares the arms of run B with those of run A of the same names and loads.",
     )
     parser.add_argument("first", type=Path, metavar="A", help="run file")
     parser.add_argument("second", type=Path, metavar="B", help="run file")
@@ -92,7 +92,7 @@ def changes(first: Run, second: Run) -> list[Change]:
 
 
 def differences(first: Run, second: Run) -> Iterator[str]:
-    """Gives what else than the arms differs between two runs: machine, software, options."""
+    """Yields differences between two runs other than the arms: machine, software, options."""
     one, other = first.header, second.header
     for field in dataclasses.fields(Environment):
         yield from _difference(field.name, getattr(one.environment, field.name), getattr(other.environment, field.name))
@@ -166,7 +166,7 @@ def _show(found: Sequence[Change], apart: Sequence[str], console: Console) -> No
     console.print()
     console.print(table)
     console.print(
-        Text("Intervals know of blocks within each run; whatever else changed between the runs is in the ratio.", "dim")
+        Text("Intervals cover the blocks within each run; other changes between the runs are in the ratio.", "dim")
     )
 
 

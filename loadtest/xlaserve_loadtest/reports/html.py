@@ -30,15 +30,15 @@ def _run(summary: Summary, index: int) -> Markup:
         ("Are the figures sound?", sections.soundness(summary)),
         ("How it was measured", sections.setting(summary)),
     ]
-    told = [(f"s{index}-{number}", name, body) for number, (name, body) in enumerate(parts) if any(body)]
+    shown = [(f"s{index}-{number}", name, body) for number, (name, body) in enumerate(parts) if any(body)]
     return join(
         [
             tag("h1", _subject(summary)),
             tag("p", _occasion(summary), class_="soft"),
             _verdict(summary),
             _comparisons(summary),
-            tag("nav", [tag("a", name, href=f"#{anchor}") for anchor, name, _ in told]),
-            [tag("section", tag("h2", name), body, id=anchor) for anchor, name, body in told],
+            tag("nav", [tag("a", name, href=f"#{anchor}") for anchor, name, _ in shown]),
+            [tag("section", tag("h2", name), body, id=anchor) for anchor, name, body in shown],
         ]
     )
 
@@ -90,7 +90,7 @@ def _comparisons(summary: Summary) -> Markup | None:
     how = (
         "Each ratio is the arm over the baseline with its 95% interval, from pairs of neighbouring blocks. Over 1 is "
         "more images/s, which is good, or longer latency, which is bad. An interval that contains 1 settles nothing. "
-        "The A/A control holds an arm against its own twin: where that comes out different, nothing here is to be "
+        "The A/A control compares an arm with its own twin: where they come out different, nothing here is to be "
         "believed."
     )
     reasons = [

@@ -82,8 +82,7 @@ def latency(summary: Summary) -> list[Child]:
         for point in summary.points
     ]
     counted = (
-        "In milliseconds, counted from the moment when a request was due, with 95% bounds. "
-        f"{NOTHING}: too few answers to tell."
+        f"In milliseconds, counted from the moment when a request was due, with 95% bounds. {NOTHING}: too few answers."
     )
     return [
         table(("arm", "mean", *ranks, "slowest"), rows, numbers=range(1, len(ranks) + 3), caption=counted),
@@ -93,7 +92,7 @@ def latency(summary: Summary) -> list[Child]:
 
 
 def load(summary: Summary) -> list[Child]:
-    """Returns what comes of more load: the curve, highest rates, scenarios."""
+    """Returns the effect of load: the curve, highest rates, scenarios."""
     hues = _hues(summary)
     named, limit_ms = "p99", None
     slo = str(summary.header.configuration.get("slo") or "")
@@ -144,10 +143,10 @@ def load(summary: Summary) -> list[Child]:
 def where(summary: Summary) -> list[Child]:
     """Returns stages of a request, and what the server used."""
     names = _names(summary)
-    told = [point for point in summary.points if point.stages]
-    found = {stage.name for point in told for stage in point.stages}
+    reported = [point for point in summary.points if point.stages]
+    found = {stage.name for point in reported for stage in point.stages}
     spent: dict[str, Sequence[float]] = {
-        stage: [sum(part.mean_ms for part in point.stages if part.name == stage) for point in told]
+        stage: [sum(part.mean_ms for part in point.stages if part.name == stage) for point in reported]
         for stage in _STAGES
         if stage in found
     }
@@ -164,7 +163,7 @@ def where(summary: Summary) -> list[Child]:
     ]
     columns = ("arm", "CPU ms an image", "peak memory, MiB", "GPU busy", "GPU memory, MiB")
     return [
-        charts.stages([names[id(point)] for point in told], spent).render() if told else None,
+        charts.stages([names[id(point)] for point in reported], spent).render() if reported else None,
         table(columns, used, numbers=(1, 2, 3, 4), caption="What the server used"),
     ]
 
@@ -186,7 +185,7 @@ def price(summary: Summary) -> list[Child]:
         )
         for arm, program in programs
     ]
-    columns = ("arm", "bucket", "trace, s", "compile, s", "run alone, ms", "run beside others, ms")
+    columns = ("arm", "bucket", "trace, s", "compile, s", "run alone, ms", "run with all lanes busy, ms")
     return [
         [tag("p", tag("strong", f"{price.arm}: "), price.text) for price in summary.prices],
         _break_even(summary),
@@ -220,14 +219,14 @@ def _break_even(summary: Summary) -> Markup | None:
 def padding(summary: Summary) -> list[Child]:
     """Returns buckets and padding."""
     names = _names(summary)
-    told = [(names[id(point)], point.padding) for point in summary.points if point.padding is not None]
-    if not told:
+    reported = [(names[id(point)], point.padding) for point in summary.points if point.padding is not None]
+    if not reported:
         return []
-    buckets = sorted({name for _, padding in told for name in padding.batches_by_bucket}, key=_by_size)
-    batches = [[padding.batches_by_bucket.get(name, 0) for name in buckets] for _, padding in told]
-    rows = [(name, f"{each.images:,}", f"{each.padded_rows:,}", share(each.waste)) for name, each in told]
+    buckets = sorted({name for _, padding in reported for name in padding.batches_by_bucket}, key=_by_size)
+    batches = [[padding.batches_by_bucket.get(name, 0) for name in buckets] for _, padding in reported]
+    rows = [(name, f"{each.images:,}", f"{each.padded_rows:,}", share(each.waste)) for name, each in reported]
     return [
-        charts.buckets([name for name, _ in told], buckets, batches).render() if buckets else None,
+        charts.buckets([name for name, _ in reported], buckets, batches).render() if buckets else None,
         table(("arm", "images", "rows of padding", "share of all rows"), rows, numbers=(1, 2, 3)),
     ]
 
@@ -324,7 +323,7 @@ def setting(summary: Summary) -> list[Child]:
 
 
 def _names(summary: Summary) -> dict[int, str]:
-    """Returns what to call each point: its arm, and its load where there are several."""
+    """Returns a name for each point: its arm, and its load where there are several."""
     several = len({point.label for point in summary.points}) > 1
     return {id(point): f"{point.arm}, {point.label}" if several else point.arm for point in summary.points}
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 VOID: Final = frozenset({"br", "hr", "link", "meta"})
 _LONG: Final = 36
-"""Characters from which on a cell is broken into lines."""
+"""Length from which a cell is broken into lines."""
 
 POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-"""What the page may do. It forbids every request, whatever a name from a run may contain."""
+"""The page's content security policy. It forbids every request, for any name in a run."""
 
 
 class Markup(str):
@@ -77,7 +77,7 @@ def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
 
 
 def data(value: Any) -> Markup:
-    """Returns JSON that can stand inside a script element, whatever its strings hold. NaN is refused."""
+    """Returns JSON that is safe inside a script element with any strings. NaN is refused."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 

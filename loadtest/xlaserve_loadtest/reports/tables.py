@@ -23,7 +23,7 @@ class Grid:
 
 
 def grids(summary: Summary) -> Iterator[Grid]:
-    """Gives the tables of a run in the order of their weight; only those that have rows."""
+    """Yields the tables of a run, most important first; only those that have rows."""
     points = summary.points or summary.curve
     for grid in (
         _throughput(points),
@@ -128,10 +128,10 @@ def _prices(summary: Summary) -> Grid:
 
 
 def _stages(points: tuple[Point, ...]) -> Grid:
-    told = [point for point in points if point.stages]
-    names = tuple(dict.fromkeys(stage.name for point in told for stage in point.stages))
+    reported = [point for point in points if point.stages]
+    names = tuple(dict.fromkeys(stage.name for point in reported for stage in point.stages))
     rows = []
-    for point in told:
+    for point in reported:
         shares = {stage.name: stage.share for stage in point.stages}
         rows.append((point.arm, point.label, *(f"{shares[name]:.1%}" if name in shares else NOTHING for name in names)))
     return Grid("Where the mean latency went", ("arm", "load", *names), tuple(rows))
@@ -174,7 +174,7 @@ def _without_single_load(grid: Grid) -> Grid:
 
 
 def _without_empty_columns(grid: Grid) -> Grid:
-    """Leaves out figures that are known nowhere."""
+    """Leaves out columns without any figure."""
     kept = [
         place
         for place in range(len(grid.headings))

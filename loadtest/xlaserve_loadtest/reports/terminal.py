@@ -13,11 +13,11 @@ from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.reports.tables import Grid, grids
 
 WIDTH: Final = 100
-"""Columns that the tables get where the output is not a terminal."""
+"""Width of the tables, in characters, where the output is not a terminal."""
 
 
 def show(summary: Summary, console: Console) -> None:
-    """Prints a run: the verdict, what spoils it, the figures, how to read them."""
+    """Prints a run: the verdict, warnings, the figures, notes on how to read them."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     console.print(Text(summary.verdict, "bold"))

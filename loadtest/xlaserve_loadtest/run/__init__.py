@@ -1,4 +1,4 @@
-"""One run from its start to its end: processes that send and are watched, and what happened as it happens.
+"""One run from start to end: sending processes, their supervision, and a record of events as they happen.
 
 Computes no figure that a report shows.
 """

@@ -18,17 +18,18 @@ from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.plan import Block
 
 LOOK_S: Final = 0.25
-"""How often is looked at what came."""
+"""Interval between looks at the answers."""
 WINDOW_S: Final = 1.0
-"""Of the windows whose agreement makes a run steady."""
+"""Length of the windows whose agreement makes a run steady."""
 LATE_SHARE: Final = 0.1
-"""Of the interval between two sends: later than that is late, where it is longer than LATE_NS."""
+"""Share of the interval between two sends after which a send is late, where that is longer than LATE_NS."""
 COOL_DOWN_S: Final = 2.0
-"""An open loop's load goes on so long at most after its window, so that the last measured requests meet company."""
+"""Most seconds for which an open loop's load goes on after its window, so that the last measured requests have
+batch-mates."""
 MAX_IN_FLIGHT: Final = 4096
 
 _LEAD_NS: Final = 20_000_000
-"""Long enough for every worker to hear of the start before it."""
+"""Long enough for every worker to receive the start time before it."""
 
 
 class Worker(Protocol):
@@ -65,13 +66,13 @@ class Worker(Protocol):
 
 @dataclass
 class Outcome:
-    """A block as it was run."""
+    """The outcome of a block."""
 
     start_ns: int
     end_ns: int = 0
     window_ns: Window | None = None
     rows: Rows = field(default_factory=lambda: np.empty(0, REQUEST))
-    """With `measured` filled in, in the order in which they ended."""
+    """Requests with `measured` filled in, in the order in which they ended."""
     sends: int = 0
     late_sends: int = 0
     dropped: int = 0
@@ -128,7 +129,7 @@ async def run_block(
     """Runs a block over fresh connections: warm-up, then a window, then load until every request of it has ended.
 
     With `end_when_steady` the window closes early once `steady.may_end`. Cancelled, it returns what was measured with
-    `interrupted` set, and only ends at once: whoever called must look at that and stop.
+    `interrupted` set instead of raising: the caller must check that and stop.
     """
     crew = [(worker, share) for worker, share in zip(workers, shares, strict=True) if _has_work(share)]
     outcome = Outcome(start_ns=clock())
@@ -184,7 +185,7 @@ async def _set_window(workers: Sequence[Worker], outcome: Outcome, window_ns: Wi
 async def _watch(
     workers: Sequence[Worker], outcome: Outcome, on_live: Callable[[Live], None], clock: Clock, end_when_steady: bool
 ) -> None:
-    """Looks at what comes until it is cancelled, and closes the window early where that is wanted."""
+    """Watches the answers until it is cancelled, and closes the window early where that is wanted."""
     images, latencies_ms, began_ns = 0, [np.empty(0, np.float32)], 0
     while True:
         await asyncio.sleep(LOOK_S)

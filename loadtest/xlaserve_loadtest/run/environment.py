@@ -20,7 +20,7 @@ _FLAGS: Final = ("TF_", "XLA_", "OMP_", "CUDA_", "KERAS_", "NVIDIA_TF32", "MALLO
 
 
 def describe() -> Environment:
-    """Returns what the machine is that this runs on, and what of its settings changes figures."""
+    """Returns the machine that this runs on, and those of its settings that change figures."""
     return Environment(
         cpu=_cpu(),
         cores=cores(),

@@ -1,4 +1,4 @@
-"""Whether arms answer the same: their outputs for the same images, side by side."""
+"""Compares the outputs of two arms for the same images."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from xlaserve_loadtest.record.lines import Equality
 from xlaserve_loadtest.targets.target import Array
 
 RELATIVE: Final = 0.01
-"""Largest difference of a number, as a share of it. TensorFloat-32 on a GPU stays below, a wrong answer does not."""
+"""Largest relative difference of a number. TensorFloat-32 on a GPU stays below, a wrong answer does not."""
 OF_LARGEST: Final = 0.001
-"""And on top of it as a share of the largest number of the output: what is near 0 may differ by rounding."""
+"""Added to it, as a share of the output's largest number: numbers near 0 may differ by rounding."""
 DIFFERING_NAMES: Final = 0.001
-"""Share of whole numbers that may differ: rounding decides between two classes that are as likely."""
+"""Share of integers that may differ: rounding decides between two equally likely classes."""
 
 
 def compare_outputs(
@@ -24,7 +24,7 @@ def compare_outputs(
     """Returns how far `own` outputs are from the `other`: for each request the model's outputs, images first.
 
     Equal means that every number differs by at most RELATIVE of the baseline's plus OF_LARGEST of the largest one, and
-    of whole numbers, such as a pixel's class, all but DIFFERING_NAMES are the same.
+    of integers, such as a pixel's class, all but DIFFERING_NAMES are the same.
     """
     images = sum(len(outputs[0]) for outputs in other)
     largest_absolute = largest_relative = 0.0
@@ -45,7 +45,7 @@ def compare_outputs(
                 continue
             difference = np.abs(ours - theirs)
             largest_absolute = max(largest_absolute, float(difference.max(initial=0.0)))
-            # Below `slack` a number counts as 0, to which no difference is relative.
+            # Below `slack` a number counts as 0 and has no relative difference.
             of = np.maximum(np.abs(theirs), slack if slack else 1.0)
             largest_relative = max(largest_relative, float((difference / of).max(initial=0.0)))
             is_equal = is_equal and bool((difference <= slack + RELATIVE * np.abs(theirs)).all())

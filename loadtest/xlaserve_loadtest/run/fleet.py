@@ -34,19 +34,19 @@ _CEILING: Final = "generator's ceiling"
 
 
 class Progress(Protocol):
-    """Somebody to tell how far it is. See `progress.Progress`."""
+    """Shows the progress of a run. See `progress.Progress`."""
 
     def say(self, text: str) -> None:
-        """A step was taken."""
+        """Shows a step that was taken."""
 
     def show(self, text: str) -> None:
-        """What is going on right now."""
+        """Shows what is going on right now."""
 
     def arm(self, phase: str, left_s: float | None) -> None:
-        """Another stretch began."""
+        """Shows that another phase began."""
 
     def live(self, live: Live) -> None:
-        """Something came."""
+        """Shows answers that came in."""
 
 
 async def model_names(settings: Settings) -> list[str]:
@@ -59,7 +59,7 @@ async def model_names(settings: Settings) -> list[str]:
 
 
 async def modes(settings: Settings, models: Sequence[str]) -> tuple[str, ...]:
-    """Returns the modes to measure. Raises TargetError where the target can't have them."""
+    """Returns the modes to measure. Raises TargetError where the target does not offer them."""
     if settings.targets == (NULL,):
         return (NULL,)
     if settings.modes == (arms_of.ALL,):
@@ -92,11 +92,11 @@ class Fleet:
         make_server: Callable[..., EmbeddedServer] = EmbeddedServer,
     ) -> None:
         self.ceiling_per_s: float | None = None
-        """Requests of this run a second that the generator can send at most; None where that was not measured."""
+        """Requests of this run that the generator can send each second; None where that was not measured."""
         self.mixes: dict[str, Mix] = {}
         """Images per request, by arm."""
         self.requests: dict[str, Sequence[Request]] = {}
-        """By arm."""
+        """Requests to send, by arm."""
         self._settings = settings
         self._arms = {arm.name: arm for arm in arms}
         self._progress = progress
@@ -113,7 +113,7 @@ class Fleet:
             kinds: dict[str, list[Arm]] = {}
             for arm in self._arms.values():
                 kinds.setdefault(self._kind(arm), []).append(arm)
-            # One after the other: each times its programs while it warms up.
+            # One server after the other, since each times its programs while it warms up.
             for kind, own in kinds.items():
                 self._sites[kind] = await self._start(own, self._stack)
             self._make_requests()
@@ -130,7 +130,7 @@ class Fleet:
 
     @contextlib.asynccontextmanager
     async def site_for(self, name: str) -> AsyncIterator[Site]:
-        """Gives the target of an arm; a fresh server process where blocks are isolated."""
+        """Yields the target of an arm; a fresh server process where blocks are isolated."""
         arm = self._arms[name]
         if not self._settings.is_isolated or self._settings.targets:
             yield self._sites[self._kind(arm)]
@@ -143,7 +143,7 @@ class Fleet:
         return site.own_workers or self._workers
 
     async def outputs(self, name: str, requests: int) -> list[list[Array]]:
-        """Returns what an arm answers to its first `requests`. Raises TargetError."""
+        """Returns an arm's outputs for its first `requests`. Raises TargetError."""
         site = self._sites[self._kind(self._arms[name])]
         return await self.crew(site)[0].outputs(name, site.addresses, requests)
 
@@ -175,14 +175,14 @@ class Fleet:
         if settings.is_in_process:
             self._progress.say(f"compiling {', '.join(models)} ({', '.join(arm.mode for arm in own)})")
             worker = await stack.enter_async_context(WorkerProcess())
-            told = await worker.load(config)
+            described = await worker.load(config)
             return Site(
                 self._started,
                 arms,
                 pid=worker.pid,
-                models=told.models,
-                ledger=told.ledger,
-                ready_s=told.ready_s,
+                models=described.models,
+                ledger=described.ledger,
+                ready_s=described.ready_s,
                 own_workers=(worker,),
             )
         self._progress.say(f"starting a server for {', '.join(models)} ({', '.join(arm.mode for arm in own)})")

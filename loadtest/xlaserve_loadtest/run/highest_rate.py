@@ -15,13 +15,13 @@ from xlaserve_loadtest.schedule.search import USUAL_STEPS, Point, Slo, highest_r
 from xlaserve_loadtest.settings import Settings
 
 FIRST_SLOTS: Final = 8
-"""The first guess comes from a closed loop with so many requests under way, at half of its rate."""
+"""Requests under way in the closed loop of which half the rate is the first guess."""
 FIRST_S: Final = 2.0
 COUNT_MARGIN: Final = 1.25
 """Poisson arrivals may be fewer than expected, and the percentile needs its count."""
 LONGEST_S: Final = 60.0
 FAST_PER_S: Final = 1e6
-"""A rate at which any percentile is told in a moment."""
+"""A rate at which any percentile takes only a moment to measure."""
 
 
 class _Progress(Protocol):
@@ -40,7 +40,7 @@ async def search_rates(
     progress: _Progress,
     recorder: _Recorder,
 ) -> None:
-    """Searches the highest rate of each arm that keeps `settings.slo`; every rate that is tried becomes a block."""
+    """Searches the highest rate of each arm that meets `settings.slo`; every rate that is tried becomes a block."""
     slo = settings.slo
     assert slo is not None
     about_s = estimate_s(settings)
@@ -84,14 +84,14 @@ def estimate_s(settings: Settings) -> float:
 
 
 def as_point(rate_per_s: float, outcome: Outcome, slo: Slo) -> Point:
-    """Returns what a block says of the rate that it was offered."""
+    """Returns the outcome of the rate that a block offered."""
     measured, answered = outcome.measured, outcome.answered
     latencies_ms = (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
     is_enough = answered.size >= slo.least_count()
     window_ns = outcome.window_ns or (0, 0)
     rows = outcome.rows
     in_window = (rows["end_ns"] >= window_ns[0]) & (rows["end_ns"] < window_ns[1]) & (rows["status"] == Status.OK)
-    # Of what was due, not of the rate: by chance a Poisson process brings fewer.
+    # Share of the requests due, not of the rate: by chance a Poisson process brings fewer.
     share = float(in_window.sum()) / measured.size if measured.size else 0.0
     return Point(
         rate_per_s=rate_per_s,

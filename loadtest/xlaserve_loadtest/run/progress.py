@@ -1,4 +1,4 @@
-"""What a run shows on stderr while it goes on: a living line in a terminal, a line for each step elsewhere."""
+"""What a run shows on stderr while it goes on: a live line in a terminal, a line for each step elsewhere."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from xlaserve_loadtest.run.runner import Live
 
 _RATE_S: Final = 2.0
 _KEEP: Final = 200
-"""Looks whose latencies make the p99 so far: the last fifty seconds."""
+"""Number of looks whose latencies make the shown p99: the last fifty seconds."""
 _MIN_P99: Final = 459
 
 
 class Progress:
-    """Use it as a context; `say` for steps, `phase` and `live` for what goes on."""
+    """Use it as a context manager; `say` is for steps, `arm` and `live` for what goes on."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -44,16 +44,16 @@ class Progress:
             self._display.stop()
 
     def say(self, text: str) -> None:
-        """A step was taken."""
+        """Shows a step that was taken."""
         self._console.print(text, markup=False, highlight=False)
 
     def show(self, text: str) -> None:
-        """What is going on right now, in a word of somebody else's."""
+        """Shows what is going on right now, such as a server's log line."""
         if text and self._display:
             self._display.update(Text(text, no_wrap=True, overflow="ellipsis"))
 
     def arm(self, phase: str, left_s: float | None) -> None:
-        """Another stretch began; `left_s` is how long the whole run still takes."""
+        """Shows that another phase began; `left_s` is how long the whole run still takes."""
         if not self._phase.startswith(phase.partition(":")[0]):
             self._latencies_ms.clear()
         self._phase = phase
@@ -61,7 +61,7 @@ class Progress:
         self._looks.clear()
 
     def live(self, live: Live) -> None:
-        """Something came."""
+        """Shows answers that came in."""
         now_s = time.monotonic()
         self._errors += live.errors
         self._looks.append((now_s, live.images))
@@ -72,7 +72,7 @@ class Progress:
             self._display.update(Text(self.line(), no_wrap=True, overflow="ellipsis"))
 
     def line(self) -> str:
-        """Returns what the living line says."""
+        """Returns the text of the live line."""
         parts = [self._phase, f"{self._images_per_s():,.0f} images/s", f"p99 {self._p99()}", f"{self._errors} errors"]
         if self._ends_s is not None:
             parts.append(f"{max(0.0, self._ends_s - time.monotonic()):.0f} s left")
@@ -81,7 +81,7 @@ class Progress:
     def _images_per_s(self) -> float:
         if len(self._looks) < 2:
             return 0.0
-        # The first look holds what came before it.
+        # The first look includes earlier answers.
         images = sum(images for _, images in list(self._looks)[1:])
         return images / max(self._looks[-1][0] - self._looks[0][0], 1e-9)
 

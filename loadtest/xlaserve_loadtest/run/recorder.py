@@ -31,12 +31,12 @@ _CHUNK_ROWS: Final = 8192
 
 
 class Recorder:
-    """Writes to `writer`, and remembers what the end of the file sums up."""
+    """Writes to `writer`, and keeps the totals for the end of the file."""
 
     def __init__(self, writer: RunWriter, arms: Sequence[Arm]) -> None:
         self.answered_images = {arm.name: 0 for arm in arms}
         self.windows: dict[str, list[steady.Window]] = {}
-        """Of each arm under the load at hand."""
+        """Windows of each arm under the present load."""
         self._writer = writer
         self._blocks = 0
         self._failures: dict[tuple[str, Status], tuple[int, str]] = {}
@@ -67,9 +67,9 @@ class Recorder:
         counters: Counters | None,
         is_last: bool,
     ) -> None:
-        """Writes a block with its requests, and what was remarkable about it.
+        """Writes a block with its requests, and its events.
 
-        Whether an arm became steady is said of its last block under a load.
+        Whether an arm became steady is recorded with its last block under a load.
         """
         index = self._blocks
         for start in range(0, len(outcome.rows), _CHUNK_ROWS):

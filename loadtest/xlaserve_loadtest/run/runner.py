@@ -1,7 +1,7 @@
 """Sends the requests of one block and records how each ended.
 
-A `Generator` runs inside each worker process. Whoever coordinates several of them tells each when to begin, when the
-window of measurement is open, and when to end; see `crew`.
+A `Generator` runs inside each worker process. `crew` coordinates several of them: it tells each when to begin, when the
+window of measurement is open, and when to end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import Connection, ModelInfo, Target
 
 FAILURE_PAUSE_S: Final = 0.05
-"""How long a closed loop's slot rests after a failure, so that a dead target is not asked thousands of times a second.
-"""
+"""How long a closed loop's slot rests after a failure: a dead target shall not get thousands of requests a second."""
 LATE_NS: Final = 1_000_000
 SPIN_S: Final = 0.0015
-"""The event loop's timers are a millisecond coarse: before a send is due, the rest of the time is spent looking at the
-clock."""
+"""Seconds before a send is due in which the clock is polled, since the event loop's timers are a millisecond coarse."""
 
 _LOOK_S: Final = 0.01
 
@@ -42,23 +40,23 @@ class Task:
 
     arm: str
     targets: tuple[str, ...]
-    """Addresses, or what else the worker's targets are called."""
+    """Addresses or other names of the worker's targets."""
     slots: int = 0
-    """Of a closed loop; 0 makes it an open one."""
+    """Slots of a closed loop; 0 makes it an open one."""
     schedule_ns: Schedule | None = None
-    """Of an open loop: nanoseconds after the start."""
+    """When requests of an open loop are due: nanoseconds after the start."""
     late_ns: float = LATE_NS
     max_in_flight: int = 0
-    """Of an open loop: what is due beyond that is dropped."""
+    """Limit of an open loop: requests due beyond it are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What came since the last look."""
+    """Answers since the last look."""
 
     images: int
     latencies_ms: NDArray[np.float32]
-    """Of what was answered."""
+    """Latencies of the answered requests."""
     errors: int
 
 
@@ -67,18 +65,18 @@ class Result:
     """What one generator did in a block."""
 
     rows: Rows = field(default_factory=lambda: np.empty(0, REQUEST))
-    """`block` and `measured` are for the coordinator to fill in."""
+    """Requests; the coordinator fills in `block` and `measured`."""
     sends: int = 0
     late_sends: int = 0
     dropped_ns: list[int] = field(default_factory=list)
-    """When those were due that could not be sent."""
+    """Due times of requests that could not be sent."""
     cpu_s: float = 0.0
     failures: dict[Status, tuple[int, str]] = field(default_factory=dict)
-    """How many, and the first message."""
+    """The number of failures and the first message, by status."""
 
 
 class Generator:
-    """Sends what it is told to `connect`'s target. `clock` counts monotonic nanoseconds; spinning is for real time."""
+    """Sends requests to `connect`'s target. `clock` counts monotonic nanoseconds; spinning needs real time."""
 
     def __init__(
         self,
@@ -110,7 +108,7 @@ class Generator:
         self._running.begin(start_ns)
 
     async def warm(self) -> bool:
-        """Waits until every slot was heard of once; returns whether anything was answered."""
+        """Waits until a request of every slot has ended; returns whether anything was answered."""
         await self._running.is_warm.wait()
         return self._running.answered > 0
 
@@ -123,7 +121,7 @@ class Generator:
         await self._running.is_settled.wait()
 
     async def live(self) -> Live:
-        """Returns what came since it was last called."""
+        """Returns the answers since the last call."""
         return self._running.live()
 
     async def finish(self, *, at_once: bool = False) -> Result:
@@ -172,7 +170,7 @@ class _Block:
         if self._main:
             if at_once:
                 self._main.cancel()
-            # Cancelled here, it is the block that ends and not whoever ends it.
+            # This cancels the block's task, not its caller.
             await asyncio.wait((self._main,))
             if not self._main.cancelled():
                 self._main.result()
@@ -223,7 +221,7 @@ class _Block:
 class _ClosedBlock(_Block):
     """A fixed number of slots that send one after the other until the block is over.
 
-    Load goes on after the window so that the last measured requests meet the same company as the others.
+    Load goes on after the window so that the last measured requests have as many batch-mates as the others.
     """
 
     async def _run(self, start_ns: int) -> None:
@@ -250,7 +248,7 @@ class _ClosedBlock(_Block):
 
 
 class _OpenBlock(_Block):
-    """Sends when the schedule says so, whatever became of the earlier requests."""
+    """Sends on schedule, whether or not earlier requests were answered."""
 
     def __init__(
         self, task: Task, connection: Connection, feed: Iterator[Request], clock: Clock, spin_s: float
@@ -282,7 +280,7 @@ class _OpenBlock(_Block):
     async def _dispatch(self, start_ns: int, schedule_ns: Sequence[int]) -> None:
         for offset_ns in schedule_ns:
             self._next_due_ns = due_ns = start_ns + offset_ns
-            # At least once, so that what was sent gets its turn even when the generator is behind.
+            # Yields at least once, so that sent requests progress even when the generator is behind.
             await asyncio.sleep(0)
             await self._sleep_until(due_ns)
             if len(self._under_way) >= self._task.max_in_flight:

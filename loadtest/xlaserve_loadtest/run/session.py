@@ -1,4 +1,4 @@
-"""A whole load test: a plan, the run, and what is written of it."""
+"""A whole load test: its plan, its run, and its record."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from xlaserve_loadtest.targets.target import Array, TargetError
 
 
 class Session:
-    """One load test; what was written stands, however it ends."""
+    """One load test; what was written is kept, however it ends."""
 
     def __init__(
         self, settings: Settings, progress: Progress, *, make_server: Callable[..., EmbeddedServer] = EmbeddedServer
     ) -> None:
         self.path: Path | None = None
-        """Of the run file, once there is one."""
+        """Path of the run file, once there is one."""
         self.is_complete = False
         self.interrupted = False
         self._settings = settings
@@ -49,7 +49,7 @@ class Session:
         return self._recorder.blocks if self.path else 0
 
     async def run(self, folder: Path, command: Sequence[str]) -> None:
-        """Runs to the end; may be cancelled at any time, which ends it in good order.
+        """Runs to the end; may be cancelled at any time, which ends it cleanly.
 
         Raises TargetError when there is nothing to measure, and PayloadError when there is nothing to send.
         """
@@ -235,7 +235,7 @@ def _covering(requests: Sequence[Request], images: int) -> int:
 
 
 def _free_path(folder: Path, models: Sequence[str], settings: Settings, started_at: datetime) -> Path:
-    """Returns a path that no file has, in a folder that is made where there is none."""
+    """Returns a path where there is no file yet; makes its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     what = settings.scenario.name if settings.scenario else "find-max" if settings.find_max else "run"
     subject = models[0] if len(models) == 1 else f"{len(models)}-models"

@@ -1,4 +1,4 @@
-"""The targets under test as they run: which processes there are, and what they say of themselves."""
+"""The running targets: their processes, and how they describe themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass
 class Site:
-    """A target: a server process of ours, running servers of somebody else's, or a worker that is its own target."""
+    """A target: a server process of ours, running servers of others, or a worker that is its own target."""
 
     id: int
     arms: tuple[Arm, ...]
@@ -43,7 +43,7 @@ class Site:
         return next(own.model for own in self.arms if own.name == arm)
 
     def line(self) -> Server:
-        """Returns what the record says of it."""
+        """Returns the target's line in the record."""
         first = next(iter(self.models.values()))
         return Server(
             id=self.id,
@@ -75,7 +75,7 @@ async def of_server(number: int, arms: Sequence[Arm], server: EmbeddedServer, mo
 async def of_targets(
     number: int, arms: Sequence[Arm], addresses: Sequence[str], models: Sequence[str], http_address: str | None
 ) -> Site:
-    """Returns servers that somebody else runs. Raises TargetError."""
+    """Returns servers that others run. Raises TargetError."""
     infos = {model: [await describe(address, model) for address in addresses] for model in models}
     for model, found in infos.items():
         for info, address in zip(found, addresses, strict=True):
@@ -99,7 +99,7 @@ async def of_targets(
 
 
 async def read_ledger(address: str, models: Sequence[str]) -> tuple[LedgerEntry, ...]:
-    """Asks an xlaserve what it compiled for `models`; nothing where the server is another."""
+    """Asks an xlaserve server what it compiled for `models`; returns nothing for any other server."""
     async with open_channel(address) as channel:
         stub: Any = vision_pb2_grpc.VisionStub(channel)
         try:

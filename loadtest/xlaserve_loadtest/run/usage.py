@@ -35,7 +35,7 @@ class Counts:
 
 
 def read_counts(text: str, model: str) -> Counts:
-    """Reads what /metrics of an xlaserve says, summed over modes: only the arm under measurement gets load."""
+    """Reads /metrics of an xlaserve server, summed over modes: only the arm under measurement gets load."""
     totals: defaultdict[str, float] = defaultdict(float)
     buckets: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
@@ -67,7 +67,7 @@ def change(before: Counts | None, after: Counts | None) -> Counters | None:
 
 
 async def counts(http_address: str | None, model: str) -> Counts | None:
-    """Asks a server for its counters; None where it doesn't tell."""
+    """Asks a server for its counters; None where it has none."""
     if http_address is None:
         return None
 
@@ -82,7 +82,7 @@ async def counts(http_address: str | None, model: str) -> Counts | None:
 
 
 class Usage:
-    """Looks at a process and the first GPU while a block runs."""
+    """Samples a process and the first GPU while a block runs."""
 
     def __init__(self, pid: int | None) -> None:
         self._process: psutil.Process | None = None
@@ -94,7 +94,7 @@ class Usage:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Looks again and again."""
+        """Samples at intervals until the context ends."""
         looks = [asyncio.create_task(self._look_at_process())]
         if self._process and (command := shutil.which("nvidia-smi")):
             looks.append(asyncio.create_task(self._look_at_gpu(command)))

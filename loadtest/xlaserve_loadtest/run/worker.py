@@ -1,8 +1,8 @@
-"""A worker process: a `Generator` that takes orders over a pipe. `python -m xlaserve_loadtest.run.worker`.
+"""A worker process: a `Generator` that is called over a pipe. `python -m xlaserve_loadtest.run.worker`.
 
-Orders come on stdin as frames (a length, then a pickled `(number, method, arguments)`) and are carried out at the same
-time; answers go to stdout as `(number, is_right, value)`. The end of stdin ends the process, and with it all load: no
-worker outlives its parent.
+Calls come on stdin as frames (a length, then a pickled `(number, method, arguments)`) and run concurrently; results go
+to stdout as `(number, is_right, value)`. The end of stdin ends the process, and with it all load: no worker outlives
+its parent.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Setup:
     """What a worker needs to know before its first block."""
 
     models: Mapping[str, ModelInfo]
-    """By arm."""
+    """Models by arm."""
     requests: Mapping[str, Sequence[Request]]
-    """By arm."""
+    """Requests by arm."""
     deadline_s: float
     offset: int = 0
-    """Which of the requests it sends first."""
+    """Index of the request that it sends first."""
 
 
 class Worker:
-    """What can be ordered; besides these, every method of `Generator`."""
+    """What the parent can call, in addition to every method of `Generator`."""
 
     def __init__(self) -> None:
         self._target: Target | None = None
@@ -58,11 +58,11 @@ class Worker:
         return target.described
 
     async def setup(self, setup: Setup) -> None:
-        """Takes what is to be sent."""
+        """Stores the requests to send."""
         target = self._target or GrpcTarget(deadline_s=setup.deadline_s)
         self._setup = setup
         self._generator = Generator(target=target, models=setup.models, requests=setup.requests, offset=setup.offset)
-        # What was made so far stays: the collector need not look at it again between two requests.
+        # These objects stay: the garbage collector need not scan them between two requests.
         gc.collect()
         gc.freeze()
 
@@ -74,7 +74,7 @@ class Worker:
             return [await connection.outputs(request) for request in self._setup.requests[arm][:count]]
 
     async def carry_out(self, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """Carries out one order."""
+        """Runs one call."""
         return await getattr(self if hasattr(type(self), method) else self._generator, method)(*arguments, **options)
 
 
@@ -106,7 +106,7 @@ async def _main(output: int) -> None:
 
 def main() -> None:
     """Works until stdin ends."""
-    # What libraries print must not get between the answers.
+    # What libraries print must not mix with the results.
     output = os.dup(1)
     os.dup2(2, 1)
     uvloop.run(_main(output))

@@ -1,4 +1,4 @@
-"""Worker processes as their parent sees them."""
+"""The parent's side of worker processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TAIL_LINES: Final = 10
 
 
 class WorkerDied(TargetError):
-    """A worker process ended before its time."""
+    """A worker process ended early."""
 
 
 def choose_number(cores: int, concurrency: int) -> int:
@@ -76,7 +76,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         return self._process.pid
 
     async def load(self, config: str) -> Any:
@@ -131,7 +131,7 @@ class WorkerProcess:
         data = pickle.dumps((number, method, arguments, options))
         try:
             self._process.stdin.write(LENGTH.pack(len(data)) + data)
-            # A worker that died says so through its answer.
+            # A worker that died makes its pending calls fail.
             with suppress(ConnectionError):
                 await self._process.stdin.drain()
             return await answer

@@ -40,7 +40,7 @@ def with_controls(arms: Sequence[Arm], mode: str) -> list[Arm]:
 def process_kind(mode: str, *, is_shared: bool) -> str:
     """Returns which server process runs a mode; modes of one kind run in the same.
 
-    TensorFlow's threads are set for a whole process, and XLA needs other settings than graph mode: in one process one of
-    them would be measured at a disadvantage. `is_shared` puts them together all the same.
+    TensorFlow's threads are set for a whole process, and XLA needs other settings than graph mode: in one process, one
+    of the two would be measured at a disadvantage. `is_shared` puts them together all the same.
     """
     return "shared" if is_shared else _KINDS.get(mode, mode)

@@ -1,1 +1,1 @@
-"""Sweeps over many models: what is measured, what is kept of it, and its report."""
+"""Sweeps over many models: measurement, state file, report."""

@@ -1,4 +1,4 @@
-"""The models of a sweep, and what others published of them."""
+"""The models of a sweep, and figures that others published for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Published:
-    """What the Keras XLA benchmark project published of a model on one accelerator: batches of 4 images."""
+    """What the Keras XLA benchmark project published for a model on one accelerator: batches of 4 images."""
 
     images_per_s: tuple[float, float] | None
     """Under XLA: the least and the greatest over the revisions of their notebooks."""

@@ -24,7 +24,7 @@ def render(sweep: Sweep) -> str:
         ("By family", _groups(zoo.by_family(sweep), "by-family", "Throughput by family", "family")),
         ("By resolution", _groups(zoo.by_resolution(sweep), "by-resolution", "Throughput by resolution", "resolution")),
         ("What did not run", _failures(zoo.failures(rows))),
-        ("Beside published figures", _published(sweep, rows)),
+        ("Published figures", _published(sweep, rows)),
         ("All figures", [_figures(rows)]),
         ("How it was measured", _setting(sweep)),
     ]
@@ -123,14 +123,14 @@ def _published(sweep: Sweep, rows: Sequence[Row]) -> list[Child]:
         for row in rows
         if row.mode == "eager" and row.batch == catalog.PUBLISHED_BATCH
     }
-    beside = []
+    compared = []
     for row in rows:
         theirs = figures.get((row.name, row.resolution or 0))
         if theirs is None or row.mode != "xla" or row.batch != catalog.PUBLISHED_BATCH:
             continue
         rate, over = row.result.images_per_s, eager.get((row.name, row.resolution))
         low, high = theirs.images_per_s or (None, None)
-        beside.append(
+        compared.append(
             (
                 row.label,
                 _rate(row.result),
@@ -139,7 +139,7 @@ def _published(sweep: Sweep, rows: Sequence[Row]) -> list[Child]:
                 number(theirs.ratio_to_eager),
             )
         )
-    if not beside:
+    if not compared:
         told = f"Figures were published for this device, but only for batches of {catalog.PUBLISHED_BATCH} under XLA."
         return [tag("p", told)]
     columns = ("model", "ours, images/s", "published, images/s", "ours / eager", "published / eager")
@@ -148,7 +148,7 @@ def _published(sweep: Sweep, rows: Sequence[Row]) -> list[Child]:
         "100 calls without a server and without a spread, and their arm without XLA ran eagerly: their speed-ups "
         "answer another question than the ratios to graph mode on this page."
     )
-    return [markup.table(columns, beside, numbers=(1, 2, 3, 4)), tag("p", how, class_="soft")]
+    return [markup.table(columns, compared, numbers=(1, 2, 3, 4)), tag("p", how, class_="soft")]
 
 
 def _figures(rows: Sequence[Row]) -> Markup:
@@ -181,7 +181,7 @@ def _setting(sweep: Sweep) -> list[Child]:
     flags = dict(sweep.environment.get("flags", {}))
     how = (
         "Each cell is a load test of its own, in fresh processes, its modes interleaved in blocks; weights are random, "
-        "which changes answers but not speed. The run files of all cells lie in the folder runs beside this page's "
+        "which changes answers but not speed. The run files of all cells lie in the folder runs next to this page's "
         "state file: loadtest report shows any of them in full."
     )
     return [

@@ -1,4 +1,4 @@
-"""Measures one cell of a sweep: an ordinary load test in a process of its own, so that nothing of it can spread."""
+"""Measures one cell of a sweep: an ordinary load test in a separate process, so that its failure stays its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from xlaserve_loadtest.targets.embedded import configuration, served_name
 
 COMMAND: Final = (sys.executable, "-m", "xlaserve_loadtest.cli")
 STOP_TIMEOUT_S: Final = 60.0
-"""For a load test that was asked to stop; it stops its server first."""
+"""Time for a load test to stop; it stops its server first."""
 
 _DEADLINE_S: Final = 120.0
-"""For a request: large models are slow on small machines, and that is a figure, not a failure."""
+"""Deadline of a request: large models are slow on small machines, and that is a figure, not a failure."""
 
 _OWN_WORDS: Final = "loadtest: "
 _REASON_CHARACTERS: Final = 600
@@ -40,7 +40,7 @@ class Measurement:
     """Measured seconds for each mode."""
     concurrency: int
     timeout_s: float
-    """For a cell's load test, starting and compiling included."""
+    """Time for a cell's load test, starting and compiling included."""
     is_in_process: bool
     has_control: bool
     folder: Path
@@ -48,10 +48,10 @@ class Measurement:
 
 
 def measure(cell: Cell, how: Measurement, command: Sequence[str] = COMMAND) -> dict[str, ModeResult]:
-    """Returns a result for each mode; whatever happens to the model is a reason, never an exception.
+    """Returns a result for each mode; a failure of the model becomes a reason, never an exception.
 
-    All modes run interleaved in one load test. Only where that fails is each tried alone, to find which one it was:
-    what then runs has a figure, but no ratio, as nothing was measured beside it.
+    All modes run interleaved in one load test. Only where that fails is each tried alone, to find the one that fails:
+    the others then have a figure, but no ratio, as nothing was measured with them.
     """
     results = _attempt(cell, how.modes, how, command)
     if len(how.modes) > 1 and any(result.reason for result in results.values()):
@@ -77,7 +77,7 @@ def _attempt(cell: Cell, modes: tuple[str, ...], how: Measurement, command: Sequ
 
 
 def result_of(summary: Summary, mode: str, failure: str | None = None) -> ModeResult:
-    """Returns what a run says of one mode; `failure` is how its load test ended, None where it ended well."""
+    """Returns the result of one mode; `failure` is how its load test ended, None where it ended well."""
     point = next((point for point in summary.points if point.arm == mode), None)
     if point is None or point.images_per_s is None or failure:
         failures = (f"{each.status}: {each.message}" for each in summary.failures if each.arm == mode)
@@ -118,7 +118,7 @@ def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path)
 
 
 def _run(command: Sequence[str], timeout_s: float) -> str | None:
-    """Runs a load test to its end, or to the end of its time. Returns why it failed, None where it did not."""
+    """Runs a load test to its end or its timeout. Returns why it failed, None where it did not."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -158,10 +158,10 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _reason(lines: Iterable[str]) -> str:
-    """Returns what the load test said in the end, and the last words of its server, which it quotes below that."""
-    told = [line.strip() for line in lines if line.strip()]
-    own = [line for line in told if line.startswith(_OWN_WORDS)][-1:]
-    return "; ".join(dict.fromkeys([*own, *told[-1:]]))[:_REASON_CHARACTERS]
+    """Returns the load test's last error, and the final stderr line of its server, which it quotes below that."""
+    reported = [line.strip() for line in lines if line.strip()]
+    own = [line for line in reported if line.startswith(_OWN_WORDS)][-1:]
+    return "; ".join(dict.fromkeys([*own, *reported[-1:]]))[:_REASON_CHARACTERS]
 
 
 def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:

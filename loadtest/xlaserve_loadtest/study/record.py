@@ -1,4 +1,4 @@
-"""What is kept of a sweep: JSON lines, one for each cell, from which it resumes and its report is made."""
+"""The state of a sweep: JSON lines, one for each cell, from which it resumes and its report is made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE_NAME: Final = "sweep.jsonl"
 
 
 class SweepFileError(Exception):
-    """The state file can't be used; the text says why, for people."""
+    """The state file can't be used; the message says why."""
 
 
 @dataclass(frozen=True, order=True)
@@ -36,17 +36,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class ModeResult:
-    """What one mode did in a cell, or why it did nothing."""
+    """The figures of one mode in a cell, or why there are none."""
 
     reason: str | None = None
     """Why there is no figure: it did not load or compile, failed, or took too long."""
     images_per_s: float | None = None
     images_per_s_interval: tuple[float, float] | None = None
-    """95%."""
+    """95% interval."""
     ratio: float | None = None
     """Images/s over those of the baseline."""
     ratio_interval: tuple[float, float] | None = None
-    """95%."""
+    """95% interval."""
     verdict: str | None = None
     """faster, slower or inconclusive; None for the baseline."""
     verdict_reason: str | None = None
@@ -56,7 +56,7 @@ class ModeResult:
     trace_s: float | None = None
     compile_s: float | None = None
     outputs_agree: bool | None = None
-    """With the baseline's, within tolerance."""
+    """Whether the outputs are equal to the baseline's, within tolerance."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,16 @@ class Entry:
     name: str
     family: str
     results: Mapping[str, ModeResult]
-    """By mode."""
+    """Results by mode."""
     at: str
-    """When it was done, ISO 8601."""
+    """When the cell was done, ISO 8601."""
     seconds: float
-    """What it took."""
+    """Time that the cell took."""
 
 
 @dataclass
 class Sweep:
-    """All of a state file."""
+    """The contents of a state file."""
 
     environment: Mapping[str, Any]
     options: Mapping[str, Any]
@@ -93,7 +93,7 @@ class Sweep:
 
 
 class SweepFile:
-    """The state file of a sweep in `folder`, held for one process: `with` opens or creates it.
+    """The state file of a sweep in `folder`, locked by one process: `with` opens or creates it.
 
     `sweep` is what it holds. Entering raises SweepFileError when another process has it, when it isn't such a file, or
     when it was made in another environment or with another baseline: figures of two machines don't mix.
@@ -139,7 +139,7 @@ class SweepFile:
                 raise SweepFileError(f"{self._path} was measured on {other}; choose another --out")
         if found.baseline != self.sweep.baseline:
             raise SweepFileError(f"{self._path} has {found.baseline} as its baseline; choose another --out")
-        # What a crash left of a last line goes; else the next one would be glued to it.
+        # An incomplete last line, left by a crash, is removed; the next one would be appended to it.
         whole = self._path.read_bytes().rpartition(b"\n")
         self._file.truncate(len(whole[0]) + len(whole[1]))
         self.sweep = found
@@ -189,5 +189,5 @@ def _without_entries(sweep: Sweep) -> dict[str, Any]:
 
 
 def _comparable(value: Any) -> Any:
-    """Returns a value as it is after a way through JSON."""
+    """Returns a value as JSON gives it back."""
     return list(value) if isinstance(value, tuple) else value

@@ -34,10 +34,10 @@ class Plan:
     modes: tuple[str, ...]
     batches: tuple[int, ...]
     resolutions: tuple[int | None, ...]
-    """In pixels; None for each model's own."""
+    """Resolutions in pixels; None for each model's own."""
 
     def cells(self) -> list[tuple[catalog.Model, Cell]]:
-        """Returns every cell, a model's together, so that an interrupted sweep has whole models."""
+        """Returns every cell, those of a model together, so that an interrupted sweep has whole models."""
         return [
             (model, Cell(model.source, resolution, batch))
             for model in self.models
@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Measures the cells that are not done yet, one after the other, and adds each to `file` as it ends.
 
-    `measure_cell` returns a result for each mode of the plan, whatever happens to the model.
+    `measure_cell` returns a result for each mode of the plan, even if the model fails.
     """
     todo = [
         (model, cell)
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = {name: value for name, value in vars(options).items() if name not in {"out", "report", "list"}}
     fresh = Sweep(asdict(environment.describe()), asked, baseline, datetime.now(UTC).isoformat(timespec="seconds"))
     interrupted = False
-    # As Ctrl-C does: what was started must be stopped.
+    # Handled like Ctrl-C: what was started must be stopped.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.report:
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _own(model: catalog.Model, resolution: int | None) -> int | None:
-    """Returns the resolution in figures wherever it is known, so that asking for it twice is one cell."""
+    """Returns the resolution in pixels where it is known, so that naming it in two ways makes one cell."""
     return model.size if resolution is None else resolution
 
 
@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--list", action="store_true", help="print the models of keras.applications and stop")
-    parser.add_argument("--report", action="store_true", help="only write the report anew, from --out")
+    parser.add_argument("--report", action="store_true", help="only write the report again, from --out")
     parser.add_argument(
         "--models", type=_names, default=("all",), metavar="A,B", help="models, families, sources, paths, or all"
     )
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--mode", type=_names, default=("xla", "graph"), metavar="M,M", help="modes to compare")
     parser.add_argument(
-        "--baseline", metavar="M", help="mode that the others are held against; graph or the first mode"
+        "--baseline", metavar="M", help="mode that the others are compared with; graph or the first mode"
     )
     parser.add_argument("--duration", type=_positive, default=5.0, metavar="S", help="measured seconds for each mode")
     parser.add_argument("--concurrency", type=_count, default=4, metavar="N", help="requests at a time")

@@ -1,4 +1,4 @@
-"""What a sweep says: podiums, families, resolutions, and the models by what XLA is worth to them. Pure."""
+"""Results of a sweep: podiums, families, resolutions, and the models by what XLA gains. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Row:
     name: str
     family: str
     resolution: int | None
-    """In pixels; None for the model's own."""
+    """Resolution in pixels; None for the model's own."""
     batch: int
     mode: str
     result: ModeResult
@@ -52,13 +52,13 @@ class Podium:
 
 @dataclass(frozen=True)
 class Group:
-    """All that has something in common."""
+    """Cells that have something in common."""
 
     name: str
     images_per_s: Mapping[str, float]
-    """By mode: geometric mean over what ran in every mode, so that modes can be compared within the group."""
+    """By mode: geometric mean over the cells that ran in every mode, so that modes of the group can be compared."""
     cells: int
-    """How many those are."""
+    """Number of cells that ran in every mode."""
     best: Row | None
 
 

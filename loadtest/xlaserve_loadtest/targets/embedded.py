@@ -1,4 +1,4 @@
-"""A server of the load tester's own: a process that is always stopped again."""
+"""A server that the load tester starts: a process that is always stopped again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMAND: Final = (sys.executable, "-m", "xlaserve", "serve")
 CHECK: Final = (sys.executable, "-m", "xlaserve", "config")
 SHOW: Final = (*CHECK, "--show")
 STOP_TIMEOUT_S: Final = 35.0
-"""A little more than the server grants itself to finish what it accepted."""
+"""A little more than the server's own limit for finishing accepted requests."""
 
 _POLL_S: Final = 0.05
 _TAIL_LINES: Final = 20
@@ -35,7 +35,7 @@ def served_name(model: str) -> str:
 
 
 def configuration(models: Sequence[str], modes: Sequence[str], **more: object) -> str:
-    """Returns a configuration that serves `models` in `modes`; `more` is taken over into each model's entry.
+    """Returns a configuration that serves `models` in `modes`; `more` is added to each model's entry.
 
     A model is a source such as `keras.applications:ResNet50`, the path of a model, or the name of a built-in one.
     Keras's applications get random weights: speed does not depend on them, and nothing is downloaded.
@@ -55,10 +55,10 @@ def check(models: Sequence[str], modes: Sequence[str]) -> None:
 
 
 def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:
-    """Returns a configuration file as text, with nothing but `models` (names), in nothing but `modes`.
+    """Returns a configuration file as text, reduced to `models` (names) and `modes`.
 
-    The server reads it, and says what it took it for: paths, among others. Blocks. Raises TargetError where the server
-    refuses it, or where it has no such model.
+    The server reads the file and prints it with paths resolved. Blocks. Raises TargetError where the server refuses it,
+    or where it has no such model.
     """
     shown = subprocess.run([*SHOW, "--config", str(config)], capture_output=True, text=True, check=False)
     if shown.returncode:
@@ -66,7 +66,7 @@ def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:
     document = yaml.safe_load(shown.stdout)
     entries = {entry["name"]: entry for entry in document["models"]}
     if unknown := [model for model in models if model not in entries]:
-        raise TargetError(f"--config {config}: expected models of it ({', '.join(entries)}), got {', '.join(unknown)}")
+        raise TargetError(f"--config {config}: expected its models ({', '.join(entries)}), got {', '.join(unknown)}")
     chosen = [entries[model] for model in models]
     for entry in chosen:
         entry["modes"] = list(modes)
@@ -90,8 +90,8 @@ def _is_path(model: str) -> bool:
 class EmbeddedServer:
     """An xlaserve process on free ports: `async with` starts it, waits until it is ready, and stops it.
 
-    `config` is a configuration file, or its text. `on_output` gets the last line that the server logged, while it
-    starts. Entering raises TargetError with the server's last words when it ends or isn't ready in `start_timeout_s`.
+    `config` is a configuration file, or its text. While the server starts, `on_output` is called with its latest log
+    line. Entering raises TargetError with its final stderr lines when it ends or isn't ready in `start_timeout_s`.
     """
 
     def __init__(
@@ -148,11 +148,11 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         return self._process.pid
 
     def exit_report(self) -> str | None:
-        """Returns how the server ended and its last words, or None while it lives."""
+        """Returns how the server ended, with its final stderr lines; None while it runs."""
         status = self._process.returncode
         if status is None:
             return None
@@ -189,7 +189,7 @@ class EmbeddedServer:
 
 def _addresses(ready: Path) -> tuple[str, str | None] | None:
     try:
-        told = json.loads(ready.read_text())
+        reported = json.loads(ready.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None  # Not written yet, or half written.
-    return str(told["grpc"]), told.get("http")
+    return str(reported["grpc"]), reported.get("http")

@@ -36,7 +36,7 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class Described:
-    """What was loaded."""
+    """The loaded models and their ledger."""
 
     models: dict[str, ModelInfo]
     ledger: tuple[LedgerEntry, ...]
@@ -109,7 +109,7 @@ def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
 
 
 class _InProcess:
-    """Runs one request as one batch, padded to the least bucket that holds it."""
+    """Runs one request as one batch, padded to the smallest bucket that holds it."""
 
     def __init__(self, warmed: dict[tuple[Mode, Bucket], Warmed], lanes: ThreadPoolExecutor) -> None:
         self._warmed = warmed

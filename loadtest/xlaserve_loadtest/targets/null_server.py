@@ -1,4 +1,4 @@
-"""A gRPC server that takes any request for an empty answer: the generator's own ceiling, wire included.
+"""A gRPC server that answers any request with an empty message: it measures the generator's own ceiling.
 
 Run as a process with the path of the file that says where it listens. It serves until SIGTERM.
 """

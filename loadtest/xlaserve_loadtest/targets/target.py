@@ -37,25 +37,25 @@ _ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in _DTYPES.
 ANY: Final = -1
 
 Array = NDArray[np.float64 | np.int64]
-"""Whole numbers name things, as a class map does; they are compared as equal or not."""
+"""Integers are names, such as a map's classes: they are compared for equality only."""
 
 
 class TargetError(Exception):
-    """The target can't be measured; the text says why, for people."""
+    """The target can't be measured; the message says why."""
 
 
 class Tensor(NamedTuple):
-    """An output as the model's metadata promises it."""
+    """An output as declared in the model's metadata."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    """Without the batch."""
+    """Shape without the batch."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the target says of the model under test."""
+    """The target's description of the model under test."""
 
     name: str
     size: tuple[int, int] | None
@@ -90,7 +90,7 @@ class Target(Protocol):
     """Something to measure."""
 
     def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AbstractAsyncContextManager[Connection]:
-        """Opens a fresh connection, on which replies are held against what `model` promises."""
+        """Opens a fresh connection, on which replies are checked against `model`."""
 
 
 class GrpcTarget:
@@ -101,10 +101,10 @@ class GrpcTarget:
 
     @asynccontextmanager
     async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[Connection]:
-        """Opens a connection to each of `addresses` (HOST:PORT), over which requests are dealt out in turn."""
+        """Opens a connection to each of `addresses` (HOST:PORT), which take requests in turn."""
         async with AsyncExitStack() as stack:
             channels = [await stack.enter_async_context(open_channel(address)) for address in addresses]
-            # A connection that comes up is not part of the first request; one that doesn't fails the requests.
+            # Connecting is not part of the first request; where it fails, the requests fail.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     await asyncio.gather(*(channel.channel_ready() for channel in channels))
@@ -146,7 +146,7 @@ async def describe(address: str, model: str) -> ModelInfo:
 
 
 class _Spread:
-    """Deals requests out to several connections in turn."""
+    """Distributes requests over several connections in turn."""
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self._turns = cycle(connections)
@@ -186,7 +186,7 @@ class _GrpcConnection:
 
 
 def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
-    """Holds a serialised ModelInferResponse against what was asked for and what the model promises."""
+    """Checks a serialised ModelInferResponse against the request and the model's metadata."""
     try:
         response = oip.ModelInferResponse.FromString(data)
     except DecodeError as error:

@@ -155,8 +155,8 @@ def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("models: [{name: other, source: 'builtin:noop'}]", r"expected models of it \(other\), got mine"),
-        ("lanes: 2", r"expected models of it \(digits\), got mine"),
+        ("models: [{name: other, source: 'builtin:noop'}]", r"expected its models \(other\), got mine"),
+        ("lanes: 2", r"expected its models \(digits\), got mine"),
         ("{", "not YAML"),
         ("models: 3", "models: .*got 3"),
     ],
