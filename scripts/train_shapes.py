@@ -28,7 +28,7 @@ SAMPLES_FOLDER: Final = ROOT / "scripts" / "samples" / "shapes"
 DATA: Final = ROOT / "server" / "xlaserve" / "model" / "sources" / "data"
 BATCH: Final = 32
 NEAR: Final = 1.5
-"""A cell answers for a shape when its centre is at most so many strides from the middle of the shape's box."""
+"""A cell answers for a shape when its centre is at most this many strides from the middle of the shape's box."""
 
 Array = NDArray[Any]
 

@@ -1,4 +1,4 @@
-"""What tests share: time that nobody waits for, images that can be told apart, and a model that says which it saw."""
+"""What tests share: virtual time, images that can be told apart, and a model that tells which ones it saw."""
 
 from __future__ import annotations
 

@@ -47,10 +47,10 @@ from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, gauge
 log = logging.getLogger(__name__)
 
 QUIET_S: Final = 0.2
-"""The port closes once no request came for so long, or after FLUSH_S."""
+"""The port closes once no request came for this time, or after FLUSH_S."""
 FLUSH_S: Final = 1.0
-"""How long requests are refused at most once all accepted ones are answered, and then how long the last answers may
-take to leave. Idle streams end with it."""
+"""The longest time that requests are refused once all accepted ones are answered, and then the longest that the last
+answers may take to leave. Idle streams end with it."""
 SECOND_SIGNAL_S: Final = 0.5
 """A signal that comes sooner after another is the same one: supervisors send it to a process and to its group."""
 CRASHED: Final = 1

@@ -87,7 +87,7 @@ Place = Callable[[int, int], Frame]
 """Maps the height and width of an upright image to where it goes; may refuse it with a RequestError."""
 
 Hold = Callable[[int], AbstractContextManager[object]]
-"""Waits until so many bytes may be taken, and holds them meanwhile."""
+"""Waits until a number of bytes may be taken, and holds them until the end."""
 
 
 Encoded = bytes | memoryview
@@ -186,7 +186,7 @@ class _JpegFile(JpegImageFile):
 def _open(data: bytes, limits: ImageLimits, hold: Hold) -> Iterator[ImageFile]:
     """Yields the image with its header read and its size checked; anything that Pillow raises becomes InvalidImage.
 
-    Opens Pillow's plugins directly: `Image.open` holds images against a bound that is global to the process, and warns.
+    Opens Pillow's plugins directly: `Image.open` compares images with a bound that is global to the process, and warns.
     """
     if not data:
         raise InvalidImage("image: expected JPEG, PNG or WebP, got no bytes")

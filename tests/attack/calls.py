@@ -1,4 +1,4 @@
-"""Right requests from clients that change their mind, are in a hurry, or are many."""
+"""Valid requests from clients that change their mind, are in a hurry, or are many."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ GARBAGE: Final = (
 
 @contextmanager
 def serving(round: Round) -> Iterator[Client]:
-    """Gives a client; whenever it is asked, right requests must be answered by `check_serving`."""
+    """Gives a client; whenever it is asked, valid requests must be answered by `check_serving`."""
     with Client(round.server.grpc) as client:
         yield client
 
 
 def check_serving(round: Round, client: Client, *, patience_s: float = 0.0) -> None:
-    """Accounts for a right request, which must be answered despite other connections, or within `patience_s`."""
+    """Accounts for a valid request, which must be answered despite other connections, or within `patience_s`."""
     valid = samples.noop([round.random.randrange(256)])
     give_up_at = time.monotonic() + patience_s
     while True:
@@ -46,7 +46,7 @@ def check_serving(round: Round, client: Client, *, patience_s: float = 0.0) -> N
         if time.monotonic() > give_up_at or call.outcome()[0] == OK:
             break
         time.sleep(0.05)
-    round.settle(call, "a right request meanwhile", allowed=frozenset({OK}), check=valid.check)
+    round.settle(call, "a valid request meanwhile", allowed=frozenset({OK}), check=valid.check)
 
 
 def call(stream: int, data: bytes, *, path: str = INFER) -> bytes:
@@ -185,7 +185,7 @@ def floods_of_frames(round: Round) -> None:
 
 @attack(allowed={OK, "refused"})
 def http_endpoint(round: Round) -> None:
-    """Half-open connections, garbage and endless headers at /metrics; /healthz answers all the while."""
+    """Half-open connections, garbage and endless headers at /metrics; /healthz answers all the time."""
     lines = (
         b"",
         b"GET",

@@ -57,7 +57,7 @@ class Window:
 
 @attack(allowed=ALLOWED, weight=3)
 def mutated_messages(round: Round) -> None:
-    """Right requests with a field or two changed, among right ones, which must be answered rightly."""
+    """Valid requests with a field or two changed, among valid ones, which must be answered correctly."""
     with Client(round.server.grpc) as client:
         window, number = Window(round), 0
         while round.has_time:
@@ -77,7 +77,7 @@ def mutated_messages(round: Round) -> None:
 
 @attack(allowed=ALLOWED, weight=2)
 def damaged_bytes(round: Round) -> None:
-    """Right requests whose bytes are damaged, and noise, for every method."""
+    """Valid requests whose bytes are damaged, and noise, for every method."""
     with Client(round.server.grpc) as client:
         window, number = Window(round), 0
         while round.has_time:
@@ -112,7 +112,7 @@ def health_and_unknown_methods(round: Round) -> None:
 
 @attack(allowed=ALLOWED)
 def streams(round: Round) -> None:
-    """Streams of right, wrong and damaged messages: as many answers as messages, the right ones right, in order."""
+    """Streams of valid, wrong and damaged messages: as many answers as messages, in order, the valid ones correct."""
     with Client(round.server.grpc) as client:
         number = 0
         while round.has_time:

@@ -120,7 +120,7 @@ def _cut(data: bytes, rng: random.Random) -> bytes:
 
 @attack(allowed=ALLOWED, weight=2, most_mib=1200)
 def hostile_images(round: Round) -> None:
-    """Bombs, cut off, damaged and odd files, among rare but right ones, whose digit must be read as usual."""
+    """Bombs, cut off, damaged and odd files, among rare but valid ones, whose digit must be read as usual."""
     right = [(digit, name, data) for digit in range(10) for name, data in same_digit(digit)]
     round.random.shuffle(right)
     with Client(round.server.grpc) as client:

@@ -65,11 +65,11 @@ def load(address: str, *, timeout_s: float = PATIENCE_S) -> Iterator[Load]:
 
 
 def check_serves(round: Round, server: Server) -> None:
-    """Accounts for a right request."""
+    """Accounts for a valid request."""
     valid = samples.noop([42])
     with Client(server.grpc) as client:
         call = client.send(valid.method, valid.message.SerializeToString())
-        round.settle(call, "a right request afterwards", allowed=frozenset({OK}), check=valid.check)
+        round.settle(call, "a valid request afterwards", allowed=frozenset({OK}), check=valid.check)
 
 
 @attack(allowed=BUSY | {"UNAVAILABLE"}, site="own", weight=2)
@@ -132,7 +132,7 @@ def stop_and_continue(round: Round) -> None:
 
 @attack(allowed=BUSY, site="own", expects="the configuration is as before")
 def hang_up_signals(round: Round) -> None:
-    """SIGHUP while 32 clients ask, the configuration right, wrong and right again: every call is answered."""
+    """SIGHUP while 32 clients ask, the configuration valid, wrong and valid again: every call is answered."""
     server = round.start(CONFIG).wait_until_ready()
     with load(server.grpc) as clients:
         for text in (None, "models: [", json.dumps(CONFIG)):

@@ -15,13 +15,13 @@ from tests.attack.server import Server
 
 MAX_FAULTS: Final = 8
 """Faults that are kept of one attack; they tend to be alike."""
-LEAST: Final = 3
-"""How often an attack goes on at least, however little time there is."""
+MIN_TRIES: Final = 3
+"""Tries of an attack at least, however little time there is."""
 OK: Final = "OK"
 REFUSED: Final = frozenset({OK, "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION"})
 """How a request that may be wrong may end."""
 BUSY: Final = frozenset({OK, "RESOURCE_EXHAUSTED"})
-"""How a right request may end on a server that is flooded."""
+"""How a valid request may end on a server that is flooded."""
 
 Site = Literal["shared", "sizes", "own"]
 
@@ -46,7 +46,7 @@ class Tally:
         return self.outcomes[LOST]
 
     def fault(self, text: str) -> None:
-        """Notes what must not be."""
+        """Notes a fault."""
         self.fault_count += 1
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(text)
@@ -84,7 +84,7 @@ class Round:
     def has_time(self) -> bool:
         """Whether the attack should go on; it begins in any case."""
         self._asked += 1
-        return self._asked <= LEAST or time.monotonic() < self._ends_at
+        return self._asked <= MIN_TRIES or time.monotonic() < self._ends_at
 
     @property
     def started(self) -> Iterable[Server]:
@@ -145,7 +145,7 @@ class Attack:
     most_mib: int
     """By how much the server's resident memory may grow at most while it runs."""
     expects: str
-    """What an error has in it that it should bring into the log."""
+    """Text of an error that it should bring into the log."""
 
     @property
     def summary(self) -> str:

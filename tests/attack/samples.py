@@ -1,4 +1,4 @@
-"""Right requests, each with a check of its answer; and how to make them wrong."""
+"""Valid requests, each with a check of its answer; and how to make them wrong."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def shapes(kind: str) -> Valid:
 
 
 def anything(rng: random.Random, *, has_shapes: bool = True) -> Valid:
-    """Returns a right request of any kind."""
+    """Returns a valid request of any kind."""
     kind = rng.random()
     if kind < 0.35:
         return infer(rng, digits(rng))

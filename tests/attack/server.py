@@ -100,7 +100,7 @@ class Server:
 
     @property
     def resident_bytes(self) -> int:
-        """What it holds of memory now."""
+        """Its resident memory now."""
         return int(self._measured.memory_info().rss)
 
     def wait_for(self, condition: Callable[[], object], what: str, timeout_s: float) -> None:

@@ -190,7 +190,7 @@ def scans() -> dict[str, bytes]:
 
 @pytest.fixture
 def valid(scans: dict[str, bytes]) -> Callable[..., pb.ModelInferRequest]:
-    """Makes a right request to `digits`: `image` as one scan, or black `pixels` of `datatype`, raw or not."""
+    """Makes a valid request to `digits`: `image` as one scan, or black `pixels` of `datatype`, raw or not."""
 
     def make(name: str = "pixels", *, n: int = 1, datatype: str = "UINT8", raw: bool = True) -> pb.ModelInferRequest:
         request = pb.ModelInferRequest(model_name="digits")

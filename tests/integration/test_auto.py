@@ -1,4 +1,4 @@
-"""Mode `auto`: each bucket in the mode that warm-up measured to be the fastest, and said so wherever one looks."""
+"""Mode `auto`: each bucket in the mode that warm-up measured to be the fastest, as each interface shows."""
 
 from __future__ import annotations
 

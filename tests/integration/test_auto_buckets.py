@@ -1,4 +1,4 @@
-"""`buckets: auto`: candidates are measured, some are kept, and those serve right answers without a compilation more."""
+"""`buckets: auto`: candidates are measured, some are kept, and those answer correctly without another compilation."""
 
 from __future__ import annotations
 

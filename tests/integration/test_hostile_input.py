@@ -1,4 +1,4 @@
-"""What a client sends wrong, by mistake or on purpose: a clear status, nothing told about the inside, and the server
+"""What a client sends wrong, by mistake or on purpose: a clear status, no internals in the message, and the server
 serves on. The server takes messages of up to 16 MiB."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def ask(oip: Any, request: pb.ModelInferRequest) -> tuple[grpc.StatusCode, str]:
 
 @pytest.fixture(autouse=True)
 def serves_on(server, vision, scans):
-    """After each test the server still gives right answers, and has logged nothing that a client made up."""
+    """After each test the server still gives correct answers, and has logged nothing that a client made up."""
     yield
     response = vision.Classify(vision_pb2.ClassifyRequest(model="digits", images=list(scans.values()), top_k=1))
     assert [row.categories[0].label for row in response.classifications] == list(scans)

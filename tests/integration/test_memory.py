@@ -121,7 +121,7 @@ def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
 
 
 def small() -> bytes:
-    """A right request."""
+    """A valid request."""
     message = pb.ModelInferRequest(model_name="noop")
     message.inputs.add(name="pixels", datatype="UINT8", shape=(1, SIDE, SIDE, 3))
     message.raw_input_contents.append(bytes(SIDE * SIDE * 3))

@@ -1,4 +1,4 @@
-"""More than the server can take: too many images, too late, hung up on, or sent by nobody in a hurry."""
+"""Overload: too many images, passed deadlines, and clients that hang up or take their time."""
 
 from __future__ import annotations
 

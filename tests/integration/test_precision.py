@@ -1,4 +1,4 @@
-"""A model in bfloat16: what it is and how far its answers are from float32 is said wherever one looks."""
+"""A model in bfloat16: each interface shows what it is and how far its answers are from float32."""
 
 from __future__ import annotations
 

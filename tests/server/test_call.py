@@ -26,7 +26,7 @@ NEVER = float("inf")
 
 
 class World:
-    """A repository with one model, a pipeline that does as it is told, and a clock that moves by 1 s at each look."""
+    """A repository with one model, a pipeline controlled by the test, and a clock that moves by 1 s at each look."""
 
     def __init__(self) -> None:
         self.metrics = Metrics()

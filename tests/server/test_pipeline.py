@@ -64,7 +64,7 @@ class Batcher:
 
 
 class Clock:
-    """Is moved on by the tests."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 0.0

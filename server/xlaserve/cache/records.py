@@ -25,7 +25,7 @@ MAGIC: Final = b"xlaserve cache 1\n"
 SUFFIX: Final = ".xlaserve"
 _PARTIAL: Final = ".partial"
 _PARTIAL_S: Final = 3600.0
-"""A file that is still partial after so long belongs to a process that was killed."""
+"""A file that is still partial after this time belongs to a process that was killed."""
 _LENGTH_BYTES: Final = 8
 _KEYS: Final = 2
 """Folders above a record that are named by keys."""

@@ -117,7 +117,7 @@ class AutoBuckets(Frozen):
     max_buckets: int = Field(6, ge=1, le=16)
     """Most buckets that are kept, for each resolution. Fewer are where more would gain less than 1 %."""
     max_compile_s: float = Field(300.0, gt=0)
-    """Once measuring candidates has taken so long, no more are begun: the best of those measured are kept. The most
+    """Once measuring candidates has taken this long, no more are begun: the best of those measured are kept. The most
     useful come first."""
     max_memory_mib: int | None = Field(None, ge=1)
     """Most of the host's memory that the programs kept for one resolution may take, the largest of them running on
@@ -197,7 +197,7 @@ class ModelSettings(Frozen):
     """What a Keras model computes in: `float32`, `bfloat16` or `float16`. Weights, preprocessing and outputs stay
     float32. Warm-up measures how far its answers then are from those in float32."""
     verification: Literal["refuse", "warn", "off"] = "refuse"
-    """Warm-up holds every program's answers to a few images against those that TensorFlow gives operation by operation.
+    """Warm-up compares every program's answers to a few images with those that TensorFlow gives operation by operation.
     A program that is off by more than a thousandth of the largest number gets a warning. With `refuse`, a model fails
     if XLA made one that is off by more than a hundredth, which rounding in float32 does not explain; `warn` serves it,
     `off` compares nothing. Narrower precisions, and modes without XLA, are never refused."""
@@ -294,7 +294,7 @@ class ModelSettings(Frozen):
         return self
 
     def check_queue(self, max_images: int) -> None:
-        """Raises ValueError where no batch could ever fill the largest bucket, as so many images may not wait."""
+        """Raises ValueError where too few images may wait to fill the largest bucket."""
         if "buckets" in self.model_fields_set and max_images < self.largest_batch:
             raise ValueError(
                 f"max_queue_images: expected at least {self.largest_batch}, the largest bucket of model {self.name},"
@@ -308,7 +308,7 @@ class ModelSettings(Frozen):
 
     @property
     def most_programs(self) -> int:
-        """How many programs warm-up compiles; at most so many with `buckets: auto`."""
+        """How many programs warm-up compiles; with `buckets: auto`, at most."""
         sized = sum(bucket.height is not None for bucket in self.buckets)
         plain = len(self.buckets or self.auto_buckets.candidates) - sized
         return len(self.compiled_modes) * (sized + plain * max(1, len(self.resolutions)))

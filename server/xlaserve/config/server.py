@@ -104,7 +104,7 @@ class Settings(Frozen):
     max_connections: int = Field(1000, ge=1, le=1_000_000)
     """Clients that may be connected at a time. Each can have sent 256 KiB before anybody asks for them."""
     max_connection_idle_s: float = Field(600.0, gt=0, le=86_400)
-    """A connection without calls is closed after so long; clients connect again with their next call."""
+    """A connection without calls is closed after this time; clients connect again with their next call."""
     max_image_bytes: int = Field(32 * MIB, ge=1)
     """Largest encoded image."""
     max_image_pixels: int = Field(64_000_000, ge=1)

@@ -8,7 +8,7 @@ from xlaserve.config import Bucket, Mode, ModelSettings, Precision
 from xlaserve.engine.warmup.auto_buckets import Programs
 
 CLEARLY: Final = 1.5
-"""So many times the seconds of another mode are worth a warning: auto's own margin would make one of noise."""
+"""How many times the seconds of another mode get a warning: with auto's own margin, noise would get one."""
 
 MIN_S: Final = 1e-3
 """Seconds that a batch has to gain."""

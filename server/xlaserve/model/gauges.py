@@ -64,7 +64,7 @@ def _programs(versions: Collection[Version]) -> Iterator[Metric]:
         "xlaserve_program_not_finite_images", "Images that a program answered with NaN or infinity at warm-up.", labels
     )
     are_verified = gauge_family(
-        "xlaserve_program_verified", "1 where a program's answers were held against a reference, else 0.", labels
+        "xlaserve_program_verified", "1 where a program's answers were compared with a reference, else 0.", labels
     )
     warnings = gauge_family("xlaserve_model_warnings", "Warnings about a model, as ListModels shows them.", ("model",))
     for version in versions:

@@ -83,7 +83,7 @@ class Version:
 
     @property
     def programs_total(self) -> int:
-        """How many programs warm-up compiles; at most so many while it measures candidates."""
+        """How many programs warm-up compiles; while it measures candidates, at most."""
         if self.model is None:
             return self.settings.most_programs
         # With `buckets: auto`, more were measured than are kept.

@@ -32,7 +32,7 @@ RESIDENT_SHARE: Final = 0.8
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 """How long a client that connects may say nothing."""
 KEEPALIVE_MS: Final = 60_000
-"""After so long without a word a client is asked whether it is there."""
+"""After this time without traffic a client is pinged."""
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
 MAX_CONNECTION_STREAMS: Final = 1024
 """Calls of one connection at a time; further ones wait at the client."""

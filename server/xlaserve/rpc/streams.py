@@ -1,4 +1,4 @@
-"""Calls that last until somebody ends them."""
+"""Calls that last until either side ends them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Distribution:
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Observations up to each bound and above the one before; at last those above all."""
+        """Observations up to each bound and above the one before; the last number is of those above all bounds."""
         self.total = 0.0
 
     def observe(self, value: float) -> None:

@@ -105,7 +105,7 @@ class ModelTelemetry:
         self._failed_batches.inc()
 
     def buckets_retired(self, mode: Mode, buckets: int) -> None:
-        """So many buckets no longer serve, for lack of memory."""
+        """`buckets` buckets no longer serve, for lack of memory."""
         self._retired_buckets(mode).inc(buckets)
 
     def request_answered(self, method: str, mode: Mode, images: int, timings: Timings) -> None:

@@ -15,7 +15,7 @@ FOREVER_S = 30.0
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What TensorFlow's profiler is told to do; a recording is a file of 5 bytes."""
+    """Calls of TensorFlow's profiler; a recording is a file of 5 bytes."""
     calls: list[str] = []
     folders: list[Path] = []
 

@@ -67,7 +67,7 @@ class Gate:
 
 
 class GateAt(Gate):
-    """Does something on the thread that comes as the `number`th, by default closes before it."""
+    """Acts when the `number`th thread comes; by default, closes before it."""
 
     def __init__(self, number: int, then: Callable[[], object] | None = None) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Program:
 
 
 class House:
-    """A repository and its surroundings, which the test has in its hands."""
+    """A repository and its surroundings, controlled by the test."""
 
     def __init__(self, **settings: Any) -> None:
         self.configured = [model("a")]

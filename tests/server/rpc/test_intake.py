@@ -11,7 +11,7 @@ from xlaserve.rpc.intake import LOOK_S, Intake
 
 
 class Client:
-    """Sends a message when it is told to."""
+    """Sends a message when the test says so."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Future[object] = asyncio.get_running_loop().create_future()

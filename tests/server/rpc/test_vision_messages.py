@@ -255,7 +255,7 @@ def test_what_takes_long_to_write_is_written_on_threads_and_is_the_same() -> Non
 
 
 def test_detections_are_written_as_protobuf_writes_them_and_where_they_take_long_on_threads() -> None:
-    """As above."""
+    """See the test above."""
     generator = np.random.default_rng(0)
     task = Detection(300, max_detections=30)
     frames = [whole(8, 8)] * 40

@@ -303,7 +303,7 @@ class Batcher:
         return True
 
     def _planned(self, queue: Queue, waiting: int, now: float) -> tuple[int, int, Taken]:
-        """Charges the batch to start now where so many images wait. Returns its images, its lane's share and itself."""
+        """Charges the batch to start now with `waiting` images. Returns its images, its lane's share and itself."""
         busy = self._lanes.busy
         images, rows, share = queue.costs.planner.next_step(waiting, self._lanes.count - busy, busy)
         _, height, width = queue.shape

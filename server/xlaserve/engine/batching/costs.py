@@ -23,13 +23,13 @@ NEWEST: Final = 1 / 8
 """The part of an estimate that the newest batch makes."""
 
 MAX_JUMP: Final = 1.5
-"""A batch counts as at most so many times dearer, or cheaper, than its estimate: a single one moves that by 6 %."""
+"""A batch counts as at most this many times dearer, or cheaper, than its estimate: a single one moves that by 6 %."""
 
 DRIFT: Final = 0.1
 """Plans are made again when an estimate has moved by this part since the last one."""
 
 REPLAN_S: Final = 1.0
-"""Plans are made at most so often: it takes the event loop a millisecond or two."""
+"""Seconds between two plans at least: it takes the event loop a millisecond or two."""
 
 DOUBT: Final = 0.95
 

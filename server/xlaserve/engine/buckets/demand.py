@@ -10,7 +10,7 @@ from typing import Final
 
 from xlaserve.errors import ModelFailed
 
-MOST: Final = 256
+MAX_DEMAND: Final = 256
 """More waiting images than this count as this many, so that the record stays small: large demand is all alike."""
 
 Demand = Counter[int]
@@ -28,7 +28,7 @@ Resolution = tuple[int, int]
 
 def note(demand: Demand, waiting: int, taken: int) -> None:
     """Adds a batch of `taken` images out of `waiting`."""
-    demand[min(waiting, MOST)] += taken
+    demand[min(waiting, MAX_DEMAND)] += taken
 
 
 def even(most: int) -> Demand:
@@ -64,6 +64,6 @@ def _resolution(text: str) -> Resolution:
 
 def _demand(counts: Mapping[str, int]) -> Demand:
     demand = Demand({int(n): int(images) for n, images in counts.items() if images})
-    if not demand or not all(1 <= n <= MOST and images > 0 for n, images in demand.items()):
+    if not demand or not all(1 <= n <= MAX_DEMAND and images > 0 for n, images in demand.items()):
         raise ValueError
     return demand

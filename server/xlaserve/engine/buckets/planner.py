@@ -24,7 +24,7 @@ NEAR_TIE: Final = 0.05
 """Where all lanes are busy a plan with larger batches may cost so much more than the cheapest."""
 
 MIN_PLANNED: Final = 256
-"""Tables go up to so many images at least. A plan for more begins with batches of the best bucket."""
+"""Tables go up to this many images at least. A plan for more begins with batches of the best bucket."""
 
 MAX_LEVELS: Final = 8
 """How many numbers of running lanes are told apart; on a device with more lanes neighbours share one."""

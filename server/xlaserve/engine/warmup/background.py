@@ -5,8 +5,9 @@ of a resolution wait for is a run or two of it, on a lane like any batch, which 
 images and what they cost. Then the buckets compile on one thread for the whole server, which yields to everything else,
 and are timed on lanes as if they were a model of their own. Once all buckets of a mode are there, requests go to them.
 
-What clients can bring about is bounded: a model does this for so many resolutions as long as it is loaded, whether it
-works or not, none is given up for another, and no bucket has more pixels than the largest that was configured.
+What clients can bring about is bounded: a model does this for a limited number of resolutions as long as it is
+loaded, whether it works or not. None is given up for another, and no bucket has more pixels than the largest that was
+configured.
 """
 
 from __future__ import annotations

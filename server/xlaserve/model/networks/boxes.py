@@ -92,7 +92,7 @@ def _unsuppressed(overlaps: tf.Tensor, candidates: tf.Tensor) -> tf.Tensor:
     hidden_by = overlaps & (places[tf.newaxis] < places[:, tf.newaxis])
 
     def step(kept: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        # Right for the best candidate, so in the next step for all that only it can hide, and so on.
+        # After one step the best candidate is settled, after the next all that only it can suppress, and so on.
         left = candidates & ~tf.reduce_any(hidden_by & kept[:, tf.newaxis], axis=2)
         return left, tf.reduce_any(left != kept)
 

@@ -29,6 +29,6 @@ def fetch(handle: str) -> Path:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps kagglehub's progress bars from the terminal: they are for people who wait at it."""
+    """Hides kagglehub's progress bars: they are for interactive use."""
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
         yield

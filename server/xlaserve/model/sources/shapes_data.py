@@ -17,7 +17,7 @@ HELD_OUT_SEED: Final = 2
 
 MAX_SHAPES: Final = 5
 _SHARPER: Final = 2
-"""Scenes are drawn so many times larger and shrunk, which smooths their edges."""
+"""How many times larger scenes are drawn and then shrunk, which smooths their edges."""
 _CORNERS: Final = {"square": 4, "triangle": 3}
 
 

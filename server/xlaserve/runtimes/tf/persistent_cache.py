@@ -37,7 +37,7 @@ class Executables:
         # Always said: the process may have been started by one that said otherwise, and the last one counts.
         flags.add(flags.TF_XLA, f"--tf_xla_persistent_cache_read_only={str(not has_all_compiled).lower()}")
         if os.environ.get(LOG_LEVEL) == _ERRORS:
-            # `stderr_tap` says which are of no account; without it they can only be silenced with all others, which
+            # `stderr_tap` says which don't matter; without it they can only be silenced with all others, which
             # come as exceptions as well.
             os.environ[LOG_LEVEL] = _FATAL
 

@@ -13,7 +13,7 @@ import sys
 
 CHUNK_BYTES = 65_536
 PARTIAL_LINE_S = 0.1
-"""A line that is not ended, such as a question, is passed on after so long."""
+"""A line that is not ended, such as a question, is passed on after this time."""
 LOGGED = re.compile(rb"^([IWEF])\d{4} \d\d:\d\d:[\d.]+ +\d+ ([\w./-]+):\d+\] ")
 STDIN, STDOUT, STDERR = 0, 1, 2
 

@@ -109,7 +109,7 @@ class Model:
         deadline: float = NO_DEADLINE,
         size: tuple[int, int] = (2, 2),
     ) -> Result:
-        """As a request does it: admitted, run, and left again."""
+        """Runs images as a request does: admits them, runs them, and leaves."""
         pixels = self._pictures(numbers)
         pixels = np.broadcast_to(pixels[:, :1, :1], (len(pixels), *size, 3))
         self.batcher.admit(len(pixels), pixels.nbytes)

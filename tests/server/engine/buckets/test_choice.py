@@ -19,7 +19,7 @@ from xlaserve.engine.buckets.choice import (
     in_order_of_use,
     powers_of_two,
 )
-from xlaserve.engine.buckets.demand import MOST, Demand, even, note
+from xlaserve.engine.buckets.demand import MAX_DEMAND, Demand, even, note
 from xlaserve.engine.buckets.planner import Sequences
 
 seconds = st.floats(1e-3, 10.0)
@@ -39,7 +39,7 @@ def batch_sizes(most: int) -> tuple[int, ...]:
 
 
 def cost_of(batches: dict[int, float], demand: Demand) -> float:
-    """By the planner's own sequences, which know nothing of how sets are searched."""
+    """Returns the cost by the planner's own sequences, which know nothing of how sets are searched."""
     sequences = Sequences(batches)
     total = sum(images * sequences.least_s(n) / n for n, images in demand.items())
     return total / demand.total()
@@ -146,5 +146,5 @@ def test_demand_counts_each_image_once_and_bounds_its_record() -> None:
     note(demand, waiting=20, taken=16)
     note(demand, waiting=20, taken=4)
     note(demand, waiting=5000, taken=16)
-    assert demand == {20: 20, MOST: 16}
+    assert demand == {20: 20, MAX_DEMAND: 16}
     assert even(3) == {1: 1, 2: 1, 3: 1}

@@ -48,7 +48,7 @@ def rolled(images: Images) -> Outputs:
 
 
 class Checked:
-    """A verifier, and what it was told and said."""
+    """A verifier, and its inputs and warnings."""
 
     def __init__(self, reference: Callable[[Images], Outputs] | None = scores, **settings: object) -> None:
         self.warnings: list[str] = []

@@ -15,7 +15,7 @@ from xlaserve.config import Lowering
 from xlaserve.model import lowering
 from xlaserve.model.networks.keras_runtime import keras
 
-MOST = 1e-5
+TOLERANCE = 1e-5
 """The largest difference that is allowed, as a share of the largest output."""
 
 
@@ -70,7 +70,7 @@ def test_any_convolution_of_single_channels_gives_the_same(
     assert replacement is not None
     got = replacement(images)
     assert got.shape == expected.shape == replacement.compute_output_shape(images.shape)
-    assert difference(got, expected) < MOST
+    assert difference(got, expected) < TOLERANCE
 
 
 def test_xla_and_eager_agree() -> None:
@@ -78,7 +78,7 @@ def test_xla_and_eager_agree() -> None:
     images = np.random.default_rng(0).normal(size=(2, 9, 8, 5)).astype(np.float32)
     expected = layer(images)
     replacement = lowering.LOWERINGS[Lowering.DEPTHWISE](layer)
-    assert difference(tf.function(replacement, jit_compile=True, autograph=False)(images), expected) < MOST
+    assert difference(tf.function(replacement, jit_compile=True, autograph=False)(images), expected) < TOLERANCE
 
 
 def test_half_precision_stays_half_precision() -> None:

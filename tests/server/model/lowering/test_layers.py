@@ -14,7 +14,7 @@ from xlaserve.model import lowering
 from xlaserve.model.lowering.sums import total
 from xlaserve.model.networks.keras_runtime import keras
 
-MOST = 1e-5
+TOLERANCE = 1e-5
 """The largest difference that is allowed, as a share of the largest output."""
 PADDINGS = st.sampled_from(["same", "valid"])
 FORMATS = st.sampled_from(["channels_last", "channels_first"])
@@ -41,7 +41,7 @@ def check(name: Lowering, layer: Any, images: NDArray[np.float32]) -> None:
     else:
         expected = layer(images)
     assert got.shape == expected.shape
-    assert np.abs(got - expected).max() <= MOST * np.abs(expected).max()
+    assert np.abs(got - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
 @settings(max_examples=15)
@@ -131,7 +131,7 @@ def test_slices_are_summed_for_any_number_of_images() -> None:
     for batch in (1, 3):
         images = noise(batch, 8, 8, 160)
         expected = layer(images)
-        assert np.abs(compiled(images) - expected).max() <= MOST * np.abs(expected).max()
+        assert np.abs(compiled(images) - expected).max() <= TOLERANCE * np.abs(expected).max()
         program = compiled.experimental_get_compiler_ir(images)(stage="optimized_hlo")
         assert " while(" in program
         assert "[2,28,28" not in program  # padded for slices of an unknown size

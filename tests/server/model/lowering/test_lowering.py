@@ -11,7 +11,7 @@ from xlaserve.config import Bucket, BucketSettings, Lowering, Mode, ModelSetting
 from xlaserve.model import catalog, lowering
 from xlaserve.model.networks.keras_runtime import keras
 
-MOST = 1e-5
+TOLERANCE = 1e-5
 """The largest difference that is allowed, as a share of the largest output."""
 IMAGES = np.random.default_rng(0).normal(size=(2, 12, 12, 3)).astype(np.float32)
 
@@ -58,7 +58,7 @@ def test_weights_are_shared() -> None:
     lowered = lower(model).model
     model.set_weights([2 * weight for weight in model.get_weights()])
     assert [variable.path for variable in lowered.variables] == [variable.path for variable in model.variables]
-    assert difference(lowered(IMAGES), model(IMAGES)) < MOST
+    assert difference(lowered(IMAGES), model(IMAGES)) < TOLERANCE
 
 
 def test_models_within_models_and_layers_called_twice_are_lowered() -> None:
@@ -70,7 +70,7 @@ def test_models_within_models_and_layers_called_twice_are_lowered() -> None:
     model = keras.Model(pixels, keras.ops.concatenate([inner(pixels), stack(inner(pixels)), pixels], axis=-1))
     lowered = lower(model)
     assert lowered.counts[Lowering.DEPTHWISE] == 2
-    assert difference(lowered.model(IMAGES), model(IMAGES)) < MOST
+    assert difference(lowered.model(IMAGES), model(IMAGES)) < TOLERANCE
 
 
 def test_several_inputs_and_outputs_keep_their_structure() -> None:
@@ -79,8 +79,8 @@ def test_several_inputs_and_outputs_keep_their_structure() -> None:
     model = keras.Model(pixels, {"a": layer(pixels["left"]), "b": [layer(pixels["right"])]})
     images = {"left": IMAGES, "right": 2 * IMAGES}
     got, expected = lower(model).model(images), model(images)
-    assert difference(got["a"], expected["a"]) < MOST
-    assert difference(got["b"][0], expected["b"][0]) < MOST
+    assert difference(got["a"], expected["a"]) < TOLERANCE
+    assert difference(got["b"][0], expected["b"][0]) < TOLERANCE
 
 
 class Block(keras.layers.Layer):  # type: ignore[misc]
@@ -112,7 +112,7 @@ def test_what_layers_hold_is_lowered_but_for_models_with_a_call_of_their_own() -
     assert isinstance(block.convolution, keras.layers.DepthwiseConv2D)
     assert {id(variable) for variable in lowered.model.variables} == {id(variable) for variable in model.variables}
     model.set_weights([2 * weight for weight in model.get_weights()])
-    assert difference(lower(model).model(IMAGES), model(IMAGES)) < MOST
+    assert difference(lower(model).model(IMAGES), model(IMAGES)) < TOLERANCE
 
 
 class Inquisitive(keras.layers.Layer):  # type: ignore[misc]
@@ -132,7 +132,7 @@ def test_a_layer_that_needs_what_it_holds_keeps_it(caplog: pytest.LogCaptureFixt
     assert lowered.counts == {Lowering.DEPTHWISE: 1}
     assert "layers within layers are not lowered" in caplog.text
     assert "depth_multiplier" in caplog.text
-    assert difference(lowered.model(IMAGES), model(IMAGES)) < MOST
+    assert difference(lowered.model(IMAGES), model(IMAGES)) < TOLERANCE
 
 
 class Doubling(keras.Model):  # type: ignore[misc]
@@ -182,7 +182,7 @@ def test_whole_models_give_the_same(name: str, options: dict[str, Any]) -> None:
     images = scaling * textures((4, 32), side, seed=1)
     expected, got = model(images, training=False), lower(model).model(images, training=False)
     assert difference(expected[0], expected[1]) > 0.01
-    assert difference(got, expected) < MOST
+    assert difference(got, expected) < TOLERANCE
 
 
 def settings(**fields: Any) -> ModelSettings:

@@ -20,7 +20,7 @@ LATENCY = PerformanceHint.LATENCY
 
 
 class TensorFlow:
-    """Stands in for the module: what it is told holds for the whole process."""
+    """Stands in for the module, whose settings hold for the whole process."""
 
     def __init__(self, gpus: list[str]) -> None:
         self.gpus = gpus
