@@ -37,7 +37,7 @@ class Start(NamedTuple):
     loaded: int
     """Programs that came from the cache."""
     answers: tuple[bytes, ...]
-    """For as many images as each bucket has."""
+    """Answers for as many images as each bucket has."""
 
 
 def start(model: str, side: int | None, cache: Path | None) -> Start:

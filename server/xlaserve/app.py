@@ -100,9 +100,9 @@ class App:
             xla_events.listen(self._watch.read)
         self._stopping = asyncio.Event()
         self._draining = asyncio.Event()
-        """Refuses new requests, or is about to."""
+        """Set once it refuses new requests, or is about to."""
         self._has_news = asyncio.Event()
-        """The configuration is to be read again."""
+        """Set when the configuration is to be read again."""
         self._has_crashed = False
         self._last_signal_at = -math.inf
         self.repository = Repository(

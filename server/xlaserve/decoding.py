@@ -133,7 +133,7 @@ class Turns:
         return None
 
     def drop(self, rows: Rows) -> None:
-        """Takes out what waits of `rows`, if anything does."""
+        """Takes `rows` out, if it still waits."""
         if (model := rows.model) is None:
             return
         rows.model = None

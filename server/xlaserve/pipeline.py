@@ -44,7 +44,7 @@ class Request(NamedTuple):
     """What a client asks for, whichever protocol it came by."""
 
     mode: str
-    """Empty: the model's default."""
+    """The mode to run in; empty for the model's default."""
     images: Images | Pending | Sequence[Encoded]
     """Pixels `[n, height, width, 3]` that passed `image.check_pixels`, or encoded images; at least one."""
     deadline: float

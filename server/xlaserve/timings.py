@@ -11,7 +11,7 @@ class Timings:
 
     decode_s: float = 0.0
     queue_s: float = 0.0
-    """Until the batch with its first image ran."""
+    """Waiting until the batch with its first image ran."""
     gather_s: float = 0.0
     """Gathering its batch; the slowest one where it was split over several, as for `execute_s`."""
     execute_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Asks a running server what a command wants to know."""
+"""Calls to a running server, for commands."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Taken(NamedTuple):
     """Bytes that `measure` saw."""
 
     held_bytes: int
-    """Still taken afterwards."""
+    """Memory still taken afterwards."""
     run_bytes: int
     """Further memory, at the worst moment."""
 

@@ -21,9 +21,9 @@ class Programs:
     """One program in its stages, as text."""
 
     hlo: str
-    """As TensorFlow gave it to XLA."""
+    """The program as TensorFlow gave it to XLA."""
     optimized_hlo: str
-    """As XLA runs it."""
+    """The program as XLA runs it."""
     buffer_assignment: str
 
 

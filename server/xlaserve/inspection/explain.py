@@ -31,7 +31,7 @@ class Explained:
     explanation: Explanation
     programs: Programs
     stablehlo: str
-    """As TensorFlow gave it to XLA, in the portable dialect."""
+    """The program as TensorFlow gave it to XLA, in the portable dialect."""
     dot: str
     """The optimised program as a graph for Graphviz."""
 

@@ -21,7 +21,7 @@ class Row:
 
     name: str
     opcode: str
-    """With its kind, for a fusion: `fusion kLoop`."""
+    """The opcode, for a fusion with its kind: `fusion kLoop`."""
     shape: str
     layer: str
     cost: Cost

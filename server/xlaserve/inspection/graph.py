@@ -17,7 +17,7 @@ from xlaserve.inspection.hlo import NO_OPERATION, Computation, Module
 DRAWING_TIMEOUT_S: Final = 60
 _SHADES: Final = ("#ffffff", "#fff3c4", "#fcd68a", "#f7a35c", "#e8643c")
 _SHARES: Final = (0.005, 0.02, 0.05, 0.10)
-"""Shares of the time from which on the next shade is taken."""
+"""Shares of the time from which the next shade is used."""
 
 
 def dot(module: Module, explanation: Explanation) -> str:

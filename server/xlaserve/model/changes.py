@@ -40,7 +40,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._under_way: dict[str, list[_Change]] = {}
-        """By model, the oldest first."""
+        """The changes of each model, the oldest first."""
 
     async def make(self, name: str, kind: Kind, work: Callable[[], Awaitable[None]]) -> None:
         """Does `work` for the model once its turn has come, or waits for a call that does the same.

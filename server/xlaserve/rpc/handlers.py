@@ -154,7 +154,7 @@ class Messages:
         self._reader.intake.hold(size_bytes)
 
     def release(self, size_bytes: int) -> None:
-        """Counts a message or an answer as held no longer."""
+        """Counts a message or an answer as no longer held."""
         self._held_bytes -= size_bytes
         self._reader.intake.release(size_bytes)
         self._released.set()
@@ -166,7 +166,7 @@ class Messages:
 
 class _Method(NamedTuple):
     handler: grpc.RpcMethodHandler[Any, Any]
-    """Asks for its messages."""
+    """The handler that asks for its messages."""
     answer: Callable[[bytes, Context], Awaitable[bytes]] | None
     """Answers a unary method's message that has arrived already."""
 

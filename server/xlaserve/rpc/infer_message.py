@@ -84,7 +84,7 @@ class InferMessages:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], tuple[bytes, Head]] = {}
-        """By the size of the whole message and its first bytes, which hold the model's name as a rule: how it begins,
+        """Known messages by their size and first bytes, which usually hold the model's name: how a message begins,
         up to the tensor's first byte, and its head."""
 
     def parse(self, data: bytes) -> InferMessage | None:

@@ -130,7 +130,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             raise refusal
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
-        """Answers: that is the proof."""
+        """Answers, which is the proof that the server is live."""
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:

@@ -42,7 +42,7 @@ class Statistics:
     last_at_ms: int = 0
     """Milliseconds since the epoch; 0: never."""
     gather_by_size: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
-    """By the number of real images in the batch."""
+    """Gathering by the number of real images in the batch."""
     infer_by_size: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
 
 

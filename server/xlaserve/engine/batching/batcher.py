@@ -94,7 +94,7 @@ class Batcher:
         self._share = Share(self._is_next_full)
         self._virtual_s = 0.0
         self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
-        """By height and width, of all modes together."""
+        """The demand by height and width, of all modes together."""
         self._unsettled: set[Job] = set()
         self._changed = asyncio.Event()
         self._emptied = asyncio.Event()

@@ -36,7 +36,7 @@ class Result(NamedTuple):
     parts: list[Part]
     """One where the job was not split; several come in any order, as putting them together may take long."""
     queue_s: float
-    """Until the batch with its first image ran."""
+    """Waiting until the batch with its first image ran."""
     gather_s: float
     """Gathering its batch; the slowest one where it was split over several, as for `execute_s`."""
     execute_s: float
@@ -123,7 +123,7 @@ class Queue:
         return pieces
 
     def remove(self, job: Job) -> None:
-        """Takes out what waits of `job`, if anything does."""
+        """Takes out the waiting images of `job`, if there are any."""
         if job.waiting:
             self.jobs.remove(job)
             self.images -= job.waiting

@@ -33,14 +33,14 @@ class Run(NamedTuple):
     """A row for each row of the bucket; those of the padding are meaningless."""
     gather_s: float
     wait_s: float
-    """From being gathered until a lane was free."""
+    """Seconds from being gathered until a lane was free."""
     execute_s: float
     is_finite: bool = True
     """Whether no output holds NaN or infinity."""
 
 
 Done = Callable[[Run | BaseException], object]
-"""Is called with what came of a batch."""
+"""Called with the result of a batch."""
 
 
 class Worker:
@@ -67,7 +67,7 @@ class Worker:
     def reserve(self, buckets: Iterable[Bucket]) -> None:
         """Allocates what batches of `buckets` are gathered into: a buffer for each batch that may be under way.
 
-        They are kept until `free` was called as often. Batches of other buckets are gathered into new memory.
+        They are kept until `free` has been called as often. Batches of other buckets are gathered into new memory.
         """
         for bucket in buckets:
             self._reserved[bucket] += 1
@@ -75,7 +75,7 @@ class Worker:
                 self._buffers[bucket] = [np.zeros((*bucket, 3), np.uint8) for _ in range(self._places)]
 
     def free(self, buckets: Iterable[Bucket]) -> None:
-        """Gives back what was reserved once for each of `buckets`."""
+        """Undoes one `reserve` of each of `buckets`."""
         for bucket in buckets:
             self._reserved[bucket] -= 1
             if not self._reserved[bucket]:

@@ -37,7 +37,7 @@ class Cost(NamedTuple):
 
     alone_s: float
     loaded_s: float
-    """With every lane of the device running it."""
+    """Seconds with every lane of the device running it."""
 
     def at(self, running: int, lanes: int) -> float:
         """Returns seconds when `running` of `lanes` run, this one included."""

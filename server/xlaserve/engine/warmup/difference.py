@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def badness(self) -> tuple[float, float]:
-        """Greater for what is further away."""
+        """A sort key, greater for what is further away."""
         return self.largest, -(1.0 if self.agreement is None else self.agreement)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Difference:
 
 
 def compare(wanted: Outputs, got: Outputs, task: Comparing) -> Difference:
-    """Compares outputs with those that they should be, row by row."""
+    """Compares outputs with the right ones, row by row."""
     largest = 0.0
     for theirs, ours in zip(task.comparable(wanted), task.comparable(got), strict=True):
         if np.issubdtype(theirs.dtype, np.floating):

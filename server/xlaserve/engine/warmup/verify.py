@@ -43,7 +43,7 @@ class Verified:
     """What was found out about a program."""
 
     difference: Difference | None
-    """From the reference; None where there is none."""
+    """The difference from the reference; None where there is none."""
     dependence: float = 0.0
     """How far an image's answer is from its own at another place of the batch among other images, as a share of the
     largest number; that of the image with the largest."""

@@ -1,4 +1,4 @@
-"""Values that XLA is to compute once, and to write down."""
+"""Values that XLA is to compute once, and write to memory."""
 
 from __future__ import annotations
 

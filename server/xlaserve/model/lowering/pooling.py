@@ -14,7 +14,7 @@ from xlaserve.model.lowering.windows import Windows
 from xlaserve.model.networks.keras_runtime import keras
 
 MAX_POSITIONS: Final = 25
-"""Positions in a window; larger ones stay what they are."""
+"""Positions in a window; larger windows are not replaced."""
 MAX_SLICES: Final = 16
 """Slices of the pixels in one of global pooling's sums: more are slower to compile, and no faster."""
 

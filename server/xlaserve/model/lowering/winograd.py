@@ -22,9 +22,9 @@ from xlaserve.model.networks.keras_runtime import keras
 MIN_CHANNELS: Final = 32
 """With fewer channels in, the transforms cost more than is saved."""
 MIN_FILTERS: Final = 16
-"""With fewer channels out, likewise."""
+"""With fewer channels out, too."""
 MIN_WIDTH: Final = 7
-"""Narrower outputs fill too little of their last four."""
+"""Narrower outputs fill too few of their last four columns."""
 
 INPUT: Final = (
     (4, 0, -5, 0, 1, 0),

@@ -41,7 +41,7 @@ class Head:
     """The default number of classes: that of the data set that its published weights were trained on."""
     side: int
     backbones: tuple[str, ...]
-    """Those that the catalog lists."""
+    """The backbones that the catalog lists for it."""
     arguments: Mapping[str, Mapping[str, Any]]
     """Arguments in addition to the common ones, by backbone."""
 

@@ -18,7 +18,7 @@ from typing import Final
 from xlaserve.runtimes.tf import flags
 
 FOLDER: Final = "ram://xlaserve/executables"
-"""In the file system that TensorFlow has in memory, of this process alone."""
+"""A folder in TensorFlow's in-memory file system, of this process alone."""
 PREFIX: Final = "xlaserve_"
 """How the names of functions that are kept begin; an executable has its function's as the name of its HLO module."""
 LOG_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"

@@ -44,7 +44,7 @@ class TracedFunction:
 
     @property
     def name(self) -> str:
-        """Made of the content, so that it is the same in every process."""
+        """A name made from the content, so that it is the same in every process."""
         return f"{PREFIX}{hashlib.sha256(self.module).hexdigest()[:32]}"
 
 
