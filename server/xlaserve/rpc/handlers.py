@@ -27,7 +27,7 @@ from xlaserve.errors import XlaserveError
 from xlaserve.rpc import parts
 from xlaserve.rpc.context import Context
 from xlaserve.rpc.intake import Intake
-from xlaserve.rpc.parts import LARGE_BYTES, MAX_INLINE_BYTES, Wire
+from xlaserve.rpc.parts import LARGE_BYTES, Wire
 from xlaserve.rpc.refusal import no_message, refuse
 from xlaserve.status import status_of
 
@@ -94,11 +94,7 @@ class Reader:
 
     async def read(self, context: Context) -> tuple[Any, int]:
         """Returns the call's next message once it has arrived, as `take_in` does; EOF at the end."""
-        try:
-            data = await self.intake.receive(context)
-        except XlaserveError as error:
-            self._count(error)
-            raise
+        data = await self._receive(context)
         return (data, 0) if data is grpc.aio.EOF else self.take_in(data)
 
     def accept(self, data: bytes) -> tuple[Any, int]:
@@ -111,14 +107,17 @@ class Reader:
 
     async def read_only(self, context: Context) -> tuple[Any, int]:
         """Returns the call's one message once it has arrived, as `accept` does."""
-        try:
-            data = await self.intake.receive(context)
-        except XlaserveError as error:
-            self._count(error)
-            raise
+        data = await self._receive(context)
         if data is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
             raise asyncio.CancelledError
         return self.accept(data)
+
+    async def _receive(self, context: Context) -> Any:
+        try:
+            return await self.intake.receive(context)
+        except XlaserveError as error:
+            self._count(error)
+            raise
 
     def _count(self, error: BaseException) -> None:
         if isinstance(error, XlaserveError):
@@ -241,7 +240,7 @@ def _unary(method: Callable[[Any, Context], Awaitable[Message | Wire]], reader: 
             if answer_bytes >= LARGE_BYTES:  # counted from now on: a thread may have to come free first
                 intake.hold(answer_bytes)
                 context.add_done_callback(lambda _: intake.release(answer_bytes))  # type: ignore[arg-type]
-            return b"".join(wire) if answer_bytes <= MAX_INLINE_BYTES else await parts.join(wire)
+            return await parts.join(wire, answer_bytes)
         except Exception as error:
             await refuse(context, error)
         finally:

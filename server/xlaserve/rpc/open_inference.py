@@ -25,7 +25,7 @@ from xlaserve.rpc import describe, parts, tensors
 from xlaserve.rpc.context import Context, deadline
 from xlaserve.rpc.handlers import Messages
 from xlaserve.rpc.infer_message import Asked, InferMessage
-from xlaserve.rpc.parts import MAX_INLINE_BYTES, Wire
+from xlaserve.rpc.parts import Wire
 from xlaserve.rpc.refusal import explain, no_message
 from xlaserve.rpc.streams import Streams
 from xlaserve.rpc.vision_messages import count, is_brief
@@ -124,7 +124,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             tasks.create_task(read())
             while (answered := await answers.get()) is not None:
                 wire, answer_bytes = await answered
-                await context.write(b"".join(wire) if answer_bytes <= MAX_INLINE_BYTES else await parts.join(wire))
+                await context.write(await parts.join(wire, answer_bytes))
                 requests.release(answer_bytes)
         if refusal is not None:
             raise refusal
@@ -344,10 +344,6 @@ def _respond(message: InferMessage, served: Served, answer: Answer) -> Wire:
     if head.id:
         wire += parts.record(_ID, head.id.encode())
     as_raw = bool(message.raw)
-    if as_raw and not head.has_outputs:
-        for output, values in zip(task.outputs, answer.outputs, strict=True):
-            wire += tensors.raw_output_parts(output.name, values)
-        return wire
     k = _classes_wanted(message, task)
     if k and isinstance(task, Classification):
         spec = (task.outputs[0].name, "BYTES", (answer.images, min(k, task.classes)))

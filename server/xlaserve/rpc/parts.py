@@ -88,8 +88,11 @@ def wire_bytes(wire: Iterable[Part]) -> int:
     return sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in wire])
 
 
-async def join(wire: Wire) -> bytes:
-    """Returns a message in one piece, put together on a thread and without the interpreter's lock."""
+async def join(wire: Wire, size_bytes: int) -> bytes:
+    """Returns a message of `size_bytes` in one piece; a large one is put together on a thread, without the
+    interpreter's lock."""
+    if size_bytes <= MAX_INLINE_BYTES:
+        return b"".join(wire)
     return await asyncio.to_thread(lambda: b"".join(_as_bytes(wire)))
 
 

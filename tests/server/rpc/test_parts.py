@@ -60,7 +60,7 @@ def test_a_message_in_parts_is_the_message_on_the_wire() -> None:
     assert parts.wire_bytes(wire) == len(b"".join(wire))
 
 
-async def test_a_message_is_put_together_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_message_is_put_together_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     as_bytes = parts._as_bytes
 
@@ -69,7 +69,9 @@ async def test_a_message_is_put_together_off_the_event_loop(monkeypatch: pytest.
         return as_bytes(wire)
 
     monkeypatch.setattr(parts, "_as_bytes", watched)
-    data = np.random.default_rng(0).bytes(3_000_000)
-    assert await parts.join([b"first", memoryview(data), data]) == b"first" + data + data
-    assert threads
+    for size in (10, parts.MAX_INLINE_BYTES, 3_000_000):
+        data = np.random.default_rng(0).bytes(size)
+        wire: parts.Wire = [b"first", memoryview(data), data]
+        assert await parts.join(wire, parts.wire_bytes(wire)) == b"first" + data + data
+    assert len(threads) == 2, "the large ones"
     assert threading.current_thread() not in threads
