@@ -31,8 +31,6 @@ NOOP: Final = Source("builtin:noop", needs_tensorflow=False)
 BUILT_IN: Final = Source("builtin:", frozenset({"precision"}))
 APPLICATIONS: Final = Source("keras.applications:", _ADAPTED | {"weights", "precision"}, is_downloaded=True)
 KERAS_CV: Final = Source("keras_cv:", _ADAPTED | {"weights", "precision"}, is_downloaded=True)
-KAGGLE: Final = Source("kagglehub:", is_fixed=False)
-"""Takes what the file that it stands for takes: a KERAS_FILE or a SAVED_MODEL."""
 KERAS_FILE: Final = Source(
     takes=_ADAPTED | {"bounding_box_format", "output_names", "custom_objects", "safe_mode", "precision"}
 )
@@ -40,6 +38,9 @@ SAVED_MODEL: Final = Source(takes=_ADAPTED | {"bounding_box_format", "output_nam
 
 PARTICULAR: Final = APPLICATIONS.takes | BUILT_IN.takes | KERAS_FILE.takes | SAVED_MODEL.takes
 """The settings that only some kinds of source take; for the others a value is an error."""
+
+KAGGLE: Final = Source("kagglehub:", PARTICULAR, is_fixed=False)
+"""Takes any of them here: the files that it stands for, a KERAS_FILE or a SAVED_MODEL, take what they take."""
 
 KERAS_SUFFIX: Final = ".keras"
 BUILTIN_SOURCES: Final = ("builtin:digits", "builtin:shapes-detector", "builtin:shapes-segmenter", NOOP.prefix)

@@ -110,8 +110,7 @@ def _network(settings: ModelSettings) -> Network:
     kind = kinds.kind_of(settings.source)
     if kind is None:
         return _from_path(Path(settings.source), settings)
-    if kind is not kinds.KAGGLE:
-        _check_fields(settings, kind)
+    _check_fields(settings, kind)
     return _LOADERS[kind](settings.source.removeprefix(kind.prefix), settings)
 
 
