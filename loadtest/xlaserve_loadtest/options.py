@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from xlaserve_loadtest.parser import Parser
+from xlaserve_loadtest.parser import Parser, counts, names, number_over
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
 from xlaserve_loadtest.schedule import arrivals, payload
@@ -37,27 +36,27 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     found.add_argument("--version", action="version", version=version("xlaserve"))
-    positive, count = _number(float, 0.0), _number(int, 0)
+    positive, count = number_over(float, 0.0), number_over(int, 0)
     arms = found.add_argument_group("what is measured")
     arms.add_argument(
         "--mode",
-        type=_names,
+        type=names,
         default=("xla", "graph"),
         metavar="M,M",
         help="of xla, graph, eager, autocluster, auto; or all",
     )
     arms.add_argument(
-        "--model", type=_names, default=("digits",), metavar="NAME,NAME", help="served names; without a target sources"
+        "--model", type=names, default=("digits",), metavar="NAME,NAME", help="served names; without a target sources"
     )
     arms.add_argument("--baseline", default="graph", metavar="M", help="the mode that the others are compared with")
     arms.add_argument("--no-control", action="store_true", help="leave out the A/A control, a twin of the baseline")
     arms.add_argument(
-        "--equality-images", type=_number(int, -1), default=32, metavar="N", help="compare outputs; 0: no"
+        "--equality-images", type=number_over(int, -1), default=32, metavar="N", help="compare outputs; 0: no"
     )
 
     target = found.add_argument_group("target")
     target.add_argument(
-        "--target", type=_names, default=(), metavar="HOST:PORT,...", help="running servers, or null: a no-op server"
+        "--target", type=names, default=(), metavar="HOST:PORT,...", help="running servers, or null: a no-op server"
     )
     target.add_argument("--target-http", metavar="HOST:PORT", help="the target's /metrics, if not found by itself")
     target.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
@@ -67,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     target.add_argument("--start-timeout", type=positive, default=900.0, metavar="S", help="until a server is ready")
 
     load = found.add_argument_group("load")
-    load.add_argument("--concurrency", type=_counts, metavar="N,N", help="closed loop: requests at a time (16)")
+    load.add_argument("--concurrency", type=counts, metavar="N,N", help="closed loop: requests at a time (16)")
     load.add_argument("--rate", type=_rates, metavar="R,R|R..R", help="open loop: requests/s, several, or a ramp")
     load.add_argument("--arrivals", choices=arrivals.PROCESSES, default="poisson", help="of an open loop")
     load.add_argument("--replay", type=_replay, metavar="FILE", help="open loop: seconds of arrival, one a line")
@@ -79,12 +78,12 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--slo-ms", type=positive, metavar="MS", help="the same for p99, for --scenario server")
     load.add_argument("--duration", type=positive, default=5.0, metavar="S", help="measured at most, for each arm")
     load.add_argument(
-        "--warmup", type=_number(float, -1e-9), default=1.0, metavar="S", help="before an arm is measured"
+        "--warmup", type=number_over(float, -1e-9), default=1.0, metavar="S", help="before an arm is measured"
     )
     load.add_argument("--full-duration", action="store_true", help="go on when every arm is steady")
     load.add_argument("--deadline", type=positive, default=10.0, metavar="S", help="of a request")
     load.add_argument("--workers", type=_workers, default="auto", metavar="N", help="processes that send")
-    load.add_argument("--seed", type=_number(int, -1), default=0, metavar="N", help="of images, arrivals and order")
+    load.add_argument("--seed", type=number_over(int, -1), default=0, metavar="N", help="of images, arrivals and order")
 
     sent = found.add_argument_group("what is sent")
     sent.add_argument("--images", type=Path, metavar="DIR", help="JPEG, PNG and WebP files; synthetic without")
@@ -186,34 +185,9 @@ def _loops(options: argparse.Namespace) -> tuple[Loop, ...]:
     return tuple(ClosedLoop(slots) for slots in options.concurrency or (16,))
 
 
-def _number(kind: Callable[[str], float], least: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not least < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"expected a number over {least:g}, got {text}")
-        return value
-
-    parse.__name__ = "number"
-    return parse
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names) or len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError(f"expected names with commas between, each once, got {text!r}")
-    return names
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    parts = _names(text)
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"expected numbers such as 1,8,32, got {text!r}")
-    return tuple(map(int, parts))
-
-
 def _rates(text: str) -> tuple[tuple[float, float | None], ...]:
     rates = []
-    for part in _names(text):
+    for part in names(text):
         match = _RATE.fullmatch(part)
         if not match or not float(match[1]) or (match[2] and not float(match[2])):
             raise argparse.ArgumentTypeError(f"expected rates such as 50,100 or a ramp such as 50..200, got {text!r}")
@@ -224,12 +198,12 @@ def _rates(text: str) -> tuple[tuple[float, float | None], ...]:
 def _workers(text: str) -> int | None:
     if text == "auto":
         return None
-    return int(_number(int, 0)(text))
+    return int(number_over(int, 0)(text))
 
 
 def _sizes(text: str) -> tuple[tuple[int, int], ...]:
     sizes = []
-    for part in _names(text):
+    for part in names(text):
         height, _, width = part.partition("x")
         if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
             raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH such as 224x224, got {text!r}")

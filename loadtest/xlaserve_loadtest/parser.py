@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import NoReturn
 
 
@@ -12,3 +13,32 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def number_over(kind: Callable[[str], float], bound: float) -> Callable[[str], float]:
+    """Returns what parses a finite number of a `kind` over `bound`, for argparse."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not bound < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"expected a number over {bound:g}, got {text}")
+        return value
+
+    parse.__name__ = "number"  # argparse names it where `kind` raises ValueError
+    return parse
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Parses `one,other`, for argparse."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(found) or len(set(found)) != len(found):
+        raise argparse.ArgumentTypeError(f"expected names with commas between, each once, got {text!r}")
+    return found
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Parses `1,8,32`, for argparse: whole numbers above 0, each once."""
+    parts = names(text)
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1,8,32, got {text!r}")
+    return tuple(dict.fromkeys(map(int, parts)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve_loadtest.analysis.figures import number
-from xlaserve_loadtest.parser import Parser
+from xlaserve_loadtest.parser import Parser, counts, names, number_over
 from xlaserve_loadtest.run import environment
 from xlaserve_loadtest.study import catalog
 from xlaserve_loadtest.study import html as zoo_html
@@ -157,20 +157,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the models of keras.applications and stop")
     parser.add_argument("--report", action="store_true", help="only write the report again, from --out")
     parser.add_argument(
-        "--models", type=_names, default=("all",), metavar="A,B", help="models, families, sources, paths, or all"
+        "--models", type=names, default=("all",), metavar="A,B", help="models, families, sources, paths, or all"
     )
-    parser.add_argument("--batch", type=_counts, default=(1, 8), metavar="N,N", help="images in a request and a bucket")
+    parser.add_argument("--batch", type=counts, default=(1, 8), metavar="N,N", help="images in a request and a bucket")
     parser.add_argument(
         "--resolution", type=_resolutions, default=(None,), metavar="N,N", help="height and width in pixels, or native"
     )
-    parser.add_argument("--mode", type=_names, default=("xla", "graph"), metavar="M,M", help="modes to compare")
+    parser.add_argument("--mode", type=names, default=("xla", "graph"), metavar="M,M", help="modes to compare")
     parser.add_argument(
         "--baseline", metavar="M", help="mode that the others are compared with; graph or the first mode"
     )
-    parser.add_argument("--duration", type=_positive, default=5.0, metavar="S", help="measured seconds for each mode")
-    parser.add_argument("--concurrency", type=_count, default=4, metavar="N", help="requests at a time")
+    seconds = number_over(float, 0.0)
+    parser.add_argument("--duration", type=seconds, default=5.0, metavar="S", help="measured seconds for each mode")
+    parser.add_argument("--concurrency", type=number_over(int, 0), default=4, metavar="N", help="requests at a time")
     parser.add_argument(
-        "--timeout", type=_positive, default=900.0, metavar="S", help="seconds for one cell, compilation included"
+        "--timeout", type=seconds, default=900.0, metavar="S", help="seconds for one cell, compilation included"
     )
     parser.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
     parser.add_argument("--no-control", action="store_true", help="leave out the A/A control of each cell: faster")
@@ -179,35 +180,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names) or len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError(f"expected names with commas between, each once, got {text}")
-    return names
-
-
-def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"expected a whole number over 0, got {text}")
-    return int(text)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_count(part) for part in _names(text)))
-
-
 def _resolutions(text: str) -> tuple[int | None, ...]:
-    return tuple(itertools.chain.from_iterable((None,) if part == NATIVE else _counts(part) for part in _names(text)))
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds over 0, got {text}")
-    return value
+    return tuple(itertools.chain.from_iterable((None,) if part == NATIVE else counts(part) for part in names(text)))
 
 
 if __name__ == "__main__":
