@@ -25,9 +25,9 @@ import psutil
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.environment import installed
 from xlaserve.config import Mode, ModelSettings, Settings
-from xlaserve.engine.warmup.beside_traffic import yield_to_traffic
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.model import catalog
+from xlaserve.priority import Starvation, lower
 from xlaserve.runtimes.tf.device import Device
 
 log = logging.getLogger(__name__)
@@ -114,23 +114,11 @@ class Preparer:
         """Returns whether the process did what it should. Raises OSError where it can't be started."""
         update = {"models": (model,), "compile_cache": folder, "compile_cache_read_only": False}
         settings = self._settings.model_copy(update=update).model_dump_json().encode() + b"\n"
-        with (
-            tempfile.TemporaryFile() as stderr,
-            # A group of its own: signals to the server's are for the server to act on.
-            subprocess.Popen(
-                self._process, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr, process_group=0
-            ) as process,
-        ):
-            try:
-                yield_to_traffic(process.pid)
-                assert process.stdin
-                process.stdin.write(settings)
-                process.stdin.flush()  # and stays open: its end is the end of this process
-                status = self._wait(process)
-            finally:
-                process.kill()
-            stderr.seek(0)
-            said = stderr.read().decode(errors="replace").strip()
+        status, said = self._run_process(settings, only_when_idle=True)
+        if status is None:
+            log.info("model %s: no processor is ever idle; its compilation takes a share of one", model.name)
+            status, said = self._run_process(settings, only_when_idle=False)  # what is in the folder is not made again
+        assert status is not None
         log.debug("model %s: prepared with status %d: %s", model.name, status, said)
         if status < 0:
             if self._stop.wait(POLL_S):  # what ends the server may also end all that it has started
@@ -140,13 +128,34 @@ class Preparer:
             _warn(model, said.rpartition("\n")[2] or f"exit status {status}")
         return status == 0
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+    def _run_process(self, settings: bytes, *, only_when_idle: bool) -> tuple[int | None, str]:
+        """Returns the exit status of the process, None where it was ended since it starved, and what it said."""
+        with (
+            tempfile.TemporaryFile() as stderr,
+            # A group of its own: signals to the server's are for the server to act on.
+            subprocess.Popen(
+                self._process, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr, process_group=0
+            ) as process,
+        ):
+            try:
+                lower(process.pid, only_when_idle=only_when_idle)
+                assert process.stdin
+                process.stdin.write(settings)
+                process.stdin.flush()  # and stays open: its end is the end of this process
+                status = self._wait(process, Starvation(process.pid) if only_when_idle else None)
+            finally:
+                process.kill()
+            stderr.seek(0)
+            return status, stderr.read().decode(errors="replace").strip()
+
+    def _wait(self, process: subprocess.Popen[bytes], starvation: Starvation | None) -> int | None:
         while True:
             self._check_stop()
             try:
                 return process.wait(POLL_S)
             except subprocess.TimeoutExpired:
-                continue
+                if starvation is not None and starvation.is_starved():
+                    return None
 
     def _check_stop(self) -> None:
         if self._stop.is_set():

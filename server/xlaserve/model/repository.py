@@ -28,7 +28,7 @@ from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import AnySize, Dismantled, Executable, Sealed
 from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.warmup.background import Background
-from xlaserve.engine.warmup.beside_traffic import BesideTraffic, yield_to_traffic
+from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.engine.warmup.verify import Verifier
@@ -39,6 +39,7 @@ from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.version import Served, State, Version
+from xlaserve.priority import yield_to_traffic
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry

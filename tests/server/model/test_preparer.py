@@ -14,10 +14,10 @@ import pytest
 
 from xlaserve.cache.cache import CompileCache
 from xlaserve.config import BucketSettings, Mode, ModelSettings, Settings
-from xlaserve.engine.warmup.beside_traffic import NICE
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.model.networks import cached
 from xlaserve.model.preparer import PROCESS, Preparer, can_be_prepared
+from xlaserve.priority import NICE, Starvation
 from xlaserve.runtimes.tf.device import Device
 
 PATIENCE_S = 60
@@ -42,12 +42,29 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prepa
 async def test_what_the_process_leaves_is_there_until_the_model_is_loaded(
     make: Callable[..., Preparer], tmp_path: Path
 ) -> None:
-    preparer = make("[m] = s['models']; (f / m['name']).write_text(str(os.nice(0)))")
+    preparer = make("[m] = s['models']; (f / m['name']).write_text('made')")
     async with preparer.prepare(MODEL) as prepared:
         assert prepared is not None
         assert not prepared.is_filling
-        assert (prepared.root / "digits").read_text() == str(os.nice(0) + NICE)
+        assert (prepared.root / "digits").read_text() == "made"
     assert not prepared.root.exists()
+
+
+@pytest.mark.parametrize("is_starved", [False, True])
+async def test_the_process_runs_while_a_processor_is_idle_and_takes_a_share_where_none_ever_is(
+    make: Callable[..., Preparer], monkeypatch: pytest.MonkeyPatch, is_starved: bool
+) -> None:
+    monkeypatch.setattr(Starvation, "is_starved", lambda self: is_starved)
+    script = """
+import time
+how = os.sched_getscheduler(0)
+time.sleep(how == os.SCHED_IDLE)
+(f / f'{how} {os.nice(0)}').touch()
+"""
+    async with make(script).prepare(MODEL) as prepared:
+        assert prepared is not None
+        [how] = [file.name for file in prepared.root.iterdir()]
+    assert how == (f"{os.SCHED_OTHER} {os.nice(0) + NICE}" if is_starved else f"{os.SCHED_IDLE} {os.nice(0)}")
 
 
 async def test_a_configured_compile_cache_keeps_it(make: Callable[..., Preparer], tmp_path: Path) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import statistics
-import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
 
 from xlaserve import interpreter
 from xlaserve.config import Bucket, Mode
@@ -24,21 +20,6 @@ from xlaserve.engine.warmup.compiler import MIN_RUNS, noise
 from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.engine.warmup.verify import Verified, Verifier
 from xlaserve.errors import ModelFailed
-
-log = logging.getLogger(__name__)
-
-NICE: Final = 10
-"""A thread with this gets a tenth of what a busy one gets. Not less: while it traces it holds the interpreter's lock,
-and the event loop waits for it."""
-
-
-def yield_to_traffic(process: int | None = None) -> None:
-    """Makes the calling thread, or a process, and all that it starts, run only in the time that others leave."""
-    try:
-        # Linux takes a thread for a process here.
-        os.setpriority(os.PRIO_PROCESS, process or threading.get_native_id(), NICE)
-    except OSError as error:
-        log.warning("compiling in the background can't be made to yield to the traffic: %s", error.strerror)
 
 
 class BesideTraffic:
