@@ -18,20 +18,20 @@ def response(datatype: str, shape: list[int], raw: bytes | None = None, **conten
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"])
-def test_raw_tensors_come_back_as_they_went(dtype):
+def test_raw_tensors_come_back_as_they_went(dtype) -> None:
     array = np.arange(6).reshape(2, 3).astype(dtype)
     out = tensors.outputs(response(tensors.datatype(array), [2, 3], tensors.to_raw(array)))["out"]
     np.testing.assert_array_equal(out, array)
     assert out.dtype == array.dtype
 
 
-def test_big_endian_and_strided_arrays_travel_as_little_endian_rows():
+def test_big_endian_and_strided_arrays_travel_as_little_endian_rows() -> None:
     array = np.arange(6, dtype=">i4").reshape(3, 2).T
     assert tensors.to_raw(array) == np.ascontiguousarray(array).astype("<i4").tobytes()
     assert tensors.datatype(array) == "INT32"
 
 
-def test_raw_bytes_elements_come_back_whole_even_when_empty():
+def test_raw_bytes_elements_come_back_whole_even_when_empty() -> None:
     out = tensors.outputs(response("BYTES", [3], tensors.bytes_to_raw([b"abc", b"", b"\x00d"])))["out"]
     assert out.tolist() == [b"abc", b"", b"\x00d"]
 
@@ -49,7 +49,7 @@ def test_raw_bytes_elements_come_back_whole_even_when_empty():
         ("BYTES", "bytes_contents", [b"a", b""]),
     ],
 )
-def test_typed_contents_are_read_as_well(datatype, field, values):
+def test_typed_contents_are_read_as_well(datatype, field, values) -> None:
     assert tensors.outputs(response(datatype, [2], **{field: values}))["out"].tolist() == values
 
 
@@ -65,18 +65,18 @@ def test_typed_contents_are_read_as_well(datatype, field, values):
         response("FP16", [1]),
     ],
 )
-def test_a_reply_that_contradicts_itself_is_named(message):
+def test_a_reply_that_contradicts_itself_is_named(message) -> None:
     with pytest.raises(InvalidReply, match="output out"):
         tensors.outputs(message)
 
 
-def test_raw_outputs_must_match_the_outputs_in_number():
+def test_raw_outputs_must_match_the_outputs_in_number() -> None:
     message = response("FP32", [1], b"\x00" * 4)
     message.raw_output_contents.append(b"")
     with pytest.raises(InvalidReply, match="expected 1 raw outputs, got 2"):
         tensors.outputs(message)
 
 
-def test_a_dtype_that_the_protocol_lacks_is_refused():
+def test_a_dtype_that_the_protocol_lacks_is_refused() -> None:
     with pytest.raises(TypeError, match="complex128"):
         tensors.datatype(np.zeros(1, complex))

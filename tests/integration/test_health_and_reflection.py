@@ -47,17 +47,17 @@ def health(channel) -> health_pb2_grpc.HealthStub:
         ("broken", NOT_SERVING),
     ],
 )
-def test_the_server_its_services_and_its_models_have_a_health(health, service, status):
+def test_the_server_its_services_and_its_models_have_a_health(health, service, status) -> None:
     assert health.Check(asked(service)).status == status
 
 
-def test_an_unknown_service_is_not_found(health):
+def test_an_unknown_service_is_not_found(health) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         health.Check(asked("nope"))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_watcher_sees_a_model_unloaded_and_loaded(health, oip):
+def test_a_watcher_sees_a_model_unloaded_and_loaded(health, oip) -> None:
     noop, server = (health.Watch(asked(service), timeout=TIMEOUT_S) for service in ("noop", ""))
     assert (next(noop).status, next(server).status) == (SERVING, SERVING)
     oip.RepositoryModelUnload(oip_pb2.RepositoryModelUnloadRequest(model_name="noop"))
@@ -69,13 +69,13 @@ def test_a_watcher_sees_a_model_unloaded_and_loaded(health, oip):
     server.cancel()
 
 
-def test_an_unknown_service_can_be_watched(health):
+def test_an_unknown_service_can_be_watched(health) -> None:
     watched = health.Watch(asked("nope"), timeout=TIMEOUT_S)
     assert next(watched).status == SERVICE_UNKNOWN
     watched.cancel()
 
 
-def test_watchers_see_the_warm_up_and_the_shutdown(start_server, brake):
+def test_watchers_see_the_warm_up_and_the_shutdown(start_server, brake) -> None:
     brake.pull()
     server = start_server(NOOP, env=brake.env, wait=False)
     with grpc.insecure_channel(server.grpc) as channel:
@@ -97,7 +97,7 @@ def test_watchers_see_the_warm_up_and_the_shutdown(start_server, brake):
 
 
 @pytest.mark.parametrize("method", ["Check", "Watch"])
-def test_bytes_that_are_no_message_are_refused_without_a_traceback(start_server, method):
+def test_bytes_that_are_no_message_are_refused_without_a_traceback(start_server, method) -> None:
     server = start_server(NOOP)
     with grpc.insecure_channel(server.grpc) as channel:
         call = channel.unary_stream(f"/grpc.health.v1.Health/{method}")(b"\xff\xff\xff", timeout=TIMEOUT_S)
@@ -134,7 +134,7 @@ def watch_without_reading(address: str) -> socket.socket:
     return connection
 
 
-def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_server_from_stopping(start_server):
+def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_server_from_stopping(start_server) -> None:
     server = start_server(NOOP)
     with watch_without_reading(server.grpc), grpc.insecure_channel(server.grpc) as channel:
         health, oip = health_pb2_grpc.HealthStub(channel), oip_grpc.GRPCInferenceServiceStub(channel)
@@ -150,7 +150,7 @@ def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_serve
 # Reflection and channelz.
 
 
-def test_reflection_lists_and_describes_the_services(channel):
+def test_reflection_lists_and_describes_the_services(channel) -> None:
     database = ProtoReflectionDescriptorDatabase(channel)
     assert set(database.get_services()) == {*SERVICES, REFLECTION}
     pool = DescriptorPool(database)
@@ -160,13 +160,13 @@ def test_reflection_lists_and_describes_the_services(channel):
     assert list(request.fields_by_name) == ["model", "images", "top_k", "mode", "version", "pixels"]
 
 
-def test_channelz_is_absent_unless_asked_for(channel):
+def test_channelz_is_absent_unless_asked_for(channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_channelz_shows_the_calls_when_asked_for_and_reflection_hides_when_asked_to(start_server):
+def test_channelz_shows_the_calls_when_asked_for_and_reflection_hides_when_asked_to(start_server) -> None:
     # With every warning an error: none comes from how the libraries are used.
     server = start_server({**NOOP, "channelz": True, "reflection": False}, env={"PYTHONWARNINGS": "error"})
     with grpc.insecure_channel(server.grpc) as channel:

@@ -173,7 +173,7 @@ def outputs(*names: str, **parameters: int) -> Change:
     ],
     ids=label,
 )
-def test_a_wrong_request_is_refused_with_a_reason(oip, valid, change, code, says):
+def test_a_wrong_request_is_refused_with_a_reason(oip, valid, change, code, says) -> None:
     request = valid()
     change(request)
     got, message = ask(oip, request)
@@ -245,7 +245,7 @@ def no_data(request: pb.ModelInferRequest) -> None:
     ],
     ids=label,
 )
-def test_wrong_pixels_are_refused_with_what_was_expected_and_what_came(oip, valid, change, says):
+def test_wrong_pixels_are_refused_with_what_was_expected_and_what_came(oip, valid, change, says) -> None:
     request = valid()
     change(request)
     code, message = ask(oip, request)
@@ -270,7 +270,7 @@ def test_wrong_pixels_are_refused_with_what_was_expected_and_what_came(oip, vali
     ],
     ids=label,
 )
-def test_one_pixel_that_is_no_level_is_refused(oip, valid, kind, value, got):
+def test_one_pixel_that_is_no_level_is_refused(oip, valid, kind, value, got) -> None:
     dtype, field = {"FP32": ("<f4", "fp32_contents"), "INT32": ("<i4", "int_contents")}[kind]
     image = np.zeros(32 * 32 * 3, dtype)
     image[1234] = value
@@ -282,7 +282,7 @@ def test_one_pixel_that_is_no_level_is_refused(oip, valid, kind, value, got):
 
 
 @pytest.mark.parametrize("value", [256, 300, 2**31, 2**32 - 1])
-def test_a_uint8_value_that_is_wider_on_the_wire_is_refused_and_not_wrapped(oip, valid, value):
+def test_a_uint8_value_that_is_wider_on_the_wire_is_refused_and_not_wrapped(oip, valid, value) -> None:
     request = valid(raw=False)
     request.inputs[0].contents.uint_contents[7] = value
     code, message = ask(oip, request)
@@ -301,7 +301,7 @@ def test_a_uint8_value_that_is_wider_on_the_wire_is_refused_and_not_wrapped(oip,
     ],
     ids=label,
 )
-def test_contents_in_the_wrong_field_or_number_are_refused(oip, valid, fields):
+def test_contents_in_the_wrong_field_or_number_are_refused(oip, valid, fields) -> None:
     request = valid(raw=False)
     request.inputs[0].contents.CopyFrom(pb.InferTensorContents(**fields))
     code, message = ask(oip, request)
@@ -358,7 +358,7 @@ def png_of(width: int, height: int) -> bytes:
     ],
     ids=label,
 )
-def test_what_is_no_image_is_refused_with_a_reason(oip, image, says):
+def test_what_is_no_image_is_refused_with_a_reason(oip, image, says) -> None:
     code, message = ask(oip, encoded(image))
     assert code is INVALID
     assert says in message
@@ -366,7 +366,7 @@ def test_what_is_no_image_is_refused_with_a_reason(oip, image, says):
     assert not INSIDE.search(message)
 
 
-def test_a_decompression_bomb_costs_no_time_and_no_memory(oip, server):
+def test_a_decompression_bomb_costs_no_time_and_no_memory(oip, server) -> None:
     bomb = png_of(30_000, 30_000)
     assert len(bomb) < 200_000
     before = server.metric("process_resident_memory_bytes")
@@ -400,7 +400,7 @@ FRAMED = struct.pack("<I", 4) + b"four"
     ],
     ids=label,
 )
-def test_wrong_framing_is_refused_with_a_reason(oip, data, count, says):
+def test_wrong_framing_is_refused_with_a_reason(oip, data, count, says) -> None:
     request = encoded(count=count)
     request.raw_input_contents[:] = [data]
     began = time.monotonic()
@@ -412,7 +412,7 @@ def test_wrong_framing_is_refused_with_a_reason(oip, data, count, says):
 
 
 @pytest.mark.parametrize("dims", [[], [0], [-1], [1, 2], [1, 0], [1, 1, 1], [-(2**63)]])
-def test_a_wrong_shape_of_encoded_images_is_refused(oip, valid, dims):
+def test_a_wrong_shape_of_encoded_images_is_refused(oip, valid, dims) -> None:
     request = valid("image")
     request.inputs[0].shape[:] = dims
     code, message = ask(oip, request)
@@ -421,14 +421,14 @@ def test_a_wrong_shape_of_encoded_images_is_refused(oip, valid, dims):
 
 
 @pytest.mark.parametrize("kind", ["UINT8", "FP32", ""])
-def test_encoded_images_of_another_type_are_refused(oip, valid, kind):
+def test_encoded_images_of_another_type_are_refused(oip, valid, kind) -> None:
     request = valid("image")
     request.inputs[0].datatype = kind
     assert ask(oip, request) == (INVALID, f"image.datatype: expected BYTES, got {kind!r}")
 
 
 @pytest.mark.parametrize("count", [0, 2, 4_000])
-def test_encoded_contents_in_another_number_are_refused(oip, valid, count):
+def test_encoded_contents_in_another_number_are_refused(oip, valid, count) -> None:
     request = valid("image", raw=False)
     request.inputs[0].contents.bytes_contents[:] = [b""] * count
     assert ask(oip, request) == (INVALID, f"contents of image: expected 1 elements for [1], got {count} elements")
@@ -439,7 +439,7 @@ def test_encoded_contents_in_another_number_are_refused(oip, valid, count):
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "RepositoryModelLoad", "ModelStreamInfer"])
 @pytest.mark.parametrize("size_bytes", [MAX_MESSAGE_BYTES + 1, 3 * MAX_MESSAGE_BYTES])
-def test_a_message_over_the_limit_is_refused_with_the_limit(channel, method, size_bytes):
+def test_a_message_over_the_limit_is_refused_with_the_limit(channel, method, size_bytes) -> None:
     call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
     with pytest.raises(grpc.RpcError) as caught:
         call(bytes(size_bytes), timeout=60)
@@ -447,7 +447,7 @@ def test_a_message_over_the_limit_is_refused_with_the_limit(channel, method, siz
     assert str(MAX_MESSAGE_BYTES) in caught.value.details()
 
 
-def test_a_compressed_message_counts_as_what_it_unpacks_to(oip, valid, server):
+def test_a_compressed_message_counts_as_what_it_unpacks_to(oip, valid, server) -> None:
     request = valid()
     request.raw_input_contents[:] = [bytes(200_000_000)]
     before = server.metric("process_resident_memory_bytes")
@@ -468,7 +468,7 @@ def test_a_compressed_message_counts_as_what_it_unpacks_to(oip, valid, server):
     ],
     ids=label,
 )
-def test_bytes_that_are_no_message_are_refused_without_a_line_in_the_log(channel, server, data):
+def test_bytes_that_are_no_message_are_refused_without_a_line_in_the_log(channel, server, data) -> None:
     before = server.stderr
     for method in ("ModelInfer", "ModelReady", "RepositoryIndex", "ModelStatistics"):
         call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
@@ -487,7 +487,7 @@ def test_bytes_that_are_no_message_are_refused_without_a_line_in_the_log(channel
         b"\x78\x00",  # a field that there is not
     ],
 )
-def test_a_message_of_millions_of_fields_stops_nobody_else(channel, server, field):
+def test_a_message_of_millions_of_fields_stops_nobody_else(channel, server, field) -> None:
     infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     message = pb.ModelInferRequest(model_name="digits").SerializeToString()
     before = server.metric("process_resident_memory_bytes")
@@ -499,7 +499,7 @@ def test_a_message_of_millions_of_fields_stops_nobody_else(channel, server, fiel
     assert server.metric("process_resident_memory_bytes") - before < 2e8
 
 
-def test_refused_requests_leave_no_memory_behind(oip, valid, server):
+def test_refused_requests_leave_no_memory_behind(oip, valid, server) -> None:
     request = valid()
     request.raw_input_contents[:] = [bytes(10_000_000)]
     for _ in range(5):
@@ -512,7 +512,7 @@ def test_refused_requests_leave_no_memory_behind(oip, valid, server):
     assert max(sizes) - sizes[0] < 60e6
 
 
-def test_wrong_and_right_requests_at_the_same_time_do_not_meet(oip, valid, scans):
+def test_wrong_and_right_requests_at_the_same_time_do_not_meet(oip, valid, scans) -> None:
     wrong = [encoded(jpeg()[:500]), encoded(png_of(30_000, 30_000)), valid(), valid()]
     wrong[2].inputs[0].shape[0] = 2**62
     wrong[3].parameters["mode"].string_param = "turbo"
@@ -531,7 +531,7 @@ def test_wrong_and_right_requests_at_the_same_time_do_not_meet(oip, valid, scans
 
 
 @pytest.mark.parametrize("name", ["nope\n12:00:00 ERROR forged", "\x1b[31mred", "n" * 60_000, "", "../digits"])
-def test_a_made_up_name_is_not_found_by_any_method(oip, server, name):
+def test_a_made_up_name_is_not_found_by_any_method(oip, server, name) -> None:
     for call in (
         lambda: oip.ModelReady(pb.ModelReadyRequest(name=name)),
         lambda: oip.ModelMetadata(pb.ModelMetadataRequest(name=name)),

@@ -57,7 +57,7 @@ class Growth:
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
-def test_names_units_and_labels_follow_the_conventions(server, oip, valid):
+def test_names_units_and_labels_follow_the_conventions(server, oip, valid) -> None:
     oip.ModelInfer(valid("image"))
     metrics = families(server)
     ours = {name: family for name, family in metrics.items() if not name.startswith("process_")}
@@ -83,7 +83,7 @@ def test_names_units_and_labels_follow_the_conventions(server, oip, valid):
     assert {ours[f"xlaserve_{name}"].type for name in gauges} == {"gauge"}
 
 
-def test_every_request_is_counted_once_by_its_status(server, oip, vision, valid, scans):
+def test_every_request_is_counted_once_by_its_status(server, oip, vision, valid, scans) -> None:
     grown = Growth(server)
     for _ in range(3):
         oip.ModelInfer(valid(n=2))
@@ -124,7 +124,7 @@ def test_every_request_is_counted_once_by_its_status(server, oip, vision, valid,
     assert grown("xlaserve_request_seconds_sum", model="digits") > grown("xlaserve_queue_seconds_sum", model="digits")
 
 
-def test_batches_buckets_and_padding_add_up(server, oip, valid):
+def test_batches_buckets_and_padding_add_up(server, oip, valid) -> None:
     grown = Growth(server)
     for n in (1, 3, 5, 7, 8, 9, 20):
         oip.ModelInfer(valid(n=n))
@@ -142,7 +142,7 @@ def test_batches_buckets_and_padding_add_up(server, oip, valid):
     assert server.metric("xlaserve_compile_seconds_count", model="digits", mode="xla") == 4
 
 
-def test_nothing_that_a_client_makes_up_becomes_a_label(server, oip, vision, valid):
+def test_nothing_that_a_client_makes_up_becomes_a_label(server, oip, vision, valid) -> None:
     before = get(server.http, "/metrics")[1].count("\n")
     for number in range(20):
         unknown, turbo, versioned = valid(), valid(), valid()
@@ -167,14 +167,14 @@ def test_nothing_that_a_client_makes_up_becomes_a_label(server, oip, vision, val
             assert sample.labels.get("status", "OK") in grpc.StatusCode.__members__
 
 
-def test_each_model_is_in_one_state(server):
+def test_each_model_is_in_one_state(server) -> None:
     samples = families(server)["xlaserve_model_state"].samples
     assert {sample.labels["state"] for sample in samples} == STATES
     now = [(s.labels["model"], s.labels["version"], s.labels["state"]) for s in samples if s.value]
     assert sorted(now) == [("broken", "1", "failed"), ("digits", "1", "ready"), ("noop", "1", "ready")]
 
 
-def test_idle_means_that_nothing_is_under_way(server):
+def test_idle_means_that_nothing_is_under_way(server) -> None:
     for name in ("queue_images", "in_flight_images", "in_flight_bytes", "in_flight_requests"):
         assert server.metric(f"xlaserve_{name}") == 0
     assert server.metric("xlaserve_ready") == 1
@@ -182,7 +182,7 @@ def test_idle_means_that_nothing_is_under_way(server):
     assert [get(server.http, path) for path in ("/healthz", "/readyz")] == [(200, "ok\n"), (200, "ready\n")]
 
 
-def test_what_is_under_way_shows_and_readiness_follows_the_models(start_server, brake):
+def test_what_is_under_way_shows_and_readiness_follows_the_models(start_server, brake) -> None:
     config = {"models": [{"name": "noop", "source": "builtin:noop", "buckets": [1]}], "lanes": 1}
     brake.pull()
     server = start_server(config, env=brake.env, wait=False)

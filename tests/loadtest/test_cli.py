@@ -21,7 +21,7 @@ QUICK = ("--duration", "0.4", "--warmup", "0.05", "--deadline", "0.5")
 def embedded_puppet(monkeypatch, puppet_command):
     """Makes the embedded servers puppets with these flags."""
 
-    def use(*flags):
+    def use(*flags) -> None:
         server = partial(EmbeddedServer, command=puppet_command(*flags))
         monkeypatch.setattr(cli, "Session", partial(Session, make_server=server))
 
@@ -29,7 +29,7 @@ def embedded_puppet(monkeypatch, puppet_command):
 
 
 class Ran:
-    def __init__(self, status, printed, run):
+    def __init__(self, status, printed, run) -> None:
         self.status, self.out, self.err, self.run = status, printed.out, printed.err, run
 
     def of(self, arm):
@@ -53,7 +53,7 @@ def loadtest(tmp_path, capfd):
     return run
 
 
-def test_arms_are_measured_in_mirrored_rounds_beside_a_control(loadtest, embedded_puppet, tmp_path):
+def test_arms_are_measured_in_mirrored_rounds_beside_a_control(loadtest, embedded_puppet, tmp_path) -> None:
     embedded_puppet()
     report = tmp_path / "report.json"
     ran = loadtest("--mode", "xla,graph", "--images-per-request", "2", "--seed", "3", "--json", str(report))
@@ -82,14 +82,14 @@ def test_arms_are_measured_in_mirrored_rounds_beside_a_control(loadtest, embedde
     assert str(ran.run.path) in ran.out
 
 
-def test_one_server_serves_all_modes_where_that_is_asked_for(loadtest, embedded_puppet):
+def test_one_server_serves_all_modes_where_that_is_asked_for(loadtest, embedded_puppet) -> None:
     embedded_puppet()
     ran = loadtest("--mode", "xla,graph", "--shared-server", "--no-control")
     assert ran.status == 0
     assert [server.arms for server in ran.run.servers] == [("xla", "graph")]
 
 
-def test_isolated_blocks_have_a_server_process_each(loadtest, embedded_puppet):
+def test_isolated_blocks_have_a_server_process_each(loadtest, embedded_puppet) -> None:
     embedded_puppet()
     ran = loadtest("--mode", "xla,graph", "--no-control", "--isolate", "--equality-images", "0")
     assert ran.status == 0
@@ -99,7 +99,7 @@ def test_isolated_blocks_have_a_server_process_each(loadtest, embedded_puppet):
     assert len({pids[server] for server in used}) == 16
 
 
-def test_a_running_server_is_measured_under_several_loads(loadtest, start_puppet):
+def test_a_running_server_is_measured_under_several_loads(loadtest, start_puppet) -> None:
     ran = loadtest(*("--mode", "xla", "--payload", "encoded", "--concurrency", "1,4", "--target", start_puppet()))
     assert ran.status == 0
     assert "starting" not in ran.err
@@ -109,7 +109,7 @@ def test_a_running_server_is_measured_under_several_loads(loadtest, start_puppet
     assert server.pid is not None
 
 
-def test_an_open_loop_is_the_same_for_every_arm_of_a_round(loadtest, start_puppet, tmp_path):
+def test_an_open_loop_is_the_same_for_every_arm_of_a_round(loadtest, start_puppet, tmp_path) -> None:
     saved = tmp_path / "arrivals.txt"
     target = start_puppet()
     ran = loadtest(
@@ -130,7 +130,7 @@ def test_an_open_loop_is_the_same_for_every_arm_of_a_round(loadtest, start_puppe
     assert replayed.run.blocks[0].load.arrivals == "replay"
 
 
-def test_load_is_shared_by_worker_processes(loadtest, start_puppet):
+def test_load_is_shared_by_worker_processes(loadtest, start_puppet) -> None:
     ran = loadtest("--mode", "xla", "--rate", "200", "--workers", "2", "--target", start_puppet())
     assert ran.status == 0
     (block,) = ran.run.blocks
@@ -138,7 +138,7 @@ def test_load_is_shared_by_worker_processes(loadtest, start_puppet):
     assert len(ran.of("xla")) == pytest.approx(80, abs=40)
 
 
-def test_latencies_that_a_puppet_injects_come_out_within_one_percent(loadtest, start_puppet):
+def test_latencies_that_a_puppet_injects_come_out_within_one_percent(loadtest, start_puppet) -> None:
     # Seven in ten take 1 s, a quarter 2 s, the rest 3 s.
     target = start_puppet("--delays-s", "1", "2", "3")
     ran = loadtest(*("--mode", "xla", "--rate", "80", "--target", target, "--duration", "7", "--deadline", "9"))
@@ -148,7 +148,7 @@ def test_latencies_that_a_puppet_injects_come_out_within_one_percent(loadtest, s
     assert np.percentile(latencies_s, (50, 90, 99)) == pytest.approx([1, 2, 3], rel=0.01)
 
 
-def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(loadtest, start_puppet):
+def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(loadtest, start_puppet) -> None:
     # The puppet stops itself, so that the stall begins inside the window: 20 of 300 requests are warm-up.
     target = start_puppet("--stop-after", "95", "--stop-s", "1.5")
     ran = loadtest(
@@ -170,7 +170,7 @@ def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(lo
     ],
 )
 @pytest.mark.parametrize("load", [("--concurrency", "4"), ("--rate", "100")])
-def test_a_target_that_goes_wrong_is_counted_and_reported(loadtest, embedded_puppet, flags, status, load):
+def test_a_target_that_goes_wrong_is_counted_and_reported(loadtest, embedded_puppet, flags, status, load) -> None:
     embedded_puppet(*flags)
     ran = loadtest("--mode", "xla", *load)
     failed = [failure for failure in ran.run.failures if failure.status == status]
@@ -181,7 +181,7 @@ def test_a_target_that_goes_wrong_is_counted_and_reported(loadtest, embedded_pup
         assert ran.run.end.complete is False
 
 
-def test_a_server_that_dies_is_reported_with_its_last_words(loadtest, embedded_puppet):
+def test_a_server_that_dies_is_reported_with_its_last_words(loadtest, embedded_puppet) -> None:
     embedded_puppet("--die-after", "60")
     ran = loadtest("--mode", "xla")
     assert ran.status == 1
@@ -189,7 +189,7 @@ def test_a_server_that_dies_is_reported_with_its_last_words(loadtest, embedded_p
     assert {failure.status for failure in ran.run.failures} == {"UNAVAILABLE"}
 
 
-def test_a_mode_that_the_server_lacks_is_reported_and_the_others_are_measured(loadtest, start_puppet):
+def test_a_mode_that_the_server_lacks_is_reported_and_the_others_are_measured(loadtest, start_puppet) -> None:
     ran = loadtest("--mode", "eager,xla", "--target", start_puppet(), "--no-control", "--baseline", "xla")
     assert ran.status == 1
     assert "eager" in ran.run.end.reason
@@ -198,7 +198,7 @@ def test_a_mode_that_the_server_lacks_is_reported_and_the_others_are_measured(lo
     assert "mode: expected xla or graph, got eager" in ran.out
 
 
-def test_ctrl_c_prints_the_report_so_far(loadtest, embedded_puppet):
+def test_ctrl_c_prints_the_report_so_far(loadtest, embedded_puppet) -> None:
     embedded_puppet("--interrupt-after", "500")
     ran = loadtest("--mode", "xla", "--duration", "60")
     assert ran.status == 130
@@ -207,7 +207,7 @@ def test_ctrl_c_prints_the_report_so_far(loadtest, embedded_puppet):
     assert ran.run.end.interrupted
 
 
-def test_sigterm_prints_the_report_so_far_too(loadtest, embedded_puppet):
+def test_sigterm_prints_the_report_so_far_too(loadtest, embedded_puppet) -> None:
     embedded_puppet("--interrupt-after", "500", "--interrupt-with", "SIGTERM")
     ran = loadtest("--mode", "xla", "--duration", "60")
     assert ran.status == 130
@@ -216,7 +216,7 @@ def test_sigterm_prints_the_report_so_far_too(loadtest, embedded_puppet):
 
 
 @pytest.mark.parametrize("payload", ["encoded", "pixels"])
-def test_images_of_a_folder_are_sent(loadtest, tmp_path, payload):
+def test_images_of_a_folder_are_sent(loadtest, tmp_path, payload) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     for level, name in ((10, "a.png"), (200, "b.jpg"), (90, "c.webp")):
@@ -232,7 +232,7 @@ def test_images_of_a_folder_are_sent(loadtest, tmp_path, payload):
     assert (np.nanmax(decoded_s) > 0) == (payload == "encoded")
 
 
-def test_ctrl_c_while_a_server_starts_ends_it(loadtest, embedded_puppet):
+def test_ctrl_c_while_a_server_starts_ends_it(loadtest, embedded_puppet) -> None:
     embedded_puppet("--interrupt-at-start", "--never-ready")
     ran = loadtest("--mode", "xla")
     assert ran.status == 130
@@ -240,7 +240,7 @@ def test_ctrl_c_while_a_server_starts_ends_it(loadtest, embedded_puppet):
     assert ran.run.end.interrupted
 
 
-def test_a_server_of_our_own_tells_its_buckets_its_padding_and_its_ledger(loadtest):
+def test_a_server_of_our_own_tells_its_buckets_its_padding_and_its_ledger(loadtest) -> None:
     ran = loadtest("--mode", "xla", "--model", "builtin:noop", "--concurrency", "2", "--images-per-request", "3")
     assert ran.status == 0
     (server,), (block,) = ran.run.servers, ran.run.blocks
@@ -253,7 +253,7 @@ def test_a_server_of_our_own_tells_its_buckets_its_padding_and_its_ledger(loadte
     assert {"execute_s", "queue_s"} <= {name for name in ran.run.requests.dtype.names if name.endswith("_s")}
 
 
-def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest):
+def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest) -> None:
     ran = loadtest("--in-process", "--mode", "xla,graph", "--model", "builtin:noop", "--images-per-request", "3")
     assert ran.status == 0
     assert {arm.target for arm in ran.run.header.arms} == {"in-process"}
@@ -263,7 +263,7 @@ def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest
     assert ran.run.equalities[0].is_equal
 
 
-def test_a_server_that_does_not_start_is_quoted(loadtest, embedded_puppet):
+def test_a_server_that_does_not_start_is_quoted(loadtest, embedded_puppet) -> None:
     embedded_puppet("--fail-at-start")
     ran = loadtest("--mode", "xla")
     assert ran.status == 1
@@ -272,7 +272,7 @@ def test_a_server_that_does_not_start_is_quoted(loadtest, embedded_puppet):
     assert "the server exited" in ran.run.end.reason
 
 
-def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(loadtest, start_puppet):
+def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(loadtest, start_puppet) -> None:
     ran = loadtest("--target", "127.0.0.1:1")
     assert ran.status == 1
     assert ran.err.startswith("loadtest: 127.0.0.1:1: UNAVAILABLE")
@@ -282,20 +282,20 @@ def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(loadtes
 
 
 @pytest.mark.parametrize("how", [(), ("--in-process",)])
-def test_a_model_that_there_is_none_of_is_refused_before_a_server_starts(loadtest, how):
+def test_a_model_that_there_is_none_of_is_refused_before_a_server_starts(loadtest, how) -> None:
     ran = loadtest("--model", "nosuch,digits", *how)
     assert (ran.status, ran.out, ran.run) == (1, "", None)
     assert ran.err.startswith("loadtest: --model nosuch,digits: configuration: models.0.source: expected one of ")
     assert ran.err.endswith(", got builtin:nosuch\n")
 
 
-def test_all_modes_of_a_target_are_those_that_it_offers(loadtest, start_puppet):
+def test_all_modes_of_a_target_are_those_that_it_offers(loadtest, start_puppet) -> None:
     ran = loadtest("--mode", "all", "--target", start_puppet(), "--no-control")
     assert ran.status == 0
     assert [arm.mode for arm in ran.run.header.arms] == ["xla", "graph"]
 
 
-def test_a_model_of_several_sizes_needs_one_named(loadtest, start_puppet):
+def test_a_model_of_several_sizes_needs_one_named(loadtest, start_puppet) -> None:
     target = start_puppet("--any-size")
     ran = loadtest("--target", target)
     assert ran.status == 1
@@ -303,7 +303,7 @@ def test_a_model_of_several_sizes_needs_one_named(loadtest, start_puppet):
     assert loadtest("--target", target, "--mode", "xla", "--size", "16x24,8x8").status == 0
 
 
-def test_the_null_target_is_the_generators_own_ceiling(loadtest):
+def test_the_null_target_is_the_generators_own_ceiling(loadtest) -> None:
     ran = loadtest("--target", "null", "--size", "8x8")
     assert ran.status == 0
     assert [arm.name for arm in ran.run.header.arms] == ["null"]
@@ -314,7 +314,7 @@ def test_the_null_target_is_the_generators_own_ceiling(loadtest):
     ("scenario", "images", "load", "concurrency"),
     [("single-stream", "1", "closed", 1), ("multi-stream", "8", "closed", 1), ("offline", "8", "offline", 16)],
 )
-def test_scenarios_have_their_rules(loadtest, start_puppet, scenario, images, load, concurrency):  # noqa: PLR0917
+def test_scenarios_have_their_rules(loadtest, start_puppet, scenario, images, load, concurrency) -> None:  # noqa: PLR0917
     ran = loadtest("--mode", "xla", "--scenario", scenario, "--target", start_puppet())
     assert ran.status == 0
     (block,) = ran.run.blocks
@@ -324,7 +324,7 @@ def test_scenarios_have_their_rules(loadtest, start_puppet, scenario, images, lo
     assert "measuring xla: about 1 s, less where" in ran.err
 
 
-def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(loadtest, start_puppet):
+def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(loadtest, start_puppet) -> None:
     # Broken for good after a while, so that the search has an end that does not depend on this machine's speed.
     target = start_puppet("--fail-after", "800")
     ran = loadtest("--mode", "xla", "--scenario", "server", "--slo-ms", "5000", "--target", target)
@@ -336,7 +336,7 @@ def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(load
     assert ran.run.header.configuration["find_max"] is True
 
 
-def test_the_version_is_printed(capsys):
+def test_the_version_is_printed(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"{version('xlaserve')}\n")
@@ -377,7 +377,7 @@ def test_the_version_is_printed(capsys):
         ["sweep", "--batch", "none"],
     ],
 )
-def test_a_wrong_command_line_exits_2(arguments, capsys):
+def test_a_wrong_command_line_exits_2(arguments, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2

@@ -75,7 +75,7 @@ def taken_port() -> Iterator[int]:
 # Configuration.
 
 
-def test_the_configuration_that_is_shown_is_one_that_can_be_read(tmp_path):
+def test_the_configuration_that_is_shown_is_one_that_can_be_read(tmp_path) -> None:
     shown = xlaserve("config", "--show", "--models", NOOP, "--grpc-port", 9001, "--no-reflection")
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""
@@ -86,7 +86,7 @@ def test_the_configuration_that_is_shown_is_one_that_can_be_read(tmp_path):
     assert xlaserve("config", "--show", "--config", file).stdout == shown.stdout
 
 
-def test_flags_override_the_environment_which_overrides_the_file(tmp_path):
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"{{grpc_port: 1, http_port: 2, lanes: 3, log_level: error, models: {NOOP}}}")
     env = {"XLASERVE_HTTP_PORT": "20", "XLASERVE_LANES": "30", "XLASERVE_CONFIG": str(file)}
@@ -95,7 +95,7 @@ def test_flags_override_the_environment_which_overrides_the_file(tmp_path):
     assert values["log_level"] == "error"
 
 
-def test_without_show_the_configuration_is_only_checked():
+def test_without_show_the_configuration_is_only_checked() -> None:
     done = xlaserve("config")
     assert (done.returncode, done.stderr) == (0, "")
     assert "valid" in done.stdout
@@ -110,11 +110,11 @@ def test_without_show_the_configuration_is_only_checked():
         ([], {"XLASERVE_LANES": "many"}, ("lanes", "'many'")),
     ],
 )
-def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(arguments, env, says):
+def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(arguments, env, says) -> None:
     assert_refused(xlaserve("config", *arguments, env=env), *says)
 
 
-def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default():
+def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default() -> None:
     shown = xlaserve("serve", "--help").stdout
     for name in config.Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in shown
@@ -131,7 +131,7 @@ def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default
 
 
 @pytest.mark.parametrize("command", ["config", "serve", "warm"])
-def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command, tmp_path):
+def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command, tmp_path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("models: [{name: a, source: 'builtin:noop'}, {name: b, source: b.keras, labels: b.txt}]")
     done = xlaserve(command, "--config", file)
@@ -140,11 +140,11 @@ def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command,
 
 
 @pytest.mark.parametrize("command", ["explain", "profile", "check"])
-def test_a_model_of_a_configuration_that_was_not_named_is_said_to_need_it(command):
+def test_a_model_of_a_configuration_that_was_not_named_is_said_to_need_it(command) -> None:
     assert_refused(xlaserve(command, "mine"), "got mine; --config names the file that configures others")
 
 
-def test_a_folder_is_a_source_by_its_bare_name(tmp_path, monkeypatch):
+def test_a_folder_is_a_source_by_its_bare_name(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="got saved; --config names"):
         model_settings(config.Settings(), "saved")
@@ -161,13 +161,13 @@ def without_temporary_folder(tmp_path):
 @pytest.mark.parametrize("command", ["explain digits", "check digits", "warm", "warm --compile-cache cache"])
 def test_a_file_system_without_a_temporary_folder_is_said_in_a_sentence(
     command, without_temporary_folder, tmp_path, monkeypatch
-):
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = xlaserve(*command.split(), env=without_temporary_folder)
     assert_refused(done, "TMPDIR: expected a folder for temporary files that can be written")
 
 
-def test_a_server_without_tensorflow_takes_no_temporary_folder(without_temporary_folder):
+def test_a_server_without_tensorflow_takes_no_temporary_folder(without_temporary_folder) -> None:
     done = xlaserve("warm", "--json", "--models", NOOP, env=without_temporary_folder)
     assert done.returncode == 0, done.stderr
 
@@ -176,7 +176,7 @@ def test_a_server_without_tensorflow_takes_no_temporary_folder(without_temporary
 
 
 @pytest.mark.parametrize("command", [(), ("serve",), ("warm",), ("buckets",), ("check",), ("config",)])
-def test_help_is_printed(command):
+def test_help_is_printed(command) -> None:
     done = xlaserve(*command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {' '.join(('xlaserve', *command))}")
@@ -185,7 +185,7 @@ def test_help_is_printed(command):
         assert flags <= set(re.findall(r"--[a-z0-9-]+", done.stdout))
 
 
-def test_the_version_is_printed():
+def test_the_version_is_printed() -> None:
     assert xlaserve("--version").stdout == f"{__version__}\n"
 
 
@@ -199,7 +199,7 @@ def test_the_version_is_printed():
         (("config", "--models", "a: ["), "xlaserve config", "argument --models: not YAML"),
     ],
 )
-def test_wrong_usage_is_one_line_that_says_where_help_is(arguments, command, says):
+def test_wrong_usage_is_one_line_that_says_where_help_is(arguments, command, says) -> None:
     done = xlaserve(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
@@ -208,7 +208,7 @@ def test_wrong_usage_is_one_line_that_says_where_help_is(arguments, command, say
     assert line.endswith(f"; see {command} --help")
 
 
-def test_a_reader_that_leaves_early_is_no_accident():
+def test_a_reader_that_leaves_early_is_no_accident() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stdout:
@@ -227,7 +227,7 @@ def test_a_reader_that_leaves_early_is_no_accident():
 # Warm-up.
 
 
-def test_warm_prints_the_ledger_as_json_on_stdout_and_nothing_else():
+def test_warm_prints_the_ledger_as_json_on_stdout_and_nothing_else() -> None:
     model = "[{name: digits, source: 'builtin:digits', buckets: [1, 2], modes: [xla, eager]}]"
     done = xlaserve("warm", "--json", "--models", model)
     assert done.returncode == 0, done.stderr
@@ -243,7 +243,7 @@ def test_warm_prints_the_ledger_as_json_on_stdout_and_nothing_else():
     assert "model digits: ready" in done.stderr
 
 
-def test_warm_prints_the_ledger_as_a_table():
+def test_warm_prints_the_ledger_as_a_table() -> None:
     done = xlaserve("warm", "--models", NOOP)
     assert done.returncode == 0, done.stderr
     title, *rows = done.stdout.splitlines()
@@ -255,11 +255,11 @@ def test_warm_prints_the_ledger_as_a_table():
     assert "(4 of 4)" in done.stderr
 
 
-def test_warm_fails_with_the_reason_of_the_model_that_failed():
+def test_warm_fails_with_the_reason_of_the_model_that_failed() -> None:
     assert_refused(xlaserve("warm", "--json", "--models", BROKEN), "model broken failed: weights: ", "got other")
 
 
-def test_ctrl_c_ends_a_warm_up_at_once(tmp_path):
+def test_ctrl_c_ends_a_warm_up_at_once(tmp_path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ENDLESS_COMPILATION)
     with subprocess.Popen(
         [*COMMAND, "warm", "--models", NOOP],
@@ -280,20 +280,20 @@ def test_ctrl_c_ends_a_warm_up_at_once(tmp_path):
 # Serving.
 
 
-def test_a_model_that_fails_ends_the_server_with_its_reason():
+def test_a_model_that_fails_ends_the_server_with_its_reason() -> None:
     models = f"{BROKEN[:-1]}, {NOOP[1:]}"
     done = xlaserve("serve", "--models", models, "--grpc-port", 0, "--http-port", 0)
     assert_refused(done, "model broken failed: weights: ", "got other")
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_a_taken_port_is_named(taken_port, kind):
+def test_a_taken_port_is_named(taken_port, kind) -> None:
     other = {"grpc": "http", "http": "grpc"}[kind]
     done = xlaserve("serve", "--models", NOOP, f"--{kind}-port", taken_port, f"--{other}-port", 0)
     assert_refused(done, f"{kind}_port: expected a free port", "127.0.0.1", str(taken_port))
 
 
-def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(tmp_path):
+def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(tmp_path) -> None:
     done = xlaserve("serve", "--models", NOOP, "--ready-file", tmp_path / "missing" / "ready.json")
     assert_refused(done, "ready_file: expected a file in a folder that exists", "missing/ready.json")
     assert "loading" not in done.stderr
@@ -321,7 +321,7 @@ def served(*arguments: object) -> tuple[int, str]:
     return process.returncode, said.decode()
 
 
-def test_on_a_terminal_the_log_stands_above_a_bar_that_goes_when_the_models_are_loaded():
+def test_on_a_terminal_the_log_stands_above_a_bar_that_goes_when_the_models_are_loaded() -> None:
     models = f"{BROKEN[:-1]}, {NOOP[1:]}"
     status, said = served("--models", models, "--no-exit-on-model-failure")
     assert status == 0, said
@@ -334,7 +334,7 @@ def test_on_a_terminal_the_log_stands_above_a_bar_that_goes_when_the_models_are_
     assert after[-2].endswith("stopped")
 
 
-def test_a_stale_ready_file_is_gone_until_the_server_is_ready(tmp_path):
+def test_a_stale_ready_file_is_gone_until_the_server_is_ready(tmp_path) -> None:
     file = tmp_path / "ready.json"
     file.write_text('{"grpc": "of a server that was killed"}')
     done = xlaserve("serve", "--models", BROKEN, "--ready-file", file)
@@ -342,7 +342,7 @@ def test_a_stale_ready_file_is_gone_until_the_server_is_ready(tmp_path):
     assert not file.exists()
 
 
-def test_an_ipv6_address_is_written_as_one():
+def test_an_ipv6_address_is_written_as_one() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:

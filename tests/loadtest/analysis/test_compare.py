@@ -34,16 +34,16 @@ def repetitions(count, *, true_ratio):
         yield is_found(ratio(xla - graph, seed=seed), ratio(again - graph, seed=seed))
 
 
-def test_two_identical_arms_are_inconclusive_in_nineteen_of_twenty_repetitions():
+def test_two_identical_arms_are_inconclusive_in_nineteen_of_twenty_repetitions() -> None:
     assert sum(repetitions(100, true_ratio=1.0)) <= 100 / 20
 
 
 @pytest.mark.parametrize("true_ratio", [1.05, 1 / 1.05])
-def test_a_true_difference_of_five_percent_is_found_at_the_documented_number_of_blocks(true_ratio):
+def test_a_true_difference_of_five_percent_is_found_at_the_documented_number_of_blocks(true_ratio) -> None:
     assert sum(repetitions(50, true_ratio=true_ratio)) >= 43
 
 
-def test_identical_arms_of_whole_runs_are_inconclusive(compared):
+def test_identical_arms_of_whole_runs_are_inconclusive(compared) -> None:
     verdicts = []
     for seed in range(20):
         run = compared(xla_ms=20, graph_ms=20, control_ms=20, seed=seed, noise=BLOCK_NOISE, requests=60).read()
@@ -51,7 +51,7 @@ def test_identical_arms_of_whole_runs_are_inconclusive(compared):
     assert verdicts.count("inconclusive") >= 19
 
 
-def test_a_difference_shows_in_every_measure(compared):
+def test_a_difference_shows_in_every_measure(compared) -> None:
     found = comparisons(compared(xla_ms=10, graph_ms=20, control_ms=20).read())
     assert (found["xla"].verdict, found["xla"].reason, found["xla"].pairs) == ("faster", "", 8)
     assert found["xla"].ratios["images_per_s"].value == pytest.approx(2, rel=0.05)
@@ -62,7 +62,7 @@ def test_a_difference_shows_in_every_measure(compared):
     assert comparisons(compared(xla_ms=20, graph_ms=10).read())["xla"].verdict == "slower"
 
 
-def test_a_failed_control_takes_the_verdict_back(compared):
+def test_a_failed_control_takes_the_verdict_back(compared) -> None:
     found = comparisons(compared(xla_ms=10, graph_ms=20, control_ms=24).read())
     assert found["graph again"].has_failed
     assert found["xla"].verdict == "inconclusive"
@@ -70,7 +70,7 @@ def test_a_failed_control_takes_the_verdict_back(compared):
     assert found["xla"].ratio.value == pytest.approx(2, rel=0.05)
 
 
-def test_drift_that_hits_both_arms_does_not_pass_for_a_difference(run_file):
+def test_drift_that_hits_both_arms_does_not_pass_for_a_difference(run_file) -> None:
     file, random = run_file().header(), np.random.default_rng(0)
     for turn in range(12):
         for arm in ("xla", "graph") if turn % 2 == 0 else ("graph", "xla"):
@@ -81,7 +81,7 @@ def test_drift_that_hits_both_arms_does_not_pass_for_a_difference(run_file):
     assert found.ratio.high - found.ratio.low < 0.05
 
 
-def test_where_the_load_sets_the_rate_latency_decides(run_file):
+def test_where_the_load_sets_the_rate_latency_decides(run_file) -> None:
     file, random = run_file().header(), np.random.default_rng(0)
     due_ns = np.arange(100) * 20_000_000
     for _ in range(6):
@@ -92,14 +92,14 @@ def test_where_the_load_sets_the_rate_latency_decides(run_file):
     assert found.ratios["images_per_s"].value == pytest.approx(1, abs=0.01)
 
 
-def test_too_few_blocks_are_inconclusive_and_say_so(compared):
+def test_too_few_blocks_are_inconclusive_and_say_so(compared) -> None:
     found = comparisons(compared(pairs=3).read())["xla"]
     assert found.verdict == "inconclusive"
     assert "4 pairs of blocks" in found.reason
     assert found.ratio.low is None
 
 
-def test_a_block_that_answered_nothing_takes_its_partner_out(run_file):
+def test_a_block_that_answered_nothing_takes_its_partner_out(run_file) -> None:
     file = run_file().header()
     for turn in range(6):
         file.block("xla", [10.0] * 40, status=Status.UNAVAILABLE if turn == 2 else Status.OK, round=turn)
@@ -109,7 +109,7 @@ def test_a_block_that_answered_nothing_takes_its_partner_out(run_file):
     assert found.ratio.value == pytest.approx(2)
 
 
-def test_blocks_pair_within_their_round(run_file):
+def test_blocks_pair_within_their_round(run_file) -> None:
     file = run_file().header()
     for turn in range(5):
         if turn != 1:
@@ -118,7 +118,7 @@ def test_blocks_pair_within_their_round(run_file):
     assert comparisons(file.read())["xla"].ratio.value == pytest.approx(2)
 
 
-def test_loads_are_compared_apart_and_searches_not_at_all(run_file):
+def test_loads_are_compared_apart_and_searches_not_at_all(run_file) -> None:
     file = run_file().header()
     for slots, xla_ms in ((1, 5.0), (8, 40.0)):
         for _ in range(4):
@@ -130,7 +130,7 @@ def test_loads_are_compared_apart_and_searches_not_at_all(run_file):
     assert [(one.label, one.verdict) for one in found] == [("1 at a time", "faster"), ("8 at a time", "slower")]
 
 
-def test_each_model_has_its_own_baseline(run_file):
+def test_each_model_has_its_own_baseline(run_file) -> None:
     names = [("xla a", "xla", "a"), ("graph a", "graph", "a"), ("xla b", "xla", "b"), ("graph b", "graph", "b")]
     arms = [Arm(name, mode, model, "embedded") for name, mode, model in names]
     arms.append(Arm("graph b again", "graph", "b", "embedded", is_control_of="graph b"))

@@ -19,7 +19,7 @@ def blocks_of(random, count, *, noise=0.03, scale_ms=10.0, requests=100):
 
 @pytest.mark.parametrize("blocks", [4, 8, 12, 24])
 @pytest.mark.parametrize("draw", ["normal", "heavy tails", "outliers"])
-def test_intervals_hold_the_truth_as_often_as_they_say(blocks, draw):
+def test_intervals_hold_the_truth_as_often_as_they_say(blocks, draw) -> None:
     random = np.random.default_rng(blocks)
     draws = {
         "normal": lambda: random.normal(0, 1, blocks),
@@ -37,7 +37,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(blocks, draw):
 
 @pytest.mark.parametrize("percentile", [50, 99])
 @pytest.mark.parametrize("paired", [True, False])
-def test_intervals_of_percentile_ratios_hold_the_truth_as_often_as_they_say(percentile, paired):
+def test_intervals_of_percentile_ratios_hold_the_truth_as_often_as_they_say(percentile, paired) -> None:
     random = np.random.default_rng(percentile)
     held = 0
     for seed in range(60):
@@ -47,19 +47,19 @@ def test_intervals_of_percentile_ratios_hold_the_truth_as_often_as_they_say(perc
     assert held >= 0.9 * 60
 
 
-def test_a_ratio_is_the_geometric_mean_of_its_pairs():
+def test_a_ratio_is_the_geometric_mean_of_its_pairs() -> None:
     assert ratio(np.log([2.0, 8.0, 2.0, 8.0]), seed=0).value == pytest.approx(4)
     assert unpaired_ratio(np.log([2.0, 8.0] * 2), np.log([1.0] * 5), seed=0).value == pytest.approx(4)
 
 
-def test_a_percentile_ratio_is_that_of_the_figures_in_the_report():
+def test_a_percentile_ratio_is_that_of_the_figures_in_the_report() -> None:
     random = np.random.default_rng(0)
     arm, baseline = blocks_of(random, 5), blocks_of(random, 5)
     expected = [np.percentile(np.concatenate(side), 99, method="inverted_cdf") for side in (arm, baseline)]
     assert pooled_percentile_ratio(arm, baseline, 99, seed=0).value == pytest.approx(expected[0] / expected[1])
 
 
-def test_too_few_blocks_or_answers_give_no_interval():
+def test_too_few_blocks_or_answers_give_no_interval() -> None:
     assert MIN_BLOCKS == 4
     assert estimate([1.0, 2.0, 3.0], seed=0).low is None
     assert unpaired_ratio(np.zeros(3), np.zeros(9), seed=0).low is None
@@ -68,14 +68,14 @@ def test_too_few_blocks_or_answers_give_no_interval():
     assert pooled_percentile_ratio(few[:3], few[:3], 50, seed=0).low is None
 
 
-def test_blocks_that_are_all_alike_give_an_interval_without_width():
+def test_blocks_that_are_all_alike_give_an_interval_without_width() -> None:
     found = estimate([3.0] * 6, seed=0)
     assert (found.low, found.high) == (3.0, 3.0)
     same = [np.full(100, 10 * MS)] * 6
     assert pooled_percentile_ratio(same, same, 50, seed=0).low == pytest.approx(1)
 
 
-def test_the_same_seed_gives_the_same_interval():
+def test_the_same_seed_gives_the_same_interval() -> None:
     values = np.random.default_rng(0).normal(0, 1, 10)
     assert estimate(values, seed=3) == estimate(values, seed=3) != estimate(values, seed=4)
 

@@ -9,14 +9,14 @@ MS = 1_000_000
 
 
 @pytest.mark.parametrize(("percentile", "count"), [(50, 7), (90, 44), (95, 90), (99, 459), (99.9, 4603)])
-def test_least_counts_are_those_of_early_stopping(percentile, count):
+def test_least_counts_are_those_of_early_stopping(percentile, count) -> None:
     assert least_count(percentile) == count
     told = [Latencies(np.full(size, MS, np.int64)).percentile(percentile).value_ms for size in (count - 1, count)]
     assert told == [None, pytest.approx(1.0, rel=1e-3)]
 
 
 @pytest.mark.parametrize("scale_ns", [2_000, 300_000, 20 * MS, 5_000 * MS])
-def test_percentiles_are_within_a_thousandth_at_any_scale(scale_ns):
+def test_percentiles_are_within_a_thousandth_at_any_scale(scale_ns) -> None:
     latencies_ns = (np.random.default_rng(1).lognormal(0, 1, 20_000) * scale_ns).astype(np.int64)
     found = Latencies(latencies_ns)
     for percentile in (50, 90, 95, 99, 99.9):
@@ -24,7 +24,7 @@ def test_percentiles_are_within_a_thousandth_at_any_scale(scale_ns):
         assert found.value_ms(percentile) * MS == pytest.approx(true_ns, rel=1e-3)
 
 
-def test_nothing_and_the_impossible_are_survived():
+def test_nothing_and_the_impossible_are_survived() -> None:
     assert Latencies(np.empty(0, np.int64)).percentile(50).value_ms is None
     assert Latencies(np.array([-5, 0, 2**62], np.int64)).count == 3
 
@@ -40,12 +40,12 @@ def test_nothing_and_the_impossible_are_survived():
         (459, 0.99, (450, 459)),
     ],
 )
-def test_bounding_ranks_are_those_of_the_binomial_distribution(count, quantile, ranks):
+def test_bounding_ranks_are_those_of_the_binomial_distribution(count, quantile, ranks) -> None:
     assert bounding_ranks(count, quantile) == ranks
 
 
 @pytest.mark.parametrize("percentile", [50, 90, 99])
-def test_bounds_hold_the_true_percentile_as_often_as_they_say(percentile):
+def test_bounds_hold_the_true_percentile_as_often_as_they_say(percentile) -> None:
     random = np.random.default_rng(percentile)
     true_ms = -np.log(1 - percentile / 100) * 10
     held = 0

@@ -21,7 +21,7 @@ def rate_of(point):
     return point.images_per_s.value
 
 
-def test_a_server_that_stands_still_for_half_an_open_loop_shows_it_at_p90(run_file):
+def test_a_server_that_stands_still_for_half_an_open_loop_shows_it_at_p90(run_file) -> None:
     # Due every 10 ms for 20 s; from 5 s to 15 s nothing is answered, and then everything at once.
     due_ns = np.arange(2000) * 10 * MS
     latencies_ms = np.where((due_ns >= 5e9) & (due_ns < 15e9), 15_000 - due_ns / MS, 2.0)
@@ -30,7 +30,7 @@ def test_a_server_that_stands_still_for_half_an_open_loop_shows_it_at_p90(run_fi
     assert point.percentile("p50").value_ms == pytest.approx(2, rel=0.2)
 
 
-def test_the_same_stall_hides_from_a_closed_loop_which_warns_of_it(run_file):
+def test_the_same_stall_hides_from_a_closed_loop_which_warns_of_it(run_file) -> None:
     file = run_file().header(("xla",)).block("xla", [2.0] * 2000 + [10_000.0] * 4 + [2.0] * 2000)
     summary = summarize(file.read())
     assert summary.points[0].percentile("p99").value_ms < 3
@@ -40,7 +40,7 @@ def test_the_same_stall_hides_from_a_closed_loop_which_warns_of_it(run_file):
     assert calm.warnings == ()
 
 
-def test_known_latencies_come_out_within_one_percent(run_file):
+def test_known_latencies_come_out_within_one_percent(run_file) -> None:
     latencies_ms = np.random.default_rng(0).permutation(np.linspace(1, 1001, 10_000))
     point = only_point(run_file().header(("xla",)).block("xla", latencies_ms))
     for name, true_ms in (("p50", 501), ("p90", 901), ("p99", 991)):
@@ -50,14 +50,14 @@ def test_known_latencies_come_out_within_one_percent(run_file):
     assert point.max_ms == pytest.approx(1001)
 
 
-def test_a_closed_loops_rate_is_what_its_slots_bring(run_file):
+def test_a_closed_loops_rate_is_what_its_slots_bring(run_file) -> None:
     file = run_file().header(("xla",)).block("xla", [100.0] * 40, images=8, load=Load("closed", concurrency=4))
     point = only_point(file)
     assert (rate_of(point), point.requests_per_s.value) == (pytest.approx(320), pytest.approx(40))
     assert (point.requests, point.images, point.label) == (40, 320, "4 at a time")
 
 
-def test_an_open_loops_rate_is_what_was_answered_inside_the_window(run_file):
+def test_an_open_loops_rate_is_what_was_answered_inside_the_window(run_file) -> None:
     due_ns = np.arange(1000) * 10 * MS
     # Twice as much is due as is answered.
     file = run_file().header(("xla",))
@@ -65,14 +65,14 @@ def test_an_open_loops_rate_is_what_was_answered_inside_the_window(run_file):
     assert rate_of(only_point(file)) == pytest.approx(50, rel=0.01)
 
 
-def test_offline_counts_from_the_first_request_to_the_last_answer(run_file):
+def test_offline_counts_from_the_first_request_to_the_last_answer(run_file) -> None:
     due_ns = np.zeros(100, np.int64)
     file = run_file().header(("xla",))
     file.block("xla", np.linspace(20, 2000, 100), images=4, load=Load("offline"), due_ns=due_ns)
     assert rate_of(only_point(file)) == pytest.approx(200)
 
 
-def test_failures_are_counted_reported_and_in_no_latency(run_file):
+def test_failures_are_counted_reported_and_in_no_latency(run_file) -> None:
     file = run_file().header(("xla",)).block("xla", [10.0] * 100)
     file.block("xla", [5000.0] * 4, status=Status.DEADLINE_EXCEEDED).block(
         "xla", [1.0] * 2, status=Status.INVALID_REPLY
@@ -84,7 +84,7 @@ def test_failures_are_counted_reported_and_in_no_latency(run_file):
     assert any("failed requests" in warning for warning in summary.warnings)
 
 
-def test_dropped_requests_are_not_forgotten(run_file):
+def test_dropped_requests_are_not_forgotten(run_file) -> None:
     generator = Generator(1, 0.1, sends=100, dropped=7)
     summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 100, generator=generator).read())
     assert summary.points[0].dropped == 7
@@ -99,14 +99,14 @@ def test_dropped_requests_are_not_forgotten(run_file):
         (Generator(1, 0.1, sends=1000, late_sends=11), True),
     ],
 )
-def test_a_generator_at_its_limit_marks_the_result(run_file, generator, is_limited):
+def test_a_generator_at_its_limit_marks_the_result(run_file, generator, is_limited) -> None:
     summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 1000, generator=generator).read())
     assert summary.points[0].generator.is_limited == is_limited
     assert ("generator-limited" in summary.verdict) == is_limited
     assert any("generator-limited" in warning for warning in summary.warnings) == is_limited
 
 
-def test_outputs_that_disagree_are_said_first(compared):
+def test_outputs_that_disagree_are_said_first(compared) -> None:
     differ = Equality("xla", "graph", 64, 0.5, 0.25, 0.9, 1e-4, 1e-3, is_equal=False)
     summary = summarize(compared().read(differ))
     assert summary.verdict.startswith("The outputs of xla and graph differ beyond the tolerance")
@@ -114,7 +114,7 @@ def test_outputs_that_disagree_are_said_first(compared):
     assert "xla is faster" in summary.verdict
 
 
-def test_the_verdict_says_how_much_and_how_sure(compared):
+def test_the_verdict_says_how_much_and_how_sure(compared) -> None:
     summary = summarize(compared(control_ms=20).read())
     assert summary.verdict.startswith("xla is faster than graph at 4 at a time: ")
     assert "95% interval" in summary.verdict
@@ -122,7 +122,7 @@ def test_the_verdict_says_how_much_and_how_sure(compared):
     assert len(summary.verdicts) == 1
 
 
-def test_many_loads_are_counted_in_the_verdict(run_file):
+def test_many_loads_are_counted_in_the_verdict(run_file) -> None:
     file = run_file().header()
     for slots in (1, 2, 4, 8):
         for _ in range(4):
@@ -131,14 +131,14 @@ def test_many_loads_are_counted_in_the_verdict(run_file):
     assert summarize(file.read()).verdict == "xla against graph: faster under 4 of 4 loads."
 
 
-def test_a_cut_off_an_interrupted_and_an_unfinished_run_say_so(run_file):
+def test_a_cut_off_an_interrupted_and_an_unfinished_run_say_so(run_file) -> None:
     file = run_file().header(("xla",)).block("xla", [1.0] * 10)
     assert "cut off" in summarize(file.read(ends=False)).warnings[0]
     assert "Interrupted" in summarize(file.read(End(True, False), ends=False)).warnings[0]
     assert "server died" in summarize(file.read(End(False, False, "server died"), ends=False)).warnings[0]
 
 
-def test_runs_without_anything_measured_are_summed_up_all_the_same(run_file):
+def test_runs_without_anything_measured_are_summed_up_all_the_same(run_file) -> None:
     nothing = summarize(run_file().header().read(ends=False))
     assert nothing.verdict.startswith("Nothing was measured: the file was cut off")
     assert "xla: nothing was measured." in nothing.warnings
@@ -151,7 +151,7 @@ def test_runs_without_anything_measured_are_summed_up_all_the_same(run_file):
     assert summary.verdict == "Nothing was measured: UNAVAILABLE: connection refused."
 
 
-def test_the_price_is_paid_back_after_some_images_or_never(compared):
+def test_the_price_is_paid_back_after_some_images_or_never(compared) -> None:
     # 4 s more for each of two buckets; 20 - 10 ms for each image, four at a time.
     xla, graph = summarize(compared(xla_ms=10, graph_ms=20, noise=0.001).read()).prices
     assert (xla.trace_s, xla.compile_s, xla.extra_s) == (1.0, 8.0, 8.0)
@@ -164,14 +164,14 @@ def test_the_price_is_paid_back_after_some_images_or_never(compared):
     assert summarize(compared(xla_ms=20, noise=0.05).read()).prices[0].break_even_images is None
 
 
-def test_compiling_that_costs_no_more_has_nothing_to_pay_back(run_file):
+def test_compiling_that_costs_no_more_has_nothing_to_pay_back(run_file) -> None:
     file = run_file().header().server(compile_s={"xla": 0.0, "graph": 1.0})
     for _ in range(4):
         file.block("xla", [10.0] * 40).block("graph", [20.0] * 40)
     assert summarize(file.read()).prices[0].break_even_images == 0
 
 
-def test_stages_add_up_to_the_mean_latency(run_file):
+def test_stages_add_up_to_the_mean_latency(run_file) -> None:
     stages_s = {"queue_s": 0.002, "gather_s": 0.001, "execute_s": 0.004, "total_s": 0.0075}
     point = only_point(run_file().header(("xla",)).block("xla", [10.0] * 50, stages_s=stages_s))
     means_ms = {stage.name: stage.mean_ms for stage in point.stages}
@@ -182,7 +182,7 @@ def test_stages_add_up_to_the_mean_latency(run_file):
     assert only_point(run_file("b").header(("xla",)).block("xla", [10.0] * 50)).stages == ()
 
 
-def test_padding_and_use_are_summed_over_blocks(run_file):
+def test_padding_and_use_are_summed_over_blocks(run_file) -> None:
     file = run_file().header(("xla",))
     counters = Counters({"8x8x8": 3, "2x8x8": 1, "16x8x8": 0}, padded_rows=6, images=20, compilations=1)
     use = ServerUse(cpu_s=0.1, peak_rss_bytes=1000, gpu_utilisation=0.5, gpu_memory_bytes=10)
@@ -197,7 +197,7 @@ def test_padding_and_use_are_summed_over_blocks(run_file):
     assert any("compiled 2 times while it was measured" in warning for warning in summary.warnings)
 
 
-def test_latency_over_time_and_events_share_an_axis(run_file):
+def test_latency_over_time_and_events_share_an_axis(run_file) -> None:
     file = run_file().header(("xla",)).block("xla", [10.0] * 400).block("xla", [30.0] * 400)
     at_ns = file.lines[2].window_ns[1]
     summary = summarize(file.read(Event(at_ns, "compile", "8x8x8")))
@@ -209,7 +209,7 @@ def test_latency_over_time_and_events_share_an_axis(run_file):
     assert (summary.spans[1].from_s, summary.duration_s) == (pytest.approx(1.0, rel=0.01), pytest.approx(4.0, rel=0.01))
 
 
-def test_the_percentile_curve_ends_where_the_sample_does(run_file):
+def test_the_percentile_curve_ends_where_the_sample_does(run_file) -> None:
     curve = only_point(run_file().header(("xla",)).block("xla", np.linspace(1, 100, 500))).curve
     assert curve[0].percentile == 0
     assert 99 <= curve[-1].percentile < 99.2
@@ -217,7 +217,7 @@ def test_the_percentile_curve_ends_where_the_sample_does(run_file):
     assert only_point(run_file("b").header(("xla",)).block("xla", [1.0])).curve == ()
 
 
-def test_the_highest_rate_is_the_highest_that_kept_to_the_condition_in_all_its_runs(run_file):
+def test_the_highest_rate_is_the_highest_that_kept_to_the_condition_in_all_its_runs(run_file) -> None:
     file = run_file().header(("xla",), configuration={"slo": "p90<50ms", "find_max": True})
     due_ns = np.arange(100) * 10 * MS
     # 120/s held, but on the way of the search only: once says too little.
@@ -241,7 +241,7 @@ def test_the_highest_rate_is_the_highest_that_kept_to_the_condition_in_all_its_r
 @pytest.mark.parametrize(
     ("scenario", "metric", "value"), [("single-stream", "p90 latency, ms", 10), ("multi-stream", "p99 latency, ms", 10)]
 )
-def test_scenarios_have_their_metric_and_say_when_they_were_short(run_file, scenario, metric, value):
+def test_scenarios_have_their_metric_and_say_when_they_were_short(run_file, scenario, metric, value) -> None:
     file = run_file().header(("xla",), scenario=scenario).block("xla", [10.0] * 500, load=Load("closed", concurrency=1))
     summary = summarize(file.read())
     (result,) = summary.scenario
@@ -250,13 +250,13 @@ def test_scenarios_have_their_metric_and_say_when_they_were_short(run_file, scen
     assert any("shorter than the official" in note for note in summary.notes)
 
 
-def test_a_scenario_of_official_length_is_marked_so(run_file):
+def test_a_scenario_of_official_length_is_marked_so(run_file) -> None:
     file = run_file().header(("xla",), scenario="single-stream")
     file.block("xla", [1000.0] * 601, load=Load("closed", concurrency=1))
     assert summarize(file.read()).scenario[0].is_official
 
 
-def test_what_weakens_a_comparison_is_noted(compared):
+def test_what_weakens_a_comparison_is_noted(compared) -> None:
     notes = " ".join(summarize(compared().read()).notes)
     assert "No A/A control" in notes
     assert "same process" in notes

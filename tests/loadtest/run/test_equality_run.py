@@ -15,13 +15,13 @@ def compare(own, other):
     return compare_outputs("xla", "graph", own, other)
 
 
-def test_the_same_outputs_are_equal(scores):
+def test_the_same_outputs_are_equal(scores) -> None:
     found = compare(scores, scores)
     assert found.is_equal
     assert (found.largest_absolute, found.largest_relative, found.top1_agreement, found.images) == (0, 0, 1, 12)
 
 
-def test_rounding_is_equal_and_its_size_is_told(scores):
+def test_rounding_is_equal_and_its_size_is_told(scores) -> None:
     shifted = [[output + 1e-4] for (output,) in scores]
     found = compare(shifted, scores)
     assert found.is_equal
@@ -29,7 +29,7 @@ def test_rounding_is_equal_and_its_size_is_told(scores):
     assert 0 < found.largest_relative < 0.2
 
 
-def test_one_wrong_number_is_not_equal(scores):
+def test_one_wrong_number_is_not_equal(scores) -> None:
     wrong = [[output.copy()] for (output,) in scores]
     wrong[2][0][3, 5] += 0.05
     found = compare(wrong, scores)
@@ -37,36 +37,36 @@ def test_one_wrong_number_is_not_equal(scores):
     assert found.largest_absolute == pytest.approx(0.05)
 
 
-def test_another_order_of_images_is_seen_in_the_best_class(scores):
+def test_another_order_of_images_is_seen_in_the_best_class(scores) -> None:
     found = compare([[output[::-1]] for (output,) in scores], scores)
     assert not found.is_equal
     assert found.top1_agreement < 1
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_a_number_is_not_equal(scores, bad):
+def test_what_is_not_a_number_is_not_equal(scores, bad) -> None:
     wrong = [[output.copy()] for (output,) in scores]
     wrong[0][0][0, 0] = bad
     assert not compare(wrong, scores).is_equal
     assert not compare(wrong, wrong).is_equal
 
 
-def test_other_shapes_are_not_equal(scores):
+def test_other_shapes_are_not_equal(scores) -> None:
     assert not compare([[output[:, :9]] for (output,) in scores], scores).is_equal
 
 
-def test_small_scores_are_held_against_the_largest_not_against_one():
+def test_small_scores_are_held_against_the_largest_not_against_one() -> None:
     small = [[np.full((2, 1000), 1e-3)]]
     wrong = [[np.full((2, 1000), 1.5e-3)]]
     assert not compare(wrong, small).is_equal
 
 
-def test_outputs_that_are_not_scores_have_no_best_class():
+def test_outputs_that_are_not_scores_have_no_best_class() -> None:
     boxes = [[np.ones((2, 100, 4))]]
     assert compare(boxes, boxes).top1_agreement is None
 
 
-def test_whole_numbers_are_the_same_or_not():
+def test_whole_numbers_are_the_same_or_not() -> None:
     maps = [[np.zeros((2, 100, 100), np.int64)]]
     hardly = [[maps[0][0].copy()]]
     hardly[0][0][0, 0, :20] = 9

@@ -72,7 +72,7 @@ def percentile(outcome, rank):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_closed_loop_keeps_its_slots_busy(attack, workers):
+def test_a_closed_loop_keeps_its_slots_busy(attack, workers) -> None:
     outcome, target = attack(answering(0.02), ClosedLoop(4), workers=workers)
     assert latencies_ms(outcome) == pytest.approx(20, rel=0.001)
     assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
@@ -82,7 +82,7 @@ def test_a_closed_loop_keeps_its_slots_busy(attack, workers):
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(8), OpenLoop(100.0)])
-def test_known_latencies_come_out_within_one_percent(attack, loop):
+def test_known_latencies_come_out_within_one_percent(attack, loop) -> None:
     generator = random.Random(0)
     injected_s = []
 
@@ -96,7 +96,7 @@ def test_known_latencies_come_out_within_one_percent(attack, loop):
         assert percentile(outcome, rank) == pytest.approx(np.percentile(injected_s, rank) * 1000, rel=0.01)
 
 
-def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack):
+def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack) -> None:
     slow, target = attack(answering(2.0), OpenLoop(50, "constant"))
     fast, _ = attack(answering(0.001), OpenLoop(50, "constant"))
     for outcome in (slow, fast):
@@ -107,7 +107,7 @@ def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack):
     assert latencies_ms(slow) == pytest.approx(2000, rel=0.001)
 
 
-def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open_loop(attack):
+def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open_loop(attack) -> None:
     async def handle(request):
         now_s = asyncio.get_running_loop().time() - 1000
         # Warm-up ends at 1; the stall lasts from 6 to 11.
@@ -120,7 +120,7 @@ def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open
     assert percentile(closed_loop, 90) < 2
 
 
-def test_what_is_beyond_the_bound_is_dropped_and_counted(attack):
+def test_what_is_beyond_the_bound_is_dropped_and_counted(attack) -> None:
     outcome, target = attack(answering(10), OpenLoop(10, "constant"), most_in_flight=20)
     assert target.most_in_flight == 20
     # The first twenty are under way from -1 s to 1 s of the window, and again from 9 s on.
@@ -128,7 +128,7 @@ def test_what_is_beyond_the_bound_is_dropped_and_counted(attack):
     assert outcome.dropped == pytest.approx(80, abs=2)
 
 
-def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figures(attack):
+def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figures(attack) -> None:
     calls = 0
 
     async def handle(request):
@@ -143,7 +143,7 @@ def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figure
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(400.0)])
-def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack, loop):
+def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack, loop) -> None:
     calls = 0
 
     async def handle(request):
@@ -160,7 +160,7 @@ def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(300.0)])
-def test_measured_requests_are_those_due_in_the_window(attack, loop):
+def test_measured_requests_are_those_due_in_the_window(attack, loop) -> None:
     outcome, _ = attack(answering(0.013), loop, workers=2)
     rows, (start, end) = outcome.rows, outcome.window_ns
     np.testing.assert_array_equal(rows["measured"], (rows["scheduled_ns"] >= start) & (rows["scheduled_ns"] < end))
@@ -168,14 +168,14 @@ def test_measured_requests_are_those_due_in_the_window(attack, loop):
     assert (np.diff(rows["end_ns"]) >= 0).all()
 
 
-def test_several_workers_send_the_same_schedule_as_one(attack):
+def test_several_workers_send_the_same_schedule_as_one(attack) -> None:
     one, _ = attack(answering(0.01), OpenLoop(100.0), workers=1)
     three, _ = attack(answering(0.01), OpenLoop(100.0), workers=3)
     due = [np.sort(outcome.measured["scheduled_ns"]) - outcome.window_ns[0] for outcome in (one, three)]
     np.testing.assert_array_equal(*due)
 
 
-def test_a_run_that_is_steady_ends_before_its_time(attack):
+def test_a_run_that_is_steady_ends_before_its_time(attack) -> None:
     outcome, _ = attack(answering(0.02), ClosedLoop(4), duration_s=60, end_when_steady=True)
     assert 10 <= outcome.window_s() < 20
     assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
@@ -184,7 +184,7 @@ def test_a_run_that_is_steady_ends_before_its_time(attack):
     assert kept_on.window_s() == pytest.approx(30)
 
 
-def test_a_run_whose_latency_grows_goes_on_to_its_end(attack):
+def test_a_run_whose_latency_grows_goes_on_to_its_end(attack) -> None:
     calls = 0
 
     async def handle(request):
@@ -197,7 +197,7 @@ def test_a_run_whose_latency_grows_goes_on_to_its_end(attack):
     assert outcome.window_s() == pytest.approx(30)
 
 
-def test_failures_are_counted_by_status_and_do_not_end_the_run(attack):
+def test_failures_are_counted_by_status_and_do_not_end_the_run(attack) -> None:
     calls = 0
 
     async def handle(request):
@@ -216,7 +216,7 @@ def test_failures_are_counted_by_status_and_do_not_end_the_run(attack):
     assert outcome.images_per_s() == pytest.approx(4 * 9 / (0.1 + runner.FAILURE_PAUSE_S), rel=0.01)
 
 
-def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack):
+def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack) -> None:
     outcome, _ = attack(answering(0.01, Reply(Status.INVALID_ARGUMENT, detail="no such mode")), ClosedLoop(4))
     assert outcome.window_ns is None
     assert not outcome.measured.size
@@ -226,7 +226,7 @@ def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack):
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
-def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack, loop):
+def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack, loop) -> None:
     calls = 0
 
     async def handle(request):
@@ -242,7 +242,7 @@ def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack, lo
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
-def test_what_was_measured_stands_when_the_block_is_interrupted(attack, loop):
+def test_what_was_measured_stands_when_the_block_is_interrupted(attack, loop) -> None:
     outcome, target = attack(answering(0.04), loop, duration_s=60, workers=2, after=11)
     assert outcome.interrupted
     assert outcome.window_s() == pytest.approx(10, rel=0.01)
@@ -250,7 +250,7 @@ def test_what_was_measured_stands_when_the_block_is_interrupted(attack, loop):
     assert target.in_flight == 0
 
 
-def test_live_figures_add_up_to_what_was_answered(attack):
+def test_live_figures_add_up_to_what_was_answered(attack) -> None:
     seen = []
     outcome, _ = attack(answering(0.02), ClosedLoop(4), images=5, on_live=seen.append)
     images = sum(live.images for live in seen)
@@ -258,7 +258,7 @@ def test_live_figures_add_up_to_what_was_answered(attack):
     assert np.concatenate([live.latencies_ms for live in seen]) == pytest.approx(20, rel=0.001)
 
 
-def test_workers_share_slots_and_begin_at_different_requests(attack):
+def test_workers_share_slots_and_begin_at_different_requests(attack) -> None:
     seen = []
 
     async def handle(request):
@@ -270,7 +270,7 @@ def test_workers_share_slots_and_begin_at_different_requests(attack):
     assert set(seen[:3]) == {b"\x00", b"\x01", b"\x02"}
 
 
-def test_a_worker_without_a_slot_stays_out_of_the_block(attack):
+def test_a_worker_without_a_slot_stays_out_of_the_block(attack) -> None:
     outcome, target = attack(answering(0.01), ClosedLoop(2), workers=3)
     assert target.connections == 2
     assert outcome.images_per_s() == pytest.approx(200, rel=0.01)

@@ -17,7 +17,7 @@ BLOCK = Block("xla", ClosedLoop(2), 0.0, 0.1)
 SETUP = Setup({"xla": ModelInfo("digits", (32, 32), (), {}, "")}, {"xla": [Request(b"", 1, "xla")]}, deadline_s=1)
 
 
-async def test_a_worker_loads_a_target_and_ends_with_its_context(start_puppet):
+async def test_a_worker_loads_a_target_and_ends_with_its_context(start_puppet) -> None:
     async with WorkerProcess() as worker:
         await worker.setup(SETUP)
         shares = crew.tasks(BLOCK, (start_puppet(),), 1, seed=0, most_in_flight=1)
@@ -29,14 +29,14 @@ async def test_a_worker_loads_a_target_and_ends_with_its_context(start_puppet):
         os.kill(pid, 0)
 
 
-async def test_an_error_in_a_worker_is_raised_here():
+async def test_an_error_in_a_worker_is_raised_here() -> None:
     async with WorkerProcess() as worker:
         with pytest.raises(KeyError):
             await worker.setup(SETUP)
             await worker.prepare(crew.tasks(Block("other", ClosedLoop(1), 0, 1), (), 1, seed=0, most_in_flight=1)[0])
 
 
-async def test_a_worker_that_dies_is_noticed_by_whoever_waits_for_it():
+async def test_a_worker_that_dies_is_noticed_by_whoever_waits_for_it() -> None:
     async with WorkerProcess() as worker:
         await worker.setup(SETUP)
         waiting = asyncio.create_task(worker.outputs("xla", ("127.0.0.1:1",), 1))
@@ -50,5 +50,5 @@ async def test_a_worker_that_dies_is_noticed_by_whoever_waits_for_it():
 @pytest.mark.parametrize(
     ("cores", "concurrency", "workers"), [(1, 16, 1), (2, 16, 1), (16, 16, 4), (16, 2, 2), (128, 64, 8)]
 )
-def test_the_number_of_workers_leaves_the_target_most_cores(cores, concurrency, workers):
+def test_the_number_of_workers_leaves_the_target_most_cores(cores, concurrency, workers) -> None:
     assert choose_number(cores, concurrency) == workers

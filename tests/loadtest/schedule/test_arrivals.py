@@ -20,21 +20,21 @@ def seconds(times):
     return times / 1e9
 
 
-def test_constant_arrivals_are_evenly_spaced_from_the_start():
+def test_constant_arrivals_are_evenly_spaced_from_the_start() -> None:
     times = schedule(OpenLoop(50, "constant"), 10, (0,))
     assert len(times) == 500
     np.testing.assert_array_equal(times, np.arange(500) * 20_000_000)
 
 
 @pytest.mark.parametrize("rate", [3.0, 100.0, 2500.0])
-def test_poisson_arrivals_have_the_rate_that_was_asked_for(rate):
+def test_poisson_arrivals_have_the_rate_that_was_asked_for(rate) -> None:
     duration_s = 20_000 / rate
     counts = [len(schedule(OpenLoop(rate), duration_s, (seed,))) for seed in range(20)]
     # The sum of 20 Poisson counts of mean 20,000 has a deviation of 632.
     assert abs(sum(counts) - 400_000) < 4 * 632
 
 
-def test_poisson_gaps_are_exponential_and_independent():
+def test_poisson_gaps_are_exponential_and_independent() -> None:
     gaps = np.diff(seconds(schedule(OpenLoop(100.0), 200, (7,))))
     assert stats.kstest(gaps, "expon", args=(0, 1 / 100)).pvalue > 0.01
     assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 4 / np.sqrt(len(gaps))
@@ -45,7 +45,7 @@ def test_poisson_gaps_are_exponential_and_independent():
 
 @pytest.mark.parametrize("process", ["poisson", "constant"])
 @pytest.mark.parametrize(("first", "last"), [(50, 200), (200, 50), (10, 10.0000001)])
-def test_a_ramp_goes_from_one_rate_to_the_other(process, first, last):
+def test_a_ramp_goes_from_one_rate_to_the_other(process, first, last) -> None:
     loop = OpenLoop(first, process, last)
     times = seconds(np.concatenate([schedule(loop, 100, (seed,)) for seed in range(10)]))
     counts, edges = np.histogram(times, bins=10, range=(0, 100))
@@ -55,7 +55,7 @@ def test_a_ramp_goes_from_one_rate_to_the_other(process, first, last):
     assert (np.diff(schedule(loop, 100, (0,))) >= 0).all()
 
 
-def test_a_schedule_depends_on_its_arguments_and_nothing_else():
+def test_a_schedule_depends_on_its_arguments_and_nothing_else() -> None:
     first = schedule(OpenLoop(100), 10, (3, 1))
     np.testing.assert_array_equal(first, schedule(OpenLoop(100), 10, (3, 1)))
     assert len(np.intersect1d(first, schedule(OpenLoop(100), 10, (3, 2)))) < 10
@@ -63,7 +63,7 @@ def test_a_schedule_depends_on_its_arguments_and_nothing_else():
     assert first.max() < 10e9
 
 
-def test_margins_surround_the_measured_part_and_do_not_change_it():
+def test_margins_surround_the_measured_part_and_do_not_change_it() -> None:
     loop = OpenLoop(100, "poisson", 300)
     whole = seconds(with_margins(loop, before_s=2, duration_s=10, after_s=1, seed=5))
     assert (np.diff(whole) >= 0).all()
@@ -74,14 +74,14 @@ def test_margins_surround_the_measured_part_and_do_not_change_it():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
-def test_a_split_loses_nothing_and_repeats_nothing(workers):
+def test_a_split_loses_nothing_and_repeats_nothing(workers) -> None:
     whole = schedule(OpenLoop(100), 5, (0,))
     shares = split(whole, workers)
     np.testing.assert_array_equal(np.sort(np.concatenate(shares)), whole)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_what_was_saved_is_replayed_to_the_nanosecond(tmp_path):
+def test_what_was_saved_is_replayed_to_the_nanosecond(tmp_path) -> None:
     times = schedule(OpenLoop(1000), 3, (1,))
     arrivals.write(tmp_path / "arrivals.txt", times)
     replay = arrivals.read(tmp_path / "arrivals.txt")
@@ -89,7 +89,7 @@ def test_what_was_saved_is_replayed_to_the_nanosecond(tmp_path):
     assert replay.mean_rate_per_s() == pytest.approx(1000, rel=0.1)
 
 
-def test_a_replay_may_be_json_lines_and_is_cut_at_the_duration(tmp_path):
+def test_a_replay_may_be_json_lines_and_is_cut_at_the_duration(tmp_path) -> None:
     path = tmp_path / "arrivals.jsonl"
     path.write_text('{"at_s": 0.5, "model": "x"}\n\n1.5\n{"at_s": 2.5}\n')
     replay = arrivals.read(path)
@@ -99,7 +99,7 @@ def test_a_replay_may_be_json_lines_and_is_cut_at_the_duration(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "2\n1\n", "-1\n", "nan\n", "x\n", '{"when": 1}\n'])
-def test_a_broken_replay_is_refused(tmp_path, text):
+def test_a_broken_replay_is_refused(tmp_path, text) -> None:
     path = tmp_path / "arrivals.txt"
     path.write_text(text)
     with pytest.raises(ArrivalsError):
@@ -108,7 +108,7 @@ def test_a_broken_replay_is_refused(tmp_path, text):
         arrivals.read(tmp_path / "nowhere")
 
 
-def test_nonsense_is_refused():
+def test_nonsense_is_refused() -> None:
     for make in (
         lambda: ClosedLoop(0),
         lambda: OpenLoop(0),

@@ -31,7 +31,7 @@ def elements(raw):
         raw = raw[4 + length :]
 
 
-def test_images_are_the_same_for_the_same_seed(pictures):
+def test_images_are_the_same_for_the_same_seed(pictures) -> None:
     again, other = (payload.synthetic(4, size=(24, 32), seed=seed) for seed in (1, 2))
     for picture, same, different in zip(pictures, again, other, strict=True):
         assert picture.encoded == same.encoded
@@ -42,7 +42,7 @@ def test_images_are_the_same_for_the_same_seed(pictures):
 
 @pytest.mark.parametrize("per_request", [1, 3, 6])
 @pytest.mark.parametrize("kind", payload.KINDS)
-def test_requests_take_turns_in_the_images(pictures, kind, per_request):
+def test_requests_take_turns_in_the_images(pictures, kind, per_request) -> None:
     (sent,) = made([pictures], kind=kind, mix=str(per_request)).values()
     assert len(sent) == payload.DISTINCT_REQUESTS
     for start, request in enumerate(sent):
@@ -60,7 +60,7 @@ def test_requests_take_turns_in_the_images(pictures, kind, per_request):
             assert list(elements(raw)) == [picture.encoded for picture in expected]
 
 
-def test_modes_differ_in_nothing_but_the_mode(pictures):
+def test_modes_differ_in_nothing_but_the_mode(pictures) -> None:
     requests = made([pictures], mix="2", modes=("xla", "graph"))
     for xla, graph in zip(requests["xla"], requests["graph"], strict=True):
         first, second = decoded(xla), decoded(graph)
@@ -70,7 +70,7 @@ def test_modes_differ_in_nothing_but_the_mode(pictures):
         assert first == second
 
 
-def test_a_mix_of_counts_is_kept_to_the_share(pictures):
+def test_a_mix_of_counts_is_kept_to_the_share(pictures) -> None:
     (sent,) = made([pictures], mix="1:0.7,8:0.3").values()
     counts = [request.images for request in sent]
     assert (counts.count(1), counts.count(8)) == (28, 12)
@@ -78,7 +78,7 @@ def test_a_mix_of_counts_is_kept_to_the_share(pictures):
     assert [len(decoded(request).inputs[0].shape) for request in sent] == [4] * 40
 
 
-def test_several_resolutions_take_turns(pictures):
+def test_several_resolutions_take_turns(pictures) -> None:
     small = payload.synthetic(4, size=(8, 8), seed=1)
     (sent,) = made([pictures, small]).values()
     sizes = [tuple(decoded(request).inputs[0].shape[1:3]) for request in sent]
@@ -86,17 +86,17 @@ def test_several_resolutions_take_turns(pictures):
 
 
 @pytest.mark.parametrize(("text", "shown"), [("8", "8"), ("1:0.7,8:0.3", "1:0.7,8:0.3"), ("1:3, 2:1", "1:0.75,2:0.25")])
-def test_a_mix_is_read(text, shown):
+def test_a_mix_is_read(text, shown) -> None:
     assert str(Mix.parse(text)) == shown
 
 
 @pytest.mark.parametrize("text", ["", "0", "1:", "1:0", "x", "1,1", "-1", "1:0.5,2:0"])
-def test_a_wrong_mix_is_refused(text):
+def test_a_wrong_mix_is_refused(text) -> None:
     with pytest.raises(ValueError, match="expected"):
         Mix.parse(text)
 
 
-def test_the_images_of_a_folder_are_sent_as_they_are_or_fitted(tmp_path):
+def test_the_images_of_a_folder_are_sent_as_they_are_or_fitted(tmp_path) -> None:
     for name, size in (("b.jpg", (40, 30)), ("a.png", (10, 20)), ("c.webp", (5, 5))):
         Image.new("RGB", size, "red").save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("not an image")
@@ -109,7 +109,7 @@ def test_the_images_of_a_folder_are_sent_as_they_are_or_fitted(tmp_path):
     assert [picture.encoded for picture in fitted] == [picture.encoded for picture in as_they_are]
 
 
-def test_a_folder_without_images_and_a_broken_image_are_refused(tmp_path):
+def test_a_folder_without_images_and_a_broken_image_are_refused(tmp_path) -> None:
     with pytest.raises(PayloadError, match="no folder"):
         payload.from_folder(tmp_path / "nowhere", size=None)
     with pytest.raises(PayloadError, match="holds no file"):

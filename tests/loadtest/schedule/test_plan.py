@@ -16,13 +16,13 @@ def mirrored(arms=ARMS, *, duration_s=5.0, warmup_s=1.0, seed=0, **more):
 
 
 @pytest.mark.parametrize("duration_s", [0.1, 1, 5, 60])
-def test_each_arm_is_measured_for_the_whole_duration(duration_s):
+def test_each_arm_is_measured_for_the_whole_duration(duration_s) -> None:
     blocks = mirrored(duration_s=duration_s)
     for arm in ARMS:
         assert sum(block.duration_s for block in blocks if block.arm == arm) == pytest.approx(duration_s)
 
 
-def test_rounds_are_mirrored_so_that_drift_hits_each_arm_alike():
+def test_rounds_are_mirrored_so_that_drift_hits_each_arm_alike() -> None:
     blocks = mirrored(duration_s=20)
     for arm in ARMS:
         positions = [index for index, block in enumerate(blocks) if block.arm == arm]
@@ -35,13 +35,13 @@ def test_rounds_are_mirrored_so_that_drift_hits_each_arm_alike():
         assert len({block.round for block in turn}) == 1
 
 
-def test_a_plan_depends_on_its_arguments_and_nothing_else():
+def test_a_plan_depends_on_its_arguments_and_nothing_else() -> None:
     assert mirrored(seed=7) == mirrored(seed=7)
     orders = {tuple(block.arm for block in mirrored(duration_s=20, seed=seed)) for seed in range(10)}
     assert len(orders) == 10
 
 
-def test_only_the_first_block_of_an_arm_warms_up_at_length():
+def test_only_the_first_block_of_an_arm_warms_up_at_length() -> None:
     blocks = mirrored(warmup_s=2)
     for arm in ARMS:
         first, *later = (block.warmup_s for block in blocks if block.arm == arm)
@@ -49,18 +49,18 @@ def test_only_the_first_block_of_an_arm_warms_up_at_length():
         assert set(later) == {0.5}
 
 
-def test_one_arm_alone_is_measured_in_one_piece():
+def test_one_arm_alone_is_measured_in_one_piece() -> None:
     (block,) = mirrored(("xla",), duration_s=60)
     assert (block.arm, block.duration_s, block.round) == ("xla", 60, None)
 
 
-def test_rounds_of_several_loads_are_numbered_on():
+def test_rounds_of_several_loads_are_numbered_on() -> None:
     first = mirrored()
     second = mirrored(first_round=plan.rounds_of(first))
     assert not {block.round for block in first} & {block.round for block in second}
 
 
-def test_nonsense_is_refused():
+def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="arms"):
         mirrored(())
     with pytest.raises(ValueError, match="arms"):
@@ -72,5 +72,5 @@ def test_nonsense_is_refused():
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.4, "0 s"), (43.2, "43 s"), (99.4, "99 s"), (720, "12 min"), (12_600, "3.5 h")]
 )
-def test_a_length_of_time_is_told_in_words(seconds, words):
+def test_a_length_of_time_is_told_in_words(seconds, words) -> None:
     assert plan.lasting(seconds) == words

@@ -12,7 +12,7 @@ SLO = Slo(99, 50)
 class Target:
     """A queue whose latency grows as it nears its capacity; `noise` is a deviation of latency, as a share."""
 
-    def __init__(self, capacity_per_s, *, noise=0.0, seed=0):
+    def __init__(self, capacity_per_s, *, noise=0.0, seed=0) -> None:
         self.capacity_per_s = capacity_per_s
         self.tried = []
         self._noise = noise
@@ -29,7 +29,7 @@ class Target:
 # 5 / (1 - load) is 50 at a load of 0.9.
 @pytest.mark.parametrize("capacity_per_s", [3, 100, 5000])
 @pytest.mark.parametrize("guess", [0.05, 0.5, 20])
-async def test_the_highest_rate_is_found_from_any_start(capacity_per_s, guess):
+async def test_the_highest_rate_is_found_from_any_start(capacity_per_s, guess) -> None:
     target = Target(capacity_per_s)
     found = await highest_rate(target, SLO, guess * capacity_per_s)
     assert 0.9 * capacity_per_s / (1 + PRECISION) <= found <= 0.9 * capacity_per_s
@@ -38,20 +38,20 @@ async def test_the_highest_rate_is_found_from_any_start(capacity_per_s, guess):
 
 @pytest.mark.parametrize("capacity_per_s", [10, 330, 4000])
 @pytest.mark.parametrize("guess", [0.3, 0.5, 0.7])
-async def test_a_search_takes_about_as_many_steps_as_its_estimate_counts(capacity_per_s, guess):
+async def test_a_search_takes_about_as_many_steps_as_its_estimate_counts(capacity_per_s, guess) -> None:
     target = Target(capacity_per_s)
     await highest_rate(target, SLO, guess * capacity_per_s)
     assert len(target.tried) == pytest.approx(USUAL_STEPS, abs=3)
 
 
-async def test_what_is_found_holds_when_it_is_repeated():
+async def test_what_is_found_holds_when_it_is_repeated() -> None:
     target = Target(100, noise=0.2)
     found = await highest_rate(target, SLO, 50)
     assert target.tried[-2:] == [found, found]
     assert 60 < found < 95
 
 
-async def test_a_target_that_holds_no_rate_is_given_up():
+async def test_a_target_that_holds_no_rate_is_given_up() -> None:
     tried = []
 
     async def too_slow(rate_per_s):
@@ -78,21 +78,21 @@ async def test_a_target_that_holds_no_rate_is_given_up():
         Point(100, 80, 10, 0),
     ],
 )
-def test_a_rate_that_is_late_untold_failed_or_piles_up_does_not_hold(point):
+def test_a_rate_that_is_late_untold_failed_or_piles_up_does_not_hold(point) -> None:
     assert not point.holds(SLO)
     assert Point(100, 99, 49, 0).holds(SLO)
 
 
 @pytest.mark.parametrize(("text", "slo"), [("p99<50ms", Slo(99, 50)), (" p99.9 < 1.5 s", Slo(99.9, 1500))])
-def test_a_promise_is_read(text, slo):
+def test_a_promise_is_read(text, slo) -> None:
     assert Slo.parse(text) == slo
 
 
 @pytest.mark.parametrize("text", ["p99", "p99>50ms", "p0<5ms", "p100<5ms", "mean<5ms", "p99<0ms", "p99<50"])
-def test_a_wrong_promise_is_refused(text):
+def test_a_wrong_promise_is_refused(text) -> None:
     with pytest.raises(ValueError, match="expected a condition"):
         Slo.parse(text)
 
 
-def test_the_promise_knows_how_many_answers_it_takes():
+def test_the_promise_knows_how_many_answers_it_takes() -> None:
     assert [Slo(percentile, 1).least_count() for percentile in (90, 95, 99, 99.9)] == [44, 90, 459, 4603]

@@ -10,23 +10,23 @@ def windows(*rates, p50_ms=10.0):
     return [Window(rate, p50_ms) for rate in rates]
 
 
-def test_windows_that_agree_are_steady():
+def test_windows_that_agree_are_steady() -> None:
     assert is_steady(windows(100, 101, 99, 104, 96))
     assert is_steady(windows(5, 900, 100, 100, 100, 100, 100))
 
 
 @pytest.mark.parametrize("rates", [(100, 100, 100, 100, 120), (90, 95, 100, 105, 110), (0, 0, 0, 0, 0)])
-def test_windows_that_differ_drift_or_hold_nothing_are_not(rates):
+def test_windows_that_differ_drift_or_hold_nothing_are_not(rates) -> None:
     assert not is_steady(windows(*rates))
 
 
-def test_latency_must_agree_as_well_as_throughput():
+def test_latency_must_agree_as_well_as_throughput() -> None:
     medians = (10, 11, 12, 13, 14)
     assert not is_steady([Window(100, p50_ms) for p50_ms in medians])
     assert not is_steady(windows(100, 100, 100, 100, 100, p50_ms=None))
 
 
-def test_too_few_windows_say_nothing_and_a_run_does_not_end_on_the_first_agreement():
+def test_too_few_windows_say_nothing_and_a_run_does_not_end_on_the_first_agreement() -> None:
     steady_rates = [100.0] * steady.MIN_WINDOWS
     assert not is_steady(windows(*steady_rates[: steady.WINDOWS - 1]))
     assert is_steady(windows(*steady_rates[: steady.WINDOWS]))

@@ -9,7 +9,7 @@ import pytest
 from xlaserve_loadtest.study import catalog
 
 
-def test_the_table_names_every_model_of_keras_applications():
+def test_the_table_names_every_model_of_keras_applications() -> None:
     spec = importlib.util.find_spec("keras")
     if spec is None or spec.origin is None:
         pytest.skip("Keras is not installed")
@@ -25,7 +25,7 @@ def test_the_table_names_every_model_of_keras_applications():
     assert {model.name for model in catalog.applications()} == names
 
 
-def test_models_are_found_by_name_family_source_and_path():
+def test_models_are_found_by_name_family_source_and_path() -> None:
     assert len(catalog.find(["all"])) == len(catalog.applications())
     assert [model.name for model in catalog.find(["VGG"])] == ["VGG16", "VGG19"]
     assert [model.name for model in catalog.find(["ResNet50", "keras.applications:ResNet50", "VGG16"])] == [
@@ -37,7 +37,7 @@ def test_models_are_found_by_name_family_source_and_path():
     assert (own.name, own.source) == ("mine", "models/mine.keras")
 
 
-def test_published_figures_stand_only_beside_the_same_device():
+def test_published_figures_stand_only_beside_the_same_device() -> None:
     figures = catalog.published(["NVIDIA A100-SXM4-40GB"])
     assert figures["NASNetMobile", 224].images_per_s == pytest.approx((433.48, 433.48))
     assert figures["NASNetMobile", 224].ratio_to_eager == pytest.approx(44.69)
@@ -45,6 +45,6 @@ def test_published_figures_stand_only_beside_the_same_device():
     assert catalog.published(["NVIDIA H200"]) == catalog.published([]) == {}
 
 
-def test_published_figures_with_shifted_names_are_not_used():
+def test_published_figures_with_shifted_names_are_not_used() -> None:
     names = {name for name, _ in catalog.published(["NVIDIA A100"])}
     assert names <= {model.name for model in catalog.applications()}

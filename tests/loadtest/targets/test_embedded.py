@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Never
 
 import pytest
 import yaml
@@ -26,7 +27,7 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-async def test_the_server_runs_inside_the_block_and_not_after(server):
+async def test_the_server_runs_inside_the_block_and_not_after(server) -> None:
     async with server() as running:
         pid = running._process.pid
         assert (await describe(running.address, "digits")).server == "puppet 1"
@@ -36,14 +37,14 @@ async def test_the_server_runs_inside_the_block_and_not_after(server):
     assert not is_running(pid)
 
 
-async def test_the_server_is_stopped_when_the_block_raises_or_is_cancelled(server):
+async def test_the_server_is_stopped_when_the_block_raises_or_is_cancelled(server) -> Never:
     with pytest.raises(ZeroDivisionError):
         async with server() as running:
             raise ZeroDivisionError
     assert not is_running(running._process.pid)
     cancelled, entered = server(), asyncio.Event()
 
-    async def hold():
+    async def hold() -> None:
         async with cancelled:
             entered.set()
             await asyncio.Event().wait()
@@ -56,20 +57,20 @@ async def test_the_server_is_stopped_when_the_block_raises_or_is_cancelled(serve
     assert not is_running(cancelled._process.pid)
 
 
-async def test_a_server_that_does_not_heed_sigterm_is_killed(server, monkeypatch):
+async def test_a_server_that_does_not_heed_sigterm_is_killed(server, monkeypatch) -> None:
     monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.1)
     async with server("--ignore-sigterm") as running:
         pid = running._process.pid
     assert not is_running(pid)
 
 
-async def test_a_server_that_fails_to_start_is_quoted(server):
+async def test_a_server_that_fails_to_start_is_quoted(server) -> None:
     with pytest.raises(TargetError, match=r"exited with status 1\nno model could be loaded from models: \[7\]"):
         async with server("--fail-at-start", config="models: [7]"):
             pass
 
 
-async def test_a_server_that_never_gets_ready_is_given_up_and_stopped(server):
+async def test_a_server_that_never_gets_ready_is_given_up_and_stopped(server) -> None:
     starting = server("--never-ready", start_timeout_s=0.2)
     with pytest.raises(TargetError, match=r"not ready after 0\.2 s"):
         async with starting:
@@ -77,11 +78,11 @@ async def test_a_server_that_never_gets_ready_is_given_up_and_stopped(server):
     assert not is_running(starting._process.pid)
 
 
-async def test_what_the_server_logs_is_shown_while_it_starts(server):
+async def test_what_the_server_logs_is_shown_while_it_starts(server) -> None:
     class Shown(Exception):
         pass
 
-    def show(line):
+    def show(line) -> None:
         if line:
             raise Shown(line)
 
@@ -92,14 +93,14 @@ async def test_what_the_server_logs_is_shown_while_it_starts(server):
     assert not is_running(starting._process.pid)
 
 
-async def test_the_end_of_a_server_is_told(server):
+async def test_the_end_of_a_server_is_told(server) -> None:
     async with server() as running:
         os.kill(running._process.pid, 9)
         await running._process.wait()
         assert running.exit_report() == "the server was ended by signal 9\npuppet: starting"
 
 
-async def test_a_configuration_file_is_passed_on(server, tmp_path):
+async def test_a_configuration_file_is_passed_on(server, tmp_path) -> None:
     config = tmp_path / "models.yaml"
     config.write_text("from a file")
     with pytest.raises(TargetError, match="from a file"):
@@ -116,7 +117,7 @@ async def test_a_configuration_file_is_passed_on(server, tmp_path):
         ("/models/my net.keras", "my-net", "/models/my net.keras", None),
     ],
 )
-def test_a_configuration_is_made_for_a_model(model, name, source, weights):
+def test_a_configuration_is_made_for_a_model(model, name, source, weights) -> None:
     text = configuration([model], ["xla", "graph"], buckets=[4])
     (entry,) = yaml.safe_load(text)["models"]
     assert served_name(model) == entry["name"] == name
@@ -126,7 +127,7 @@ def test_a_configuration_is_made_for_a_model(model, name, source, weights):
     assert json.loads(text)
 
 
-def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path):
+def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(
         "lanes: 2\ncompile_cache: cache\nmodels:\n"
@@ -143,7 +144,7 @@ def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path):
     assert entry["auto_buckets"]["demand"] == str(tmp_path / "demand.json")
 
 
-def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester(tmp_path, monkeypatch):
+def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester(tmp_path, monkeypatch) -> None:
     path = tmp_path / "models.yaml"
     path.write_text("{profile_dir: p, models: [{name: mine, source: m/it.keras, modes: [xla], weights: w}]}")
     monkeypatch.chdir(tmp_path)
@@ -161,7 +162,7 @@ def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester
         ("models: 3", "models: .*got 3"),
     ],
 )
-def test_a_configuration_file_without_the_model_is_refused(tmp_path, text, message):
+def test_a_configuration_file_without_the_model_is_refused(tmp_path, text, message) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(text)
     with pytest.raises(TargetError, match=f"--config .*{message}"):

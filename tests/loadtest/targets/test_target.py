@@ -26,7 +26,7 @@ def reply(*, mode="xla", shape=(2, 10), raw_bytes=80, name="scores") -> oip.Mode
     return message
 
 
-def test_a_right_reply_carries_the_stages_that_the_server_told(model_info):
+def test_a_right_reply_carries_the_stages_that_the_server_told(model_info) -> None:
     result = read_reply(reply().SerializeToString(), REQUEST, model_info)
     assert result.status == Status.OK
     assert result.stages[STAGES.index("queue_s")] == 0.5
@@ -45,45 +45,45 @@ def test_a_right_reply_carries_the_stages_that_the_server_told(model_info):
         (reply(raw_bytes=79).SerializeToString(), "has 79 bytes"),
     ],
 )
-def test_a_wrong_reply_is_not_taken_for_an_answer(model_info, data, reason):
+def test_a_wrong_reply_is_not_taken_for_an_answer(model_info, data, reason) -> None:
     result = read_reply(data, REQUEST, model_info)
     assert result.status == Status.INVALID_REPLY
     assert reason in result.detail
 
 
-def test_a_side_that_was_left_open_may_have_any_length(model_info):
+def test_a_side_that_was_left_open_may_have_any_length(model_info) -> None:
     promised = replace(model_info, outputs=(Tensor("scores", "FP32", (-1,)),))
     assert read_reply(reply().SerializeToString(), REQUEST, promised).status == Status.OK
     other = reply(shape=(2, 10, 1)).SerializeToString()
     assert read_reply(other, REQUEST, promised).status == Status.INVALID_REPLY
 
 
-def test_outputs_come_out_as_numbers():
+def test_outputs_come_out_as_numbers() -> None:
     message = reply()
     message.raw_output_contents[0] = np.arange(20, dtype="<f4").tobytes()
     (scores,) = read_outputs(message.SerializeToString())
     np.testing.assert_array_equal(scores, np.arange(20.0).reshape(2, 10))
 
 
-async def test_the_model_is_described(start_puppet):
+async def test_the_model_is_described(start_puppet) -> None:
     info = await describe(start_puppet(), "digits")
     assert info.size == (32, 32)
     assert info.outputs[0].shape == (10,)
     assert (info.server, info.properties) == ("puppet 1", {"modes": "xla,graph", "buckets": "1x32x32,8x32x32"})
 
 
-async def test_a_model_of_several_sizes_has_no_size(start_puppet):
+async def test_a_model_of_several_sizes_has_no_size(start_puppet) -> None:
     assert (await describe(start_puppet("--any-size"), "digits")).size is None
 
 
-async def test_an_unknown_model_and_an_unreachable_target_are_explained(start_puppet):
+async def test_an_unknown_model_and_an_unreachable_target_are_explained(start_puppet) -> None:
     with pytest.raises(TargetError, match="NOT_FOUND: no model nonsense"):
         await describe(start_puppet(), "nonsense")
     with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
         await describe("127.0.0.1:1", "digits")
 
 
-async def test_requests_are_answered_at_the_same_time(start_puppet, model_info):
+async def test_requests_are_answered_at_the_same_time(start_puppet, model_info) -> None:
     async with GrpcTarget(deadline_s=5).connect(model_info, [start_puppet()]) as connection:
         replies = await asyncio.gather(*(connection.send(REQUEST) for _ in range(20)))
         (scores,) = await connection.outputs(REQUEST)
@@ -91,7 +91,7 @@ async def test_requests_are_answered_at_the_same_time(start_puppet, model_info):
     assert scores.shape == (2, 10)
 
 
-async def test_load_is_spread_over_several_targets(start_puppet, model_info):
+async def test_load_is_spread_over_several_targets(start_puppet, model_info) -> None:
     addresses = [start_puppet("--fail-after", "5"), start_puppet("--fail-after", "5")]
     async with GrpcTarget(deadline_s=5).connect(model_info, addresses) as connection:
         replies = [await connection.send(REQUEST) for _ in range(12)]
@@ -107,7 +107,7 @@ async def test_load_is_spread_over_several_targets(start_puppet, model_info):
         (["--wrong-shape"], Status.INVALID_REPLY),
     ],
 )
-async def test_a_failure_is_a_reply(start_puppet, model_info, flags, status):
+async def test_a_failure_is_a_reply(start_puppet, model_info, flags, status) -> None:
     async with GrpcTarget(deadline_s=0.5).connect(model_info, [start_puppet(*flags)]) as connection:
         reply = await connection.send(REQUEST)
         with pytest.raises(TargetError):

@@ -25,14 +25,14 @@ def charts(text: str) -> dict[str, dict]:
     return {name: json.loads(source) for name, source in found}
 
 
-def test_the_verdict_comes_before_every_figure(summary):
+def test_the_verdict_comes_before_every_figure(summary) -> None:
     text = body(html.render([summary()]))
     assert text.index("xla is faster than graph: 1.17 times") < text.index("Warning: ") < text.index("<table>")
     assert 'class="verdict faster"' in text
     assert "1.170 [1.140, 1.200]" in text
 
 
-def test_every_section_of_a_full_run_has_its_chart(summary):
+def test_every_section_of_a_full_run_has_its_chart(summary) -> None:
     names = ["throughput", "percentiles", "over-time", "load-curve", "stages", "break-even", "ledger", "buckets"]
     found = charts(html.render([summary()]))
     assert list(found) == names
@@ -41,7 +41,7 @@ def test_every_section_of_a_full_run_has_its_chart(summary):
     )
 
 
-def test_percentiles_stand_on_a_logarithmic_axis_of_the_tail(summary):
+def test_percentiles_stand_on_a_logarithmic_axis_of_the_tail(summary) -> None:
     chart = charts(html.render([summary()]))["percentiles"]
     ticks = dict(zip(chart["layout"]["xaxis"]["ticktext"], chart["layout"]["xaxis"]["tickvals"], strict=True))
     assert chart["layout"]["xaxis"]["type"] == "log"
@@ -50,14 +50,14 @@ def test_percentiles_stand_on_a_logarithmic_axis_of_the_tail(summary):
     assert "99.99" not in ticks
 
 
-def test_compile_events_are_marked_on_the_time_axis(summary):
+def test_compile_events_are_marked_on_the_time_axis(summary) -> None:
     chart = charts(html.render([summary()]))["over-time"]
     events = chart["traces"][-1]
     assert events["text"] == ["compile: xla 8x224x224, 4.1 s", "stall: 0.4 s"]
     assert [shape["x0"] for shape in chart["layout"]["shapes"]] == events["x"] == [0.1, 2.5]
 
 
-def test_a_run_without_data_still_says_what_it_can(summary):
+def test_a_run_without_data_still_says_what_it_can(summary) -> None:
     bare = summary(
         points=(), curve=(), comparisons=(), prices=(), highest_rates=(), scenario=(), equalities=(), failures=(),
         servers=(), events=(), spans=(), warnings=("nothing was answered",), notes=(), end=None,
@@ -72,14 +72,14 @@ def test_a_run_without_data_still_says_what_it_can(summary):
     assert "Padding and buckets" not in text
 
 
-def test_a_failed_control_is_said_loudly(summary):
+def test_a_failed_control_is_said_loudly(summary) -> None:
     run = summary()
     control = dataclasses.replace(run.comparisons[1], verdict="faster")
     text = body(html.render([dataclasses.replace(run, comparisons=(run.comparisons[0], control))]))
     assert "<strong>control failed</strong>" in text
 
 
-def test_a_percentile_that_the_sample_does_not_support_is_not_printed(summary):
+def test_a_percentile_that_the_sample_does_not_support_is_not_printed(summary) -> None:
     row = re.search(r"<tr><th>xla</th>(<td class=\"number\">[^<]*</td>)+</tr>", body(html.render([summary()])))
     assert row is not None
     assert "63.75 [57.37, –]" in row[0]  # noqa: RUF001
@@ -89,7 +89,7 @@ def test_a_percentile_that_the_sample_does_not_support_is_not_printed(summary):
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
 
 
-def test_names_from_a_run_are_text_and_never_markup(summary, point):
+def test_names_from_a_run_are_text_and_never_markup(summary, point) -> None:
     run = summary(
         verdict=HOSTILE, verdicts=(HOSTILE,), warnings=(HOSTILE,), points=(point(HOSTILE),), curve=(), prices=()
     )
@@ -102,28 +102,28 @@ def test_names_from_a_run_are_text_and_never_markup(summary, point):
     assert "<" not in label(HOSTILE)
 
 
-def test_several_runs_stand_on_one_page_with_distinct_anchors(summary):
+def test_several_runs_stand_on_one_page_with_distinct_anchors(summary) -> None:
     text = body(html.render([summary(), summary()]))
     anchors = re.findall(r' id="([^"]+)"', text)
     assert len(anchors) == len(set(anchors)) > 10
     assert all(f'id="{target}"' in text for target in re.findall(r'href="#([^"]+)"', text))
 
 
-def test_a_page_asks_for_nothing_from_outside(summary):
+def test_a_page_asks_for_nothing_from_outside(summary) -> None:
     text = html.render([summary()])
     head = text[: text.index("<body>")]
     assert "default-src 'none'" in head.replace("&#x27;", "'")
     assert not re.findall(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"(?!data:)", text)
 
 
-def test_elements_escape_text_but_not_each_other():
+def test_elements_escape_text_but_not_each_other() -> None:
     assert tag("p", "a < b", tag("b", "&"), None, class_='"x"') == '<p class="&quot;x&quot;">a &lt; b<b>&amp;</b></p>'
     assert tag("br") == "<br>"
     assert table(("a",), []) == ""
     assert "<title>&lt;i&gt;</title>" in page("<i>")
 
 
-def test_data_for_scripts_holds_no_tag_and_no_nan():
+def test_data_for_scripts_holds_no_tag_and_no_nan() -> None:
     assert "<" not in data({"x": "</script>"})
     assert json.loads(data({"x": "</script>&"})) == {"x": "</script>&"}
     with pytest.raises(ValueError, match="not JSON compliant"):

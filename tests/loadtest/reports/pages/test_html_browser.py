@@ -98,7 +98,7 @@ def look(site, browse):
     return look_
 
 
-def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summary, look):
+def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summary, look) -> None:
     for view in look(html.render([summary()])):
         assert [plot["name"] for plot in view["plots"]] == [
             "throughput", "percentiles", "over-time", "load-curve", "stages", "break-even", "ledger", "buckets",
@@ -106,7 +106,7 @@ def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summ
         assert "xla is faster than graph" in view["text"]
 
 
-def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(look):
+def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(look) -> None:
     sweep = Sweep({"cpu": "A CPU", "cores": 2}, {}, "graph", "2026-11-20T18:00:00+00:00")
     for index, model in enumerate(catalog.applications()):
         ratio = 0.2 * 1.1**index
@@ -122,7 +122,7 @@ def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(lo
         assert bars["speed-ups-xla"] >= len(catalog.applications())
 
 
-def test_an_error_of_a_page_would_be_noticed(site, browse):
+def test_an_error_of_a_page_would_be_noticed(site, browse) -> None:
     folder, address, asked = site
     (folder / "bad.html").write_text(
         '<link rel="icon" href="data:,"><img src="missing.png"><script>console.error("told"); undefined.x</script>'
@@ -133,7 +133,7 @@ def test_an_error_of_a_page_would_be_noticed(site, browse):
     assert "/missing.png" in asked
 
 
-def test_it_prints_on_a_handful_of_pages(summary, site, browse, tmp_path):
+def test_it_prints_on_a_handful_of_pages(summary, site, browse, tmp_path) -> None:
     folder, address, _ = site
     (folder / "report.html").write_text(html.render([summary()]))
     paper = tmp_path / "report.pdf"
