@@ -56,24 +56,28 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         if self.failures:
             context.abort(*self.failures.pop(0))
 
-    def ServerReady(self, request, context):
+    def ServerReady(self, request: oip.ServerReadyRequest, context: grpc.ServicerContext) -> oip.ServerReadyResponse:
         self._enter(request, context)
         self.ready_after -= 1
         return oip.ServerReadyResponse(ready=self.ready_after < 0)
 
-    def ModelReady(self, request, context):
+    def ModelReady(self, request: oip.ModelReadyRequest, context: grpc.ServicerContext) -> oip.ModelReadyResponse:
         self._enter(request, context)
         return oip.ModelReadyResponse(ready=request.name == "digits")
 
-    def RepositoryModelLoad(self, request, context):
+    def RepositoryModelLoad(
+        self, request: oip.RepositoryModelLoadRequest, context: grpc.ServicerContext
+    ) -> oip.RepositoryModelLoadResponse:
         self._enter(request, context)
         return oip.RepositoryModelLoadResponse()
 
-    def RepositoryModelUnload(self, request, context):
+    def RepositoryModelUnload(
+        self, request: oip.RepositoryModelUnloadRequest, context: grpc.ServicerContext
+    ) -> oip.RepositoryModelUnloadResponse:
         self._enter(request, context)
         return oip.RepositoryModelUnloadResponse()
 
-    def ModelInfer(self, request, context):
+    def ModelInfer(self, request: oip.ModelInferRequest, context: grpc.ServicerContext) -> oip.ModelInferResponse:
         self._enter(request, context)
         response = oip.ModelInferResponse(model_name=request.model_name, model_version="1")
         response.parameters["mode"].string_param = request.parameters["mode"].string_param or "xla"
@@ -90,7 +94,7 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         response.raw_output_contents.append(np.eye(CLASSES, dtype="<f4")[classes].tobytes())
         return response
 
-    def Classify(self, request, context):
+    def Classify(self, request: vision.ClassifyRequest, context: grpc.ServicerContext) -> vision.ClassifyResponse:
         self._enter(request, context)
         return vision.ClassifyResponse(
             classifications=[
@@ -105,7 +109,7 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
             **about(request),
         )
 
-    def Detect(self, request, context):
+    def Detect(self, request: vision.DetectRequest, context: grpc.ServicerContext) -> vision.DetectResponse:
         self._enter(request, context)
         return vision.DetectResponse(
             results=[
@@ -127,7 +131,7 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
             **about(request),
         )
 
-    def Segment(self, request, context):
+    def Segment(self, request: vision.SegmentRequest, context: grpc.ServicerContext) -> vision.SegmentResponse:
         self._enter(request, context)
         return vision.SegmentResponse(
             maps=[
@@ -140,12 +144,12 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
             **about(request),
         )
 
-    def Embed(self, request, context):
+    def Embed(self, request: vision.EmbedRequest, context: grpc.ServicerContext) -> vision.EmbedResponse:
         self._enter(request, context)
         vectors = [vision.Embedding(values=[0.5] * 5 + [image[0]]) for image in images_of(request)]
         return vision.EmbedResponse(embeddings=vectors, **about(request))
 
-    def ListModels(self, request, context):
+    def ListModels(self, request: vision.ListModelsRequest, context: grpc.ServicerContext) -> vision.ListModelsResponse:
         self._enter(request, context)
         bucket = vision.Bucket(batch=8, height=32, width=32)
         return vision.ListModelsResponse(
@@ -173,7 +177,7 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
 
 @pytest.fixture
 def puppet() -> Iterator[Puppet]:
-    servicer = Puppet()
+    servicer = Puppet()  # type: ignore[abstract]  # gRPC answers UNIMPLEMENTED for the other methods
     with ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool, options=[("grpc.max_receive_message_length", -1)])
         oip_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)

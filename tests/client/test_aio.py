@@ -2,21 +2,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from tests.client.conftest import Puppet
 
 from xlaserve_client import AsyncVisionClient, DeadlineExceeded, ModelNotFound, Unavailable
 
 
 @pytest.fixture
-async def client(puppet):
+async def client(puppet: Puppet) -> AsyncIterator[AsyncVisionClient]:
     async with AsyncVisionClient(puppet.target, deadline_s=5) as client:
         yield client
 
 
-async def test_every_method_answers_as_the_synchronous_one(client, puppet, tmp_path) -> None:
+async def test_every_method_answers_as_the_synchronous_one(
+    client: AsyncVisionClient, puppet: Puppet, tmp_path: Path
+) -> None:
     path = tmp_path / "one.png"
     path.write_bytes(b"\x01")
     assert (await client.classify(path, model="digits")).classifications[0].top.index == 1
@@ -34,18 +39,18 @@ async def test_every_method_answers_as_the_synchronous_one(client, puppet, tmp_p
     await client.unload("digits")
 
 
-async def test_requests_share_one_connection_at_the_same_time(client) -> None:
+async def test_requests_share_one_connection_at_the_same_time(client: AsyncVisionClient) -> None:
     results = await asyncio.gather(*(client.classify(bytes([n]), model="digits") for n in range(20)))
     assert [result.classifications[0].top.index for result in results] == list(range(20))
 
 
-async def test_errors_carry_the_status(client, puppet) -> None:
+async def test_errors_carry_the_status(client: AsyncVisionClient, puppet: Puppet) -> None:
     puppet.failures = [(grpc.StatusCode.NOT_FOUND, "no model x")]
     with pytest.raises(ModelNotFound, match="no model x"):
         await client.classify(b"\x01", model="x")
 
 
-async def test_inference_is_retried_and_loading_is_not(client, puppet) -> None:
+async def test_inference_is_retried_and_loading_is_not(client: AsyncVisionClient, puppet: Puppet) -> None:
     puppet.failures = [(grpc.StatusCode.UNAVAILABLE, "draining")]
     await client.infer(b"\x01" * 1_000_000, model="digits")
     puppet.failures = [(grpc.StatusCode.UNAVAILABLE, "draining")]
@@ -53,13 +58,13 @@ async def test_inference_is_retried_and_loading_is_not(client, puppet) -> None:
         await client.load("digits")
 
 
-async def test_the_deadline_ends_a_call_that_is_never_answered(client, puppet) -> None:
+async def test_the_deadline_ends_a_call_that_is_never_answered(client: AsyncVisionClient, puppet: Puppet) -> None:
     puppet.hold = threading.Event()
     with pytest.raises(DeadlineExceeded):
         await client.infer(b"\x01", model="digits", deadline_s=0.1)
 
 
-async def test_a_cancelled_call_is_cancelled_and_the_client_goes_on(client, puppet) -> None:
+async def test_a_cancelled_call_is_cancelled_and_the_client_goes_on(client: AsyncVisionClient, puppet: Puppet) -> None:
     puppet.hold = threading.Event()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(client.infer(b"\x01", model="digits"), timeout=0.1)
@@ -67,7 +72,7 @@ async def test_a_cancelled_call_is_cancelled_and_the_client_goes_on(client, pupp
     assert (await client.infer(b"\x01", model="digits")).scores.argmax() == 1
 
 
-async def test_waiting_for_readiness(client, puppet, closed_port) -> None:
+async def test_waiting_for_readiness(client: AsyncVisionClient, puppet: Puppet, closed_port: str) -> None:
     puppet.ready_after = 1
     await client.wait_until_ready(10)
     async with AsyncVisionClient(closed_port) as unreachable:
@@ -76,7 +81,7 @@ async def test_waiting_for_readiness(client, puppet, closed_port) -> None:
             await unreachable.wait_until_ready(0.2)
 
 
-def test_a_client_may_be_made_before_the_event_loop_runs(puppet) -> None:
+def test_a_client_may_be_made_before_the_event_loop_runs(puppet: Puppet) -> None:
     client = AsyncVisionClient(puppet.target)
 
     async def use() -> int:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from tests.client.conftest import Puppet
 
 from xlaserve_client.cli import main
 
@@ -22,13 +24,15 @@ DOG = {"index": 2, "label": "dog"}
 
 
 @pytest.fixture
-def image(tmp_path):
+def image(tmp_path: Path) -> Path:
     path = tmp_path / "three.png"
     path.write_bytes(b"\x03png")
     return path
 
 
-def test_classify_prints_the_classes_of_each_image_in_order(puppet, image, tmp_path, capsys) -> None:
+def test_classify_prints_the_classes_of_each_image_in_order(
+    puppet: Puppet, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = tmp_path / "one.png"
     other.write_bytes(b"\x01png")
     assert main(["classify", "digits", str(image), str(other), "--top-k", "2", "--target", puppet.target]) == 0
@@ -43,7 +47,7 @@ def test_classify_prints_the_classes_of_each_image_in_order(puppet, image, tmp_p
     ]
 
 
-def test_classify_prints_json(puppet, image, capsys) -> None:
+def test_classify_prints_json(puppet: Puppet, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["classify", "digits", str(image), "--top-k", "1", "--mode", "graph", "--json"]
     assert main([*arguments, "--target", puppet.target]) == 0
     (answer,) = json.loads(capsys.readouterr().out)
@@ -53,13 +57,15 @@ def test_classify_prints_json(puppet, image, capsys) -> None:
 
 
 @pytest.fixture
-def picture(tmp_path):
+def picture(tmp_path: Path) -> Path:
     path = tmp_path / "wide.png"
     Image.new("RGB", (20, 10), (10, 10, 10)).save(path)
     return path
 
 
-def test_detect_prints_boxes_and_draws_them(puppet, picture, tmp_path, capsys) -> None:
+def test_detect_prints_boxes_and_draws_them(
+    puppet: Puppet, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     puppet.failures = []
     out = tmp_path / "new" / "folder"
     assert main(["detect", "shapes", str(picture), "--out", str(out), "--target", puppet.target]) == 0
@@ -72,14 +78,18 @@ def test_detect_prints_boxes_and_draws_them(puppet, picture, tmp_path, capsys) -
         assert np.asarray(drawn).max() > 10
 
 
-def test_detect_says_where_nothing_was_found(puppet, tmp_path, capsys) -> None:
+def test_detect_says_where_nothing_was_found(
+    puppet: Puppet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     image = tmp_path / "empty.png"
     image.write_bytes(b"\0")
     assert main(["detect", "shapes", str(image), "--target", puppet.target]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["  nothing"]
 
 
-def test_segment_prints_shares_and_colours_the_image(puppet, tmp_path, capsys) -> None:
+def test_segment_prints_shares_and_colours_the_image(
+    puppet: Puppet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     image = tmp_path / "small.png"
     Image.new("RGB", (3, 2), (10, 10, 10)).save(image)
     puppet.runs = [0, 4, 2, 2]
@@ -90,7 +100,7 @@ def test_segment_prints_shares_and_colours_the_image(puppet, tmp_path, capsys) -
     assert coloured.tolist() == [[False] * 3, [False, True, True]]
 
 
-def test_no_drawing_takes_the_place_of_another(puppet, tmp_path) -> None:
+def test_no_drawing_takes_the_place_of_another(puppet: Puppet, tmp_path: Path) -> None:
     puppet.runs = [0, 4, 2, 2]
     images = [tmp_path / "small.png", tmp_path / "small.jpg", tmp_path / "other" / "small.png"]
     images[2].parent.mkdir()
@@ -104,7 +114,7 @@ def test_no_drawing_takes_the_place_of_another(puppet, tmp_path) -> None:
     }
 
 
-def test_embed_prints_the_first_values(puppet, image, capsys) -> None:
+def test_embed_prints_the_first_values(puppet: Puppet, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["embed", "features", str(image), "--target", puppet.target]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["  6 values: 0.5000 0.5000 0.5000 0.5000 ..."]
 
@@ -117,7 +127,9 @@ def test_embed_prints_the_first_values(puppet, image, capsys) -> None:
         ("embed", {"vector": [0.5] * 5 + [2.0]}),
     ],
 )
-def test_the_others_print_json_too(puppet, tmp_path, capsys, command, says) -> None:
+def test_the_others_print_json_too(
+    puppet: Puppet, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, says: dict[str, object]
+) -> None:
     image = tmp_path / "two.png"
     image.write_bytes(b"\2")
     assert main([command, "m", str(image), "--json", "--target", puppet.target]) == 0
@@ -127,13 +139,17 @@ def test_the_others_print_json_too(puppet, tmp_path, capsys, command, says) -> N
     assert says.items() <= answer.items()
 
 
-def test_a_folder_that_can_not_be_made_is_said_before_anything_is_asked(puppet, picture, capsys) -> None:
+def test_a_folder_that_can_not_be_made_is_said_before_anything_is_asked(
+    puppet: Puppet, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["detect", "shapes", str(picture), "--out", str(picture), "--target", puppet.target]) == 1
     assert capsys.readouterr().err == f"xlaserve-client: --out: expected a folder, got {picture}: File exists\n"
     assert not puppet.seen
 
 
-def test_models_prints_aligned_columns_the_reason_of_a_failure_and_warnings(puppet, capsys) -> None:
+def test_models_prints_aligned_columns_the_reason_of_a_failure_and_warnings(
+    puppet: Puppet, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["models", "--target", puppet.target]) == 0
     header, digits, broken, reason, warning = capsys.readouterr().out.splitlines()
     assert header.index("STATE") == digits.index("ready") == broken.index("failed")
@@ -143,14 +159,16 @@ def test_models_prints_aligned_columns_the_reason_of_a_failure_and_warnings(pupp
     assert warning == "digits: warning: it is served in batches of one"
 
 
-def test_models_prints_json(puppet, capsys) -> None:
+def test_models_prints_json(puppet: Puppet, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--json", "--target", puppet.target]) == 0
     digits = json.loads(capsys.readouterr().out)[0]
     assert (digits["name"], digits["precision"]) == ("digits", "float32")
     assert digits["warnings"] == ["it is served in batches of one"]
 
 
-def test_a_missing_file_is_named_and_the_others_are_answered(puppet, image, tmp_path, capsys) -> None:
+def test_a_missing_file_is_named_and_the_others_are_answered(
+    puppet: Puppet, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = tmp_path / "missing.png"
     assert main(["classify", "digits", str(missing), str(image), "--target", puppet.target]) == 1
     printed = capsys.readouterr()
@@ -158,26 +176,32 @@ def test_a_missing_file_is_named_and_the_others_are_answered(puppet, image, tmp_
     assert "class 3" in printed.out
 
 
-def test_an_image_that_the_server_refuses_is_named(puppet, image, capsys) -> None:
+def test_an_image_that_the_server_refuses_is_named(
+    puppet: Puppet, image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     puppet.failures = [(grpc.StatusCode.INVALID_ARGUMENT, "not a readable image")]
     assert main(["classify", "digits", str(image), "--target", puppet.target]) == 1
     assert capsys.readouterr().err == f"xlaserve-client: {image}: not a readable image\n"
 
 
-def test_an_unknown_model_ends_it_with_the_servers_words(puppet, image, capsys) -> None:
+def test_an_unknown_model_ends_it_with_the_servers_words(
+    puppet: Puppet, image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     puppet.failures = [(grpc.StatusCode.NOT_FOUND, "no model nonsense")] * 9
     assert main(["classify", "nonsense", str(image), "--target", puppet.target]) == 1
     assert capsys.readouterr().err == f"xlaserve-client: {puppet.target}: NOT_FOUND: no model nonsense\n"
 
 
-def test_an_unreachable_server_is_said_in_one_line(closed_port, image, capsys) -> None:
+def test_an_unreachable_server_is_said_in_one_line(
+    closed_port: str, image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["classify", "digits", str(image), "--target", closed_port]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"xlaserve-client: {closed_port}: UNAVAILABLE")
     assert error.count("\n") == 1
 
 
-def test_the_version_is_printed(capsys) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"{version('xlaserve')}\n")
@@ -192,7 +216,9 @@ def test_the_version_is_printed(capsys) -> None:
         (["models", "--nonsense"], "xlaserve-client models"),
     ],
 )
-def test_a_wrong_command_line_exits_2_with_one_line(arguments, command, capsys) -> None:
+def test_a_wrong_command_line_exits_2_with_one_line(
+    arguments: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from tests.client.conftest import Puppet
 
 from xlaserve_client import (
     Box,
@@ -26,12 +29,12 @@ EXHAUSTED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")
 
 
 @pytest.fixture
-def client(puppet):
+def client(puppet: Puppet) -> Iterator[VisionClient]:
     with VisionClient(puppet.target, deadline_s=5) as client:
         yield client
 
 
-def test_encoded_bytes_are_classified(client, puppet) -> None:
+def test_encoded_bytes_are_classified(client: VisionClient, puppet: Puppet) -> None:
     result = client.classify(b"\x03png", model="digits", top_k=2)
     (classification,) = result.classifications
     assert [category.index for category in classification.categories] == [3, 4]
@@ -41,7 +44,7 @@ def test_encoded_bytes_are_classified(client, puppet) -> None:
     assert result.timings.total_s == 0.5
 
 
-def test_a_path_is_read_and_sent(client, puppet, tmp_path) -> None:
+def test_a_path_is_read_and_sent(client: VisionClient, puppet: Puppet, tmp_path: Path) -> None:
     path = tmp_path / "three.png"
     path.write_bytes(b"\x03png")
     for argument in (path, str(path)):
@@ -49,7 +52,7 @@ def test_a_path_is_read_and_sent(client, puppet, tmp_path) -> None:
     assert puppet.seen[0].images == [b"\x03png"]
 
 
-def test_a_list_keeps_its_order(client, tmp_path) -> None:
+def test_a_list_keeps_its_order(client: VisionClient, tmp_path: Path) -> None:
     path = tmp_path / "two.png"
     path.write_bytes(b"\x02")
     result = client.classify([b"\x01", path, b"\x03"], model="digits", mode="graph")
@@ -58,7 +61,7 @@ def test_a_list_keeps_its_order(client, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_pixels_are_classified(client, puppet, dtype) -> None:
+def test_pixels_are_classified(client: VisionClient, puppet: Puppet, dtype: type[np.uint8 | np.float32]) -> None:
     pixels = np.full((2, 8, 9, 3), 2.25, np.float32).astype(dtype)
     result = client.classify(pixels, model="digits", top_k=3, mode="xla")
     assert [item.top.index for item in result.classifications] == [2, 2]
@@ -67,30 +70,31 @@ def test_pixels_are_classified(client, puppet, dtype) -> None:
 
 
 @pytest.mark.parametrize("level", [-1.0, 255.5, np.nan])
-def test_pixels_that_are_no_levels_are_not_sent(client, puppet, level) -> None:
+def test_pixels_that_are_no_levels_are_not_sent(client: VisionClient, puppet: Puppet, level: float) -> None:
     with pytest.raises(ValueError, match="expected values from 0 to 255"):
         client.detect(np.full((1, 8, 8, 3), level, np.float32), model="shapes")
     assert not puppet.seen
 
 
-def test_fractions_are_not_sent_as_black_images(client, puppet) -> None:
+def test_fractions_are_not_sent_as_black_images(client: VisionClient, puppet: Puppet) -> None:
     with pytest.raises(ValueError, match="multiply them by 255"):
         client.detect(np.linspace(0, 1, 192, dtype=np.float32).reshape(1, 8, 8, 3), model="shapes")
     assert not puppet.seen
 
 
-def test_objects_come_with_their_boxes(client, puppet) -> None:
+def test_objects_come_with_their_boxes(client: VisionClient, puppet: Puppet) -> None:
     result = client.detect([b"\x02", b"\x00"], model="shapes", min_score=0.25, max_detections=7, mode="graph")
     first, second = result.results
     assert first.detections == (Detection(2, "class 2", 0.5, Box(1, 2, 4, 8)),)
     assert (first.height, first.width, second.detections) == (10, 20, ())
+    assert result.timings is not None
     assert (result.model, result.mode, result.timings.total_s) == ("shapes", "graph", 0.5)
     assert (puppet.seen[0].min_score, puppet.seen[0].max_detections) == (0.25, 7)
     client.detect(b"\x02", model="shapes")
     assert (puppet.seen[1].min_score, puppet.seen[1].max_detections) == (0.0, 0)
 
 
-def test_a_class_map_is_an_array_of_the_originals_size(client) -> None:
+def test_a_class_map_is_an_array_of_the_originals_size(client: VisionClient) -> None:
     (class_map,) = client.segment(b"\x02", model="shapes").maps
     assert class_map.classes.dtype == np.uint8
     assert class_map.classes.tolist() == [[0, 0, 0], [2, 2, 2]]
@@ -98,7 +102,7 @@ def test_a_class_map_is_an_array_of_the_originals_size(client) -> None:
     assert (class_map.label(2), class_map.label(9)) == ("dog", "9")
 
 
-def test_a_class_map_of_many_classes_has_wider_elements(client, puppet) -> None:
+def test_a_class_map_of_many_classes_has_wider_elements(client: VisionClient, puppet: Puppet) -> None:
     puppet.runs = [300, 4, 7, 2]
     (class_map,) = client.segment(b"\x02", model="shapes").maps
     assert class_map.classes.dtype == np.uint16
@@ -106,38 +110,40 @@ def test_a_class_map_of_many_classes_has_wider_elements(client, puppet) -> None:
 
 
 @pytest.mark.parametrize("runs", [[0, 5], [0, 7], [0, 3, 1], [0, 2**32 - 1, 1, 7]])
-def test_run_lengths_that_do_not_fill_the_image_are_no_answer(client, puppet, runs) -> None:
+def test_run_lengths_that_do_not_fill_the_image_are_no_answer(
+    client: VisionClient, puppet: Puppet, runs: list[int]
+) -> None:
     puppet.runs = runs
     with pytest.raises(InvalidReply, match="expected run lengths of 2 x 3 pixels"):
         client.segment(b"\x02", model="shapes")
 
 
-def test_an_embedding_is_an_array_with_a_row_for_each_image(client) -> None:
+def test_an_embedding_is_an_array_with_a_row_for_each_image(client: VisionClient) -> None:
     result = client.embed([b"\x01", b"\x02"], model="features")
     assert result.vectors.dtype == np.float32
     np.testing.assert_array_equal(result.vectors, [[0.5] * 5 + [1], [0.5] * 5 + [2]])
 
 
 @pytest.mark.parametrize("verb", ["classify", "detect", "segment", "embed"])
-def test_every_kind_of_inference_is_retried(client, puppet, verb) -> None:
+def test_every_kind_of_inference_is_retried(client: VisionClient, puppet: Puppet, verb: str) -> None:
     puppet.failures = [UNAVAILABLE]
     getattr(client, verb)(b"\x01", model="m")
     assert len(puppet.seen) == 2
 
 
-def test_one_image_without_a_batch_dimension_is_a_batch_of_one(client, puppet) -> None:
+def test_one_image_without_a_batch_dimension_is_a_batch_of_one(client: VisionClient, puppet: Puppet) -> None:
     result = client.infer(np.ones((8, 8, 3), np.uint8), model="digits")
     assert puppet.seen[0].inputs[0].shape == [1, 8, 8, 3]
     np.testing.assert_array_equal(result.scores, [[0, 1, 0, 0]])
 
 
-def test_a_strided_array_is_sent_in_row_major_order(client) -> None:
+def test_a_strided_array_is_sent_in_row_major_order(client: VisionClient) -> None:
     pixels = np.zeros((8, 8, 3, 2), np.uint8)
     pixels[..., 1] = 3
     np.testing.assert_array_equal(client.infer(np.moveaxis(pixels, 3, 0), model="m").scores.argmax(axis=1), [0, 3])
 
 
-def test_infer_takes_encoded_images_and_gives_timings_and_mode(client, puppet) -> None:
+def test_infer_takes_encoded_images_and_gives_timings_and_mode(client: VisionClient, puppet: Puppet) -> None:
     result = client.infer([b"\x02", b"\x02"], model="digits", mode="eager")
     assert puppet.seen[0].inputs[0].datatype == "BYTES"
     assert result.scores.argmax(axis=1).tolist() == [2, 2]
@@ -146,7 +152,7 @@ def test_infer_takes_encoded_images_and_gives_timings_and_mode(client, puppet) -
     assert result.timings.execute_s == 0.25
 
 
-def test_models_are_listed_with_their_state(client) -> None:
+def test_models_are_listed_with_their_state(client: VisionClient) -> None:
     digits, broken = client.models()
     assert (digits.name, digits.state, digits.modes) == ("digits", "ready", ("xla", "graph"))
     assert digits.programs[0].bucket == digits.buckets[0]
@@ -163,7 +169,9 @@ def test_models_are_listed_with_their_state(client) -> None:
         (grpc.StatusCode.INTERNAL, ServerError),
     ],
 )
-def test_a_status_becomes_an_error_that_carries_it(client, puppet, status, error) -> None:
+def test_a_status_becomes_an_error_that_carries_it(
+    client: VisionClient, puppet: Puppet, status: grpc.StatusCode, error: type[ServerError]
+) -> None:
     puppet.failures = [(status, "because")]
     with pytest.raises(error, match=f"{puppet.target}: {status.name}: because") as caught:
         client.classify(b"x", model="digits")
@@ -173,20 +181,22 @@ def test_a_status_becomes_an_error_that_carries_it(client, puppet, status, error
 
 
 @pytest.mark.parametrize("size_bytes", [10, 1_000_000])
-def test_inference_is_retried_when_the_server_is_unavailable(client, puppet, size_bytes) -> None:
+def test_inference_is_retried_when_the_server_is_unavailable(
+    client: VisionClient, puppet: Puppet, size_bytes: int
+) -> None:
     puppet.failures = [UNAVAILABLE, UNAVAILABLE]
     assert client.classify(b"\x01" * size_bytes, model="digits").classifications[0].top.index == 1
     assert len(puppet.seen) == 3
 
 
-def test_retries_are_bounded(client, puppet) -> None:
+def test_retries_are_bounded(client: VisionClient, puppet: Puppet) -> None:
     puppet.failures = [UNAVAILABLE] * 10
     with pytest.raises(Unavailable, match="draining"):
         client.infer(b"\x01", model="digits")
     assert len(puppet.seen) == 5
 
 
-def test_retries_stay_within_the_deadline(client, puppet) -> None:
+def test_retries_stay_within_the_deadline(client: VisionClient, puppet: Puppet) -> None:
     puppet.failures = [UNAVAILABLE] * 10
     before = time.monotonic()
     with pytest.raises(ServerError):
@@ -195,7 +205,7 @@ def test_retries_stay_within_the_deadline(client, puppet) -> None:
     assert len(puppet.seen) < 5
 
 
-def test_overload_is_retried_only_when_asked_for(client, puppet) -> None:
+def test_overload_is_retried_only_when_asked_for(client: VisionClient, puppet: Puppet) -> None:
     puppet.failures = [EXHAUSTED]
     with pytest.raises(Overloaded):
         client.classify(b"\x01", model="digits")
@@ -205,7 +215,7 @@ def test_overload_is_retried_only_when_asked_for(client, puppet) -> None:
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
-def test_loading_and_unloading_are_never_retried(client, puppet, verb) -> None:
+def test_loading_and_unloading_are_never_retried(client: VisionClient, puppet: Puppet, verb: str) -> None:
     puppet.failures = [UNAVAILABLE]
     with pytest.raises(Unavailable):
         getattr(client, verb)("digits")
@@ -214,21 +224,21 @@ def test_loading_and_unloading_are_never_retried(client, puppet, verb) -> None:
     assert puppet.seen[1].model_name == "digits"
 
 
-def test_a_server_that_never_answers_runs_into_the_deadline(client, puppet) -> None:
+def test_a_server_that_never_answers_runs_into_the_deadline(client: VisionClient, puppet: Puppet) -> None:
     puppet.hold = threading.Event()
     with pytest.raises(DeadlineExceeded):
         client.classify(b"\x01", model="digits", deadline_s=0.1)
 
 
 @pytest.mark.parametrize("deadline_s", [0, -1, float("inf"), float("nan")])
-def test_a_deadline_is_finite_and_positive(client, puppet, deadline_s) -> None:
+def test_a_deadline_is_finite_and_positive(client: VisionClient, puppet: Puppet, deadline_s: float) -> None:
     with pytest.raises(ValueError, match="deadline_s"):
         VisionClient(puppet.target, deadline_s=deadline_s)
     with pytest.raises(ValueError, match="deadline_s"):
         client.models(deadline_s=deadline_s)
 
 
-def test_readiness_of_server_and_model(client, puppet) -> None:
+def test_readiness_of_server_and_model(client: VisionClient, puppet: Puppet) -> None:
     puppet.ready_after = 1
     assert client.ready() is False
     assert client.ready() is True
@@ -236,24 +246,24 @@ def test_readiness_of_server_and_model(client, puppet) -> None:
     assert client.ready("other") is False
 
 
-def test_an_unreachable_server_is_not_ready(closed_port) -> None:
+def test_an_unreachable_server_is_not_ready(closed_port: str) -> None:
     with VisionClient(closed_port) as client:
         assert client.ready() is False
 
 
-def test_waiting_ends_when_the_server_is_ready(client, puppet) -> None:
+def test_waiting_ends_when_the_server_is_ready(client: VisionClient, puppet: Puppet) -> None:
     puppet.ready_after = 2
     puppet.failures = [UNAVAILABLE]
     client.wait_until_ready(10)
     assert len(puppet.seen) == 4
 
 
-def test_waiting_in_vain_ends_at_the_timeout(closed_port) -> None:
+def test_waiting_in_vain_ends_at_the_timeout(closed_port: str) -> None:
     with VisionClient(closed_port) as client, pytest.raises(DeadlineExceeded, match=r"not ready after 0\.3 s"):
         client.wait_until_ready(0.3)
 
 
-def test_nothing_is_sent_when_the_arguments_are_wrong(client, puppet, tmp_path) -> None:
+def test_nothing_is_sent_when_the_arguments_are_wrong(client: VisionClient, puppet: Puppet, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         client.classify(tmp_path / "missing.png", model="digits")
     with pytest.raises(ValueError, match="top_k"):
@@ -267,7 +277,7 @@ def test_nothing_is_sent_when_the_arguments_are_wrong(client, puppet, tmp_path) 
     with pytest.raises(TypeError, match="float64"):
         client.infer(np.zeros((8, 8, 3)), model="digits")
     with pytest.raises(TypeError, match="int"):
-        client.infer([1], model="digits")
+        client.infer([1], model="digits")  # type: ignore[list-item]
     with pytest.raises(TypeError, match="int"):
-        client.infer(1, model="digits")
+        client.infer(1, model="digits")  # type: ignore[arg-type]
     assert puppet.seen == []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,9 @@ from xlaserve_client import InvalidReply, tensors
 from xlaserve_proto import open_inference_pb2 as oip
 
 
-def response(datatype: str, shape: list[int], raw: bytes | None = None, **contents) -> oip.ModelInferResponse:
+def response(
+    datatype: str, shape: list[int], raw: bytes | None = None, **contents: Iterable[object]
+) -> oip.ModelInferResponse:
     message = oip.ModelInferResponse()
     output = message.outputs.add(name="out", datatype=datatype, shape=shape)
     if raw is not None:
@@ -18,7 +22,7 @@ def response(datatype: str, shape: list[int], raw: bytes | None = None, **conten
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"])
-def test_raw_tensors_come_back_as_they_went(dtype) -> None:
+def test_raw_tensors_come_back_as_they_went(dtype: str) -> None:
     array = np.arange(6).reshape(2, 3).astype(dtype)
     out = tensors.outputs(response(tensors.datatype(array), [2, 3], tensors.to_raw(array)))["out"]
     np.testing.assert_array_equal(out, array)
@@ -49,8 +53,8 @@ def test_raw_bytes_elements_come_back_whole_even_when_empty() -> None:
         ("BYTES", "bytes_contents", [b"a", b""]),
     ],
 )
-def test_typed_contents_are_read_as_well(datatype, field, values) -> None:
-    assert tensors.outputs(response(datatype, [2], **{field: values}))["out"].tolist() == values
+def test_typed_contents_are_read_as_well(datatype: str, field: str, values: list[object]) -> None:
+    assert tensors.outputs(response(datatype, [2], None, **{field: values}))["out"].tolist() == values
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_typed_contents_are_read_as_well(datatype, field, values) -> None:
         response("FP16", [1]),
     ],
 )
-def test_a_reply_that_contradicts_itself_is_named(message) -> None:
+def test_a_reply_that_contradicts_itself_is_named(message: oip.ModelInferResponse) -> None:
     with pytest.raises(InvalidReply, match="output out"):
         tensors.outputs(message)
 
