@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import hypothesis
 import pytest
@@ -22,6 +23,8 @@ from xlaserve.config import (
     dump,
     load,
 )
+from xlaserve.config.files import resolved
+from xlaserve.config.frozen import Frozen, OrPath, Pairs
 from xlaserve.config.sources import BUILTIN_SOURCES
 from xlaserve.errors import ConfigError
 
@@ -124,6 +127,36 @@ def test_relative_paths_in_the_file_start_at_its_folder(write: Write, tmp_path: 
     assert (b.source, b.labels) == ("/models/b", Path("/labels.txt"))
     assert (c.source, c.weights, d.weights) == ("keras.applications:ResNet50", "imagenet", "random")
     assert e.weights == str(tmp_path / "e.weights.h5")
+
+
+class Inner(Frozen):
+    place: Path
+    note: Annotated[str | None, OrPath(lambda text: "/" in text)] = None
+
+
+class Outer(Frozen):
+    text: str
+    places: tuple[Path, ...] = ()
+    inner: Inner | None = None
+    inners: tuple[Inner, ...] = ()
+    pairs: Pairs[str] = ()
+
+
+def test_which_fields_are_paths_is_told_by_their_types() -> None:
+    written = {
+        "text": "a/b",
+        "places": ["a", "/b"],
+        "inner": {"place": "c", "note": "d/e", "none": "f"},
+        "inners": [{"place": "g", "note": "h"}, 3],
+        "pairs": {"place": "i"},
+    }
+    assert resolved(written, [Outer], Path("/etc")) == {
+        "text": "a/b",
+        "places": ["/etc/a", "/b"],
+        "inner": {"place": "/etc/c", "note": "/etc/d/e", "none": "f"},
+        "inners": [{"place": "/etc/g", "note": "h"}, 3],
+        "pairs": {"place": "i"},
+    }
 
 
 # What they become.

@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_args
 
 import yaml
 from pydantic import ValidationError
 
 from xlaserve.config import sources, yaml_text
+from xlaserve.config.frozen import Frozen, OrPath
 from xlaserve.config.model import ModelSettings
 from xlaserve.config.server import Settings
 from xlaserve.errors import ConfigError
 
 ENV_PREFIX: Final = "XLASERVE_"
 CONFIG_FILE_VARIABLE: Final = "XLASERVE_CONFIG"
-
-NAMED_WEIGHTS: Final = ("imagenet", "random")
-"""Weights that are no file."""
 
 # Pydantic speaks to those who wrote the model, of tuples and instances.
 _EXPECTED: Final = {
@@ -87,29 +85,35 @@ def _from_file(file: Path) -> dict[str, object]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {file}: expected a mapping of fields, got {type(values).__name__}")
-    folder = file.parent.absolute()
-    models = values.get("models")
-    if isinstance(models, list):
-        values["models"] = [_resolve_paths(model, folder) if isinstance(model, dict) else model for model in models]
-    for name in ("compile_cache", "profile_dir", "ready_file"):
-        if isinstance(values.get(name), str):
-            values[name] = str(folder / values[name])
-    return values
+    return dict(resolved(values, [Settings], file.parent.absolute()))
 
 
-def _resolve_paths(model: dict[str, object], folder: Path) -> dict[str, object]:
-    resolved = dict(model)
-    source, weights, labels = (model.get(key) for key in ("source", "weights", "labels"))
-    if isinstance(source, str) and sources.looks_like_path(source):
-        resolved["source"] = str(folder / source)
-    if isinstance(weights, str) and weights not in NAMED_WEIGHTS:
-        resolved["weights"] = str(folder / weights)
-    if isinstance(labels, str):
-        resolved["labels"] = str(folder / labels)
-    auto_buckets = model.get("auto_buckets")
-    if isinstance(auto_buckets, dict) and isinstance(auto_buckets.get("demand"), str):
-        resolved["auto_buckets"] = {**auto_buckets, "demand": str(folder / auto_buckets["demand"])}
-    return resolved
+def resolved(value: Any, kinds: Sequence[object], folder: Path) -> Any:
+    """Returns a value of one of `kinds`, as YAML gives it, with relative paths taken from `folder`."""
+    if isinstance(value, str):
+        is_path = any(kind is Path or (isinstance(kind, OrPath) and kind.is_path(value)) for kind in kinds)
+        return str(folder / value) if is_path else value
+    if isinstance(value, list):
+        return [resolved(item, kinds, folder) for item in value]
+    if not isinstance(value, dict):
+        return value
+    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Frozen)]
+    fields = {name: field for model in models for name, field in model.model_fields.items()}
+    return {
+        name: resolved(item, [*_leaves(fields[name].annotation), *fields[name].metadata], folder)
+        if name in fields
+        else item
+        for name, item in value.items()
+    }
+
+
+def _leaves(annotation: Any) -> Iterator[object]:
+    """Yields the types that a field's type is made of: Path and None of `Path | None`."""
+    parts = get_args(annotation)
+    if not parts:
+        yield annotation
+    for part in parts:
+        yield from _leaves(part)
 
 
 def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
@@ -128,7 +132,7 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
 
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
     kind = sources.kind_of(model.source)
-    if kind and kind.is_downloaded and model.weights is not None and model.weights not in NAMED_WEIGHTS:
+    if kind and kind.is_downloaded and model.weights is not None and model.weights not in sources.NAMED_WEIGHTS:
         yield "weights", Path(model.weights)
     if model.labels is not None:
         yield "labels", model.labels

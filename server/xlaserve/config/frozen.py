@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo, field_validator
@@ -22,6 +23,13 @@ def _holds_bool(value: Any) -> bool:
 
 Pairs = Annotated[tuple[tuple[KeyT, str], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
 """A mapping to text as it is written, and pairs as it is kept: settings can be hashed."""
+
+
+@dataclass(frozen=True)
+class OrPath:
+    """Marks text, in Annotated, that is a name or a path. Fields that are always paths have the type Path."""
+
+    is_path: Callable[[str], bool]
 
 
 class Frozen(BaseModel):

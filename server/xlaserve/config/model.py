@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from xlaserve.config.frozen import Frozen, Pairs
+from xlaserve.config import sources
+from xlaserve.config.frozen import Frozen, OrPath, Pairs
 
 AUTO: Final = "auto"
 
@@ -139,7 +140,7 @@ class ModelSettings(Frozen):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     """What requests call it."""
-    source: str
+    source: Annotated[str, OrPath(sources.looks_like_path)]
     """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`, the path
     of a `.keras` file or of a SavedModel folder, `kagglehub:<handle>` (either of these, fetched from Kaggle and kept),
     `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
@@ -148,7 +149,7 @@ class ModelSettings(Frozen):
     Keras Applications and KerasCV's backbones give their pooled features."""
     version: str = Field("1", pattern=r"^[0-9]{1,9}$", coerce_numbers_to_str=True)
     """What requests may call its version; a number."""
-    weights: str | None = None
+    weights: Annotated[str | None, OrPath(lambda text: text not in sources.NAMED_WEIGHTS)] = None
     """For `keras.applications`: `imagenet` (the default: Keras's own download and cache), `random`, or the path of a
     weights file. For `keras_cv`, whose published weights lie on a hub: `random` or the path of a file that
     `save_weights` wrote. Other sources hold their own weights."""

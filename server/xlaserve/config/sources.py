@@ -42,6 +42,8 @@ PARTICULAR: Final = APPLICATIONS.takes | BUILT_IN.takes | KERAS_FILE.takes | SAV
 KAGGLE: Final = Source("kagglehub:", PARTICULAR, is_fixed=False)
 """Takes any of them here: the files that it stands for, a KERAS_FILE or a SAVED_MODEL, take what they take."""
 
+NAMED_WEIGHTS: Final = ("imagenet", "random")
+"""Weights that are no file."""
 KERAS_SUFFIX: Final = ".keras"
 BUILTIN_SOURCES: Final = ("builtin:digits", "builtin:shapes-detector", "builtin:shapes-segmenter", NOOP.prefix)
 NAMES: Final = f"{APPLICATIONS.prefix}<Name>, {KERAS_CV.prefix}<Name>, {KAGGLE.prefix}<handle>, " + ", ".join(
