@@ -95,8 +95,8 @@ def run_s(sequences: Sequences, programs: dict[int, Warmed], demands: Sequence[i
     images = {batch: np.random.default_rng(SEED).integers(0, 256, (batch, *size, 3), np.uint8) for batch in programs}
     began = time.perf_counter()
     for n in demands:
-        for step in sequences.steps(n):
-            programs[step.bucket].executable(images[step.bucket])
+        for batch in sequences.buckets(n):
+            programs[batch].executable(images[batch])
     return time.perf_counter() - began
 
 

@@ -26,7 +26,7 @@ from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.queue import Job, Part, Piece, Queue, Result, Shape, Taken, cut, fail, scatter
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import Demand, note
-from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.buckets.planner import Cost, Step
 from xlaserve.engine.program import Images, Warmed, is_finite
 from xlaserve.errors import (
     DeadlineExceeded,
@@ -278,10 +278,9 @@ class Batcher:
         self._drop_late(queue, now)
         if not queue.jobs:
             return False
-        images, share, taken = self._planned(queue, queue.images, now)
-        _, height, width = queue.shape
-        note(self.demand[height, width], share, images)
-        taken.pieces = queue.take(images, now)
+        step, taken = self._planned(queue, queue.images, now)
+        note(self.demand[taken.bucket.height, taken.bucket.width], step.share, step.images)
+        taken.pieces = queue.take(step.images, now)
         self._submit(taken)
         return True
 
@@ -292,8 +291,8 @@ class Batcher:
         if not left:
             return False
         try:
-            images, _, taken = self._planned(queue, sum(stop - start for _, start, stop in left), self._clock())
-            taken.pieces, rest = cut(left, images)
+            step, taken = self._planned(queue, sum(stop - start for _, start, stop in left), self._clock())
+            taken.pieces, rest = cut(left, step.images)
         except Exception:  # nobody else knows of them
             fail((piece.job for piece in left), ExecutionFailed, f"model {self._name} could not run this batch")
             raise
@@ -302,15 +301,16 @@ class Batcher:
         self._submit(taken)
         return True
 
-    def _planned(self, queue: Queue, waiting: int, now: float) -> tuple[int, int, Taken]:
-        """Charges the batch to start now with `waiting` images. Returns its images, its lane's share and itself."""
+    def _planned(self, queue: Queue, waiting: int, now: float) -> tuple[Step, Taken]:
+        """Returns the step to start now with `waiting` images, and its batch, which is charged."""
         busy = self._lanes.busy
-        images, rows, share = queue.costs.planner.next_step(waiting, self._lanes.count - busy, busy)
+        step = queue.costs.planner.next_step(waiting, self._lanes.count - busy, busy)
         _, height, width = queue.shape
-        taken = Taken(queue, Bucket(rows, height, width), now, busy + 1, queue.costs.turn_s(rows, busy + 1))
+        expected_s = queue.costs.turn_s(step.bucket, busy + 1)
+        taken = Taken(queue, Bucket(step.bucket, height, width), now, busy + 1, expected_s)
         self._virtual_s = max(self._virtual_s, queue.virtual_s)
         self._charge(queue, taken.expected_s)
-        return images, share, taken
+        return step, taken
 
     def _submit(self, taken: Taken) -> None:
         try:

@@ -11,7 +11,6 @@ planner pads less (PADDING_PRICE) while lanes are free, and runs more images tog
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -46,14 +45,6 @@ class Cost(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Images `start` to `stop` (exclusive) of those that wait run together, padded to `bucket` rows."""
-
-    start: int
-    stop: int
-    bucket: int
-
-
-class Next(NamedTuple):
     """What to start now: the first of those that wait, padded to `bucket` rows."""
 
     images: int
@@ -85,45 +76,32 @@ class Sequences:
         beyond = max(0, -(-(images - len(self._least_s) + 1) // self._best))
         return beyond * self._cost_s[self._best] + self._least_s[images - beyond * self._best]
 
-    def first(self, images: int, *, lanes_are_busy: bool = False) -> int:
-        """Returns the first bucket of the sequence to run."""
-        return self._first(images, NEAR_TIE if lanes_are_busy else 0.0)[0]
+    def buckets(self, images: int) -> list[int]:
+        """Returns the sequence to run. Only its last bucket is padded."""
+        buckets = []
+        while images > 0:
+            buckets.append(self.first(images))
+            images -= buckets[-1]
+        return buckets
 
-    def steps(self, images: int, *, lanes_are_busy: bool = False) -> tuple[Step, ...]:
-        """Returns the sequence to run. Only its last step is padded."""
-        slack = NEAR_TIE if lanes_are_busy else 0.0
-        steps = []
-        start = 0
-        while start < images:
-            left = images - start
-            bucket, excess_s = self._first(left, slack)
-            if images - start < len(self._priced_s):
-                # What remains may be dearer by what is left of the whole sequence's slack.
-                slack_s = max(0.0, slack * self._priced_s[left] - excess_s)
-                slack = slack_s / self._priced_s[left - bucket] if left > bucket else 0.0
-            stop = min(start + bucket, images)
-            steps.append(Step(start, stop, bucket))
-            start = stop
-        return tuple(steps)
+    def first(self, images: int, slack: float = 0.0) -> int:
+        """Returns the first bucket of the sequence to run.
 
-    def _first(self, images: int, slack: float) -> tuple[int, float]:
-        """Returns the first bucket, and by how many seconds its sequence is dearer than the cheapest.
-
-        The one that runs the most images of those whose sequence is dearer by `slack` at most; of those, the smallest.
+        The one that runs the most images of those whose sequence is dearer than the cheapest by the part `slack` at
+        most; of those, the smallest.
         """
         if images >= len(self._priced_s):
-            return self._best, 0.0
-        least_s = self._priced_s[images]
-        limit_s = least_s * (1 + slack + 1e-9)
-        found, excess_s = 0, 0.0
+            return self._best
+        limit_s = self._priced_s[images] * (1 + slack + 1e-9)
+        found = 0
         for bucket, cost_s in self._cost_s.items():  # the largest first
             if bucket < images and found:
                 break
             padded = bucket > images
             total_s = cost_s * _price(bucket, images) if padded else cost_s + self._priced_s[images - bucket]
             if total_s <= limit_s:
-                found, excess_s = bucket, total_s - least_s
-        return found, excess_s
+                found = bucket
+        return found or self._best  # none where costs are so far apart that the table's rounding counts
 
 
 class Planner:
@@ -145,39 +123,22 @@ class Planner:
         of_level = [Sequences(cost_s, tables) for cost_s, tables in zip(costs_s, _tables(costs_s), strict=True)]
         self._sequences = [of_level[running * (levels - 1) // max(1, lanes - 1)] for running in range(lanes)]
 
-    def plan(self, images: int, free_lanes: int, busy_lanes: int = 0) -> tuple[tuple[Step, ...], ...]:
-        """Returns for each lane to use the steps that it runs in turn; together they cover `images` in order, once.
+    def next_step(self, images: int, free_lanes: int, busy_lanes: int = 0) -> Step:
+        """Returns the step to start now; the rest is planned again when a lane is free.
 
         Chooses how many of the `free_lanes` finish all images soonest. Lanes are alike, so an even split is best: the
         images of the fullest lane, ceil(images / used), are the least that any split leaves, and a sequence's cost
         never falls with its images.
         """
-        used, sequences = self._split(images, free_lanes, busy_lanes)
-        edges = [-(-images * lane // used) for lane in range(used + 1)]
-        return tuple(
-            tuple(
-                Step(start + first, start + last, bucket)
-                for first, last, bucket in sequences.steps(stop - start, lanes_are_busy=free_lanes == 1)
-            )
-            for start, stop in pairwise(edges)
-        )
-
-    def next_step(self, images: int, free_lanes: int, busy_lanes: int = 0) -> Next:
-        """Returns the step to start now, the first of the plan; the rest is planned again when a lane is free."""
-        used, sequences = self._split(images, free_lanes, busy_lanes)
-        share = -(-images // used)
-        bucket = sequences.first(share, lanes_are_busy=free_lanes == 1)
-        return Next(min(bucket, share), bucket, share)
-
-    def _split(self, images: int, free_lanes: int, busy_lanes: int) -> tuple[int, Sequences]:
-        """Returns how many lanes to use, and the sequences for so many."""
         if images < 1 or free_lanes < 1 or free_lanes + busy_lanes > self._lanes:
             raise ValueError(f"no plan for {images} images on {free_lanes} free and {busy_lanes} busy lanes")
         used = min(
             range(1, min(free_lanes, images) + 1),
             key=lambda lanes: self._sequences[busy_lanes + lanes - 1].least_s(-(-images // lanes)),
         )
-        return used, self._sequences[busy_lanes + used - 1]
+        share = -(-images // used)
+        bucket = self._sequences[busy_lanes + used - 1].first(share, NEAR_TIE if free_lanes == 1 else 0.0)
+        return Step(min(bucket, share), bucket, share)
 
 
 def with_bucket(least_s: Seconds, batch: int, cost_s: Seconds) -> Seconds:

@@ -86,5 +86,5 @@ def cost_s(batch: int, measured_s: Mapping[int, float]) -> float:
 
 def _padding(cost_by_batch_s: Mapping[int, float], demand: Demand) -> float:
     sequences = Sequences(cost_by_batch_s)
-    rows = sum(sum(step.bucket for step in sequences.steps(n)) * images / n for n, images in demand.items())
+    rows = sum(sum(sequences.buckets(n)) * images / n for n, images in demand.items())
     return 1 - demand.total() / rows
