@@ -1,12 +1,16 @@
-"""Arguments that several commands take."""
+"""Arguments that several commands take, and the types of their values."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Final
 
 from xlaserve.config import BucketSettings
 from xlaserve.errors import ConfigError
+
+MAX_COUNT: Final = 65_536
+DAY_S: Final = 86_400
 
 
 def bucket(text: str) -> BucketSettings:
@@ -20,6 +24,18 @@ def bucket(text: str) -> BucketSettings:
     return BucketSettings(*sides)
 
 
+def count(text: str) -> int:
+    """Parses a whole number from 1 on, for argparse."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to {MAX_COUNT}, got {text!r}")
+    return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Parses `1,8`, for argparse, in ascending order."""
+    return tuple(sorted({count(word.strip()) for word in text.split(",")}))
+
+
 def positive(text: str) -> float:
     """Parses a finite number greater than 0, for argparse."""
     try:
@@ -27,7 +43,14 @@ def positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number greater than 0, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a number greater than 0, got {text!r}")
+    return value
+
+
+def duration_s(text: str) -> float:
+    """Parses seconds, a day of them at most, for argparse."""
+    if (value := positive(text)) > DAY_S:
+        raise argparse.ArgumentTypeError(f"expected at most {DAY_S} seconds, got {text!r}")
     return value
 
 

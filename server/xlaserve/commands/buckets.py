@@ -13,7 +13,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from xlaserve.commands import remote
+from xlaserve.commands import arguments, remote
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.engine.buckets import demand
@@ -87,18 +87,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     remote.add_server(parser, "the server to ask; by default the one that the settings describe")
     parser.add_argument("--mode", default="", help="the mode to choose for; the model's default by default")
-    parser.add_argument("--max-batch", type=_positive, metavar="N", default=None, help="no larger bucket")
-    parser.add_argument("--max-buckets", type=_positive, metavar="N", default=MAX_BUCKETS, help="6 by default")
+    parser.add_argument("--max-batch", type=arguments.count, metavar="N", default=None, help="no larger bucket")
+    parser.add_argument("--max-buckets", type=arguments.count, metavar="N", default=MAX_BUCKETS, help="6 by default")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", default=None, help="write the demand, for auto_buckets.demand"
     )
     parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of a table")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text}")
-    return int(text)
 
 
 def _ask(server: str, name: str) -> pb.Model:

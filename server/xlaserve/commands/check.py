@@ -16,7 +16,7 @@ from rich.console import Console
 
 from xlaserve.check import record, runner, tables
 from xlaserve.check.record import Checked
-from xlaserve.commands import subject
+from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Precision, Settings
 from xlaserve.config.sources import NOOP
@@ -96,7 +96,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", default=False, help="check every model of the catalog")
     modes_help = f"some of {','.join(MODES)}; without autocluster by default"
     parser.add_argument("--modes", type=_modes, default=USUAL_MODES, metavar="LIST", help=modes_help)
-    parser.add_argument("--batches", type=_batches, default=(1, 8), metavar="LIST", help="batch sizes; 1,8 by default")
+    parser.add_argument(
+        "--batches", type=arguments.counts, default=(1, 8), metavar="LIST", help="batch sizes; 1,8 by default"
+    )
     parser.add_argument(
         "--lowerings",
         action="store_true",
@@ -112,7 +114,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="keep the records in --json FILE, and check only what is not in it or failed",
     )
     timeout_help = f"seconds for one model; {TIMEOUT_S:g} by default"
-    parser.add_argument("--timeout", type=_seconds, default=TIMEOUT_S, metavar="S", help=timeout_help)
+    parser.add_argument("--timeout", type=arguments.duration_s, default=TIMEOUT_S, metavar="S", help=timeout_help)
 
 
 def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
@@ -157,26 +159,6 @@ def _modes(text: str) -> tuple[Mode, ...]:
     if unknown := wanted - set(MODES):
         raise argparse.ArgumentTypeError(f"expected some of {', '.join(MODES)}, got {', '.join(sorted(unknown))!r}")
     return tuple(mode for mode in MODES if mode in wanted)
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        batches = {int(word) for word in text.split(",")}
-    except ValueError:
-        batches = {0}
-    if not all(1 <= batch <= 65_536 for batch in batches):
-        raise argparse.ArgumentTypeError(f"expected batch sizes from 1 on, such as 1,8, got {text!r}")
-    return tuple(sorted(batches))
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"expected seconds of a day, more than 0, got {text!r}")
-    return seconds
 
 
 COMMAND = Command("check", "compile models in every mode, time them and compare them with eager", run, add_options)

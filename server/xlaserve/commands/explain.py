@@ -61,7 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stage", choices=STAGES, help="print this program instead of the explanation")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write programs, graph and explain.html there")
     parser.add_argument("--json", action="store_true", default=False, help="print JSON")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="instructions to list (%(default)s)")
+    top_help = "instructions to list (%(default)s)"
+    parser.add_argument("--top", type=arguments.count, default=10, metavar="N", help=top_help)
     parser.add_argument("--peak-gflops", type=arguments.positive, metavar="G", help="its peak; measured by default")
     parser.add_argument("--bandwidth-gbs", type=arguments.positive, metavar="G", help="its memory; measured by default")
 

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a configured model, or any source, to be run here")
     remote.add_server(parser, "record what this running server does instead; it must be configured with admin: true")
-    parser.add_argument("--seconds", type=arguments.positive, default=5.0, metavar="S", help="how long (%(default)g)")
+    parser.add_argument("--seconds", type=arguments.duration_s, default=5.0, metavar="S", help="how long (%(default)g)")
     parser.add_argument("--out", type=Path, default=Path("xlaserve-profile"), metavar="DIR", help="%(default)s")
     parser.add_argument("--bucket", type=arguments.bucket, metavar="BxHxW", help="the bucket: 8, or 8x224x224")
     modes = [mode for mode in Mode if mode is not Mode.AUTO]

@@ -110,11 +110,12 @@ def test_what_can_not_be_meant_is_said(arguments: tuple[str, ...], says: str) ->
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--batches", "0,1"), "expected batch sizes from 1 on"),
-        (("--batches", "many"), "expected batch sizes from 1 on"),
+        (("--batches", "0,1"), "expected a number from 1 to 65536"),
+        (("--batches", "many"), "expected a number from 1 to 65536"),
         (("--modes", "fast"), "expected some of eager, graph, autocluster, xla"),
         (("--timeout", "-1"), "got '-1'"),
         (("--timeout", "nan"), "got 'nan'"),
+        (("--timeout", "1e300"), "expected at most 86400 seconds, got '1e300'"),
     ],
 )
 def test_options_are_checked(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def test_a_model_is_explained_and_everything_written(tmp_path: Path) -> None:
         (("builtin:noop",), 1, "which XLA does not compile"),
         (("digits", "--bucket", "2x"), 2, "expected 8 or 8x224x224, got 2x"),
         (("digits", "--bucket", "0"), 2, "expected 8 or 8x224x224, got 0"),
-        (("digits", "--peak-gflops", "nan"), 2, "expected a number greater than 0, got nan"),
+        (("digits", "--peak-gflops", "nan"), 2, "expected a number greater than 0, got 'nan'"),
         (("digits", "--out", "/dev/null/out"), 1, "--out: expected a folder to write to, got /dev/null/out"),
     ],
 )
