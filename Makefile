@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs demo test attack check format bench bench-gpu bench-start bench-xla clean
+.PHONY: help setup stubs reference docs demo test attack check format bench bench-gpu bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 stubs: setup ## Generate the Python stubs from proto/
 	$(BIN)/python scripts/generate_stubs.py
 
+reference: setup ## Generate docs/reference from the code
+	$(BIN)/python scripts/generate_docs.py
+
 demo: setup ## Serve, ask about real images, compare XLA with graph mode
 	$(BIN)/python scripts/demo.py
 
@@ -32,13 +35,14 @@ test: setup ## Run the test suite
 attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run
 	$(BIN)/python -m tests.attack $(if $(SEED),--seed $(SEED))
 
-check: setup ## Lint, types, layers, stub freshness
+check: setup ## Lint, types, layers, fresh stubs and reference
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/mypy bench scripts
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_stubs.py --check
+	$(BIN)/python scripts/generate_docs.py --check
 
 format: setup ## Format the code
 	$(BIN)/ruff check --fix

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "generate_docs.py"
+
+
+@pytest.fixture(scope="module")
+def generate_docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(generate_docs: ModuleType) -> dict[str, str]:
+    found: dict[str, str] = generate_docs.pages()
+    return found
+
+
+def test_committed_pages_are_fresh(generate_docs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["generate_docs.py", "--check"])
+    generate_docs.main()
+
+
+def test_check_names_pages_that_are_stale_or_missing(
+    generate_docs: ModuleType,
+    pages: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "settings.md").write_text(pages["settings.md"].replace("8001", "9001"))
+    (tmp_path / "admin.md").unlink()
+    monkeypatch.setattr(generate_docs, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["generate_docs.py", "--check"])
+
+    with pytest.raises(SystemExit, match=r"stale pages in docs/reference: admin\.md, settings\.md;"):
+        generate_docs.main()
+
+
+def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> None:
+    from xlaserve.config import AutoBuckets, ModelSettings, Settings
+
+    headings = {line.removeprefix("### ") for line in pages["settings.md"].splitlines() if line.startswith("### ")}
+
+    assert headings == {
+        *Settings.model_fields,
+        *(f"models.{name}" for name in ModelSettings.model_fields),
+        *(f"models.auto_buckets.{name}" for name in AutoBuckets.model_fields),
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        ("settings.md", "integer, at least 0, at most 65,535 · default `8001` · `--grpc-port` · `XLASERVE_GRPC_PORT`"),
+        ("settings.md", "list of batch or [batch, height, width] · default `[1, 2, 4, 8, 16]`"),
+        ("commands.md", "## xlaserve-client classify"),
+        ("commands.md", "## loadtest sweep"),
+        ("metrics.md", "| `xlaserve_ready` | gauge |  | 1 when every model is ready. |"),
+        ("vision.md", "Takes [ClassifyRequest](#classifyrequest), returns [ClassifyResponse](#classifyresponse)."),
+        ("vision.md", "| `auto_modes` | map of string to string | 14 |"),
+    ],
+)
+def test_pages_say_what_the_code_says(pages: dict[str, str], page: str, line: str) -> None:
+    assert any(found.startswith(line) for found in pages[page].splitlines())
