@@ -17,11 +17,14 @@ from tests.loadtest.run_files import compared, run_file
 
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.target import ModelInfo, Reply, Tensor
+from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply, Tensor
 
 __all__ = ["compared", "run_file"]  # fixtures, for all tests of the load tester
 
 PUPPET = (sys.executable, str(Path(__file__).parent / "puppet.py"))
+
+PuppetCommand = Callable[..., list[str]]
+StartPuppet = Callable[..., str]
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -69,9 +72,12 @@ class FakeTarget:
         self.most_in_flight = 0
 
     @asynccontextmanager
-    async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[FakeTarget]:
+    async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[Connection]:
         self.connections += 1
         yield self
+
+    async def outputs(self, request: Request) -> list[Array]:
+        raise NotImplementedError
 
     async def send(self, request: Request) -> Reply:
         self.in_flight += 1
@@ -93,15 +99,15 @@ def model_info() -> ModelInfo:
 
 
 @pytest.fixture
-def puppet_command() -> Callable[..., list[str]]:
+def puppet_command() -> PuppetCommand:
     """The command line of a puppet server that does what the flags say."""
     return lambda *flags: [*PUPPET, *flags]
 
 
 @pytest.fixture
-def start_puppet(tmp_path: Path) -> Iterator[Callable[..., str]]:
+def start_puppet(tmp_path: Path) -> Iterator[StartPuppet]:
     """Starts puppet servers and returns their addresses; ends them afterwards."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def start(*flags: str) -> str:
         ready = tmp_path / f"ready-{len(started)}"

@@ -12,12 +12,15 @@ import random
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Puppet(oip_grpc.GRPCInferenceServiceServicer):
@@ -26,18 +29,18 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         self.count = 0
         self.random = random.Random(0)
 
-    def latency_s(self):
+    def latency_s(self) -> float:
         """From the three quantiles p50, p90 and p99 that were asked for, so that exactly these come out."""
-        delays_s = self.options.delays_s
+        delays_s: list[float] | None = self.options.delays_s
         if not delays_s:
-            return self.options.delay_s
+            return float(self.options.delay_s)
         place = self.random.random()
         return delays_s[0] if place < 0.7 else delays_s[1] if place < 0.95 else delays_s[2]
 
-    async def ServerMetadata(self, request, context):
+    async def ServerMetadata(self, request: oip.ServerMetadataRequest, context: Context) -> oip.ServerMetadataResponse:
         return oip.ServerMetadataResponse(name="puppet", version="1")
 
-    async def ModelMetadata(self, request, context):
+    async def ModelMetadata(self, request: oip.ModelMetadataRequest, context: Context) -> oip.ModelMetadataResponse:
         if request.name != "digits":
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name}")
         side = -1 if self.options.any_size else 32
@@ -49,7 +52,7 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         metadata.outputs.add(name="scores", datatype="FP32", shape=[-1, 10])
         return metadata
 
-    async def ModelInfer(self, request, context):
+    async def ModelInfer(self, request: oip.ModelInferRequest, context: Context) -> oip.ModelInferResponse:
         options = self.options
         self.count += 1
         mode = request.parameters["mode"].string_param
@@ -82,7 +85,8 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
 
 async def serve(options: argparse.Namespace) -> None:
     server = grpc.aio.server()
-    oip_grpc.add_GRPCInferenceServiceServicer_to_server(Puppet(options), server)
+    puppet = Puppet(options)  # type: ignore[abstract]  # gRPC answers UNIMPLEMENTED for the other methods
+    oip_grpc.add_GRPCInferenceServiceServicer_to_server(puppet, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     stop = asyncio.Event()

@@ -9,6 +9,7 @@ import pytest
 
 from xlaserve_loadtest.record.lines import (
     REQUEST,
+    STAGES,
     Arm,
     Block,
     End,
@@ -27,6 +28,8 @@ from xlaserve_loadtest.record.run_file import RunWriter, read_run
 
 CLOSED = Load("closed", concurrency=4)
 ENVIRONMENT = Environment("a processor", 2, (), "a system", "3.11", {"xlaserve": "0.1.0"}, {})
+
+NewRun = Callable[..., "RunFile"]
 
 
 class RunFile:
@@ -94,7 +97,7 @@ class RunFile:
         rows["end_ns"] = rows["scheduled_ns"] + latencies_ns
         rows["status"] = status
         rows["images"] = images
-        for stage in REQUEST.names[7:]:
+        for stage in STAGES:
             rows[stage] = (stages_s or {}).get(stage, np.nan)
         end_ns = int(rows["end_ns"].max()) + 1 if rows.size else self.now_ns + 10**9
         self.lines.append(Requests(self.blocks, rows))
@@ -120,13 +123,13 @@ class RunFile:
 
 
 @pytest.fixture
-def run_file(tmp_path: Path) -> Callable[..., RunFile]:
+def run_file(tmp_path: Path) -> NewRun:
     """Starts a run file."""
     return lambda name="a": RunFile(tmp_path / f"{name}.run.jsonl.gz")
 
 
 @pytest.fixture
-def compared(run_file: Callable[..., RunFile]) -> Callable[..., RunFile]:
+def compared(run_file: NewRun) -> NewRun:
     """A run of xla against graph, mirrored, with block-to-block noise; `xla_ms` and `graph_ms` are mean latencies."""
 
     def make(

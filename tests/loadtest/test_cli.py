@@ -1,27 +1,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.loadtest.conftest import PuppetCommand, StartPuppet
+from tests.required import required
 
 from xlaserve_loadtest import cli
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.lines import End, Rows, Run, Status
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.run.session import Session
 from xlaserve_loadtest.targets.embedded import EmbeddedServer
+
+UsePuppet = Callable[..., None]
+Loadtest = Callable[..., "Ran"]
 
 QUICK = ("--duration", "0.4", "--warmup", "0.05", "--deadline", "0.5")
 
 
 @pytest.fixture
-def embedded_puppet(monkeypatch, puppet_command):
+def embedded_puppet(monkeypatch: pytest.MonkeyPatch, puppet_command: PuppetCommand) -> UsePuppet:
     """Makes the embedded servers puppets with these flags."""
 
-    def use(*flags) -> None:
+    def use(*flags: str) -> None:
         server = partial(EmbeddedServer, command=puppet_command(*flags))
         monkeypatch.setattr(cli, "Session", partial(Session, make_server=server))
 
@@ -29,31 +37,42 @@ def embedded_puppet(monkeypatch, puppet_command):
 
 
 class Ran:
-    def __init__(self, status, printed, run) -> None:
-        self.status, self.out, self.err, self.run = status, printed.out, printed.err, run
+    def __init__(self, status: int, out: str, err: str, record: Run | None) -> None:
+        self.status, self.out, self.err, self.record = status, out, err, record
 
-    def of(self, arm):
+    @property
+    def run(self) -> Run:
+        return required(self.record)
+
+    @property
+    def end(self) -> End:
+        return required(self.run.end)
+
+    def of(self, arm: str) -> Rows:
         """The arm's measured requests."""
         blocks = [block.index for block in self.run.blocks if block.arm == arm]
         rows = self.run.requests
-        return rows[np.isin(rows["block"], blocks) & rows["measured"]]
+        found: Rows = rows[np.isin(rows["block"], blocks) & rows["measured"]]
+        return found
 
 
 @pytest.fixture
-def loadtest(tmp_path, capfd):
+def loadtest(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Loadtest:
     """Runs the command; returns exit status, stdout, stderr and the run where there is one."""
 
-    def run(*arguments, quick=QUICK):
+    def run(*arguments: str, quick: Sequence[str] = QUICK) -> Ran:
         folder = tmp_path / "results"
         before = set(folder.glob("*.run.jsonl.gz"))
         status = cli.main([*quick, "--out", str(folder), *arguments])
         made = set(folder.glob("*.run.jsonl.gz")) - before
-        return Ran(status, capfd.readouterr(), read_run(made.pop()) if made else None)
+        return Ran(status, *capfd.readouterr(), read_run(made.pop()) if made else None)
 
     return run
 
 
-def test_arms_are_measured_in_mirrored_rounds_beside_a_control(loadtest, embedded_puppet, tmp_path) -> None:
+def test_arms_are_measured_in_mirrored_rounds_beside_a_control(
+    loadtest: Loadtest, embedded_puppet: UsePuppet, tmp_path: Path
+) -> None:
     embedded_puppet()
     report = tmp_path / "report.json"
     ran = loadtest("--mode", "xla,graph", "--images-per-request", "2", "--seed", "3", "--json", str(report))
@@ -75,31 +94,31 @@ def test_arms_are_measured_in_mirrored_rounds_beside_a_control(loadtest, embedde
     assert all(block.server_use.cpu_s is not None and block.generator.busy is not None for block in ran.run.blocks)
     (equality,) = ran.run.equalities
     assert (equality.arm, equality.is_equal, equality.images) == ("xla", True, 32)
-    assert ran.run.end.complete
-    assert ran.run.end.interrupted is False
+    assert ran.end.complete
+    assert ran.end.interrupted is False
     assert json.loads(report.read_text())["schema"]
     assert ran.run.path.with_name(f"{ran.run.name}.html").exists()
     assert str(ran.run.path) in ran.out
 
 
-def test_one_server_serves_all_modes_where_that_is_asked_for(loadtest, embedded_puppet) -> None:
+def test_one_server_serves_all_modes_where_that_is_asked_for(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
     embedded_puppet()
     ran = loadtest("--mode", "xla,graph", "--shared-server", "--no-control")
     assert ran.status == 0
     assert [server.arms for server in ran.run.servers] == [("xla", "graph")]
 
 
-def test_isolated_blocks_have_a_server_process_each(loadtest, embedded_puppet) -> None:
+def test_isolated_blocks_have_a_server_process_each(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
     embedded_puppet()
     ran = loadtest("--mode", "xla,graph", "--no-control", "--isolate", "--equality-images", "0")
     assert ran.status == 0
     used = [block.server for block in ran.run.blocks]
     assert len(set(used)) == len(used) == 16
     pids = {server.id: server.pid for server in ran.run.servers}
-    assert len({pids[server] for server in used}) == 16
+    assert len({pids[required(server)] for server in used}) == 16
 
 
-def test_a_running_server_is_measured_under_several_loads(loadtest, start_puppet) -> None:
+def test_a_running_server_is_measured_under_several_loads(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
     ran = loadtest(*("--mode", "xla", "--payload", "encoded", "--concurrency", "1,4", "--target", start_puppet()))
     assert ran.status == 0
     assert "starting" not in ran.err
@@ -109,7 +128,9 @@ def test_a_running_server_is_measured_under_several_loads(loadtest, start_puppet
     assert server.pid is not None
 
 
-def test_an_open_loop_is_the_same_for_every_arm_of_a_round(loadtest, start_puppet, tmp_path) -> None:
+def test_an_open_loop_is_the_same_for_every_arm_of_a_round(
+    loadtest: Loadtest, start_puppet: StartPuppet, tmp_path: Path
+) -> None:
     saved = tmp_path / "arrivals.txt"
     target = start_puppet()
     ran = loadtest(
@@ -117,10 +138,10 @@ def test_an_open_loop_is_the_same_for_every_arm_of_a_round(loadtest, start_puppe
         *("--duration", "1.6"),
     )
     assert ran.status == 0
-    due = {}
+    due: dict[int | None, list[np.ndarray[Any, Any]]] = {}
     for block in ran.run.blocks:
         rows = ran.run.requests[ran.run.requests["block"] == block.index]
-        offsets = np.sort(rows["scheduled_ns"][rows["measured"]]) - block.window_ns[0]
+        offsets = np.sort(rows["scheduled_ns"][rows["measured"]]) - required(block.window_ns)[0]
         due.setdefault(block.round, []).append(offsets)
     for schedules in due.values():
         assert all(np.array_equal(schedules[0], other) for other in schedules)
@@ -130,7 +151,7 @@ def test_an_open_loop_is_the_same_for_every_arm_of_a_round(loadtest, start_puppe
     assert replayed.run.blocks[0].load.arrivals == "replay"
 
 
-def test_load_is_shared_by_worker_processes(loadtest, start_puppet) -> None:
+def test_load_is_shared_by_worker_processes(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
     ran = loadtest("--mode", "xla", "--rate", "200", "--workers", "2", "--target", start_puppet())
     assert ran.status == 0
     (block,) = ran.run.blocks
@@ -138,7 +159,9 @@ def test_load_is_shared_by_worker_processes(loadtest, start_puppet) -> None:
     assert len(ran.of("xla")) == pytest.approx(80, abs=40)
 
 
-def test_latencies_that_a_puppet_injects_come_out_within_one_percent(loadtest, start_puppet) -> None:
+def test_latencies_that_a_puppet_injects_come_out_within_one_percent(
+    loadtest: Loadtest, start_puppet: StartPuppet
+) -> None:
     # Seven in ten take 1 s, a quarter 2 s, the rest 3 s.
     target = start_puppet("--delays-s", "1", "2", "3")
     ran = loadtest(*("--mode", "xla", "--rate", "80", "--target", target, "--duration", "7", "--deadline", "9"))
@@ -148,7 +171,9 @@ def test_latencies_that_a_puppet_injects_come_out_within_one_percent(loadtest, s
     assert np.percentile(latencies_s, (50, 90, 99)) == pytest.approx([1, 2, 3], rel=0.01)
 
 
-def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(loadtest, start_puppet) -> None:
+def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(
+    loadtest: Loadtest, start_puppet: StartPuppet
+) -> None:
     # The puppet stops itself, so that the stall begins inside the window: 20 of 300 requests are warm-up.
     target = start_puppet("--stop-after", "95", "--stop-s", "1.5")
     ran = loadtest(
@@ -170,7 +195,13 @@ def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(lo
     ],
 )
 @pytest.mark.parametrize("load", [("--concurrency", "4"), ("--rate", "100")])
-def test_a_target_that_goes_wrong_is_counted_and_reported(loadtest, embedded_puppet, flags, status, load) -> None:
+def test_a_target_that_goes_wrong_is_counted_and_reported(
+    loadtest: Loadtest,
+    embedded_puppet: UsePuppet,
+    flags: list[str],
+    status: str,
+    load: tuple[str, str],
+) -> None:
     embedded_puppet(*flags)
     ran = loadtest("--mode", "xla", *load)
     failed = [failure for failure in ran.run.failures if failure.status == status]
@@ -178,45 +209,47 @@ def test_a_target_that_goes_wrong_is_counted_and_reported(loadtest, embedded_pup
     assert status in ran.out
     if flags == ["--wrong-shape"]:
         assert ran.status == 1
-        assert ran.run.end.complete is False
+        assert ran.end.complete is False
 
 
-def test_a_server_that_dies_is_reported_with_its_last_words(loadtest, embedded_puppet) -> None:
+def test_a_server_that_dies_is_reported_with_its_last_words(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
     embedded_puppet("--die-after", "60")
     ran = loadtest("--mode", "xla")
     assert ran.status == 1
-    assert ran.run.end.reason == "the server exited with status 9\npuppet: starting"
+    assert ran.end.reason == "the server exited with status 9\npuppet: starting"
     assert {failure.status for failure in ran.run.failures} == {"UNAVAILABLE"}
 
 
-def test_a_mode_that_the_server_lacks_is_reported_and_the_others_are_measured(loadtest, start_puppet) -> None:
+def test_a_mode_that_the_server_lacks_is_reported_and_the_others_are_measured(
+    loadtest: Loadtest, start_puppet: StartPuppet
+) -> None:
     ran = loadtest("--mode", "eager,xla", "--target", start_puppet(), "--no-control", "--baseline", "xla")
     assert ran.status == 1
-    assert "eager" in ran.run.end.reason
+    assert "eager" in ran.end.reason
     assert len(ran.of("eager")) == 0
     assert len(ran.of("xla")) > 0
     assert "mode: expected xla or graph, got eager" in ran.out
 
 
-def test_ctrl_c_prints_the_report_so_far(loadtest, embedded_puppet) -> None:
+def test_ctrl_c_prints_the_report_so_far(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
     embedded_puppet("--interrupt-after", "500")
     ran = loadtest("--mode", "xla", "--duration", "60")
     assert ran.status == 130
     assert "nterrupted" in ran.out
     assert len(ran.of("xla")) > 0
-    assert ran.run.end.interrupted
+    assert ran.end.interrupted
 
 
-def test_sigterm_prints_the_report_so_far_too(loadtest, embedded_puppet) -> None:
+def test_sigterm_prints_the_report_so_far_too(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
     embedded_puppet("--interrupt-after", "500", "--interrupt-with", "SIGTERM")
     ran = loadtest("--mode", "xla", "--duration", "60")
     assert ran.status == 130
     assert len(ran.of("xla")) > 0
-    assert ran.run.end.interrupted
+    assert ran.end.interrupted
 
 
 @pytest.mark.parametrize("payload", ["encoded", "pixels"])
-def test_images_of_a_folder_are_sent(loadtest, tmp_path, payload) -> None:
+def test_images_of_a_folder_are_sent(loadtest: Loadtest, tmp_path: Path, payload: str) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     for level, name in ((10, "a.png"), (200, "b.jpg"), (90, "c.webp")):
@@ -227,33 +260,34 @@ def test_images_of_a_folder_are_sent(loadtest, tmp_path, payload) -> None:
     assert ran.status == 0, ran.out + ran.err
     assert len(ran.of("xla")) > 0
     (block,) = ran.run.blocks
-    assert block.counters.images > 0
+    assert required(required(block.counters).images) > 0
     decoded_s = ran.run.requests["decode_s"][ran.run.requests["measured"]]
     assert (np.nanmax(decoded_s) > 0) == (payload == "encoded")
 
 
-def test_ctrl_c_while_a_server_starts_ends_it(loadtest, embedded_puppet) -> None:
+def test_ctrl_c_while_a_server_starts_ends_it(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
     embedded_puppet("--interrupt-at-start", "--never-ready")
     ran = loadtest("--mode", "xla")
     assert ran.status == 130
     assert ran.out == ""
-    assert ran.run.end.interrupted
+    assert ran.end.interrupted
 
 
-def test_a_server_of_our_own_tells_its_buckets_its_padding_and_its_ledger(loadtest) -> None:
+def test_a_server_of_our_own_tells_its_buckets_its_padding_and_its_ledger(loadtest: Loadtest) -> None:
     ran = loadtest("--mode", "xla", "--model", "builtin:noop", "--concurrency", "2", "--images-per-request", "3")
     assert ran.status == 0
     (server,), (block,) = ran.run.servers, ran.run.blocks
     assert [entry.bucket[0] for entry in server.ledger] == [1, 2, 4, 8, 16]
     assert server.models["noop"]["source"] == "builtin:noop"
-    assert server.ready_s > 0
-    assert block.counters.compilations == 0
-    assert block.counters.images >= block.generator.sends * 3
-    assert sum(block.counters.batches_by_bucket.values()) > 0
-    assert {"execute_s", "queue_s"} <= {name for name in ran.run.requests.dtype.names if name.endswith("_s")}
+    assert required(server.ready_s) > 0
+    counters = required(block.counters)
+    assert counters.compilations == 0
+    assert required(counters.images) >= block.generator.sends * 3
+    assert sum(counters.batches_by_bucket.values()) > 0
+    assert {"execute_s", "queue_s"} <= {name for name in required(ran.run.requests.dtype.names) if name.endswith("_s")}
 
 
-def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest) -> None:
+def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest: Loadtest) -> None:
     ran = loadtest("--in-process", "--mode", "xla,graph", "--model", "builtin:noop", "--images-per-request", "3")
     assert ran.status == 0
     assert {arm.target for arm in ran.run.header.arms} == {"in-process"}
@@ -263,16 +297,18 @@ def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest
     assert ran.run.equalities[0].is_equal
 
 
-def test_a_server_that_does_not_start_is_quoted(loadtest, embedded_puppet) -> None:
+def test_a_server_that_does_not_start_is_quoted(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
     embedded_puppet("--fail-at-start")
     ran = loadtest("--mode", "xla")
     assert ran.status == 1
     assert ran.out == ""
     assert "loadtest: the server exited with status 1\nno model could be loaded" in ran.err
-    assert "the server exited" in ran.run.end.reason
+    assert "the server exited" in ran.end.reason
 
 
-def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(loadtest, start_puppet) -> None:
+def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(
+    loadtest: Loadtest, start_puppet: StartPuppet
+) -> None:
     ran = loadtest("--target", "127.0.0.1:1")
     assert ran.status == 1
     assert ran.err.startswith("loadtest: 127.0.0.1:1: UNAVAILABLE")
@@ -282,20 +318,22 @@ def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(loadtes
 
 
 @pytest.mark.parametrize("how", [(), ("--in-process",)])
-def test_a_model_that_there_is_none_of_is_refused_before_a_server_starts(loadtest, how) -> None:
+def test_a_model_that_there_is_none_of_is_refused_before_a_server_starts(
+    loadtest: Loadtest, how: tuple[str, ...]
+) -> None:
     ran = loadtest("--model", "nosuch,digits", *how)
-    assert (ran.status, ran.out, ran.run) == (1, "", None)
+    assert (ran.status, ran.out, ran.record) == (1, "", None)
     assert ran.err.startswith("loadtest: --model nosuch,digits: configuration: models.0.source: expected one of ")
     assert ran.err.endswith(", got builtin:nosuch\n")
 
 
-def test_all_modes_of_a_target_are_those_that_it_offers(loadtest, start_puppet) -> None:
+def test_all_modes_of_a_target_are_those_that_it_offers(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
     ran = loadtest("--mode", "all", "--target", start_puppet(), "--no-control")
     assert ran.status == 0
     assert [arm.mode for arm in ran.run.header.arms] == ["xla", "graph"]
 
 
-def test_a_model_of_several_sizes_needs_one_named(loadtest, start_puppet) -> None:
+def test_a_model_of_several_sizes_needs_one_named(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
     target = start_puppet("--any-size")
     ran = loadtest("--target", target)
     assert ran.status == 1
@@ -303,7 +341,7 @@ def test_a_model_of_several_sizes_needs_one_named(loadtest, start_puppet) -> Non
     assert loadtest("--target", target, "--mode", "xla", "--size", "16x24,8x8").status == 0
 
 
-def test_the_null_target_is_the_generators_own_ceiling(loadtest) -> None:
+def test_the_null_target_is_the_generators_own_ceiling(loadtest: Loadtest) -> None:
     ran = loadtest("--target", "null", "--size", "8x8")
     assert ran.status == 0
     assert [arm.name for arm in ran.run.header.arms] == ["null"]
@@ -314,7 +352,15 @@ def test_the_null_target_is_the_generators_own_ceiling(loadtest) -> None:
     ("scenario", "images", "load", "concurrency"),
     [("single-stream", "1", "closed", 1), ("multi-stream", "8", "closed", 1), ("offline", "8", "offline", 16)],
 )
-def test_scenarios_have_their_rules(loadtest, start_puppet, scenario, images, load, concurrency) -> None:  # noqa: PLR0917
+def test_scenarios_have_their_rules(
+    loadtest: Loadtest,
+    start_puppet: StartPuppet,
+    *,
+    scenario: str,
+    images: str,
+    load: str,
+    concurrency: int,
+) -> None:
     ran = loadtest("--mode", "xla", "--scenario", scenario, "--target", start_puppet())
     assert ran.status == 0
     (block,) = ran.run.blocks
@@ -324,7 +370,9 @@ def test_scenarios_have_their_rules(loadtest, start_puppet, scenario, images, lo
     assert "measuring xla: about 1 s, less where" in ran.err
 
 
-def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(loadtest, start_puppet) -> None:
+def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(
+    loadtest: Loadtest, start_puppet: StartPuppet
+) -> None:
     # Broken for good after a while, so that the search has an end that does not depend on this machine's speed.
     target = start_puppet("--fail-after", "800")
     ran = loadtest("--mode", "xla", "--scenario", "server", "--slo-ms", "5000", "--target", target)
@@ -336,7 +384,7 @@ def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(load
     assert ran.run.header.configuration["find_max"] is True
 
 
-def test_the_version_is_printed(capsys) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"{version('xlaserve')}\n")
@@ -377,7 +425,7 @@ def test_the_version_is_printed(capsys) -> None:
         ["sweep", "--batch", "none"],
     ],
 )
-def test_a_wrong_command_line_exits_2(arguments, capsys) -> None:
+def test_a_wrong_command_line_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2

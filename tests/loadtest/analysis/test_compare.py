@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.loadtest.run_files import NewRun
+from tests.required import required
 
-from xlaserve_loadtest.analysis.compare import baselines, compare
+from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
 from xlaserve_loadtest.analysis.samples import collect
-from xlaserve_loadtest.analysis.statistics import ratio
-from xlaserve_loadtest.record.lines import Arm, Load, Status
+from xlaserve_loadtest.analysis.statistics import Estimate, ratio
+from xlaserve_loadtest.record.lines import Arm, Header, Load, Run, Status
 
 BLOCK_NOISE = 0.03
 """Assumed deviation of a block's images/s, as in docs/loadtest-method.md."""
@@ -18,15 +21,19 @@ DOCUMENTED_BLOCKS = 16
 OPEN = Load("open", rate_per_s=50.0, arrivals="constant")
 
 
-def comparisons(run):
+def comparisons(run: Run) -> dict[str, Comparison]:
     return {found.arm: found for found in compare(run.header, collect(run))}
 
 
-def is_found(ratio_of_arm, ratio_of_control):
-    return not ratio_of_arm.low <= 1 <= ratio_of_arm.high and ratio_of_control.low <= 1 <= ratio_of_control.high
+def contains_one(interval: Estimate) -> bool:
+    return required(interval.low) <= 1 <= required(interval.high)
 
 
-def repetitions(count, *, true_ratio):
+def is_found(ratio_of_arm: Estimate, ratio_of_control: Estimate) -> bool:
+    return not contains_one(ratio_of_arm) and contains_one(ratio_of_control)
+
+
+def repetitions(count: int, *, true_ratio: float) -> Iterator[bool]:
     """Whether each of `count` seeded sessions with a control finds a difference."""
     random = np.random.default_rng(2026)
     for seed in range(count):
@@ -39,11 +46,11 @@ def test_two_identical_arms_are_inconclusive_in_nineteen_of_twenty_repetitions()
 
 
 @pytest.mark.parametrize("true_ratio", [1.05, 1 / 1.05])
-def test_a_true_difference_of_five_percent_is_found_at_the_documented_number_of_blocks(true_ratio) -> None:
+def test_a_true_difference_of_five_percent_is_found_at_the_documented_number_of_blocks(true_ratio: float) -> None:
     assert sum(repetitions(50, true_ratio=true_ratio)) >= 43
 
 
-def test_identical_arms_of_whole_runs_are_inconclusive(compared) -> None:
+def test_identical_arms_of_whole_runs_are_inconclusive(compared: NewRun) -> None:
     verdicts = []
     for seed in range(20):
         run = compared(xla_ms=20, graph_ms=20, control_ms=20, seed=seed, noise=BLOCK_NOISE, requests=60).read()
@@ -51,26 +58,27 @@ def test_identical_arms_of_whole_runs_are_inconclusive(compared) -> None:
     assert verdicts.count("inconclusive") >= 19
 
 
-def test_a_difference_shows_in_every_measure(compared) -> None:
+def test_a_difference_shows_in_every_measure(compared: NewRun) -> None:
     found = comparisons(compared(xla_ms=10, graph_ms=20, control_ms=20).read())
     assert (found["xla"].verdict, found["xla"].reason, found["xla"].pairs) == ("faster", "", 8)
-    assert found["xla"].ratios["images_per_s"].value == pytest.approx(2, rel=0.05)
-    assert found["xla"].ratios["p50"].value == pytest.approx(0.5, rel=0.05)
-    assert found["xla"].ratios["p99"].high < 1
+    ratios = {name: required(ratio) for name, ratio in found["xla"].ratios.items()}
+    assert ratios["images_per_s"].value == pytest.approx(2, rel=0.05)
+    assert ratios["p50"].value == pytest.approx(0.5, rel=0.05)
+    assert required(ratios["p99"].high) < 1
     assert found["graph again"].is_control
     assert found["graph again"].verdict == "inconclusive"
     assert comparisons(compared(xla_ms=20, graph_ms=10).read())["xla"].verdict == "slower"
 
 
-def test_a_failed_control_takes_the_verdict_back(compared) -> None:
+def test_a_failed_control_takes_the_verdict_back(compared: NewRun) -> None:
     found = comparisons(compared(xla_ms=10, graph_ms=20, control_ms=24).read())
     assert found["graph again"].has_failed
     assert found["xla"].verdict == "inconclusive"
     assert "A/A control failed" in found["xla"].reason
-    assert found["xla"].ratio.value == pytest.approx(2, rel=0.05)
+    assert required(found["xla"].ratio).value == pytest.approx(2, rel=0.05)
 
 
-def test_drift_that_hits_both_arms_does_not_pass_for_a_difference(run_file) -> None:
+def test_drift_that_hits_both_arms_does_not_pass_for_a_difference(run_file: NewRun) -> None:
     file, random = run_file().header(), np.random.default_rng(0)
     for turn in range(12):
         for arm in ("xla", "graph") if turn % 2 == 0 else ("graph", "xla"):
@@ -78,10 +86,11 @@ def test_drift_that_hits_both_arms_does_not_pass_for_a_difference(run_file) -> N
             file.block(arm, np.full(50, slowing_ms), round=turn // 2)
     found = comparisons(file.read())["xla"]
     assert found.verdict == "inconclusive"
-    assert found.ratio.high - found.ratio.low < 0.05
+    interval = required(found.ratio)
+    assert required(interval.high) - required(interval.low) < 0.05
 
 
-def test_where_the_load_sets_the_rate_latency_decides(run_file) -> None:
+def test_where_the_load_sets_the_rate_latency_decides(run_file: NewRun) -> None:
     file, random = run_file().header(), np.random.default_rng(0)
     due_ns = np.arange(100) * 20_000_000
     for _ in range(6):
@@ -89,36 +98,36 @@ def test_where_the_load_sets_the_rate_latency_decides(run_file) -> None:
             file.block(arm, mean_ms * random.lognormal(0, 0.1, 100), load=OPEN, due_ns=due_ns)
     found = comparisons(file.read())["xla"]
     assert (found.decides, found.verdict) == ("p50", "faster")
-    assert found.ratios["images_per_s"].value == pytest.approx(1, abs=0.01)
+    assert required(found.ratios["images_per_s"]).value == pytest.approx(1, abs=0.01)
 
 
-def test_too_few_blocks_are_inconclusive_and_say_so(compared) -> None:
+def test_too_few_blocks_are_inconclusive_and_say_so(compared: NewRun) -> None:
     found = comparisons(compared(pairs=3).read())["xla"]
     assert found.verdict == "inconclusive"
     assert "4 pairs of blocks" in found.reason
-    assert found.ratio.low is None
+    assert required(found.ratio).low is None
 
 
-def test_a_block_that_answered_nothing_takes_its_partner_out(run_file) -> None:
+def test_a_block_that_answered_nothing_takes_its_partner_out(run_file: NewRun) -> None:
     file = run_file().header()
     for turn in range(6):
         file.block("xla", [10.0] * 40, status=Status.UNAVAILABLE if turn == 2 else Status.OK, round=turn)
         file.block("graph", [20.0 if turn != 2 else 2000.0] * 40, round=turn)
     found = comparisons(file.read())["xla"]
     assert found.pairs == 5
-    assert found.ratio.value == pytest.approx(2)
+    assert required(found.ratio).value == pytest.approx(2)
 
 
-def test_blocks_pair_within_their_round(run_file) -> None:
+def test_blocks_pair_within_their_round(run_file: NewRun) -> None:
     file = run_file().header()
     for turn in range(5):
         if turn != 1:
             file.block("xla", [10.0 * (turn + 1)] * 40, round=turn)
         file.block("graph", [20.0 * (turn + 1)] * 40, round=turn)
-    assert comparisons(file.read())["xla"].ratio.value == pytest.approx(2)
+    assert required(comparisons(file.read())["xla"].ratio).value == pytest.approx(2)
 
 
-def test_loads_are_compared_apart_and_searches_not_at_all(run_file) -> None:
+def test_loads_are_compared_apart_and_searches_not_at_all(run_file: NewRun) -> None:
     file = run_file().header()
     for slots, xla_ms in ((1, 5.0), (8, 40.0)):
         for _ in range(4):
@@ -130,12 +139,14 @@ def test_loads_are_compared_apart_and_searches_not_at_all(run_file) -> None:
     assert [(one.label, one.verdict) for one in found] == [("1 at a time", "faster"), ("8 at a time", "slower")]
 
 
-def test_each_model_has_its_own_baseline(run_file) -> None:
+def test_each_model_has_its_own_baseline(run_file: NewRun) -> None:
     names = [("xla a", "xla", "a"), ("graph a", "graph", "a"), ("xla b", "xla", "b"), ("graph b", "graph", "b")]
     arms = [Arm(name, mode, model, "embedded") for name, mode, model in names]
     arms.append(Arm("graph b again", "graph", "b", "embedded", is_control_of="graph b"))
     file = run_file().header()
-    header = dataclasses.replace(file.lines[0], arms=tuple(arms), baseline="graph a")
+    (written,) = file.lines
+    assert isinstance(written, Header)
+    header = dataclasses.replace(written, arms=tuple(arms), baseline="graph a")
     assert baselines(header) == {
         "xla a": "graph a",
         "xla b": "graph b",

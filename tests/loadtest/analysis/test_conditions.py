@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.loadtest.run_files import NewRun
 
 from xlaserve_loadtest.analysis.conditions import ConditionError, failures, parse
 from xlaserve_loadtest.analysis.summary import summarize
@@ -22,7 +23,7 @@ from xlaserve_loadtest.record.lines import Status
         (" xla A/A / graph < 1", "ratio", 1, "xla A", "A / graph"),
     ],
 )
-def test_conditions_are_read(text, metric, limit, arm, baseline) -> None:
+def test_conditions_are_read(text: str, metric: str, limit: float, arm: str | None, baseline: str | None) -> None:
     found = parse(text)
     assert (found.metric, found.arm, found.baseline) == (metric, arm, baseline)
     assert found.limit == pytest.approx(limit)
@@ -43,7 +44,7 @@ def test_conditions_are_read(text, metric, limit, arm, baseline) -> None:
         ("/graph<1", "is none of"),
     ],
 )
-def test_what_is_no_condition_is_refused_with_what_was_expected(text, message) -> None:
+def test_what_is_no_condition_is_refused_with_what_was_expected(text: str, message: str) -> None:
     with pytest.raises(ConditionError) as caught:
         parse(text)
     assert message in str(caught.value)
@@ -65,19 +66,21 @@ def test_what_is_no_condition_is_refused_with_what_was_expected(text, message) -
         ("eager/graph<1", "can't be judged: eager and graph were not both measured"),
     ],
 )
-def test_a_condition_is_met_where_any_arm_meets_it_or_it_cannot_be_judged(compared, text, sentence) -> None:
+def test_a_condition_is_met_where_any_arm_meets_it_or_it_cannot_be_judged(
+    compared: NewRun, text: str, sentence: str | None
+) -> None:
     summary = summarize(compared().read())
     found = failures(summary.points, summary.comparisons, [parse(text)])
     assert (found == []) if sentence is None else (sentence in found[0])
 
 
-def test_errors_are_judged_by_number_and_by_share(run_file) -> None:
+def test_errors_are_judged_by_number_and_by_share(run_file: NewRun) -> None:
     file = run_file().header(("xla",)).block("xla", [10.0] * 97).block("xla", [10.0] * 3, status=Status.INTERNAL)
     points = summarize(file.read()).points
     met = [text for text in ("errors>2", "errors>3", "errors>=3%", "errors>3%") if failures(points, (), [parse(text)])]
     assert met == ["errors>2", "errors>=3%"]
 
 
-def test_a_run_in_which_nothing_was_measured_passes_no_condition(run_file) -> None:
+def test_a_run_in_which_nothing_was_measured_passes_no_condition(run_file: NewRun) -> None:
     summary = summarize(run_file().header().read())
     assert failures(summary.points, summary.comparisons, [parse("errors>0")])

@@ -4,24 +4,39 @@ import math
 
 import numpy as np
 import pytest
+from tests.loadtest.run_files import NewRun, RunFile
+from tests.required import required
 
+from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import Counters, End, Equality, Event, Failure, Generator, Load, ServerUse, Status
+from xlaserve_loadtest.record.lines import (
+    Block,
+    Counters,
+    End,
+    Equality,
+    Event,
+    Failure,
+    Generator,
+    Line,
+    Load,
+    ServerUse,
+    Status,
+)
 
 OPEN = Load("open", rate_per_s=100.0, arrivals="constant")
 MS = 1_000_000
 
 
-def only_point(file, *lines):
+def only_point(file: RunFile, *lines: Line) -> Point:
     (point,) = summarize(file.read(*lines)).points
     return point
 
 
-def rate_of(point):
-    return point.images_per_s.value
+def rate_of(point: Point) -> float:
+    return required(point.images_per_s).value
 
 
-def test_a_server_that_stands_still_for_half_an_open_loop_shows_it_at_p90(run_file) -> None:
+def test_a_server_that_stands_still_for_half_an_open_loop_shows_it_at_p90(run_file: NewRun) -> None:
     # Due every 10 ms for 20 s; from 5 s to 15 s nothing is answered, and then everything at once.
     due_ns = np.arange(2000) * 10 * MS
     latencies_ms = np.where((due_ns >= 5e9) & (due_ns < 15e9), 15_000 - due_ns / MS, 2.0)
@@ -30,34 +45,36 @@ def test_a_server_that_stands_still_for_half_an_open_loop_shows_it_at_p90(run_fi
     assert point.percentile("p50").value_ms == pytest.approx(2, rel=0.2)
 
 
-def test_the_same_stall_hides_from_a_closed_loop_which_warns_of_it(run_file) -> None:
+def test_the_same_stall_hides_from_a_closed_loop_which_warns_of_it(run_file: NewRun) -> None:
     file = run_file().header(("xla",)).block("xla", [2.0] * 2000 + [10_000.0] * 4 + [2.0] * 2000)
     summary = summarize(file.read())
-    assert summary.points[0].percentile("p99").value_ms < 3
+    assert required(summary.points[0].percentile("p99").value_ms) < 3
     assert any("nothing was answered for 10 s" in warning and "--rate" in warning for warning in summary.warnings)
     assert any(note.startswith("Closed loop") for note in summary.notes)
     calm = summarize(run_file("b").header(("xla",)).block("xla", [2.0] * 4000).read())
     assert calm.warnings == ()
 
 
-def test_known_latencies_come_out_within_one_percent(run_file) -> None:
+def test_known_latencies_come_out_within_one_percent(run_file: NewRun) -> None:
     latencies_ms = np.random.default_rng(0).permutation(np.linspace(1, 1001, 10_000))
     point = only_point(run_file().header(("xla",)).block("xla", latencies_ms))
     for name, true_ms in (("p50", 501), ("p90", 901), ("p99", 991)):
-        assert point.percentile(name).value_ms == pytest.approx(true_ms, rel=0.01)
-        assert point.percentile(name).low_ms <= true_ms <= point.percentile(name).high_ms
+        found = point.percentile(name)
+        assert found.value_ms == pytest.approx(true_ms, rel=0.01)
+        assert required(found.low_ms) <= true_ms <= required(found.high_ms)
     assert point.mean_ms == pytest.approx(501, rel=0.01)
     assert point.max_ms == pytest.approx(1001)
 
 
-def test_a_closed_loops_rate_is_what_its_slots_bring(run_file) -> None:
+def test_a_closed_loops_rate_is_what_its_slots_bring(run_file: NewRun) -> None:
     file = run_file().header(("xla",)).block("xla", [100.0] * 40, images=8, load=Load("closed", concurrency=4))
     point = only_point(file)
-    assert (rate_of(point), point.requests_per_s.value) == (pytest.approx(320), pytest.approx(40))
+    assert rate_of(point) == pytest.approx(320)
+    assert required(point.requests_per_s).value == pytest.approx(40)
     assert (point.requests, point.images, point.label) == (40, 320, "4 at a time")
 
 
-def test_an_open_loops_rate_is_what_was_answered_inside_the_window(run_file) -> None:
+def test_an_open_loops_rate_is_what_was_answered_inside_the_window(run_file: NewRun) -> None:
     due_ns = np.arange(1000) * 10 * MS
     # Twice as much is due as is answered.
     file = run_file().header(("xla",))
@@ -65,14 +82,14 @@ def test_an_open_loops_rate_is_what_was_answered_inside_the_window(run_file) -> 
     assert rate_of(only_point(file)) == pytest.approx(50, rel=0.01)
 
 
-def test_offline_counts_from_the_first_request_to_the_last_answer(run_file) -> None:
+def test_offline_counts_from_the_first_request_to_the_last_answer(run_file: NewRun) -> None:
     due_ns = np.zeros(100, np.int64)
     file = run_file().header(("xla",))
     file.block("xla", np.linspace(20, 2000, 100), images=4, load=Load("offline"), due_ns=due_ns)
     assert rate_of(only_point(file)) == pytest.approx(200)
 
 
-def test_failures_are_counted_reported_and_in_no_latency(run_file) -> None:
+def test_failures_are_counted_reported_and_in_no_latency(run_file: NewRun) -> None:
     file = run_file().header(("xla",)).block("xla", [10.0] * 100)
     file.block("xla", [5000.0] * 4, status=Status.DEADLINE_EXCEEDED).block(
         "xla", [1.0] * 2, status=Status.INVALID_REPLY
@@ -84,7 +101,7 @@ def test_failures_are_counted_reported_and_in_no_latency(run_file) -> None:
     assert any("failed requests" in warning for warning in summary.warnings)
 
 
-def test_dropped_requests_are_not_forgotten(run_file) -> None:
+def test_dropped_requests_are_not_forgotten(run_file: NewRun) -> None:
     generator = Generator(1, 0.1, sends=100, dropped=7)
     summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 100, generator=generator).read())
     assert summary.points[0].dropped == 7
@@ -99,14 +116,14 @@ def test_dropped_requests_are_not_forgotten(run_file) -> None:
         (Generator(1, 0.1, sends=1000, late_sends=11), True),
     ],
 )
-def test_a_generator_at_its_limit_marks_the_result(run_file, generator, is_limited) -> None:
+def test_a_generator_at_its_limit_marks_the_result(run_file: NewRun, generator: Generator, is_limited: bool) -> None:
     summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 1000, generator=generator).read())
     assert summary.points[0].generator.is_limited == is_limited
     assert ("generator-limited" in summary.verdict) == is_limited
     assert any("generator-limited" in warning for warning in summary.warnings) == is_limited
 
 
-def test_outputs_that_disagree_are_said_first(compared) -> None:
+def test_outputs_that_disagree_are_said_first(compared: NewRun) -> None:
     differ = Equality("xla", "graph", 64, 0.5, 0.25, 0.9, 1e-4, 1e-3, is_equal=False)
     summary = summarize(compared().read(differ))
     assert summary.verdict.startswith("The outputs of xla and graph differ beyond the tolerance")
@@ -114,7 +131,7 @@ def test_outputs_that_disagree_are_said_first(compared) -> None:
     assert "xla is faster" in summary.verdict
 
 
-def test_the_verdict_says_how_much_and_how_sure(compared) -> None:
+def test_the_verdict_says_how_much_and_how_sure(compared: NewRun) -> None:
     summary = summarize(compared(control_ms=20).read())
     assert summary.verdict.startswith("xla is faster than graph at 4 at a time: ")
     assert "95% interval" in summary.verdict
@@ -122,7 +139,7 @@ def test_the_verdict_says_how_much_and_how_sure(compared) -> None:
     assert len(summary.verdicts) == 1
 
 
-def test_many_loads_are_counted_in_the_verdict(run_file) -> None:
+def test_many_loads_are_counted_in_the_verdict(run_file: NewRun) -> None:
     file = run_file().header()
     for slots in (1, 2, 4, 8):
         for _ in range(4):
@@ -131,14 +148,14 @@ def test_many_loads_are_counted_in_the_verdict(run_file) -> None:
     assert summarize(file.read()).verdict == "xla against graph: faster under 4 of 4 loads."
 
 
-def test_a_cut_off_an_interrupted_and_an_unfinished_run_say_so(run_file) -> None:
+def test_a_cut_off_an_interrupted_and_an_unfinished_run_say_so(run_file: NewRun) -> None:
     file = run_file().header(("xla",)).block("xla", [1.0] * 10)
     assert "cut off" in summarize(file.read(ends=False)).warnings[0]
     assert "Interrupted" in summarize(file.read(End(True, False), ends=False)).warnings[0]
     assert "server died" in summarize(file.read(End(False, False, "server died"), ends=False)).warnings[0]
 
 
-def test_runs_without_anything_measured_are_summed_up_all_the_same(run_file) -> None:
+def test_runs_without_anything_measured_are_summed_up_all_the_same(run_file: NewRun) -> None:
     nothing = summarize(run_file().header().read(ends=False))
     assert nothing.verdict.startswith("Nothing was measured: the file was cut off")
     assert "xla: nothing was measured." in nothing.warnings
@@ -151,7 +168,7 @@ def test_runs_without_anything_measured_are_summed_up_all_the_same(run_file) -> 
     assert summary.verdict == "Nothing was measured: UNAVAILABLE: connection refused."
 
 
-def test_the_price_is_paid_back_after_some_images_or_never(compared) -> None:
+def test_the_price_is_paid_back_after_some_images_or_never(compared: NewRun) -> None:
     # 4 s more for each of two buckets; 20 - 10 ms for each image, four at a time.
     xla, graph = summarize(compared(xla_ms=10, graph_ms=20, noise=0.001).read()).prices
     assert (xla.trace_s, xla.compile_s, xla.extra_s) == (1.0, 8.0, 8.0)
@@ -164,14 +181,14 @@ def test_the_price_is_paid_back_after_some_images_or_never(compared) -> None:
     assert summarize(compared(xla_ms=20, noise=0.05).read()).prices[0].break_even_images is None
 
 
-def test_compiling_that_costs_no_more_has_nothing_to_pay_back(run_file) -> None:
+def test_compiling_that_costs_no_more_has_nothing_to_pay_back(run_file: NewRun) -> None:
     file = run_file().header().server(compile_s={"xla": 0.0, "graph": 1.0})
     for _ in range(4):
         file.block("xla", [10.0] * 40).block("graph", [20.0] * 40)
     assert summarize(file.read()).prices[0].break_even_images == 0
 
 
-def test_stages_add_up_to_the_mean_latency(run_file) -> None:
+def test_stages_add_up_to_the_mean_latency(run_file: NewRun) -> None:
     stages_s = {"queue_s": 0.002, "gather_s": 0.001, "execute_s": 0.004, "total_s": 0.0075}
     point = only_point(run_file().header(("xla",)).block("xla", [10.0] * 50, stages_s=stages_s))
     means_ms = {stage.name: stage.mean_ms for stage in point.stages}
@@ -182,7 +199,7 @@ def test_stages_add_up_to_the_mean_latency(run_file) -> None:
     assert only_point(run_file("b").header(("xla",)).block("xla", [10.0] * 50)).stages == ()
 
 
-def test_padding_and_use_are_summed_over_blocks(run_file) -> None:
+def test_padding_and_use_are_summed_over_blocks(run_file: NewRun) -> None:
     file = run_file().header(("xla",))
     counters = Counters({"8x8x8": 3, "2x8x8": 1, "16x8x8": 0}, padded_rows=6, images=20, compilations=1)
     use = ServerUse(cpu_s=0.1, peak_rss_bytes=1000, gpu_utilisation=0.5, gpu_memory_bytes=10)
@@ -190,6 +207,7 @@ def test_padding_and_use_are_summed_over_blocks(run_file) -> None:
         file.block("xla", [1.0] * 20, counters=counters, server_use=use)
     summary = summarize(file.read())
     point = summary.points[0]
+    assert point.padding is not None
     assert point.padding.waste == pytest.approx(12 / 52)
     assert list(point.padding.batches_by_bucket.items()) == [("2x8x8", 2), ("8x8x8", 6)]
     assert point.server.cpu_ms_per_image == pytest.approx(5)
@@ -197,19 +215,22 @@ def test_padding_and_use_are_summed_over_blocks(run_file) -> None:
     assert any("compiled 2 times while it was measured" in warning for warning in summary.warnings)
 
 
-def test_latency_over_time_and_events_share_an_axis(run_file) -> None:
+def test_latency_over_time_and_events_share_an_axis(run_file: NewRun) -> None:
     file = run_file().header(("xla",)).block("xla", [10.0] * 400).block("xla", [30.0] * 400)
-    at_ns = file.lines[2].window_ns[1]
+    first = file.lines[2]
+    assert isinstance(first, Block)
+    _, at_ns = required(first.window_ns)
     summary = summarize(file.read(Event(at_ns, "compile", "8x8x8")))
     slices = summary.points[0].over_time
     assert sum(one.answers for one in slices) == 800
     assert summary.events[0].at_s == pytest.approx(1.0, rel=0.01)
     assert {round(one.p50_ms) for one in slices if one.at_s < 0.95} == {10}
     assert {round(one.p50_ms) for one in slices if one.at_s > 1.1} == {30}
-    assert (summary.spans[1].from_s, summary.duration_s) == (pytest.approx(1.0, rel=0.01), pytest.approx(4.0, rel=0.01))
+    assert summary.spans[1].from_s == pytest.approx(1.0, rel=0.01)
+    assert summary.duration_s == pytest.approx(4.0, rel=0.01)
 
 
-def test_the_percentile_curve_ends_where_the_sample_does(run_file) -> None:
+def test_the_percentile_curve_ends_where_the_sample_does(run_file: NewRun) -> None:
     curve = only_point(run_file().header(("xla",)).block("xla", np.linspace(1, 100, 500))).curve
     assert curve[0].percentile == 0
     assert 99 <= curve[-1].percentile < 99.2
@@ -217,7 +238,9 @@ def test_the_percentile_curve_ends_where_the_sample_does(run_file) -> None:
     assert only_point(run_file("b").header(("xla",)).block("xla", [1.0])).curve == ()
 
 
-def test_the_highest_rate_is_the_highest_that_kept_to_the_condition_in_all_its_runs(run_file) -> None:
+def test_the_highest_rate_is_the_highest_that_kept_to_the_condition_in_all_its_runs(
+    run_file: NewRun,
+) -> None:
     file = run_file().header(("xla",), configuration={"slo": "p90<50ms", "find_max": True})
     due_ns = np.arange(100) * 10 * MS
     # 120/s held, but on the way of the search only: once says too little.
@@ -241,22 +264,25 @@ def test_the_highest_rate_is_the_highest_that_kept_to_the_condition_in_all_its_r
 @pytest.mark.parametrize(
     ("scenario", "metric", "value"), [("single-stream", "p90 latency, ms", 10), ("multi-stream", "p99 latency, ms", 10)]
 )
-def test_scenarios_have_their_metric_and_say_when_they_were_short(run_file, scenario, metric, value) -> None:
+def test_scenarios_have_their_metric_and_say_when_they_were_short(
+    run_file: NewRun, scenario: str, metric: str, value: int
+) -> None:
     file = run_file().header(("xla",), scenario=scenario).block("xla", [10.0] * 500, load=Load("closed", concurrency=1))
     summary = summarize(file.read())
     (result,) = summary.scenario
-    assert (result.metric, result.value) == (metric, pytest.approx(value, rel=0.001))
+    assert result.metric == metric
+    assert result.value == pytest.approx(value, rel=0.001)
     assert not result.is_official
     assert any("shorter than the official" in note for note in summary.notes)
 
 
-def test_a_scenario_of_official_length_is_marked_so(run_file) -> None:
+def test_a_scenario_of_official_length_is_marked_so(run_file: NewRun) -> None:
     file = run_file().header(("xla",), scenario="single-stream")
     file.block("xla", [1000.0] * 601, load=Load("closed", concurrency=1))
     assert summarize(file.read()).scenario[0].is_official
 
 
-def test_what_weakens_a_comparison_is_noted(compared) -> None:
+def test_what_weakens_a_comparison_is_noted(compared: NewRun) -> None:
     notes = " ".join(summarize(compared().read()).notes)
     assert "No A/A control" in notes
     assert "same process" in notes

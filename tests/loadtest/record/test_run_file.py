@@ -3,10 +3,13 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from tests.loadtest.run_files import NewRun
+from tests.required import required
 
 from xlaserve_loadtest.record.lines import (
     REQUEST,
@@ -17,28 +20,30 @@ from xlaserve_loadtest.record.lines import (
     Event,
     Failure,
     Generator,
+    Line,
     Load,
     Requests,
+    Run,
     ServerUse,
     Status,
 )
 from xlaserve_loadtest.record.run_file import RunFileError, RunWriter, read_run
 
 
-def read_text(path, *lines):
+def read_text(path: Path, *lines: str) -> Run:
     path.write_text("".join(line + "\n" for line in lines))
     return read_run(path)
 
 
-def header_text(run_file, **changes):
+def header_text(run_file: NewRun, **changes: object) -> str:
     path = run_file("header").header().write(ends=False)
     return json.dumps({**json.loads(gzip.decompress(path.read_bytes())), **changes})
 
 
-def test_everything_comes_back_as_it_was_written(run_file) -> None:
+def test_everything_comes_back_as_it_was_written(run_file: NewRun) -> None:
     file = run_file().header(control=True).server(compile_s={"xla": 4.0}, models={"digits": {"weights": "random"}})
     file.block("xla", [1.0, 2.5, 3.25], stages_s={"queue_s": 0.125, "total_s": 0.5}, round=3)
-    rest = [
+    rest: list[Line] = [
         Block(
             7,
             "graph",
@@ -58,14 +63,15 @@ def test_everything_comes_back_as_it_was_written(run_file) -> None:
     run = file.read(*rest, ends=False)
     assert [run.header, *run.servers] == [file.lines[0], file.lines[1]]
     assert [*run.blocks[1:], *run.events, *run.equalities, *run.failures, run.end] == rest
-    written = file.lines[2].rows
+    written = file.lines[2]
+    assert isinstance(written, Requests)
     assert run.requests.dtype == REQUEST
-    for column in REQUEST.names:
-        np.testing.assert_array_equal(run.requests[column], written[column])
+    for column in required(REQUEST.names):
+        np.testing.assert_array_equal(run.requests[column], written.rows[column])
     assert run.name == "a"
 
 
-def test_what_was_written_is_on_disk_before_the_file_is_closed(run_file) -> None:
+def test_what_was_written_is_on_disk_before_the_file_is_closed(run_file: NewRun) -> None:
     file = run_file().header().block("xla", [1.0] * 50)
     with RunWriter(file.path) as writer:
         for line in file.lines:
@@ -74,7 +80,7 @@ def test_what_was_written_is_on_disk_before_the_file_is_closed(run_file) -> None
     assert (len(run.blocks), run.requests.size, run.end) == (1, 50, None)
 
 
-def test_a_file_cut_off_anywhere_gives_the_lines_that_were_whole(run_file) -> None:
+def test_a_file_cut_off_anywhere_gives_the_lines_that_were_whole(run_file: NewRun) -> None:
     file = run_file().header().block("xla", [1.0] * 20).block("graph", [2.0] * 20)
     data = file.write().read_bytes()
     blocks = []
@@ -89,14 +95,16 @@ def test_a_file_cut_off_anywhere_gives_the_lines_that_were_whole(run_file) -> No
     assert {-1, 0, 1, 2} == set(blocks)
 
 
-def test_a_file_that_was_unpacked_is_read_as_well(run_file, tmp_path) -> None:
+def test_a_file_that_was_unpacked_is_read_as_well(run_file: NewRun, tmp_path: Path) -> None:
     path = run_file().header().block("xla", [1.0]).write()
     plain = tmp_path / "plain.jsonl"
     plain.write_bytes(gzip.decompress(path.read_bytes()))
     assert read_run(plain).requests.size == 1
 
 
-def test_fields_that_are_not_known_are_ignored_and_left_out_ones_have_defaults(run_file, tmp_path) -> None:
+def test_fields_that_are_not_known_are_ignored_and_left_out_ones_have_defaults(
+    run_file: NewRun, tmp_path: Path
+) -> None:
     block = {"kind": "block", "index": 0, "arm": "xla", "load": {"type": "closed"}, "start_ns": 0, "end_ns": 1}
     block |= {"generator": {"workers": 1, "cpu_s": 0, "sends": 1}, "phase_of_the_moon": "full"}
     run = read_text(tmp_path / "x", header_text(run_file, more=1), json.dumps(block))
@@ -118,7 +126,9 @@ def test_fields_that_are_not_known_are_ignored_and_left_out_ones_have_defaults(r
         (["HEADER", '{"kind": "event", "at_ns": 1, "what": "party", "text": ""}'], "line 2: event: what: "),
     ],
 )
-def test_what_is_no_run_is_refused_with_the_line_and_the_reason(run_file, tmp_path, lines, message) -> None:
+def test_what_is_no_run_is_refused_with_the_line_and_the_reason(
+    run_file: NewRun, tmp_path: Path, lines: list[str], message: str
+) -> None:
     header = header_text(run_file)
     with pytest.raises(RunFileError) as caught:
         read_text(tmp_path / "x", *(header if line == "HEADER" else line for line in lines))
@@ -130,14 +140,16 @@ def test_what_is_no_run_is_refused_with_the_line_and_the_reason(run_file, tmp_pa
     ("changes", "message"),
     [({"status": ["FINE"]}, "'FINE' is not a status"), ({"images": [1, 2]}, "different lengths")],
 )
-def test_requests_that_make_no_sense_are_refused(run_file, tmp_path, changes, message) -> None:
+def test_requests_that_make_no_sense_are_refused(
+    run_file: NewRun, tmp_path: Path, changes: dict[str, list[object]], message: str
+) -> None:
     row = {"kind": "requests", "block": 0, "status": ["OK"], "images": [1], "measured": [True]}
     row |= {"scheduled_ns": [1], "start_ns": [1], "end_ns": [2]}
     with pytest.raises(RunFileError, match=message):
         read_text(tmp_path / "x", header_text(run_file), json.dumps({**row, **changes}))
 
 
-def test_a_damaged_or_missing_file_is_refused(run_file, tmp_path) -> None:
+def test_a_damaged_or_missing_file_is_refused(run_file: NewRun, tmp_path: Path) -> None:
     path = run_file().header().block("xla", np.random.default_rng(0).random(500)).write()
     data = bytearray(path.read_bytes())
     data[40:60] = bytes(20)
@@ -148,14 +160,14 @@ def test_a_damaged_or_missing_file_is_refused(run_file, tmp_path) -> None:
         read_run(tmp_path / "none")
 
 
-def test_every_status_survives(run_file) -> None:
+def test_every_status_survives(run_file: NewRun) -> None:
     rows = np.zeros(len(Status), REQUEST)
     rows["status"] = list(Status)
     run = run_file().header().read(Requests(0, rows))
     assert run.requests["status"].tolist() == list(Status)
 
 
-def test_the_file_is_gzip_to_other_tools(run_file) -> None:
+def test_the_file_is_gzip_to_other_tools(run_file: NewRun) -> None:
     path = run_file().header().block("xla", [1.0] * 10).write()
     text = zlib.decompress(path.read_bytes(), 16 + zlib.MAX_WBITS).decode()
     assert [json.loads(line)["kind"] for line in text.splitlines()] == ["header", "requests", "block", "end"]

@@ -5,9 +5,13 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.loadtest.run_files import NewRun
+from tests.required import required
 
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import Environment, Equality, Load
@@ -16,7 +20,9 @@ from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.reports import compare_cli, markdown
 
 
-def test_the_terminal_says_the_verdict_first_and_keeps_to_a_hundred_columns(compared, capsys) -> None:
+def test_the_terminal_says_the_verdict_first_and_keeps_to_a_hundred_columns(
+    compared: NewRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     equal = Equality("xla", "graph", 64, 1e-6, 1e-5, 1.0, 1e-4, 1e-3, is_equal=True)
     assert report.main([str(compared(control_ms=20).write(equal))]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -27,7 +33,9 @@ def test_the_terminal_says_the_verdict_first_and_keeps_to_a_hundred_columns(comp
         assert expected in text
 
 
-def test_every_format_is_written_from_the_file_alone(compared, tmp_path, capsys) -> None:
+def test_every_format_is_written_from_the_file_alone(
+    compared: NewRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = compared(control_ms=20).write()
     names = {"--html": "r.html", "--markdown": "r.md", "--csv": "r.csv", "--json": "r.json", "--push-file": "r.prom"}
     assert (
@@ -45,20 +53,22 @@ def test_every_format_is_written_from_the_file_alone(compared, tmp_path, capsys)
     assert document["schema"] == report.SCHEMA
     assert document["runs"][0]["verdict"] == summary.verdict
     families = {family.name: family for family in text_string_to_metric_families((tmp_path / "r.prom").read_text())}
-    assert families["loadtest_images_per_second"].samples[0].value == summary.points[0].images_per_s.value
+    assert families["loadtest_images_per_second"].samples[0].value == required(summary.points[0].images_per_s).value
     assert {sample.labels["bound"] for sample in families["loadtest_ratio"].samples} == {"value", "low", "high"}
     assert (tmp_path / "r.md").read_text().startswith("**xla is faster than graph")
     assert summary.verdict in (tmp_path / "r.html").read_text()
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["a.run.jsonl.gz", *names.values()])
 
 
-def test_markdown_shows_names_as_they_are(run_file) -> None:
+def test_markdown_shows_names_as_they_are(run_file: NewRun) -> None:
     file = run_file().header(("a|<b>*c*",)).block("a|<b>*c*", [1.0] * 10)
     text = markdown.render(summarize(file.read()))
     assert r"| a\|\<b\>\*c\* |" in text
 
 
-def test_a_price_that_is_never_paid_back_is_json_all_the_same(compared, tmp_path, capsys) -> None:
+def test_a_price_that_is_never_paid_back_is_json_all_the_same(
+    compared: NewRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report.main([str(compared(xla_ms=40).write()), "--json", str(tmp_path / "r.json")])
     price = json.loads((tmp_path / "r.json").read_text())["runs"][0]["prices"][0]
     assert price["break_even_images"] is None
@@ -68,14 +78,18 @@ def test_a_price_that_is_never_paid_back_is_json_all_the_same(compared, tmp_path
 @pytest.mark.parametrize(
     ("conditions", "status"), [(["xla/graph<1.0", "errors>0"], 0), (["errors>0", "p99>1ms"], 3), (["p99.9>9s"], 3)]
 )
-def test_a_condition_that_is_met_ends_with_a_status_of_its_own(compared, capsys, conditions, status) -> None:
+def test_a_condition_that_is_met_ends_with_a_status_of_its_own(
+    compared: NewRun, capsys: pytest.CaptureFixture[str], conditions: list[str], status: int
+) -> None:
     words = [word for condition in conditions for word in ("--fail-if", condition)]
     assert report.main([str(compared().write()), *words]) == status
     assert ("--fail-if" in capsys.readouterr().err) == (status == 3)
 
 
 @pytest.mark.parametrize("words", [["--fail-if", "p99>soon"], ["--csv", "/no/such/folder/r.csv"]])
-def test_a_wrong_option_is_refused_before_anything_is_read(words, capsys) -> None:
+def test_a_wrong_option_is_refused_before_anything_is_read(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         report.main(["nothing", *words])
     assert caught.value.code == 2
@@ -84,7 +98,9 @@ def test_a_wrong_option_is_refused_before_anything_is_read(words, capsys) -> Non
 
 @pytest.mark.parametrize("content", [None, b"", b"hello\n", b"\x1f\x8b\x08garbage", b'{"kind": "header"}\n'])
 @pytest.mark.parametrize("main", [lambda path: report.main([path]), lambda path: compare_cli.main([path, path])])
-def test_a_file_that_is_no_run_is_one_line_and_a_status(tmp_path, capsys, content, main) -> None:
+def test_a_file_that_is_no_run_is_one_line_and_a_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, main: Callable[[str], int]
+) -> None:
     path = tmp_path / "x.run.jsonl.gz"
     if content is not None:
         path.write_bytes(content)
@@ -94,7 +110,12 @@ def test_a_file_that_is_no_run_is_one_line_and_a_status(tmp_path, capsys, conten
     assert error.count("\n") == 1
 
 
-def test_a_cut_off_run_and_one_without_measurements_are_reported(compared, run_file, tmp_path, capsys) -> None:
+def test_a_cut_off_run_and_one_without_measurements_are_reported(
+    compared: NewRun,
+    run_file: NewRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = compared().write()
     path.write_bytes(path.read_bytes()[:3000])
     assert report.main([str(path), "--html", str(tmp_path / "r.html"), "--csv", str(tmp_path / "r.csv")]) == 0
@@ -103,7 +124,7 @@ def test_a_cut_off_run_and_one_without_measurements_are_reported(compared, run_f
     assert capsys.readouterr().out.startswith("Nothing was measured")
 
 
-def test_two_runs_are_compared_from_their_files(compared, capsys) -> None:
+def test_two_runs_are_compared_from_their_files(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
     first = compared(xla_ms=10, graph_ms=20)
     elsewhere = Environment("another processor", 4, (), "a system", "3.11", {"xlaserve": "0.2.0"}, {})
     second = compared(xla_ms=12, graph_ms=20, seed=1, name="b", environment=elsewhere)
@@ -117,7 +138,7 @@ def test_two_runs_are_compared_from_their_files(compared, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["changes"][0]["verdict"] == "slower"
 
 
-def test_runs_with_nothing_in_common_can_not_be_compared(compared, capsys) -> None:
+def test_runs_with_nothing_in_common_can_not_be_compared(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = compared().write(), compared(name="b", load=Load("closed", concurrency=9)).write()
     assert compare_cli.main([str(first), str(second)]) == 1
     assert "no arm under the same load" in capsys.readouterr().err

@@ -1,27 +1,34 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
+from tests.required import required
 
+from xlaserve_loadtest.record.lines import Equality
 from xlaserve_loadtest.run.equality_run import compare_outputs
+
+Outputs = Sequence[Sequence[np.ndarray[Any, Any]]]
 
 
 @pytest.fixture
-def scores():
+def scores() -> Outputs:
     return [[np.random.default_rng(seed).random((4, 10))] for seed in range(3)]
 
 
-def compare(own, other):
+def compare(own: Outputs, other: Outputs) -> Equality:
     return compare_outputs("xla", "graph", own, other)
 
 
-def test_the_same_outputs_are_equal(scores) -> None:
+def test_the_same_outputs_are_equal(scores: Outputs) -> None:
     found = compare(scores, scores)
     assert found.is_equal
     assert (found.largest_absolute, found.largest_relative, found.top1_agreement, found.images) == (0, 0, 1, 12)
 
 
-def test_rounding_is_equal_and_its_size_is_told(scores) -> None:
+def test_rounding_is_equal_and_its_size_is_told(scores: Outputs) -> None:
     shifted = [[output + 1e-4] for (output,) in scores]
     found = compare(shifted, scores)
     assert found.is_equal
@@ -29,7 +36,7 @@ def test_rounding_is_equal_and_its_size_is_told(scores) -> None:
     assert 0 < found.largest_relative < 0.2
 
 
-def test_one_wrong_number_is_not_equal(scores) -> None:
+def test_one_wrong_number_is_not_equal(scores: Outputs) -> None:
     wrong = [[output.copy()] for (output,) in scores]
     wrong[2][0][3, 5] += 0.05
     found = compare(wrong, scores)
@@ -37,21 +44,21 @@ def test_one_wrong_number_is_not_equal(scores) -> None:
     assert found.largest_absolute == pytest.approx(0.05)
 
 
-def test_another_order_of_images_is_seen_in_the_best_class(scores) -> None:
+def test_another_order_of_images_is_seen_in_the_best_class(scores: Outputs) -> None:
     found = compare([[output[::-1]] for (output,) in scores], scores)
     assert not found.is_equal
-    assert found.top1_agreement < 1
+    assert required(found.top1_agreement) < 1
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_a_number_is_not_equal(scores, bad) -> None:
+def test_what_is_not_a_number_is_not_equal(scores: Outputs, bad: float) -> None:
     wrong = [[output.copy()] for (output,) in scores]
     wrong[0][0][0, 0] = bad
     assert not compare(wrong, scores).is_equal
     assert not compare(wrong, wrong).is_equal
 
 
-def test_other_shapes_are_not_equal(scores) -> None:
+def test_other_shapes_are_not_equal(scores: Outputs) -> None:
     assert not compare([[output[:, :9]] for (output,) in scores], scores).is_equal
 
 

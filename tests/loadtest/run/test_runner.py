@@ -4,31 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.loadtest.conftest import FakeTarget
+from tests.required import required
 
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.run import crew, runner
-from xlaserve_loadtest.run.runner import Generator
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, OpenLoop
+from xlaserve_loadtest.run.crew import Outcome
+from xlaserve_loadtest.run.runner import Generator, Live
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, OpenLoop
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.plan import Block
-from xlaserve_loadtest.targets.target import Reply
+from xlaserve_loadtest.targets.target import ModelInfo, Reply
 
 OK = Reply(Status.OK)
 
+Handle = Callable[[Request], Awaitable[Reply]]
+Attack = Callable[..., tuple[Outcome, FakeTarget]]
+
 
 @pytest.fixture
-def attack(in_virtual_time, fake_target, model_info):
+def attack(
+    in_virtual_time: Callable[[Callable[[], Coroutine[Any, Any, Outcome]]], Outcome],
+    fake_target: type[FakeTarget],
+    model_info: ModelInfo,
+) -> Attack:
     """Runs a block against a handler, in virtual time; returns its outcome and the target."""
 
-    def run(handle, loop, *, duration_s=10.0, warmup_s=1.0, images=1, workers=1, after=None, **more):
+    def run(
+        handle: Handle,
+        loop: Loop,
+        *,
+        duration_s: float = 10.0,
+        warmup_s: float = 1.0,
+        images: int = 1,
+        workers: int = 1,
+        after: float | None = None,
+        **more: Any,
+    ) -> tuple[Outcome, FakeTarget]:
         target = fake_target(handle)
         requests = {"xla": [Request(bytes([n]), images, "xla") for n in range(3)]}
         block = Block("xla", loop, warmup_s, duration_s)
 
-        async def main():
+        async def main() -> Outcome:
             now = asyncio.get_running_loop()
             clock = lambda: round(now.time() * 1e9)  # noqa: E731
             generators = [
@@ -54,25 +76,25 @@ def attack(in_virtual_time, fake_target, model_info):
     return run
 
 
-def answering(seconds, reply=OK):
-    async def handle(request):
+def answering(seconds: float, reply: Reply = OK) -> Handle:
+    async def handle(request: Request) -> Reply:
         await asyncio.sleep(seconds)
         return reply
 
     return handle
 
 
-def latencies_ms(outcome):
+def latencies_ms(outcome: Outcome) -> np.ndarray[Any, Any]:
     answered = outcome.answered
-    return (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
+    return np.asarray((answered["end_ns"] - answered["scheduled_ns"]) / 1e6)
 
 
-def percentile(outcome, rank):
-    return np.percentile(latencies_ms(outcome), rank)
+def percentile(outcome: Outcome, rank: float) -> float:
+    return float(np.percentile(latencies_ms(outcome), rank))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_closed_loop_keeps_its_slots_busy(attack, workers) -> None:
+def test_a_closed_loop_keeps_its_slots_busy(attack: Attack, workers: int) -> None:
     outcome, target = attack(answering(0.02), ClosedLoop(4), workers=workers)
     assert latencies_ms(outcome) == pytest.approx(20, rel=0.001)
     assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
@@ -82,11 +104,11 @@ def test_a_closed_loop_keeps_its_slots_busy(attack, workers) -> None:
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(8), OpenLoop(100.0)])
-def test_known_latencies_come_out_within_one_percent(attack, loop) -> None:
+def test_known_latencies_come_out_within_one_percent(attack: Attack, loop: Loop) -> None:
     generator = random.Random(0)
     injected_s = []
 
-    async def handle(request):
+    async def handle(request: Request) -> Reply:
         injected_s.append(generator.lognormvariate(-4, 0.5))
         await asyncio.sleep(injected_s[-1])
         return OK
@@ -96,7 +118,7 @@ def test_known_latencies_come_out_within_one_percent(attack, loop) -> None:
         assert percentile(outcome, rank) == pytest.approx(np.percentile(injected_s, rank) * 1000, rel=0.01)
 
 
-def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack) -> None:
+def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack: Attack) -> None:
     slow, target = attack(answering(2.0), OpenLoop(50, "constant"))
     fast, _ = attack(answering(0.001), OpenLoop(50, "constant"))
     for outcome in (slow, fast):
@@ -107,8 +129,8 @@ def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack) -> N
     assert latencies_ms(slow) == pytest.approx(2000, rel=0.001)
 
 
-def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open_loop(attack) -> None:
-    async def handle(request):
+def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open_loop(attack: Attack) -> None:
+    async def handle(request: Request) -> Reply:
         now_s = asyncio.get_running_loop().time() - 1000
         # Warm-up ends at 1; the stall lasts from 6 to 11.
         await asyncio.sleep(11 - now_s if 6 <= now_s < 11 else 0.001)
@@ -120,7 +142,7 @@ def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open
     assert percentile(closed_loop, 90) < 2
 
 
-def test_what_is_beyond_the_bound_is_dropped_and_counted(attack) -> None:
+def test_what_is_beyond_the_bound_is_dropped_and_counted(attack: Attack) -> None:
     outcome, target = attack(answering(10), OpenLoop(10, "constant"), most_in_flight=20)
     assert target.most_in_flight == 20
     # The first twenty are under way from -1 s to 1 s of the window, and again from 9 s on.
@@ -128,10 +150,10 @@ def test_what_is_beyond_the_bound_is_dropped_and_counted(attack) -> None:
     assert outcome.dropped == pytest.approx(80, abs=2)
 
 
-def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figures(attack) -> None:
+def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figures(attack: Attack) -> None:
     calls = 0
 
-    async def handle(request):
+    async def handle(request: Request) -> Reply:
         nonlocal calls
         calls += 1
         await asyncio.sleep(5 if calls <= 4 else 0.01)
@@ -139,14 +161,14 @@ def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figure
 
     outcome, _ = attack(handle, ClosedLoop(4), warmup_s=0.1)
     assert latencies_ms(outcome) == pytest.approx(10, rel=0.01)
-    assert (outcome.window_ns[0] - outcome.start_ns) / 1e9 == pytest.approx(5, rel=0.01)
+    assert (required(outcome.window_ns)[0] - outcome.start_ns) / 1e9 == pytest.approx(5, rel=0.01)
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(400.0)])
-def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack, loop) -> None:
+def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack: Attack, loop: Loop) -> None:
     calls = 0
 
-    async def handle(request):
+    async def handle(request: Request) -> Reply:
         nonlocal calls
         calls += 1
         await asyncio.sleep(1.5 if calls == 1000 else 0.01)
@@ -160,22 +182,24 @@ def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(300.0)])
-def test_measured_requests_are_those_due_in_the_window(attack, loop) -> None:
+def test_measured_requests_are_those_due_in_the_window(attack: Attack, loop: Loop) -> None:
     outcome, _ = attack(answering(0.013), loop, workers=2)
-    rows, (start, end) = outcome.rows, outcome.window_ns
+    rows, (start, end) = outcome.rows, required(outcome.window_ns)
     np.testing.assert_array_equal(rows["measured"], (rows["scheduled_ns"] >= start) & (rows["scheduled_ns"] < end))
     assert 0 < rows["measured"].sum() < len(rows)
     assert (np.diff(rows["end_ns"]) >= 0).all()
 
 
-def test_several_workers_send_the_same_schedule_as_one(attack) -> None:
+def test_several_workers_send_the_same_schedule_as_one(attack: Attack) -> None:
     one, _ = attack(answering(0.01), OpenLoop(100.0), workers=1)
     three, _ = attack(answering(0.01), OpenLoop(100.0), workers=3)
-    due = [np.sort(outcome.measured["scheduled_ns"]) - outcome.window_ns[0] for outcome in (one, three)]
-    np.testing.assert_array_equal(*due)
+    first, second = (
+        np.sort(outcome.measured["scheduled_ns"]) - required(outcome.window_ns)[0] for outcome in (one, three)
+    )
+    np.testing.assert_array_equal(first, second)
 
 
-def test_a_run_that_is_steady_ends_before_its_time(attack) -> None:
+def test_a_run_that_is_steady_ends_before_its_time(attack: Attack) -> None:
     outcome, _ = attack(answering(0.02), ClosedLoop(4), duration_s=60, end_when_steady=True)
     assert 10 <= outcome.window_s() < 20
     assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
@@ -184,10 +208,10 @@ def test_a_run_that_is_steady_ends_before_its_time(attack) -> None:
     assert kept_on.window_s() == pytest.approx(30)
 
 
-def test_a_run_whose_latency_grows_goes_on_to_its_end(attack) -> None:
+def test_a_run_whose_latency_grows_goes_on_to_its_end(attack: Attack) -> None:
     calls = 0
 
-    async def handle(request):
+    async def handle(request: Request) -> Reply:
         nonlocal calls
         calls += 1
         await asyncio.sleep(0.01 * 1.0005**calls)
@@ -197,10 +221,10 @@ def test_a_run_whose_latency_grows_goes_on_to_its_end(attack) -> None:
     assert outcome.window_s() == pytest.approx(30)
 
 
-def test_failures_are_counted_by_status_and_do_not_end_the_run(attack) -> None:
+def test_failures_are_counted_by_status_and_do_not_end_the_run(attack: Attack) -> None:
     calls = 0
 
-    async def handle(request):
+    async def handle(request: Request) -> Reply:
         nonlocal calls
         calls += 1
         reply = Reply(Status.INTERNAL, detail="every tenth") if calls % 10 == 0 else OK
@@ -216,7 +240,7 @@ def test_failures_are_counted_by_status_and_do_not_end_the_run(attack) -> None:
     assert outcome.images_per_s() == pytest.approx(4 * 9 / (0.1 + runner.FAILURE_PAUSE_S), rel=0.01)
 
 
-def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack) -> None:
+def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack: Attack) -> None:
     outcome, _ = attack(answering(0.01, Reply(Status.INVALID_ARGUMENT, detail="no such mode")), ClosedLoop(4))
     assert outcome.window_ns is None
     assert not outcome.measured.size
@@ -226,10 +250,10 @@ def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack) -> 
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
-def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack, loop) -> None:
+def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack: Attack, loop: Loop) -> None:
     calls = 0
 
-    async def handle(request):
+    async def handle(request: Request) -> Reply:
         nonlocal calls
         calls += 1
         await asyncio.sleep(0.01)
@@ -242,7 +266,7 @@ def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack, lo
 
 
 @pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
-def test_what_was_measured_stands_when_the_block_is_interrupted(attack, loop) -> None:
+def test_what_was_measured_stands_when_the_block_is_interrupted(attack: Attack, loop: Loop) -> None:
     outcome, target = attack(answering(0.04), loop, duration_s=60, workers=2, after=11)
     assert outcome.interrupted
     assert outcome.window_s() == pytest.approx(10, rel=0.01)
@@ -250,18 +274,18 @@ def test_what_was_measured_stands_when_the_block_is_interrupted(attack, loop) ->
     assert target.in_flight == 0
 
 
-def test_live_figures_add_up_to_what_was_answered(attack) -> None:
-    seen = []
+def test_live_figures_add_up_to_what_was_answered(attack: Attack) -> None:
+    seen: list[Live] = []
     outcome, _ = attack(answering(0.02), ClosedLoop(4), images=5, on_live=seen.append)
     images = sum(live.images for live in seen)
     assert 0.95 * outcome.rows["images"].sum() < images <= outcome.rows["images"].sum()
     assert np.concatenate([live.latencies_ms for live in seen]) == pytest.approx(20, rel=0.001)
 
 
-def test_workers_share_slots_and_begin_at_different_requests(attack) -> None:
+def test_workers_share_slots_and_begin_at_different_requests(attack: Attack) -> None:
     seen = []
 
-    async def handle(request):
+    async def handle(request: Request) -> Reply:
         seen.append(request.data)
         await asyncio.sleep(0.1)
         return OK
@@ -270,7 +294,7 @@ def test_workers_share_slots_and_begin_at_different_requests(attack) -> None:
     assert set(seen[:3]) == {b"\x00", b"\x01", b"\x02"}
 
 
-def test_a_worker_without_a_slot_stays_out_of_the_block(attack) -> None:
+def test_a_worker_without_a_slot_stays_out_of_the_block(attack: Attack) -> None:
     outcome, target = attack(answering(0.01), ClosedLoop(2), workers=3)
     assert target.connections == 2
     assert outcome.images_per_s() == pytest.approx(200, rel=0.01)

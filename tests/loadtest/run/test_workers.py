@@ -4,6 +4,7 @@ import asyncio
 import os
 
 import pytest
+from tests.loadtest.conftest import StartPuppet
 
 from xlaserve_loadtest.run import crew
 from xlaserve_loadtest.run.worker import Setup
@@ -17,7 +18,7 @@ BLOCK = Block("xla", ClosedLoop(2), 0.0, 0.1)
 SETUP = Setup({"xla": ModelInfo("digits", (32, 32), (), {}, "")}, {"xla": [Request(b"", 1, "xla")]}, deadline_s=1)
 
 
-async def test_a_worker_loads_a_target_and_ends_with_its_context(start_puppet) -> None:
+async def test_a_worker_loads_a_target_and_ends_with_its_context(start_puppet: StartPuppet) -> None:
     async with WorkerProcess() as worker:
         await worker.setup(SETUP)
         shares = crew.tasks(BLOCK, (start_puppet(),), 1, seed=0, most_in_flight=1)
@@ -50,5 +51,5 @@ async def test_a_worker_that_dies_is_noticed_by_whoever_waits_for_it() -> None:
 @pytest.mark.parametrize(
     ("cores", "concurrency", "workers"), [(1, 16, 1), (2, 16, 1), (16, 16, 4), (16, 2, 2), (128, 64, 8)]
 )
-def test_the_number_of_workers_leaves_the_target_most_cores(cores, concurrency, workers) -> None:
+def test_the_number_of_workers_leaves_the_target_most_cores(cores: int, concurrency: int, workers: int) -> None:
     assert choose_number(cores, concurrency) == workers

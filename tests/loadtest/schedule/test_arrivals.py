@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -9,14 +12,16 @@ from xlaserve_loadtest.schedule.arrivals import (
     ArrivalsError,
     ClosedLoop,
     OpenLoop,
+    Process,
     Replay,
+    Schedule,
     schedule,
     split,
     with_margins,
 )
 
 
-def seconds(times):
+def seconds(times: Schedule) -> np.ndarray[Any, np.dtype[np.float64]]:
     return times / 1e9
 
 
@@ -27,7 +32,7 @@ def test_constant_arrivals_are_evenly_spaced_from_the_start() -> None:
 
 
 @pytest.mark.parametrize("rate", [3.0, 100.0, 2500.0])
-def test_poisson_arrivals_have_the_rate_that_was_asked_for(rate) -> None:
+def test_poisson_arrivals_have_the_rate_that_was_asked_for(rate: float) -> None:
     duration_s = 20_000 / rate
     counts = [len(schedule(OpenLoop(rate), duration_s, (seed,))) for seed in range(20)]
     # The sum of 20 Poisson counts of mean 20,000 has a deviation of 632.
@@ -45,7 +50,7 @@ def test_poisson_gaps_are_exponential_and_independent() -> None:
 
 @pytest.mark.parametrize("process", ["poisson", "constant"])
 @pytest.mark.parametrize(("first", "last"), [(50, 200), (200, 50), (10, 10.0000001)])
-def test_a_ramp_goes_from_one_rate_to_the_other(process, first, last) -> None:
+def test_a_ramp_goes_from_one_rate_to_the_other(process: Process, first: int, last: float) -> None:
     loop = OpenLoop(first, process, last)
     times = seconds(np.concatenate([schedule(loop, 100, (seed,)) for seed in range(10)]))
     counts, edges = np.histogram(times, bins=10, range=(0, 100))
@@ -74,14 +79,14 @@ def test_margins_surround_the_measured_part_and_do_not_change_it() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
-def test_a_split_loses_nothing_and_repeats_nothing(workers) -> None:
+def test_a_split_loses_nothing_and_repeats_nothing(workers: int) -> None:
     whole = schedule(OpenLoop(100), 5, (0,))
     shares = split(whole, workers)
     np.testing.assert_array_equal(np.sort(np.concatenate(shares)), whole)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_what_was_saved_is_replayed_to_the_nanosecond(tmp_path) -> None:
+def test_what_was_saved_is_replayed_to_the_nanosecond(tmp_path: Path) -> None:
     times = schedule(OpenLoop(1000), 3, (1,))
     arrivals.write(tmp_path / "arrivals.txt", times)
     replay = arrivals.read(tmp_path / "arrivals.txt")
@@ -89,7 +94,7 @@ def test_what_was_saved_is_replayed_to_the_nanosecond(tmp_path) -> None:
     assert replay.mean_rate_per_s() == pytest.approx(1000, rel=0.1)
 
 
-def test_a_replay_may_be_json_lines_and_is_cut_at_the_duration(tmp_path) -> None:
+def test_a_replay_may_be_json_lines_and_is_cut_at_the_duration(tmp_path: Path) -> None:
     path = tmp_path / "arrivals.jsonl"
     path.write_text('{"at_s": 0.5, "model": "x"}\n\n1.5\n{"at_s": 2.5}\n')
     replay = arrivals.read(path)
@@ -99,7 +104,7 @@ def test_a_replay_may_be_json_lines_and_is_cut_at_the_duration(tmp_path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "2\n1\n", "-1\n", "nan\n", "x\n", '{"when": 1}\n'])
-def test_a_broken_replay_is_refused(tmp_path, text) -> None:
+def test_a_broken_replay_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "arrivals.txt"
     path.write_text(text)
     with pytest.raises(ArrivalsError):
@@ -114,7 +119,7 @@ def test_nonsense_is_refused() -> None:
         lambda: OpenLoop(0),
         lambda: OpenLoop(1, end_rate_per_s=-1),
         lambda: Replay(()),
-        lambda: OpenLoop(1, "uniform"),
+        lambda: OpenLoop(1, "uniform"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ArrivalsError):
             make()

@@ -1,48 +1,53 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from xlaserve_loadtest.schedule import payload
-from xlaserve_loadtest.schedule.payload import Mix, PayloadError
+from xlaserve_loadtest.schedule.payload import Kind, Mix, PayloadError, Picture, Request
 from xlaserve_proto import open_inference_pb2 as oip
 
 
 @pytest.fixture
-def pictures():
+def pictures() -> list[Picture]:
     return payload.synthetic(4, size=(24, 32), seed=1)
 
 
-def made(groups, *, kind="pixels", mix="1", modes=("xla",)):
+def made(
+    groups: Sequence[Sequence[Picture]], *, kind: Kind = "pixels", mix: str = "1", modes: Sequence[str] = ("xla",)
+) -> dict[str, tuple[Request, ...]]:
     return payload.make_requests(groups, model="m", modes=modes, kind=kind, mix=Mix.parse(mix), seed=0)
 
 
-def decoded(request):
+def decoded(request: Request) -> oip.ModelInferRequest:
     return oip.ModelInferRequest.FromString(request.data)
 
 
-def elements(raw):
+def elements(raw: bytes) -> Iterator[bytes]:
     while raw:
         length = int.from_bytes(raw[:4], "little")
         yield raw[4 : 4 + length]
         raw = raw[4 + length :]
 
 
-def test_images_are_the_same_for_the_same_seed(pictures) -> None:
+def test_images_are_the_same_for_the_same_seed(pictures: list[Picture]) -> None:
     again, other = (payload.synthetic(4, size=(24, 32), seed=seed) for seed in (1, 2))
     for picture, same, different in zip(pictures, again, other, strict=True):
         assert picture.encoded == same.encoded
         assert (picture.pixels != different.pixels).any()
-        assert (picture.pixels.shape, picture.pixels.dtype) == ((24, 32, 3), np.uint8)
+        assert picture.pixels.shape == (24, 32, 3)
+        assert picture.pixels.dtype == np.uint8
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(picture.encoded))), picture.pixels)
 
 
 @pytest.mark.parametrize("per_request", [1, 3, 6])
 @pytest.mark.parametrize("kind", payload.KINDS)
-def test_requests_take_turns_in_the_images(pictures, kind, per_request) -> None:
+def test_requests_take_turns_in_the_images(pictures: list[Picture], kind: Kind, per_request: int) -> None:
     (sent,) = made([pictures], kind=kind, mix=str(per_request)).values()
     assert len(sent) == payload.DISTINCT_REQUESTS
     for start, request in enumerate(sent):
@@ -60,7 +65,7 @@ def test_requests_take_turns_in_the_images(pictures, kind, per_request) -> None:
             assert list(elements(raw)) == [picture.encoded for picture in expected]
 
 
-def test_modes_differ_in_nothing_but_the_mode(pictures) -> None:
+def test_modes_differ_in_nothing_but_the_mode(pictures: list[Picture]) -> None:
     requests = made([pictures], mix="2", modes=("xla", "graph"))
     for xla, graph in zip(requests["xla"], requests["graph"], strict=True):
         first, second = decoded(xla), decoded(graph)
@@ -70,7 +75,7 @@ def test_modes_differ_in_nothing_but_the_mode(pictures) -> None:
         assert first == second
 
 
-def test_a_mix_of_counts_is_kept_to_the_share(pictures) -> None:
+def test_a_mix_of_counts_is_kept_to_the_share(pictures: list[Picture]) -> None:
     (sent,) = made([pictures], mix="1:0.7,8:0.3").values()
     counts = [request.images for request in sent]
     assert (counts.count(1), counts.count(8)) == (28, 12)
@@ -78,7 +83,7 @@ def test_a_mix_of_counts_is_kept_to_the_share(pictures) -> None:
     assert [len(decoded(request).inputs[0].shape) for request in sent] == [4] * 40
 
 
-def test_several_resolutions_take_turns(pictures) -> None:
+def test_several_resolutions_take_turns(pictures: list[Picture]) -> None:
     small = payload.synthetic(4, size=(8, 8), seed=1)
     (sent,) = made([pictures, small]).values()
     sizes = [tuple(decoded(request).inputs[0].shape[1:3]) for request in sent]
@@ -86,17 +91,17 @@ def test_several_resolutions_take_turns(pictures) -> None:
 
 
 @pytest.mark.parametrize(("text", "shown"), [("8", "8"), ("1:0.7,8:0.3", "1:0.7,8:0.3"), ("1:3, 2:1", "1:0.75,2:0.25")])
-def test_a_mix_is_read(text, shown) -> None:
+def test_a_mix_is_read(text: str, shown: str) -> None:
     assert str(Mix.parse(text)) == shown
 
 
 @pytest.mark.parametrize("text", ["", "0", "1:", "1:0", "x", "1,1", "-1", "1:0.5,2:0"])
-def test_a_wrong_mix_is_refused(text) -> None:
+def test_a_wrong_mix_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         Mix.parse(text)
 
 
-def test_the_images_of_a_folder_are_sent_as_they_are_or_fitted(tmp_path) -> None:
+def test_the_images_of_a_folder_are_sent_as_they_are_or_fitted(tmp_path: Path) -> None:
     for name, size in (("b.jpg", (40, 30)), ("a.png", (10, 20)), ("c.webp", (5, 5))):
         Image.new("RGB", size, "red").save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("not an image")
@@ -109,7 +114,7 @@ def test_the_images_of_a_folder_are_sent_as_they_are_or_fitted(tmp_path) -> None
     assert [picture.encoded for picture in fitted] == [picture.encoded for picture in as_they_are]
 
 
-def test_a_folder_without_images_and_a_broken_image_are_refused(tmp_path) -> None:
+def test_a_folder_without_images_and_a_broken_image_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PayloadError, match="no folder"):
         payload.from_folder(tmp_path / "nowhere", size=None)
     with pytest.raises(PayloadError, match="holds no file"):

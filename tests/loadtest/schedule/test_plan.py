@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -11,12 +13,14 @@ ARMS = ("xla", "graph", "eager")
 LOOP = ClosedLoop(4)
 
 
-def mirrored(arms=ARMS, *, duration_s=5.0, warmup_s=1.0, seed=0, **more):
+def mirrored(
+    arms: Sequence[str] = ARMS, *, duration_s: float = 5.0, warmup_s: float = 1.0, seed: int = 0, **more: Any
+) -> tuple[plan.Block, ...]:
     return plan.mirrored(arms, LOOP, duration_s=duration_s, warmup_s=warmup_s, seed=seed, **more)
 
 
 @pytest.mark.parametrize("duration_s", [0.1, 1, 5, 60])
-def test_each_arm_is_measured_for_the_whole_duration(duration_s) -> None:
+def test_each_arm_is_measured_for_the_whole_duration(duration_s: float) -> None:
     blocks = mirrored(duration_s=duration_s)
     for arm in ARMS:
         assert sum(block.duration_s for block in blocks if block.arm == arm) == pytest.approx(duration_s)
@@ -72,5 +76,5 @@ def test_nonsense_is_refused() -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.4, "0 s"), (43.2, "43 s"), (99.4, "99 s"), (720, "12 min"), (12_600, "3.5 h")]
 )
-def test_a_length_of_time_is_told_in_words(seconds, words) -> None:
+def test_a_length_of_time_is_told_in_words(seconds: float, words: str) -> None:
     assert plan.lasting(seconds) == words

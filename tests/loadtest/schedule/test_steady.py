@@ -6,7 +6,7 @@ from xlaserve_loadtest.schedule import steady
 from xlaserve_loadtest.schedule.steady import Window, is_steady, may_end
 
 
-def windows(*rates, p50_ms=10.0):
+def windows(*rates: float, p50_ms: float | None = 10.0) -> list[Window]:
     return [Window(rate, p50_ms) for rate in rates]
 
 
@@ -16,7 +16,7 @@ def test_windows_that_agree_are_steady() -> None:
 
 
 @pytest.mark.parametrize("rates", [(100, 100, 100, 100, 120), (90, 95, 100, 105, 110), (0, 0, 0, 0, 0)])
-def test_windows_that_differ_drift_or_hold_nothing_are_not(rates) -> None:
+def test_windows_that_differ_drift_or_hold_nothing_are_not(rates: tuple[float, ...]) -> None:
     assert not is_steady(windows(*rates))
 
 

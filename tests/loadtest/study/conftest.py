@@ -8,6 +8,9 @@ from xlaserve_loadtest.study.record import Cell, Entry, ModeResult, Sweep
 
 ENVIRONMENT = {"cpu": "A CPU", "cores": 2, "gpus": ("NVIDIA A100-SXM4-40GB",), "packages": {"keras": "3.15.1"}}
 
+MakeEntry = Callable[..., Entry]
+MakeSweep = Callable[..., Sweep]
+
 
 def make_entry(
     name: str,
@@ -32,12 +35,12 @@ def make_entry(
 
 
 @pytest.fixture
-def entry() -> Callable[..., Entry]:
+def entry() -> MakeEntry:
     return make_entry
 
 
 @pytest.fixture
-def sweep() -> Callable[..., Sweep]:
+def sweep() -> MakeSweep:
     """Makes a sweep of the given entries."""
 
     def make(*entries: Entry) -> Sweep:

@@ -4,34 +4,44 @@ import dataclasses
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.loadtest.study.conftest import MakeSweep
+from tests.required import required
 
 from xlaserve_loadtest.study import catalog
 from xlaserve_loadtest.study import sweep as command
 from xlaserve_loadtest.study.measure import Measurement, measure
-from xlaserve_loadtest.study.record import FILE_NAME, Cell, ModeResult, SweepFile, SweepFileError, read
+from xlaserve_loadtest.study.record import FILE_NAME, Cell, ModeResult, Sweep, SweepFile, SweepFileError, read
 from xlaserve_loadtest.study.sweep import Plan
 
 GOOD = ModeResult(images_per_s=10.0, images_per_s_interval=(9.0, 11.0), ratio=1.0)
 
 
 @pytest.fixture
-def plan():
+def plan() -> Plan:
     return Plan(catalog.find(["VGG"]), ("xla", "graph"), (1, 8), (224,))
 
 
-def measure_all(plan, folder, fresh, measure_cell, **more):
+def measure_all(
+    plan: Plan,
+    folder: Path,
+    fresh: Sweep,
+    measure_cell: Callable[[Cell], dict[str, ModeResult]],
+    *,
+    retry_failed: bool = False,
+) -> Sweep:
     with SweepFile(folder, fresh) as file:
-        command.run(plan, file, measure_cell, **more)
+        command.run(plan, file, measure_cell, retry_failed=retry_failed)
     return read(folder)
 
 
-def test_every_cell_is_measured_once_and_kept(plan, sweep, tmp_path) -> None:
+def test_every_cell_is_measured_once_and_kept(plan: Plan, sweep: MakeSweep, tmp_path: Path) -> None:
     seen = []
 
-    def measure_cell(cell):
+    def measure_cell(cell: Cell) -> dict[str, ModeResult]:
         seen.append(cell)
         return dict.fromkeys(plan.modes, GOOD)
 
@@ -43,10 +53,10 @@ def test_every_cell_is_measured_once_and_kept(plan, sweep, tmp_path) -> None:
     assert len(seen) == 4
 
 
-def test_an_interrupted_sweep_goes_on_where_it_stopped(plan, sweep, tmp_path) -> None:
-    seen = []
+def test_an_interrupted_sweep_goes_on_where_it_stopped(plan: Plan, sweep: MakeSweep, tmp_path: Path) -> None:
+    seen: list[Cell | None] = []
 
-    def measure_cell(cell):
+    def measure_cell(cell: Cell) -> dict[str, ModeResult]:
         if len(seen) == 2:
             seen.append(None)
             raise KeyboardInterrupt
@@ -60,18 +70,25 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(plan, sweep, tmp_path) ->
     assert [cell for cell in seen if cell] == [cell for _, cell in plan.cells()]
 
 
-def test_a_line_that_a_kill_cut_off_is_measured_again(plan, sweep, tmp_path) -> None:
+def test_a_line_that_a_kill_cut_off_is_measured_again(plan: Plan, sweep: MakeSweep, tmp_path: Path) -> None:
     measure_all(plan, tmp_path, sweep(), lambda cell: dict.fromkeys(plan.modes, GOOD))
     file = tmp_path / FILE_NAME
     file.write_bytes(file.read_bytes()[:-30])
     assert len(read(tmp_path).entries) == 3
     seen = []
-    again = measure_all(plan, tmp_path, sweep(), lambda cell: seen.append(cell) or dict.fromkeys(plan.modes, GOOD))
+
+    def measure_cell(cell: Cell) -> dict[str, ModeResult]:
+        seen.append(cell)
+        return dict.fromkeys(plan.modes, GOOD)
+
+    again = measure_all(plan, tmp_path, sweep(), measure_cell)
     assert len(seen) == 1
     assert len(again.entries) == 4
 
 
-def test_a_failed_cell_is_kept_with_its_reason_and_retried_only_when_asked(plan, sweep, tmp_path) -> None:
+def test_a_failed_cell_is_kept_with_its_reason_and_retried_only_when_asked(
+    plan: Plan, sweep: MakeSweep, tmp_path: Path
+) -> None:
     failed = {"xla": ModeResult(reason="does not compile"), "graph": GOOD}
     found = measure_all(plan, tmp_path, sweep(), lambda cell: failed)
     assert {entry.results["xla"].reason for entry in found.entries.values()} == {"does not compile"}
@@ -81,7 +98,7 @@ def test_a_failed_cell_is_kept_with_its_reason_and_retried_only_when_asked(plan,
     assert all(entry.results["xla"] == GOOD for entry in again.entries.values())
 
 
-def test_a_further_mode_makes_a_cell_undone(plan, sweep, tmp_path) -> None:
+def test_a_further_mode_makes_a_cell_undone(plan: Plan, sweep: MakeSweep, tmp_path: Path) -> None:
     measure_all(plan, tmp_path, sweep(), lambda cell: {"xla": GOOD, "graph": GOOD})
     wider = Plan(plan.models, (*plan.modes, "eager"), plan.batches, plan.resolutions)
     found = measure_all(wider, tmp_path, sweep(), lambda cell: dict.fromkeys(wider.modes, GOOD))
@@ -97,7 +114,7 @@ def test_native_resolution_is_the_models_own() -> None:
     ]
 
 
-def test_figures_of_two_machines_do_not_mix(plan, sweep, tmp_path) -> None:
+def test_figures_of_two_machines_do_not_mix(plan: Plan, sweep: MakeSweep, tmp_path: Path) -> None:
     measure_all(plan, tmp_path, sweep(), lambda cell: dict.fromkeys(plan.modes, GOOD))
     other = sweep()
     other.environment = {**other.environment, "gpus": ("NVIDIA H200",)}
@@ -105,12 +122,12 @@ def test_figures_of_two_machines_do_not_mix(plan, sweep, tmp_path) -> None:
         measure_all(plan, tmp_path, other, lambda cell: {})
 
 
-def test_two_sweeps_do_not_share_a_folder(sweep, tmp_path) -> None:
+def test_two_sweeps_do_not_share_a_folder(sweep: MakeSweep, tmp_path: Path) -> None:
     with SweepFile(tmp_path, sweep()), pytest.raises(SweepFileError, match="in use"), SweepFile(tmp_path, sweep()):
         pass
 
 
-def test_a_file_that_is_no_sweep_is_refused(sweep, tmp_path) -> None:
+def test_a_file_that_is_no_sweep_is_refused(sweep: MakeSweep, tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('{"schema": "something else"}\n')
     with pytest.raises(SweepFileError, match="expected schema"):
         read(tmp_path)
@@ -122,11 +139,11 @@ def test_a_file_that_is_no_sweep_is_refused(sweep, tmp_path) -> None:
 
 
 @pytest.fixture
-def how(tmp_path):
+def how(tmp_path: Path) -> Measurement:
     return Measurement(("xla", "graph"), "graph", 0.5, 4, 20.0, False, True, tmp_path / "runs")
 
 
-def fake_loadtest(tmp_path, script):
+def fake_loadtest(tmp_path: Path, script: str) -> tuple[str, ...]:
     """A load test that does what the script says; `arguments` holds its command line."""
     file = tmp_path / "fake.py"
     file.write_text(f"import pathlib, sys, time\narguments = sys.argv[1:]\n{script}\n")
@@ -136,7 +153,7 @@ def fake_loadtest(tmp_path, script):
 CELL = Cell("keras.applications:ResNet50", 192, 8)
 
 
-def test_a_load_test_gets_the_cell_and_its_reason_is_kept(how, tmp_path) -> None:
+def test_a_load_test_gets_the_cell_and_its_reason_is_kept(how: Measurement, tmp_path: Path) -> None:
     script = (
         "print('loadtest: the server exited', arguments[arguments.index('--mode') + 1], file=sys.stderr); sys.exit(1)"
     )
@@ -152,7 +169,7 @@ def test_a_load_test_gets_the_cell_and_its_reason_is_kept(how, tmp_path) -> None
     assert (model["buckets"], model["input_size"], model["modes"]) == ([8], [192, 192], ["xla", "graph"])
 
 
-def test_the_end_of_a_server_is_quoted_with_its_last_words(how, tmp_path) -> None:
+def test_the_end_of_a_server_is_quoted_with_its_last_words(how: Measurement, tmp_path: Path) -> None:
     script = "sys.exit('starting\\nloadtest: the server was ended by signal 9\\nINFO compiling\\nINFO still compiling')"
     results = measure(CELL, how, fake_loadtest(tmp_path, script))
     assert results["xla"].reason == "loadtest: the server was ended by signal 9; INFO still compiling"
@@ -188,18 +205,19 @@ with RunWriter(pathlib.Path(arguments[arguments.index("--record") + 1])) as file
 """
 
 
-def test_figures_ratio_and_price_come_from_the_run_file(how, tmp_path) -> None:
+def test_figures_ratio_and_price_come_from_the_run_file(how: Measurement, tmp_path: Path) -> None:
     results = measure(CELL, how, fake_loadtest(tmp_path, RECORDED))
     xla, graph = results["xla"], results["graph"]
     assert graph.images_per_s == pytest.approx(800, rel=0.05)
     assert xla.ratio == pytest.approx(2, rel=0.05)
-    assert xla.ratio_interval[0] < xla.ratio < xla.ratio_interval[1]
+    low, high = required(xla.ratio_interval)
+    assert low < required(xla.ratio) < high
     assert (xla.verdict, graph.verdict, graph.ratio) == ("faster", None, 1.0)
     assert (xla.trace_s, xla.compile_s) == (1.5, 2.5)
     assert xla.p50_ms == pytest.approx(5, rel=0.05)
 
 
-def test_a_mode_that_breaks_the_others_is_found_by_trying_each_alone(how, tmp_path) -> None:
+def test_a_mode_that_breaks_the_others_is_found_by_trying_each_alone(how: Measurement, tmp_path: Path) -> None:
     alone = dataclasses.replace(how, modes=("broken", "graph"))
     script = RECORDED + "if 'broken' in modes: sys.exit('loadtest: broken does not compile')"
     results = measure(CELL, alone, fake_loadtest(tmp_path, script))
@@ -208,20 +226,24 @@ def test_a_mode_that_breaks_the_others_is_found_by_trying_each_alone(how, tmp_pa
     assert results["graph"].images_per_s == pytest.approx(800, rel=0.05)
 
 
-def test_a_cell_that_takes_too_long_is_stopped(how, tmp_path, monkeypatch) -> None:
+def test_a_cell_that_takes_too_long_is_stopped(
+    how: Measurement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late = dataclasses.replace(how, modes=("xla",), timeout_s=0.3)
     results = measure(CELL, late, fake_loadtest(tmp_path, "time.sleep(600)"))
     assert results["xla"].reason == "not done after 0.3 s"
 
 
-def test_models_are_listed(capsys) -> None:
+def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(catalog.applications())
     assert lines[-1].split() == ["Xception", "Xception", "299"]
 
 
-def test_the_command_reports_what_it_measured_and_resumes(monkeypatch, tmp_path, capsys) -> None:
+def test_the_command_reports_what_it_measured_and_resumes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(command, "measure", lambda cell, how: dict.fromkeys(how.modes, GOOD))
     arguments = ["--models", "VGG16", "--batch", "1,8", "--resolution", "64", "--out", str(tmp_path / "out")]
     assert command.main(arguments) == 0
@@ -236,7 +258,9 @@ def test_the_command_reports_what_it_measured_and_resumes(monkeypatch, tmp_path,
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_command_stops_what_it_started_and_still_reports(number, monkeypatch, tmp_path) -> None:
+def test_an_interrupted_command_stops_what_it_started_and_still_reports(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pid = tmp_path / "pid"
     script = f"""
 import os
@@ -251,7 +275,7 @@ time.sleep(600)
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_sweep_in_which_nothing_ran_does_not_succeed(monkeypatch, tmp_path) -> None:
+def test_a_sweep_in_which_nothing_ran_does_not_succeed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "measure", lambda cell, how: dict.fromkeys(how.modes, ModeResult(reason="broken")))
     assert command.main(["--models", "VGG16", "--out", str(tmp_path)]) == 1
 
@@ -260,6 +284,6 @@ def test_a_sweep_in_which_nothing_ran_does_not_succeed(monkeypatch, tmp_path) ->
     "arguments",
     [["--batch", "0"], ["--resolution", "x"], ["--mode", ""], ["--duration", "-1"], ["--baseline", "no"]],
 )
-def test_a_wrong_command_line_is_refused(arguments, tmp_path) -> None:
+def test_a_wrong_command_line_is_refused(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main([*arguments, "--out", str(tmp_path)])

@@ -3,21 +3,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Never
+from typing import Any
 
 import pytest
 import yaml
+from tests.loadtest.conftest import PuppetCommand
 
 from xlaserve import config
 from xlaserve_loadtest.targets import embedded
 from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name
 from xlaserve_loadtest.targets.target import TargetError, describe
 
+MakeServer = Callable[..., EmbeddedServer]
+
 
 @pytest.fixture
-def server(puppet_command):
-    def make(*flags, config="models: []", **more):
+def server(puppet_command: PuppetCommand) -> MakeServer:
+    def make(*flags: str, config: str | Path = "models: []", **more: Any) -> EmbeddedServer:
         return EmbeddedServer(config, command=puppet_command(*flags), **{"start_timeout_s": 20, **more})
 
     return make
@@ -27,7 +31,7 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-async def test_the_server_runs_inside_the_block_and_not_after(server) -> None:
+async def test_the_server_runs_inside_the_block_and_not_after(server: MakeServer) -> None:
     async with server() as running:
         pid = running._process.pid
         assert (await describe(running.address, "digits")).server == "puppet 1"
@@ -37,7 +41,9 @@ async def test_the_server_runs_inside_the_block_and_not_after(server) -> None:
     assert not is_running(pid)
 
 
-async def test_the_server_is_stopped_when_the_block_raises_or_is_cancelled(server) -> Never:
+async def test_the_server_is_stopped_when_the_block_raises_or_is_cancelled(
+    server: MakeServer,
+) -> None:
     with pytest.raises(ZeroDivisionError):
         async with server() as running:
             raise ZeroDivisionError
@@ -57,20 +63,22 @@ async def test_the_server_is_stopped_when_the_block_raises_or_is_cancelled(serve
     assert not is_running(cancelled._process.pid)
 
 
-async def test_a_server_that_does_not_heed_sigterm_is_killed(server, monkeypatch) -> None:
+async def test_a_server_that_does_not_heed_sigterm_is_killed(
+    server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.1)
     async with server("--ignore-sigterm") as running:
         pid = running._process.pid
     assert not is_running(pid)
 
 
-async def test_a_server_that_fails_to_start_is_quoted(server) -> None:
+async def test_a_server_that_fails_to_start_is_quoted(server: MakeServer) -> None:
     with pytest.raises(TargetError, match=r"exited with status 1\nno model could be loaded from models: \[7\]"):
         async with server("--fail-at-start", config="models: [7]"):
             pass
 
 
-async def test_a_server_that_never_gets_ready_is_given_up_and_stopped(server) -> None:
+async def test_a_server_that_never_gets_ready_is_given_up_and_stopped(server: MakeServer) -> None:
     starting = server("--never-ready", start_timeout_s=0.2)
     with pytest.raises(TargetError, match=r"not ready after 0\.2 s"):
         async with starting:
@@ -78,11 +86,11 @@ async def test_a_server_that_never_gets_ready_is_given_up_and_stopped(server) ->
     assert not is_running(starting._process.pid)
 
 
-async def test_what_the_server_logs_is_shown_while_it_starts(server) -> None:
+async def test_what_the_server_logs_is_shown_while_it_starts(server: MakeServer) -> None:
     class Shown(Exception):
         pass
 
-    def show(line) -> None:
+    def show(line: str) -> None:
         if line:
             raise Shown(line)
 
@@ -93,14 +101,14 @@ async def test_what_the_server_logs_is_shown_while_it_starts(server) -> None:
     assert not is_running(starting._process.pid)
 
 
-async def test_the_end_of_a_server_is_told(server) -> None:
+async def test_the_end_of_a_server_is_told(server: MakeServer) -> None:
     async with server() as running:
         os.kill(running._process.pid, 9)
         await running._process.wait()
         assert running.exit_report() == "the server was ended by signal 9\npuppet: starting"
 
 
-async def test_a_configuration_file_is_passed_on(server, tmp_path) -> None:
+async def test_a_configuration_file_is_passed_on(server: MakeServer, tmp_path: Path) -> None:
     config = tmp_path / "models.yaml"
     config.write_text("from a file")
     with pytest.raises(TargetError, match="from a file"):
@@ -117,7 +125,7 @@ async def test_a_configuration_file_is_passed_on(server, tmp_path) -> None:
         ("/models/my net.keras", "my-net", "/models/my net.keras", None),
     ],
 )
-def test_a_configuration_is_made_for_a_model(model, name, source, weights) -> None:
+def test_a_configuration_is_made_for_a_model(model: str, name: str, source: str, weights: str | None) -> None:
     text = configuration([model], ["xla", "graph"], buckets=[4])
     (entry,) = yaml.safe_load(text)["models"]
     assert served_name(model) == entry["name"] == name
@@ -127,7 +135,7 @@ def test_a_configuration_is_made_for_a_model(model, name, source, weights) -> No
     assert json.loads(text)
 
 
-def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path) -> None:
+def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(
         "lanes: 2\ncompile_cache: cache\nmodels:\n"
@@ -144,7 +152,9 @@ def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path) -> None:
     assert entry["auto_buckets"]["demand"] == str(tmp_path / "demand.json")
 
 
-def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester(tmp_path, monkeypatch) -> None:
+def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "models.yaml"
     path.write_text("{profile_dir: p, models: [{name: mine, source: m/it.keras, modes: [xla], weights: w}]}")
     monkeypatch.chdir(tmp_path)
@@ -162,7 +172,7 @@ def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester
         ("models: 3", "models: .*got 3"),
     ],
 )
-def test_a_configuration_file_without_the_model_is_refused(tmp_path, text, message) -> None:
+def test_a_configuration_file_without_the_model_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(text)
     with pytest.raises(TargetError, match=f"--config .*{message}"):

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.loadtest.conftest import StartPuppet
 
 from xlaserve_loadtest.record.lines import STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.target import GrpcTarget, TargetError, Tensor, describe, read_outputs, read_reply
+from xlaserve_loadtest.targets.target import (
+    GrpcTarget,
+    ModelInfo,
+    TargetError,
+    Tensor,
+    describe,
+    read_outputs,
+    read_reply,
+)
 from xlaserve_proto import open_inference_pb2 as oip
 
 MESSAGE = oip.ModelInferRequest(model_name="digits")
@@ -17,7 +27,9 @@ MESSAGE.inputs.add(name="pixels", datatype="UINT8", shape=[2, 32, 32, 3])
 REQUEST = Request(MESSAGE.SerializeToString(), 2, "xla")
 
 
-def reply(*, mode="xla", shape=(2, 10), raw_bytes=80, name="scores") -> oip.ModelInferResponse:
+def reply(
+    *, mode: str = "xla", shape: Sequence[int] = (2, 10), raw_bytes: int = 80, name: str = "scores"
+) -> oip.ModelInferResponse:
     message = oip.ModelInferResponse(model_name="digits")
     message.parameters["mode"].string_param = mode
     message.parameters["queue_s"].double_param = 0.5
@@ -26,7 +38,7 @@ def reply(*, mode="xla", shape=(2, 10), raw_bytes=80, name="scores") -> oip.Mode
     return message
 
 
-def test_a_right_reply_carries_the_stages_that_the_server_told(model_info) -> None:
+def test_a_right_reply_carries_the_stages_that_the_server_told(model_info: ModelInfo) -> None:
     result = read_reply(reply().SerializeToString(), REQUEST, model_info)
     assert result.status == Status.OK
     assert result.stages[STAGES.index("queue_s")] == 0.5
@@ -45,13 +57,13 @@ def test_a_right_reply_carries_the_stages_that_the_server_told(model_info) -> No
         (reply(raw_bytes=79).SerializeToString(), "has 79 bytes"),
     ],
 )
-def test_a_wrong_reply_is_not_taken_for_an_answer(model_info, data, reason) -> None:
+def test_a_wrong_reply_is_not_taken_for_an_answer(model_info: ModelInfo, data: bytes, reason: str) -> None:
     result = read_reply(data, REQUEST, model_info)
     assert result.status == Status.INVALID_REPLY
     assert reason in result.detail
 
 
-def test_a_side_that_was_left_open_may_have_any_length(model_info) -> None:
+def test_a_side_that_was_left_open_may_have_any_length(model_info: ModelInfo) -> None:
     promised = replace(model_info, outputs=(Tensor("scores", "FP32", (-1,)),))
     assert read_reply(reply().SerializeToString(), REQUEST, promised).status == Status.OK
     other = reply(shape=(2, 10, 1)).SerializeToString()
@@ -65,25 +77,25 @@ def test_outputs_come_out_as_numbers() -> None:
     np.testing.assert_array_equal(scores, np.arange(20.0).reshape(2, 10))
 
 
-async def test_the_model_is_described(start_puppet) -> None:
+async def test_the_model_is_described(start_puppet: StartPuppet) -> None:
     info = await describe(start_puppet(), "digits")
     assert info.size == (32, 32)
     assert info.outputs[0].shape == (10,)
     assert (info.server, info.properties) == ("puppet 1", {"modes": "xla,graph", "buckets": "1x32x32,8x32x32"})
 
 
-async def test_a_model_of_several_sizes_has_no_size(start_puppet) -> None:
+async def test_a_model_of_several_sizes_has_no_size(start_puppet: StartPuppet) -> None:
     assert (await describe(start_puppet("--any-size"), "digits")).size is None
 
 
-async def test_an_unknown_model_and_an_unreachable_target_are_explained(start_puppet) -> None:
+async def test_an_unknown_model_and_an_unreachable_target_are_explained(start_puppet: StartPuppet) -> None:
     with pytest.raises(TargetError, match="NOT_FOUND: no model nonsense"):
         await describe(start_puppet(), "nonsense")
     with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
         await describe("127.0.0.1:1", "digits")
 
 
-async def test_requests_are_answered_at_the_same_time(start_puppet, model_info) -> None:
+async def test_requests_are_answered_at_the_same_time(start_puppet: StartPuppet, model_info: ModelInfo) -> None:
     async with GrpcTarget(deadline_s=5).connect(model_info, [start_puppet()]) as connection:
         replies = await asyncio.gather(*(connection.send(REQUEST) for _ in range(20)))
         (scores,) = await connection.outputs(REQUEST)
@@ -91,7 +103,7 @@ async def test_requests_are_answered_at_the_same_time(start_puppet, model_info) 
     assert scores.shape == (2, 10)
 
 
-async def test_load_is_spread_over_several_targets(start_puppet, model_info) -> None:
+async def test_load_is_spread_over_several_targets(start_puppet: StartPuppet, model_info: ModelInfo) -> None:
     addresses = [start_puppet("--fail-after", "5"), start_puppet("--fail-after", "5")]
     async with GrpcTarget(deadline_s=5).connect(model_info, addresses) as connection:
         replies = [await connection.send(REQUEST) for _ in range(12)]
@@ -107,7 +119,9 @@ async def test_load_is_spread_over_several_targets(start_puppet, model_info) -> 
         (["--wrong-shape"], Status.INVALID_REPLY),
     ],
 )
-async def test_a_failure_is_a_reply(start_puppet, model_info, flags, status) -> None:
+async def test_a_failure_is_a_reply(
+    start_puppet: StartPuppet, model_info: ModelInfo, flags: list[str], status: Status
+) -> None:
     async with GrpcTarget(deadline_s=0.5).connect(model_info, [start_puppet(*flags)]) as connection:
         reply = await connection.send(REQUEST)
         with pytest.raises(TargetError):

@@ -4,21 +4,27 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.points import CurveValue, GeneratorFigures, Padding, Point, ServerFigures, TimeSlice
 from xlaserve_loadtest.analysis.price import Price
+from xlaserve_loadtest.analysis.scenario import HighestRate, ScenarioResult
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.analysis.statistics import Estimate, Percentile
-from xlaserve_loadtest.analysis.summary import BlockSpan, HighestRate, ScenarioResult, Summary, TimedEvent
+from xlaserve_loadtest.analysis.summary import BlockSpan, Summary, TimedEvent
 from xlaserve_loadtest.record.lines import Arm, End, Environment, Equality, Failure, Header, LedgerEntry, Load, Server
+from xlaserve_loadtest.schedule.plan import Role
 
 RATE = {"xla": 251.0, "graph": 214.0, "graph (A/A)": 213.1}
 
+MakeSummary = Callable[..., Summary]
+MakePoint = Callable[..., Point]
 
-def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: str = "measure") -> Point:
+
+def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: Role = "measure") -> Point:
     rate = RATE.get(arm, 60.0) * factor
     base_ms = 1000 * 8 / rate
     shares = {
@@ -68,7 +74,7 @@ def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: st
     )
 
 
-def make_summary(**changes: object) -> Summary:
+def make_summary(**changes: Any) -> Summary:
     arms = (
         Arm("xla", "xla", "ResNet50", "embedded"),
         Arm("graph", "graph", "ResNet50", "embedded"),
@@ -173,11 +179,11 @@ def make_summary(**changes: object) -> Summary:
 
 
 @pytest.fixture
-def summary() -> Callable[..., Summary]:
+def summary() -> MakeSummary:
     """Makes the summary of a run that has something in every section; fields may be given."""
     return make_summary
 
 
 @pytest.fixture
-def point() -> Callable[..., Point]:
+def point() -> MakePoint:
     return make_point

@@ -3,8 +3,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from typing import Any
 
 import pytest
+from tests.loadtest.reports.pages.conftest import MakePoint, MakeSummary
 
 from xlaserve_loadtest.record.lines import Arm
 from xlaserve_loadtest.reports import html
@@ -18,21 +20,21 @@ def body(text: str) -> str:
     return re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
 
 
-def charts(text: str) -> dict[str, dict]:
+def charts(text: str) -> dict[str, dict[str, Any]]:
     found = re.findall(
         r'<figure data-name="([^"]+)">.*?<script type="application/json" class="chart">(.*?)</script>', text, re.DOTALL
     )
     return {name: json.loads(source) for name, source in found}
 
 
-def test_the_verdict_comes_before_every_figure(summary) -> None:
+def test_the_verdict_comes_before_every_figure(summary: MakeSummary) -> None:
     text = body(html.render([summary()]))
     assert text.index("xla is faster than graph: 1.17 times") < text.index("Warning: ") < text.index("<table>")
     assert 'class="verdict faster"' in text
     assert "1.170 [1.140, 1.200]" in text
 
 
-def test_every_section_of_a_full_run_has_its_chart(summary) -> None:
+def test_every_section_of_a_full_run_has_its_chart(summary: MakeSummary) -> None:
     names = ["throughput", "percentiles", "over-time", "load-curve", "stages", "break-even", "ledger", "buckets"]
     found = charts(html.render([summary()]))
     assert list(found) == names
@@ -41,7 +43,7 @@ def test_every_section_of_a_full_run_has_its_chart(summary) -> None:
     )
 
 
-def test_percentiles_stand_on_a_logarithmic_axis_of_the_tail(summary) -> None:
+def test_percentiles_stand_on_a_logarithmic_axis_of_the_tail(summary: MakeSummary) -> None:
     chart = charts(html.render([summary()]))["percentiles"]
     ticks = dict(zip(chart["layout"]["xaxis"]["ticktext"], chart["layout"]["xaxis"]["tickvals"], strict=True))
     assert chart["layout"]["xaxis"]["type"] == "log"
@@ -50,14 +52,14 @@ def test_percentiles_stand_on_a_logarithmic_axis_of_the_tail(summary) -> None:
     assert "99.99" not in ticks
 
 
-def test_compile_events_are_marked_on_the_time_axis(summary) -> None:
+def test_compile_events_are_marked_on_the_time_axis(summary: MakeSummary) -> None:
     chart = charts(html.render([summary()]))["over-time"]
     events = chart["traces"][-1]
     assert events["text"] == ["compile: xla 8x224x224, 4.1 s", "stall: 0.4 s"]
     assert [shape["x0"] for shape in chart["layout"]["shapes"]] == events["x"] == [0.1, 2.5]
 
 
-def test_a_run_without_data_still_says_what_it_can(summary) -> None:
+def test_a_run_without_data_still_says_what_it_can(summary: MakeSummary) -> None:
     bare = summary(
         points=(), curve=(), comparisons=(), prices=(), highest_rates=(), scenario=(), equalities=(), failures=(),
         servers=(), events=(), spans=(), warnings=("nothing was answered",), notes=(), end=None,
@@ -72,14 +74,14 @@ def test_a_run_without_data_still_says_what_it_can(summary) -> None:
     assert "Padding and buckets" not in text
 
 
-def test_a_failed_control_is_said_loudly(summary) -> None:
+def test_a_failed_control_is_said_loudly(summary: MakeSummary) -> None:
     run = summary()
     control = dataclasses.replace(run.comparisons[1], verdict="faster")
     text = body(html.render([dataclasses.replace(run, comparisons=(run.comparisons[0], control))]))
     assert "<strong>control failed</strong>" in text
 
 
-def test_a_percentile_that_the_sample_does_not_support_is_not_printed(summary) -> None:
+def test_a_percentile_that_the_sample_does_not_support_is_not_printed(summary: MakeSummary) -> None:
     row = re.search(r"<tr><th>xla</th>(<td class=\"number\">[^<]*</td>)+</tr>", body(html.render([summary()])))
     assert row is not None
     assert "63.75 [57.37, –]" in row[0]  # noqa: RUF001
@@ -89,7 +91,7 @@ def test_a_percentile_that_the_sample_does_not_support_is_not_printed(summary) -
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
 
 
-def test_names_from_a_run_are_text_and_never_markup(summary, point) -> None:
+def test_names_from_a_run_are_text_and_never_markup(summary: MakeSummary, point: MakePoint) -> None:
     run = summary(
         verdict=HOSTILE, verdicts=(HOSTILE,), warnings=(HOSTILE,), points=(point(HOSTILE),), curve=(), prices=()
     )
@@ -102,14 +104,14 @@ def test_names_from_a_run_are_text_and_never_markup(summary, point) -> None:
     assert "<" not in label(HOSTILE)
 
 
-def test_several_runs_stand_on_one_page_with_distinct_anchors(summary) -> None:
+def test_several_runs_stand_on_one_page_with_distinct_anchors(summary: MakeSummary) -> None:
     text = body(html.render([summary(), summary()]))
     anchors = re.findall(r' id="([^"]+)"', text)
     assert len(anchors) == len(set(anchors)) > 10
     assert all(f'id="{target}"' in text for target in re.findall(r'href="#([^"]+)"', text))
 
 
-def test_a_page_asks_for_nothing_from_outside(summary) -> None:
+def test_a_page_asks_for_nothing_from_outside(summary: MakeSummary) -> None:
     text = html.render([summary()])
     head = text[: text.index("<body>")]
     assert "default-src 'none'" in head.replace("&#x27;", "'")

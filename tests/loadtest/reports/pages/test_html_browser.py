@@ -7,13 +7,14 @@ import shlex
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.loadtest.reports.pages.conftest import MakeSummary
 
 from xlaserve_loadtest.reports import html
 from xlaserve_loadtest.study import catalog
@@ -28,11 +29,15 @@ FLAGS = shlex.split(
 )
 TIMEOUT_S = 60
 
+Site = tuple[Path, str, list[str]]
+Browse = Callable[..., tuple[str, list[str]]]
+Look = Callable[[str], list[dict[str, Any]]]
+
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; scripts/install_chromium.sh installs it")
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[tuple[Path, str, list[str]]]:
+def site(tmp_path: Path) -> Iterator[Site]:
     """A folder, the address at which it is served, and the paths that were asked for."""
     folder = tmp_path / "site"
     folder.mkdir()
@@ -51,7 +56,7 @@ def site(tmp_path: Path) -> Iterator[tuple[Path, str, list[str]]]:
 
 
 @pytest.fixture
-def browse(tmp_path: Path):
+def browse(tmp_path: Path) -> Browse:
     """Opens an address in chromium and returns the document as it stands in the end, and the console's lines."""
 
     def open_(address: str, *flags: str) -> tuple[str, list[str]]:
@@ -65,7 +70,7 @@ def browse(tmp_path: Path):
 
 
 @pytest.fixture
-def look(site, browse):
+def look(site: Site, browse: Browse) -> Look:
     """Shows a report to a browser and returns what is seen in a narrow and in a wide window.
 
     Every chart must hold data and be drawn inside its window, on paper too; nothing may be asked for from outside, and
@@ -98,7 +103,7 @@ def look(site, browse):
     return look_
 
 
-def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summary, look) -> None:
+def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summary: MakeSummary, look: Look) -> None:
     for view in look(html.render([summary()])):
         assert [plot["name"] for plot in view["plots"]] == [
             "throughput", "percentiles", "over-time", "load-curve", "stages", "break-even", "ledger", "buckets",
@@ -106,7 +111,7 @@ def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summ
         assert "xla is faster than graph" in view["text"]
 
 
-def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(look) -> None:
+def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(look: Look) -> None:
     sweep = Sweep({"cpu": "A CPU", "cores": 2}, {}, "graph", "2026-11-20T18:00:00+00:00")
     for index, model in enumerate(catalog.applications()):
         ratio = 0.2 * 1.1**index
@@ -122,7 +127,7 @@ def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(lo
         assert bars["speed-ups-xla"] >= len(catalog.applications())
 
 
-def test_an_error_of_a_page_would_be_noticed(site, browse) -> None:
+def test_an_error_of_a_page_would_be_noticed(site: Site, browse: Browse) -> None:
     folder, address, asked = site
     (folder / "bad.html").write_text(
         '<link rel="icon" href="data:,"><img src="missing.png"><script>console.error("told"); undefined.x</script>'
@@ -133,7 +138,7 @@ def test_an_error_of_a_page_would_be_noticed(site, browse) -> None:
     assert "/missing.png" in asked
 
 
-def test_it_prints_on_a_handful_of_pages(summary, site, browse, tmp_path) -> None:
+def test_it_prints_on_a_handful_of_pages(summary: MakeSummary, site: Site, browse: Browse, tmp_path: Path) -> None:
     folder, address, _ = site
     (folder / "report.html").write_text(html.render([summary()]))
     paper = tmp_path / "report.pdf"
