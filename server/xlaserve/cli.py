@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Final, get_args
+from types import NoneType
+from typing import Any, Final, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import PlainSerializer
 from pydantic.fields import FieldInfo
 
 from xlaserve import __version__, config
 from xlaserve.commands import buckets, check, explain, ledger, profile, serve, show_config, warm
 from xlaserve.commands.command import FAILED, Command, Invocation
-from xlaserve.config import AutoBuckets, ModelSettings, Settings
+from xlaserve.config import AutoBuckets, BucketSettings, ModelSettings, Settings
 from xlaserve.errors import XlaserveError
 from xlaserve.telemetry import logs
 from xlaserve_client.cli_parser import Parser
@@ -33,6 +35,10 @@ COMMANDS: Final = (
     ledger.COMMAND,
     show_config.COMMAND,
 )
+_PLACEHOLDERS: Final[Mapping[object, str]] = {
+    **{bool: "{true,false}", int: "N", float: "X", Path: "PATH"},
+    **{AutoBuckets: "", BucketSettings: "N"},
+}
 INTERRUPTED: Final = 128 + signal.SIGINT
 
 
@@ -100,41 +106,42 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
     elif name == "models":
         group.add_argument(flag, type=_yaml, metavar="YAML", help=f"{text} A YAML or JSON list.")
     else:
-        group.add_argument(flag, metavar=_choices(field) or "VALUE", help=text)
+        group.add_argument(flag, metavar=_takes(field.annotation), help=text)
 
 
 def _models_explained() -> str:
     """Returns the text about the fields of a model, which have no flags."""
-    return "\n".join(
-        [
-            "fields of a model, in a file or in --models:",
-            *_fields_explained(ModelSettings, ""),
-            *_fields_explained(AutoBuckets, "auto_buckets."),
-        ]
-    )
-
-
-def _fields_explained(settings: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in settings.model_fields.items():
-        yield f"  {prefix}{name} {_choices(field)}".rstrip()
-        yield textwrap.fill(_explained(field), 78, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    lines = ["fields of a model, in a file or in --models:"]
+    width = shutil.get_terminal_size().columns - 2
+    for prefix, settings in (("", ModelSettings), ("auto_buckets.", AutoBuckets)):
+        for name, field in settings.model_fields.items():
+            is_mapping = any(isinstance(item, PlainSerializer) for item in field.metadata)
+            lines.append(f"  {prefix}{name} {'{NAME: TEXT}' if is_mapping else _takes(field.annotation)}".rstrip())
+            lines.append(textwrap.fill(_explained(field), width, initial_indent=" " * 8, subsequent_indent=" " * 8))
+    return "\n".join(lines)
 
 
 def _explained(field: FieldInfo) -> str:
-    """Returns what a field is for, and its default where that is a plain value."""
+    """Returns what a field is for, and its default where that is a plain value or a list of such."""
     text = (field.description or "").replace("\n", " ")
-    default = field.default.value if isinstance(field.default, Enum) else field.default
-    if isinstance(default, bool):
-        default = str(default).lower()
-    return f"{text} [{default}]" if isinstance(default, (str, int, float)) else text
+    if field.is_required():
+        return f"{text} [required]"
+    values = field.default if isinstance(field.default, tuple) else (field.default,)
+    words = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    is_plain = words and all(isinstance(value, (str, int, float, BucketSettings)) for value in values)
+    return f"{text} [{', '.join(words)}]" if is_plain else text
 
 
-def _choices(field: FieldInfo) -> str:
-    """Returns the values that a field can have, where these are a few words, else nothing."""
-    kind = field.annotation
-    members = kind if isinstance(kind, type) and issubclass(kind, Enum) else get_args(kind)
-    values = [member.value if isinstance(member, Enum) else member for member in members]
-    return f"{{{','.join(values)}}}" if values and all(isinstance(value, str) for value in values) else ""
+def _takes(kind: Any) -> str:
+    """Returns what stands for a value of a type: `{all,first_bucket}`, `N`, `[N,...]`."""
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    if get_origin(kind) is tuple:
+        return f"[{','.join('...' if part is ... else _takes(part) for part in parts)}]"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        parts = [member.value for member in kind]
+    if parts and isinstance(parts[0], str):
+        return f"{{{','.join(parts)}}}"
+    return _takes(parts[0]) if parts else _PLACEHOLDERS.get(kind, "TEXT")
 
 
 def _yaml(text: str) -> object:

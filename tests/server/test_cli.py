@@ -114,8 +114,11 @@ def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(arguments
     assert_refused(xlaserve("config", *arguments, env=env), *says)
 
 
-def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default() -> None:
-    shown = xlaserve("serve", "--help").stdout
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default(columns) -> None:
+    shown = xlaserve("serve", "--help", env={"COLUMNS": str(columns)}).stdout
+    explained = [line for line in shown.splitlines() if line.startswith(" " * 8)]
+    assert columns - 5 < max(map(len, explained)) <= columns
     for name in config.Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in shown
     for name in (
@@ -128,6 +131,15 @@ def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default
     assert "gRPC port; 0 takes a free one. [8001]" in words
     assert "batch_dependence {single,refuse,allow} What becomes of a model" in words
     assert "The largest candidate. Candidates are" in words
+    # Choices of what may be left out or is a list, values of other types, and defaults that are lists.
+    assert "fit {resize,letterbox,pad,reject} How" in words
+    assert "modes [{eager,graph,xla,autocluster,auto},...] The modes" in words
+    assert "bucket in the fastest. [xla]" in words
+    assert "--max-connection-idle-s X" in words
+    assert "--compile-cache PATH" in words
+    assert "custom_objects {NAME: TEXT} For" in words
+    assert "What requests call it. [required]" in words
+    assert "least expected cost. [1, 2, 4, 8, 16]" in words
 
 
 @pytest.mark.parametrize("command", ["config", "serve", "warm"])

@@ -108,6 +108,9 @@ class BucketSettings(NamedTuple):
     height: int | None = None
     width: int | None = None
 
+    def __str__(self) -> str:
+        return _shown(self)
+
 
 class AutoBuckets(Frozen):
     """How `buckets: auto` chooses."""

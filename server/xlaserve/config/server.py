@@ -131,7 +131,7 @@ class Settings(Frozen):
     to stderr then goes through a small process next to the server; all but XLA's events comes out unchanged."""
 
     models: tuple[ModelSettings, ...] = BUILTIN_MODELS
-    """The models to serve."""
+    """The models to serve; `builtin:digits` by default."""
 
     @property
     def has_model_control(self) -> bool:
