@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from types import TracebackType
 from typing import Final, Self
 
@@ -112,7 +113,7 @@ class Calls:
 class Call:
     """One request under way. An error that leaves its `with` block is counted as its failure."""
 
-    __slots__ = ("_answer", "_calls", "_method", "began", "deadline", "request", "served", "timings")
+    __slots__ = ("_answer", "_calls", "_method", "began", "deadline", "request", "served")
 
     def __init__(self, calls: Calls, method: str, served: Served, deadline: float, began: float) -> None:
         self._calls = calls
@@ -123,7 +124,6 @@ class Call:
         """When it began, in seconds of the clock, as `deadline` is."""
         self.request: Request | None = None
         """What it asks for, once that is known."""
-        self.timings = Timings()
         self._answer: Answer | None = None
 
     def __enter__(self) -> Self:
@@ -132,7 +132,7 @@ class Call:
 
     def end(self, answer: Answer) -> Timings:
         """Notes `answer` as that of the response to be sent, and returns where the time went."""
-        timings = self.timings
+        timings = answer.timings
         now = self._calls.clock()
         timings.encode_s += now - answer.at
         timings.total_s = now - self.began
@@ -146,7 +146,7 @@ class Call:
         if error is not None:
             self._count_failure(error)
         elif answer := self._answer:
-            self.served.telemetry.request_answered(self._method, answer.mode, answer.images, self.timings)
+            self.served.telemetry.request_answered(self._method, answer.mode, answer.images, answer.timings)
             if log.isEnabledFor(logging.DEBUG):
                 self._log_access(answer)
 
@@ -167,7 +167,7 @@ class Call:
         )
 
     def _log_access(self, answer: Answer) -> None:
-        name, timings = self.served.settings.name, self.timings
+        name, timings = self.served.settings.name, answer.timings
         log.debug(
             "%s model=%s mode=%s images=%d OK %.2f ms",
             *(self._method, name, answer.mode, answer.images, timings.total_s * 1000),
@@ -177,11 +177,6 @@ class Call:
                 "mode": str(answer.mode),
                 "images": answer.images,
                 "status": "OK",
-                "decode_s": timings.decode_s,
-                "queue_s": timings.queue_s,
-                "gather_s": timings.gather_s,
-                "execute_s": timings.execute_s,
-                "encode_s": timings.encode_s,
-                "total_s": timings.total_s,
+                **asdict(timings),
             },
         )

@@ -7,18 +7,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.config import Mode, Settings
+from xlaserve.config import Mode, PixelRange, Settings
 from xlaserve.decoding import DecodingThreads, Memory
 from xlaserve.engine.batching.queue import Part, Result
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, whole
-from xlaserve.image import Encoded, ImageLimits, Place, decode
+from xlaserve.image import Encoded, ImageLimits, Place, check_pixels, decode
 from xlaserve.model.version import Served
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.timings import Timings
@@ -31,17 +31,23 @@ Render = Callable[[Outputs, Frame], Any]
 """Maps one image's rows of the outputs, and where it lies in the model's input, to what a protocol answers."""
 
 
+class Rendering(Protocol):
+    """Work on the answer that takes too long for the event loop: plain data that names it."""
+
+    def renderer(self, task: Any) -> Render:
+        """Returns what does it for one request to a model of this task. It may raise a RequestError."""
+
+
 class Pending(NamedTuple):
-    """Pixels that take too long for the event loop to be checked there."""
+    """Pixels that take too long for the event loop to be checked there: the arguments of `image.check_pixels`."""
 
     pixels: NDArray[Any]
     """`[n, height, width, 3]`, of another type than uint8."""
-    check: Callable[[], Images]
-    """Returns them as `image.check_pixels` does, or raises a RequestError."""
+    pixel_range: PixelRange
 
 
 class Request(NamedTuple):
-    """What a client asks for, whichever protocol it came by."""
+    """What a client asks for, whichever protocol it came by: plain data, which can be pickled."""
 
     mode: str
     """The mode to run in; empty for the model's default."""
@@ -49,12 +55,18 @@ class Request(NamedTuple):
     """Pixels `[n, height, width, 3]` that passed `image.check_pixels`, or encoded images; at least one."""
     deadline: float
     """When it has to be answered, in seconds of the clock."""
-    render: Render | None = None
-    """Work on the answer that takes too long for the event loop; it may raise a RequestError."""
+    rendering: Rendering | None = None
+
+    def __reduce__(self) -> tuple[type[Request], tuple[object, ...]]:
+        """Pickles images that lie in a message as bytes of their own."""
+        mode, images, deadline, rendering = self
+        if not isinstance(images, (np.ndarray, Pending)):
+            images = list(map(bytes, images))
+        return Request, (mode, images, deadline, rendering)
 
 
 class Answer(NamedTuple):
-    """What the model gave."""
+    """What the model gave: plain data, which can be pickled."""
 
     mode: Mode
     images: int
@@ -62,7 +74,9 @@ class Answer(NamedTuple):
     frames: Sequence[Frame]
     """Where each image lies in the model's input."""
     rendered: Sequence[Any]
-    """What the request's `render` made of each image; nothing without it."""
+    """What the request's `rendering` made of each image; nothing without it."""
+    timings: Timings
+    """The stages so far."""
     at: float
     """When the model had answered, in seconds of the clock."""
 
@@ -85,13 +99,13 @@ class Pipeline:
         self._threads = DecodingThreads(settings.decode_threads or usable_cores(), clock)
         self.clock = clock
 
-    async def run(self, served: Served, request: Request, timings: Timings) -> Answer:
-        """Returns the model's answer, and fills in the stages. Raises any RequestError, ModelError or OverloadError."""
+    async def run(self, served: Served, request: Request) -> Answer:
+        """Returns the model's answer. Raises any RequestError, ModelError or OverloadError."""
         mode = served.mode(request.mode)
         images = request.images
-        check: Callable[[], Images] | None = None
+        pending: Pending | None = None
         if isinstance(images, Pending):
-            images, check = images
+            pending, images = images, images.pixels
         if isinstance(images, np.ndarray):
             size = images.shape[1:3]
             if size not in served.sizes:
@@ -106,8 +120,8 @@ class Pipeline:
             rendered: list[Any] = []
             frames: Sequence[Frame]
             if isinstance(images, np.ndarray):
-                if check:
-                    images = await self._checked(served, check, request.deadline)
+                if pending:
+                    images = await self._checked(served, pending, request.deadline)
                 if size not in served.sizes:
                     assert served.background is not None
                     mode = await served.background.open((size[0], size[1]), mode)
@@ -116,27 +130,28 @@ class Pipeline:
             else:
                 began = self.clock()
                 groups, frames = await self._decode(images, served, request.deadline)
-                timings.decode_s = self.clock() - began
+                decode_s = self.clock() - began
                 result = await _run(served, groups, mode, request.deadline)
-            parts, timings.queue_s, timings.gather_s, timings.execute_s = result
+                result.timings.decode_s = decode_s
+            parts, timings = result
             if len(parts) == 1:
                 outputs = parts[0].outputs
             else:
                 outputs = await self._put_together(served, len(images), parts, request.deadline)
-            if request.render:
+            if request.rendering:
                 began = self.clock()
                 rendered = await self._render(served, request, outputs, frames)
                 timings.encode_s = self.clock() - began
         finally:
             batcher.leave(len(images), size_bytes)
-        return Answer(mode, len(images), outputs, frames, rendered, self.clock())
+        return Answer(mode, len(images), outputs, frames, rendered, timings, self.clock())
 
     def stop(self) -> None:
         """Ends the decoding threads; what they have not begun is dropped."""
         self._threads.stop()
 
-    async def _checked(self, served: Served, check: Callable[[], Images], deadline: float) -> Images:
-        (images,) = await self._threads.map(served.settings.name, lambda row: check(), 1, deadline)
+    async def _checked(self, served: Served, pending: Pending, deadline: float) -> Images:
+        (images,) = await self._threads.map(served.settings.name, lambda row: check_pixels(*pending), 1, deadline)
         return images
 
     async def _decode(
@@ -194,8 +209,8 @@ class Pipeline:
         return outputs
 
     async def _render(self, served: Served, request: Request, outputs: Outputs, frames: Sequence[Frame]) -> list[Any]:
-        render = request.render
-        assert render is not None
+        assert request.rendering is not None
+        render = request.rendering.renderer(served.model.task)
 
         def render_row(row: int) -> Any:
             return render(tuple(output[row : row + 1] for output in outputs), frames[row])
@@ -219,7 +234,7 @@ async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: fl
         for group, result in zip(groups, results, strict=True)
         for rows, outputs in result.parts
     ]
-    return Result(gathered, *(max(stage) for stage in zip(*(result[1:] for result in results), strict=True)))
+    return Result(gathered, Timings.slowest(result.timings for result in results))
 
 
 def _check_without_buckets(served: Served, pixels: Images) -> None:

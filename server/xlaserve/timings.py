@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+from typing import Final, Self
 
 
 @dataclass(slots=True)
@@ -18,3 +20,12 @@ class Timings:
     encode_s: float = 0.0
     """Rendering, and making the response's message."""
     total_s: float = 0.0
+
+    @classmethod
+    def slowest(cls, timings: Iterable[Self]) -> Self:
+        """Returns the longest of each stage."""
+        return cls(*map(max, zip(*map(astuple, timings), strict=True)))
+
+
+STAGES: Final = tuple(stage.name for stage in fields(Timings))
+"""The names of all stages, the total included, as protocols and logs spell them."""

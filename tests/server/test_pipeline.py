@@ -2,26 +2,28 @@ from __future__ import annotations
 
 import asyncio
 import io
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from xlaserve import pipeline
-from xlaserve.config import Bucket, Fit, Mode, ModelSettings, Settings
+from xlaserve.config import Bucket, Fit, Mode, ModelSettings, PixelRange, Settings
 from xlaserve.engine.batching.queue import Part, Result
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
 from xlaserve.frame import Frame, place, whole
 from xlaserve.image import Decoded, Place
-from xlaserve.model.task import Classification, Segmentation
+from xlaserve.model.task import Classification, Segmentation, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Pending, Pipeline, Request
+from xlaserve.rpc.open_inference import TypedValues
 from xlaserve.timings import Timings
 
 DEADLINE = 123.0
@@ -60,7 +62,16 @@ class Batcher:
         outputs = pixels[:, 0, 0, :1].astype(np.float32) * self.values
         bounds = sorted({0, *self.cuts, len(pixels)})
         parts = [Part(range(start, stop), (outputs[start:stop],)) for start, stop in pairwise(bounds)]
-        return Result(parts[::-1], queue_s=1.0, gather_s=2.0, execute_s=3.0)
+        return Result(parts[::-1], Timings(queue_s=1.0, gather_s=2.0, execute_s=3.0))
+
+
+class Renders(NamedTuple):
+    """A rendering controlled by the test."""
+
+    render: pipeline.Render
+
+    def renderer(self, task: Task) -> pipeline.Render:
+        return self.render
 
 
 class Clock:
@@ -139,25 +150,24 @@ def levels(answer: pipeline.Answer) -> list[int]:
 
 async def test_pixels_go_to_the_model_as_they_are(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
     images = pixels(3, 1, 2)
-    timings = Timings()
-    answer = await pipe.run(served, Request("graph", images, DEADLINE), timings)
+    answer = await pipe.run(served, Request("graph", images, DEADLINE))
     assert batcher.ran == [(images, Mode.GRAPH, DEADLINE)]
     assert batcher.ran[0][0] is images
     assert levels(answer) == [3, 1, 2]
     assert (answer.mode, answer.images) == (Mode.GRAPH, 3)
-    assert timings == Timings(decode_s=0.0, queue_s=1.0, gather_s=2.0, execute_s=3.0)
+    assert answer.timings == Timings(decode_s=0.0, queue_s=1.0, gather_s=2.0, execute_s=3.0)
     assert batcher.admitted == [(3, images.nbytes)]
 
 
 async def test_pixels_of_any_size_that_has_buckets_are_taken(pipe: Pipeline, of_two_sizes: Served) -> None:
-    assert levels(await pipe.run(of_two_sizes, Request("", pixels(7, height=8, width=8), DEADLINE), Timings())) == [7]
+    assert levels(await pipe.run(of_two_sizes, Request("", pixels(7, height=8, width=8), DEADLINE))) == [7]
 
 
 async def test_encoded_images_are_decoded_in_their_order_and_fitted(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     encoded = [png(level, height=level + 1, width=9) for level in range(20)]
-    answer = await pipe.run(served, Request("", encoded, DEADLINE), Timings())
+    answer = await pipe.run(served, Request("", encoded, DEADLINE))
     assert levels(answer) == list(range(20))
     ((images, mode, _),) = batcher.ran
     assert (images.shape, images.dtype, mode) == ((20, 4, 6, 3), np.uint8, Mode.XLA)
@@ -174,8 +184,8 @@ async def test_the_time_that_decoding_and_rendering_take_is_told(
         clock.now += 0.25
 
     monkeypatch.setattr(pipeline, "decode", slow)
-    timings = Timings()
-    answer = await pipe.run(served, Request("", [png(1)], DEADLINE, render), timings)
+    answer = await pipe.run(served, Request("", [png(1)], DEADLINE, Renders(render)))
+    timings = answer.timings
     assert (timings.decode_s, timings.encode_s, answer.at) == (0.5, 0.25, clock.now)
 
 
@@ -183,7 +193,7 @@ async def test_both_the_encoded_and_the_decoded_bytes_are_admitted(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     encoded = [png(1), png(2)]
-    await pipe.run(served, Request("", encoded, DEADLINE), Timings())
+    await pipe.run(served, Request("", encoded, DEADLINE))
     assert batcher.admitted == [(2, len(encoded[0]) + len(encoded[1]) + 2 * 4 * 6 * 3)]
 
 
@@ -198,7 +208,7 @@ async def test_decoding_never_runs_on_the_event_loop(
         return decode(*args)
 
     monkeypatch.setattr(pipeline, "decode", watched)
-    await pipe.run(served, Request("", [png(1)] * 8, DEADLINE), Timings())
+    await pipe.run(served, Request("", [png(1)] * 8, DEADLINE))
     assert threads
     assert threading.main_thread() not in threads
 
@@ -208,7 +218,7 @@ async def test_pixels_of_another_size_are_refused_with_those_that_have_buckets(
 ) -> None:
     expected = r"pixels: expected shape \[n, 4, 6, 3\] or \[n, 8, 8, 3\], got \[1, 6, 4, 3\]"
     with pytest.raises(InvalidArgument, match=expected):
-        await pipe.run(of_two_sizes, Request("", pixels(1, height=6, width=4), DEADLINE), Timings())
+        await pipe.run(of_two_sizes, Request("", pixels(1, height=6, width=4), DEADLINE))
     assert not batcher.admitted
 
 
@@ -216,7 +226,7 @@ async def test_an_unknown_mode_is_refused_before_anything_is_admitted(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     with pytest.raises(InvalidArgument, match="mode: expected one of xla, graph, got 'turbo'"):
-        await pipe.run(served, Request("turbo", [png(1)], DEADLINE), Timings())
+        await pipe.run(served, Request("turbo", [png(1)], DEADLINE))
     assert not batcher.admitted
 
 
@@ -227,7 +237,7 @@ async def test_a_full_queue_refuses_before_anything_is_decoded(
     monkeypatch.setattr(pipeline, "decode", lambda data, *_: decoded.append(data))
     batcher.full = QueueFull("model m: full")
     with pytest.raises(QueueFull):
-        await pipe.run(served, Request("", [png(1)], DEADLINE), Timings())
+        await pipe.run(served, Request("", [png(1)], DEADLINE))
     assert not decoded
 
 
@@ -238,8 +248,8 @@ async def test_one_bad_image_fails_its_request_only(
     encoded = [png(level) for level in range(7)]
     bad = [*encoded[:place], b"not an image", *encoded[place + 1 :]]
     failed, answer = await asyncio.gather(
-        pipe.run(served, Request("", bad, DEADLINE), Timings()),
-        pipe.run(served, Request("", encoded, DEADLINE), Timings()),
+        pipe.run(served, Request("", bad, DEADLINE)),
+        pipe.run(served, Request("", encoded, DEADLINE)),
         return_exceptions=True,
     )
     assert isinstance(failed, InvalidImage)
@@ -252,22 +262,22 @@ async def test_limits_on_an_image_come_from_the_settings(
     make_pipeline: Callable[..., Pipeline], served: Served
 ) -> None:
     with pytest.raises(ImageTooLarge, match="max_image_pixels"):
-        await make_pipeline(max_image_pixels=23).run(served, Request("", [png(1)], DEADLINE), Timings())
+        await make_pipeline(max_image_pixels=23).run(served, Request("", [png(1)], DEADLINE))
     with pytest.raises(ImageTooLarge, match="max_image_bytes"):
-        await make_pipeline(max_image_bytes=10).run(served, Request("", [png(1)], DEADLINE), Timings())
+        await make_pipeline(max_image_bytes=10).run(served, Request("", [png(1)], DEADLINE))
 
 
 async def test_what_the_batcher_raises_comes_through(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
     batcher.error = DeadlineExceeded("too late")
     with pytest.raises(DeadlineExceeded, match="too late"):
-        await pipe.run(served, Request("", pixels(1), DEADLINE), Timings())
+        await pipe.run(served, Request("", pixels(1), DEADLINE))
 
 
 async def test_a_request_that_is_cancelled_while_it_runs_leaves(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     batcher.hold = asyncio.Event()
-    task = asyncio.create_task(pipe.run(served, Request("", pixels(1), DEADLINE), Timings()))
+    task = asyncio.create_task(pipe.run(served, Request("", pixels(1), DEADLINE)))
     await asyncio.sleep(0)
     assert len(batcher.ran) == 1
     task.cancel()
@@ -299,14 +309,14 @@ async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_ot
     make_pipeline: Callable[..., Pipeline], served: Served, batcher: Batcher, held_up: HeldUp
 ) -> None:
     pipe = make_pipeline(decode_threads=1)
-    task = asyncio.create_task(pipe.run(served, Request("", [png(1)] * 5, DEADLINE), Timings()))
+    task = asyncio.create_task(pipe.run(served, Request("", [png(1)] * 5, DEADLINE)))
     assert await asyncio.to_thread(held_up.begun.wait, PATIENCE_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert batcher.left, "it does not wait for the thread"
     held_up.go_on.set()
-    assert levels(await pipe.run(served, Request("", [png(1)], DEADLINE), Timings())) == [1]
+    assert levels(await pipe.run(served, Request("", [png(1)], DEADLINE))) == [1]
     assert len(held_up.decoded) == 2
     assert len(batcher.ran) == 1
 
@@ -322,10 +332,10 @@ async def test_a_request_is_answered_at_its_deadline_and_its_other_images_are_no
     decoded, go_on = held_up.decoded, held_up.go_on
     pipe = make_pipeline(decode_threads=1)
     with pytest.raises(DeadlineExceeded, match="before every image was decoded"):
-        await pipe.run(served, Request("", [png(1)] * 50, seconds), Timings())
+        await pipe.run(served, Request("", [png(1)] * 50, seconds))
     assert batcher.left, "it does not wait for the thread"
     go_on.set()
-    await pipe.run(served, Request("", [png(1)], DEADLINE), Timings())
+    await pipe.run(served, Request("", [png(1)], DEADLINE))
     assert len(decoded) == (2 if seconds > 0 else 1)
     assert len(batcher.ran) == 1
 
@@ -337,9 +347,9 @@ async def test_images_for_one_model_are_decoded_between_those_for_another(
     pipe = make_pipeline(decode_threads=1)
     one, other = make_served(batcher, (4, 6)), make_served(batcher, (4, 6))
     other.settings.__dict__["name"] = "other"
-    flood = [asyncio.create_task(pipe.run(one, Request("", [b"flood"] * 25, DEADLINE), Timings())) for _ in range(2)]
+    flood = [asyncio.create_task(pipe.run(one, Request("", [b"flood"] * 25, DEADLINE))) for _ in range(2)]
     assert await asyncio.to_thread(held_up.begun.wait, PATIENCE_S)
-    single = asyncio.create_task(pipe.run(other, Request("", [b"single"], DEADLINE), Timings()))
+    single = asyncio.create_task(pipe.run(other, Request("", [b"single"], DEADLINE)))
     await asyncio.sleep(0)
     go_on.set()
     await asyncio.gather(single, *flood)
@@ -349,12 +359,12 @@ async def test_images_for_one_model_are_decoded_between_those_for_another(
 @pytest.mark.parametrize("fit", [Fit.RESIZE, Fit.LETTERBOX, Fit.PAD])
 async def test_images_are_fitted_as_the_model_says(pipe: Pipeline, served: Served, fit: Fit) -> None:
     cast(Any, served.model).fit = fit
-    answer = await pipe.run(served, Request("", [png(9, height=2, width=2)], DEADLINE), Timings())
+    answer = await pipe.run(served, Request("", [png(9, height=2, width=2)], DEADLINE))
     assert answer.frames == [place(2, 2, input_height=4, input_width=6, fit=fit)]
 
 
 async def test_pixels_are_the_input_as_it_is(pipe: Pipeline, served: Served) -> None:
-    answer = await pipe.run(served, Request("", pixels(1, 2), DEADLINE), Timings())
+    answer = await pipe.run(served, Request("", pixels(1, 2), DEADLINE))
     assert answer.frames == [whole(4, 6)] * 2
 
 
@@ -368,7 +378,7 @@ async def test_each_image_is_rendered_with_its_outputs_and_its_frame_off_the_eve
         return outputs[0].tolist(), frame.height
 
     encoded = [png(level, height=level + 1) for level in range(9)]
-    answer = await pipe.run(served, Request("", encoded, DEADLINE, render), Timings())
+    answer = await pipe.run(served, Request("", encoded, DEADLINE, Renders(render)))
     assert answer.rendered == [([[level]], level + 1) for level in range(9)]
     assert threading.main_thread() not in threads
 
@@ -405,7 +415,7 @@ async def test_large_outputs_of_several_batches_are_put_together_off_the_event_l
 
     batcher.run = run_watched  # type: ignore[method-assign]
     encoded = [png(level, *sizes[level % len(sizes)]) for level in range(8)]
-    answer = await pipe.run(served if len(sizes) == 1 else of_two_sizes, Request("", encoded, DEADLINE), Timings())
+    answer = await pipe.run(served if len(sizes) == 1 else of_two_sizes, Request("", encoded, DEADLINE))
     assert levels(answer) == list(range(8))
     assert (answer.outputs[0] == np.arange(8)[:, None]).all()
     assert threads
@@ -416,7 +426,7 @@ async def test_small_outputs_of_several_batches_are_put_together_in_order(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
     batcher.cuts = (1, 3)
-    assert levels(await pipe.run(served, Request("", pixels(3, 1, 4, 2, 5), DEADLINE), Timings())) == [3, 1, 4, 2, 5]
+    assert levels(await pipe.run(served, Request("", pixels(3, 1, 4, 2, 5), DEADLINE))) == [3, 1, 4, 2, 5]
 
 
 async def test_a_rendering_that_fails_fails_its_request(pipe: Pipeline, served: Served) -> None:
@@ -424,14 +434,13 @@ async def test_a_rendering_that_fails_fails_its_request(pipe: Pipeline, served: 
         raise ImageTooLarge("one too many")
 
     with pytest.raises(ImageTooLarge, match="one too many"):
-        await pipe.run(served, Request("", pixels(1, 2), DEADLINE, render), Timings())
+        await pipe.run(served, Request("", pixels(1, 2), DEADLINE, Renders(render)))
 
 
 async def test_what_is_rendered_still_counts_as_admitted(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
     left = []
-    await pipe.run(
-        served, Request("", pixels(1), DEADLINE, lambda outputs, frame: left.extend(batcher.left)), Timings()
-    )
+    renders = Renders(lambda outputs, frame: left.extend(batcher.left))
+    await pipe.run(served, Request("", pixels(1), DEADLINE, renders))
     assert not left
 
 
@@ -450,14 +459,14 @@ async def test_each_image_goes_to_the_resolution_that_suits_it_and_its_answer_co
 ) -> None:
     shapes = [(8, 8), (4, 6), (100, 100), (2, 3), (40, 60), (9, 9)]
     encoded = [png(level, height, width) for level, (height, width) in enumerate(shapes)]
-    timings = Timings()
-    answer = await pipe.run(of_two_sizes, Request("", encoded, DEADLINE), timings)
+    answer = await pipe.run(of_two_sizes, Request("", encoded, DEADLINE))
     assert levels(answer) == list(range(6))
     assert [(frame.input_height, frame.input_width) for frame in answer.frames] == [(8, 8), (4, 6)] * 2 + [
         (4, 6),
         (8, 8),
     ]
     assert sorted(images.shape for images, _, _ in batcher.ran) == [(3, 4, 6, 3), (3, 8, 8, 3)]
+    timings = answer.timings
     assert (timings.queue_s, timings.gather_s, timings.execute_s) == (1.0, 2.0, 3.0)
     assert batcher.admitted == [(6, 6 * 8 * 8 * 3 + sum(map(len, encoded)))]
 
@@ -468,7 +477,7 @@ async def test_images_whose_outputs_depend_on_the_resolution_all_go_to_that_of_t
     cast(Any, of_two_sizes.model).task = Segmentation(3)
     cast(Any, of_two_sizes.model).fit = Fit.LETTERBOX
     encoded = [png(1, 4, 6), png(2, 8, 8), png(3, 2, 3)]
-    assert levels(await pipe.run(of_two_sizes, Request("", encoded, DEADLINE), Timings())) == [
+    assert levels(await pipe.run(of_two_sizes, Request("", encoded, DEADLINE))) == [
         1,
         114,
         3,
@@ -495,7 +504,7 @@ async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_i
 
     batcher.run = fail_one  # type: ignore[method-assign]
     with pytest.raises(DeadlineExceeded, match="too late"):
-        await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6), png(3, 4, 6)], DEADLINE), Timings())
+        await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6), png(3, 4, 6)], DEADLINE))
     await asyncio.sleep(0)
     assert cancelled == [2]
 
@@ -504,40 +513,58 @@ async def test_an_image_that_no_resolution_fits_is_refused_where_none_is_fitted(
     pipe: Pipeline, of_two_sizes: Served
 ) -> None:
     cast(Any, of_two_sizes.model).fit = Fit.REJECT
-    assert levels(await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6)], DEADLINE), Timings())) == [
+    assert levels(await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6)], DEADLINE))) == [
         1,
         2,
     ]
     with pytest.raises(InvalidArgument, match="expected 6 x 4 pixels, as the model's fit is reject, got 3 x 2"):
-        await pipe.run(of_two_sizes, Request("", [png(1, 2, 3)], DEADLINE), Timings())
+        await pipe.run(of_two_sizes, Request("", [png(1, 2, 3)], DEADLINE))
 
 
 async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admitted(
-    pipe: Pipeline, served: Served, batcher: Batcher
+    pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
     given = np.full((2, 4, 6, 3), 7, np.float32)
+    check_pixels = pipeline.check_pixels
 
-    def check() -> Images:
+    def check(array: Any, pixel_range: PixelRange) -> Images:
         threads.append(threading.current_thread())
         assert batcher.admitted == [(2, given.nbytes)]
-        return given.astype(np.uint8)
+        return check_pixels(array, pixel_range)
 
-    answer = await pipe.run(served, Request("", Pending(given, check), DEADLINE), Timings())
+    monkeypatch.setattr(pipeline, "check_pixels", check)
+    answer = await pipe.run(served, Request("", Pending(given, PixelRange.LEVELS), DEADLINE))
     assert levels(answer) == [7, 7]
     assert threads != [threading.current_thread()]
     assert batcher.ran[0][0].dtype == np.uint8
 
 
 async def test_pixels_of_a_wrong_size_are_refused_before_they_are_checked(pipe: Pipeline, served: Served) -> None:
-    pending = Pending(np.zeros((1, 9, 9, 3), np.float32), lambda: pytest.fail("checked"))
+    pending = Pending(np.full((1, 9, 9, 3), 300, np.float32), PixelRange.LEVELS)
     with pytest.raises(InvalidArgument, match="pixels: expected shape"):
-        await pipe.run(served, Request("", pending, DEADLINE), Timings())
+        await pipe.run(served, Request("", pending, DEADLINE))
 
 
 async def test_pixels_that_turn_out_wrong_leave(pipe: Pipeline, served: Served) -> None:
-    def check() -> Images:
-        raise InvalidArgument("pixels", "levels", "none")
+    pending = Pending(np.full((1, 4, 6, 3), 300, np.float32), PixelRange.LEVELS)
+    with pytest.raises(InvalidArgument, match=r"pixels: expected .*, got 300"):
+        await pipe.run(served, Request("", pending, DEADLINE))
 
-    with pytest.raises(InvalidArgument, match="pixels: expected levels"):
-        await pipe.run(served, Request("", Pending(np.zeros((1, 4, 6, 3), np.float32), check), DEADLINE), Timings())
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        pytest.param([memoryview(png(1)), png(2)], id="encoded, one of them in a message"),
+        pytest.param(np.frombuffer(memoryview(bytes(72)), np.uint8).reshape(1, 4, 6, 3), id="pixels"),
+        pytest.param(Pending(np.full((2, 4, 6, 3), 0.5, np.float32), PixelRange.UNIT), id="pixels to check"),
+    ],
+)
+async def test_another_process_gets_the_same_request_and_answer(pipe: Pipeline, served: Served, images: Any) -> None:
+    request = Request("graph", images, DEADLINE, TypedValues([0]))
+    received = pickle.loads(pickle.dumps(request))
+    assert (received.mode, received.deadline, received.rendering) == (request.mode, request.deadline, request.rendering)
+    answers = [await pipe.run(served, one) for one in (request, received)]
+    sent, back = (answer._replace(at=0.0) for answer in (answers[0], pickle.loads(pickle.dumps(answers[1]))))
+    np.testing.assert_equal(back, sent)
+    assert back.rendered

@@ -137,7 +137,7 @@ class Detection(_Classes):
         """Returns None: objects have no exact match to count."""
         return None
 
-    def objects(self, outputs: Outputs, *, min_score: float = 0.0) -> list[Objects]:
+    def objects(self, outputs: Outputs, min_score: float = 0.0) -> list[Objects]:
         """Returns for each image its objects with at least `min_score`."""
         found = []
         for boxes, scores, classes, count in zip(*outputs, strict=True):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from xlaserve.errors import InvalidArgument, UnsupportedFeature, XlaserveError
 from xlaserve.model.repository import Repository
 from xlaserve.model.task import Classification, Task, TensorSpec
 from xlaserve.model.version import Served, State
-from xlaserve.pipeline import Answer, Pipeline, Render, Request
+from xlaserve.pipeline import Answer, Pipeline, Render, Rendering, Request
 from xlaserve.rpc import describe, parts, tensors
 from xlaserve.rpc.context import Context, deadline
 from xlaserve.rpc.handlers import Messages
@@ -30,7 +31,7 @@ from xlaserve.rpc.refusal import explain, no_message
 from xlaserve.rpc.streams import Streams
 from xlaserve.rpc.vision_messages import count, is_brief
 from xlaserve.runtimes.tf.device import Device
-from xlaserve.timings import Timings
+from xlaserve.timings import STAGES, Timings
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 
@@ -64,7 +65,8 @@ def _stamp_key(name: str) -> bytes:
 
 
 # Put in one by one, six parameters take as long as the rest of a response.
-_STAMP_KEYS: Final = [*map(_stamp_key, ("decode_s", "queue_s", "gather_s", "execute_s", "encode_s", "total_s"))]
+_STAMP_KEYS: Final = [*map(_stamp_key, STAGES)]
+_STAMP_VALUES: Final = attrgetter(*STAGES)
 _STAMP: Final = struct.Struct("<" + "".join(f"{len(key)}sd" for key in _STAMP_KEYS))
 
 
@@ -193,7 +195,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
     async def _infer(self, method: str, message: InferMessage, until: float) -> Wire:
         with self._calls.enter(method, message.head.model, message.head.version, until) as call:
             call.request = request = _parse(message, call)
-            answer = await self._pipeline.run(call.served, request, call.timings)
+            answer = await self._pipeline.run(call.served, request)
             wire = _respond(message, call.served, answer)
             wire.append(_stamp(call.end(answer)))
             return wire
@@ -231,7 +233,7 @@ def _parse(message: InferMessage, call: Call) -> Request:
     if head.has_outputs:
         _check_outputs(head.fields, served)
     images = tensors.images_of(message, served.settings.pixel_range, pixel_range)
-    return Request(mode, images, min(call.deadline, call.began + timeout_s), _render(message, served, images))
+    return Request(mode, images, min(call.deadline, call.began + timeout_s), _rendering(message, served, images))
 
 
 def _asked(fields: pb.ModelInferRequest) -> Asked:
@@ -291,7 +293,28 @@ def _text(value: pb.InferParameter) -> str:
     return str(value).strip()[:64] or "nothing"
 
 
-def _render(request: InferMessage, served: Served, images: object) -> Render | None:
+class Classes(NamedTuple):
+    """Renders an image's part of the `classification` extension's tensor."""
+
+    k: int
+    as_raw: bool
+
+    def renderer(self, task: Classification) -> Render:
+        """Returns what gives it as bytes."""
+        return lambda outputs, frame: tensors.piece_of_bytes(_categories(task, outputs, self.k)[0], self.as_raw)
+
+
+class TypedValues(NamedTuple):
+    """Renders an image's part of each of some outputs, by their indices."""
+
+    outputs: Sequence[int]
+
+    def renderer(self, task: Task) -> Render:
+        """Returns what gives a list of bytes."""
+        return lambda outputs, frame: [tensors.piece_of_values(outputs[index]) for index in self.outputs]
+
+
+def _rendering(request: InferMessage, served: Served, images: object) -> Rendering | None:
     """Returns what makes an image's part of the response on a thread, where all of it takes long; else None."""
     task = served.model.task
     as_raw = bool(request.raw)
@@ -299,9 +322,7 @@ def _render(request: InferMessage, served: Served, images: object) -> Render | N
     if as_raw and not k:
         return None
     if k and isinstance(task, Classification):
-        if is_brief(images, min(k, task.classes), task.classes):
-            return None
-        return lambda outputs, frame: tensors.piece_of_bytes(_categories(task, outputs, k)[0], as_raw)
+        return None if is_brief(images, min(k, task.classes), task.classes) else Classes(k, as_raw)
     wanted = _wanted(request, task)
     pixels = max(height * width for height, width in served.inputs)
     if isinstance(images, np.ndarray):
@@ -309,7 +330,7 @@ def _render(request: InferMessage, served: Served, images: object) -> Render | N
     values = sum(pixels if -1 in spec.shape[1:] else math.prod(spec.shape[1:]) for _, spec in wanted)
     if count(images) * values <= MAX_INLINE_VALUES:
         return None
-    return lambda outputs, frame: [tensors.piece_of_values(outputs[index]) for index, _ in wanted]
+    return TypedValues([index for index, _ in wanted])
 
 
 def _categories(task: Classification, outputs: Outputs, k: int) -> list[list[bytes]]:
@@ -372,5 +393,4 @@ def _opening(model: str, version: str, mode: Mode) -> bytes:
 
 def _stamp(timings: Timings) -> bytes:
     """Returns a response's parameters that say where the time went."""
-    values = (timings.decode_s, timings.queue_s, timings.gather_s, timings.execute_s, timings.encode_s, timings.total_s)
-    return _STAMP.pack(*chain.from_iterable(zip(_STAMP_KEYS, values, strict=True)))
+    return _STAMP.pack(*chain.from_iterable(zip(_STAMP_KEYS, _STAMP_VALUES(timings), strict=True)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
@@ -89,7 +89,7 @@ def images_of(
             return levels
         if pixels.size <= MAX_INLINE_VALUES:
             return check_pixels(pixels, pixel_range or default_range)
-        return Pending(pixels, partial(check_pixels, pixels, pixel_range or default_range))
+        return Pending(pixels, pixel_range or default_range)
     if tensor.name == IMAGE:
         return _encoded(request, data)
     raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", repr(tensor.name[:64]))

@@ -81,7 +81,7 @@ class Vision(pb_grpc.VisionServicer):
         fields = message.fields
         with self._calls.enter(method, fields.model, fields.version, deadline(context, self._calls.clock)) as call:
             call.request = request = parse(message, call.served, call.deadline)
-            answer = await self._pipeline.run(call.served, request, call.timings)
+            answer = await self._pipeline.run(call.served, request)
             response = respond(fields, call.served, answer)
             messages.stamp(response.fields, call.served, answer, call.end(answer))
             return [*response.pieces, response.fields.SerializeToString()]

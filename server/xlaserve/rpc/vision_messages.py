@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from threading import Lock
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from xlaserve import class_map
 from xlaserve.engine.program import Images, Outputs
@@ -19,11 +20,11 @@ from xlaserve.frame import Frame
 from xlaserve.image import Encoded
 from xlaserve.model.task import Classification, Detection, Embedding, Objects, Segmentation, Task, best
 from xlaserve.model.version import Served
-from xlaserve.pipeline import CHANNELS, Answer, Pending, Request
+from xlaserve.pipeline import CHANNELS, Answer, Pending, Render, Request
 from xlaserve.rpc import parts
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.rpc.tensors import MAX_IMAGES
-from xlaserve.timings import Timings
+from xlaserve.timings import STAGES, Timings
 from xlaserve_proto import vision_pb2 as pb
 
 InferenceRequest = pb.ClassifyRequest | pb.DetectRequest | pb.SegmentRequest | pb.EmbedRequest
@@ -115,7 +116,17 @@ def parse_classify(request: VisionMessage[pb.ClassifyRequest], served: Served, d
     kept = min(top_k or DEFAULT_TOP_K, task.classes)
     if is_brief(parsed.images, kept, task.classes):
         return parsed
-    return parsed._replace(render=partial(_classification, task, kept))
+    return parsed._replace(rendering=Likeliest(kept))
+
+
+class Likeliest(NamedTuple):
+    """Renders classifications."""
+
+    k: int
+
+    def renderer(self, task: Classification) -> Render:
+        """Returns what gives one as it stands in a response."""
+        return partial(_classification, task, self.k)
 
 
 def _classification(task: Classification, k: int, outputs: Outputs, frame: Frame) -> bytes:
@@ -169,12 +180,19 @@ def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadl
     parsed = _request(request, deadline)
     if count(parsed.images) * (IMAGE_US + task.max_detections * DETECTION_US) <= MAX_INLINE_US:
         return parsed
+    return parsed._replace(rendering=DetectedObjects(fields.min_score, fields.max_detections))
 
-    def render(outputs: Outputs, frame: Frame) -> bytes:
-        (objects,) = task.objects(outputs, min_score=fields.min_score)
-        return _detected(task, fields, objects, frame)
 
-    return parsed._replace(render=render)
+class DetectedObjects(NamedTuple):
+    """Renders detections."""
+
+    min_score: float
+    most: int
+    """0 for all."""
+
+    def renderer(self, task: Detection) -> Render:
+        """Returns what gives those of one image as they stand in a response."""
+        return lambda outputs, frame: _detected(task, self.most, frame, *task.objects(outputs, self.min_score))
 
 
 def detections(request: pb.DetectRequest, served: Served, answer: Answer) -> Response:
@@ -182,19 +200,20 @@ def detections(request: pb.DetectRequest, served: Served, answer: Answer) -> Res
     rendered = answer.rendered
     if not rendered:
         task = _task(served, Detection)
-        objects = task.objects(answer.outputs, min_score=request.min_score)
-        rendered = [_detected(task, request, *found) for found in zip(objects, answer.frames, strict=True)]
+        objects = task.objects(answer.outputs, request.min_score)
+        most = request.max_detections
+        rendered = [_detected(task, most, *found) for found in zip(answer.frames, objects, strict=True)]
     return Response(pb.DetectResponse(), rendered)
 
 
-def _detected(task: Detection, request: pb.DetectRequest, objects: Objects, frame: Frame) -> bytes:
+def _detected(task: Detection, most: int, frame: Frame, objects: Objects) -> bytes:
     """Returns the objects of one image as they stand in a response.
 
     One by one they would take four microseconds each as messages, with the interpreter's lock all the while.
     """
     boxes = frame.to_original(objects.boxes)
     is_inside = (boxes[:, :2] < boxes[:, 2:]).all(axis=1)  # else it is in the border, where there is no image
-    kept = np.flatnonzero(is_inside)[: request.max_detections or None]
+    kept = np.flatnonzero(is_inside)[: most or None]
     tails = np.zeros(len(kept), _TAIL)
     tails["score"] = objects.scores[kept]
     tails["box"] = _BOX
@@ -219,11 +238,12 @@ def parse_segment(
     request: VisionMessage[pb.SegmentRequest], served: Served, deadline: float, max_bytes: int
 ) -> Request:
     """Returns the domain's request, whose maps may be of `max_bytes` together."""
-    task = _task(served, Segmentation)
+    _task(served, Segmentation)
     fields = request.fields
     if fields.encoding not in pb.SegmentRequest.Encoding.values():
         raise InvalidArgument("encoding", "ENCODING_PNG or ENCODING_RUN_LENGTHS", fields.encoding)
-    return _request(request, deadline)._replace(render=_MapMaker(fields, task, max_bytes))
+    as_runs = fields.encoding == pb.SegmentRequest.ENCODING_RUN_LENGTHS
+    return _request(request, deadline)._replace(rendering=ClassMaps(as_runs, fields.pixel_counts, max_bytes))
 
 
 def class_maps(request: pb.SegmentRequest, served: Served, answer: Answer) -> Response:
@@ -231,40 +251,46 @@ def class_maps(request: pb.SegmentRequest, served: Served, answer: Answer) -> Re
     return Response(pb.SegmentResponse(labels=_task(served, Segmentation).labels or ()), answer.rendered)
 
 
-class _MapMaker:
+class ClassMaps(NamedTuple):
     """Renders class maps, on several threads at a time, as long as they fit in a message together."""
 
-    def __init__(self, request: pb.SegmentRequest, task: Segmentation, max_bytes: int) -> None:
-        self._as_runs = request.encoding == pb.SegmentRequest.ENCODING_RUN_LENGTHS
-        self._counts = request.pixel_counts
-        self._task = task
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._lock = Lock()
+    as_runs: bool
+    has_counts: bool
+    max_bytes: int
 
-    def __call__(self, outputs: Outputs, frame: Frame) -> bytes:
-        """Returns the map of one image as it stands in a response. Raises ImageTooLarge where it is one too many."""
-        (classes,) = self._task.class_maps(outputs)
+    def renderer(self, task: Segmentation) -> Render:
+        """Returns what gives one as it stands in a response. Raises ImageTooLarge where it is one too many."""
+        rendered_bytes = 0
+        lock = Lock()
+
+        def render(outputs: Outputs, frame: Frame) -> bytes:
+            nonlocal rendered_bytes
+            (classes,) = task.class_maps(outputs)
+            rendered = b"".join(parts.record(_MAPS, self._map(task, classes, frame).SerializeToString()))
+            with lock:
+                rendered_bytes += len(rendered)
+                if rendered_bytes > self.max_bytes:
+                    raise ImageTooLarge(
+                        f"images: expected maps of at most {self.max_bytes} bytes together (max_message_bytes),"
+                        " got more; send fewer or smaller images"
+                    )
+            return rendered
+
+        return render
+
+    def _map(self, task: Segmentation, classes: NDArray[Any], frame: Frame) -> pb.ClassMap:
         original = frame.map_to_original(classes)
         message = pb.ClassMap(height=frame.height, width=frame.width)
-        if self._as_runs or self._counts:
+        if self.as_runs or self.has_counts:
             runs = class_map.runs(original)
-        if self._as_runs:
+        if self.as_runs:
             message.run_lengths = runs.to_bytes()
         else:
-            message.png = class_map.to_png(original, self._task.classes)
-        if self._counts:
+            message.png = class_map.to_png(original, task.classes)
+        if self.has_counts:
             for index, pixels in runs.counts().items():
-                message.counts.add(index=index, label=self._task.label(index), pixels=pixels)
-        rendered = b"".join(parts.record(_MAPS, message.SerializeToString()))
-        with self._lock:
-            self._bytes += len(rendered)
-            if self._bytes > self._max_bytes:
-                raise ImageTooLarge(
-                    f"images: expected maps of at most {self._max_bytes} bytes together (max_message_bytes), got more; "
-                    "send fewer or smaller images"
-                )
-        return rendered
+                message.counts.add(index=index, label=task.label(index), pixels=pixels)
+        return message
 
 
 def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadline: float) -> Request:
@@ -283,12 +309,9 @@ def embeddings(request: pb.EmbedRequest, served: Served, answer: Answer) -> Resp
 def stamp(response: InferenceResponse, served: Served, answer: Answer, timings: Timings) -> None:
     """Writes what ran, and where the time went."""
     response.model, response.version, response.mode = served.settings.name, served.settings.version, answer.mode
-    response.timings.decode_s = timings.decode_s
-    response.timings.queue_s = timings.queue_s
-    response.timings.gather_s = timings.gather_s
-    response.timings.execute_s = timings.execute_s
-    response.timings.encode_s = timings.encode_s
-    response.timings.total_s = timings.total_s
+    stages = response.timings
+    for stage in STAGES:
+        setattr(stages, stage, getattr(timings, stage))
 
 
 def _task(served: Served, kind: type[TaskT]) -> TaskT:

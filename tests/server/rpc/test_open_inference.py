@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -68,15 +69,16 @@ def parse(request: Any, task: Task) -> Request:
 
 def respond(request: Any, task: Task, outputs: tuple[Any, ...], rendered: Any = ()) -> pb.ModelInferResponse:
     images = len(outputs[0])
-    answer = Answer(Mode.XLA, images, outputs, [whole(SIDE, SIDE)] * images, rendered, at=0.0)
+    answer = Answer(Mode.XLA, images, outputs, [whole(SIDE, SIDE)] * images, rendered, Timings(), at=0.0)
     return pb.ModelInferResponse.FromString(b"".join(open_inference._respond(request, served_with(task), answer)))
 
 
 def on_threads(request: Any, task: Task, outputs: tuple[Any, ...]) -> Any:
     """What the pipeline's threads make of each image; None where the event loop makes the response."""
-    render = parse(request, task).render
-    if render is None:
+    rendering = parse(request, task).rendering
+    if rendering is None:
         return None
+    render = pickle.loads(pickle.dumps(rendering)).renderer(task)
     frame = whole(SIDE, SIDE)
     return [render(tuple(output[row : row + 1] for output in outputs), frame) for row in range(len(outputs[0]))]
 
@@ -103,7 +105,7 @@ def test_only_the_outputs_that_were_asked_for_are_written_on_threads() -> None:
 def test_large_raw_outputs_are_the_bytes_of_their_arrays(name: str, layout: Any) -> None:
     task, outputs = TASKS[name]
     request = message(IMAGES, True)
-    assert parse(request, task).render is None
+    assert parse(request, task).rendering is None
     # Once more than protobuf is given, once less.
     for repeats in (1, 4):
         arrays = tuple(layout(np.concatenate([output] * repeats)) for output in outputs)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +18,7 @@ from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc import vision_messages as messages
 from xlaserve.rpc.parts import LARGE_BYTES
+from xlaserve.timings import Timings
 from xlaserve_proto import vision_pb2 as pb
 
 LABELS = ("cat", "dog")
@@ -36,7 +38,7 @@ def served_with(task: Task) -> Served:
 
 
 def answer(outputs: Sequence[Any], frames: Sequence[Frame], rendered: Sequence[Any] = ()) -> Answer:
-    return Answer(Mode.XLA, len(frames), tuple(outputs), frames, rendered, at=0.0)
+    return Answer(Mode.XLA, len(frames), tuple(outputs), frames, rendered, Timings(), at=0.0)
 
 
 PARSERS: dict[str, tuple[type[Any], Callable[[Any, Served], Request]]] = {
@@ -63,7 +65,7 @@ def test_encoded_images_are_taken_as_they_are(method: str) -> None:
     for images in ([b"one", b"two"], [b"one", bytes(LARGE_BYTES)]):
         request = parse(method, images=images, mode="graph")
         assert (request.mode, request.images, request.deadline) == ("graph", images, DEADLINE)
-    assert (request.render is not None) == (method == "Segment")
+    assert (request.rendering is not None) == (method == "Segment")
 
 
 @pytest.mark.parametrize("method", PARSERS)
@@ -159,8 +161,8 @@ def render(fields: dict[str, Any], classes: Any, frame: Frame, *, number: int = 
     task = Segmentation(number, LABELS if number == 2 else None)
     message = messages.VisionMessage(pb.SegmentRequest(**fields), [b"x"], None)
     request = messages.parse_segment(message, served_with(task), DEADLINE, max_bytes)
-    assert request.render is not None
-    (class_map,) = pb.SegmentResponse.FromString(request.render((classes[np.newaxis],), frame)).maps
+    rendering = pickle.loads(pickle.dumps(request.rendering))
+    (class_map,) = pb.SegmentResponse.FromString(rendering.renderer(task)((classes[np.newaxis],), frame)).maps
     return class_map
 
 
@@ -245,9 +247,12 @@ def test_what_takes_long_to_write_is_written_on_threads_and_is_the_same() -> Non
     ]
     for method, task, outputs, fields, respond in cases:
         message, _ = PARSERS[method]
-        assert parse(method, task=task, images=[b"x"], **fields).render is None, "that would take longer than it does"
-        render = parse(method, task=task, images=[b"x"] * 40, **fields).render
-        assert render is not None
+        assert parse(method, task=task, images=[b"x"], **fields).rendering is None, (
+            "that would take longer than it does"
+        )
+        rendering = parse(method, task=task, images=[b"x"] * 40, **fields).rendering
+        assert rendering is not None
+        render = pickle.loads(pickle.dumps(rendering)).renderer(task)
         rows = [render(tuple(output[row : row + 1] for output in outputs), frames[row]) for row in range(40)]
         response = getattr(pb, f"{method}Response")
         on_threads = sent(respond(message(**fields), served_with(task), answer(outputs, frames, rows)), response)
@@ -273,9 +278,10 @@ def test_detections_are_written_as_protobuf_writes_them_and_where_they_take_long
                 index, score = int(classes[row, number]), float(scores[row, number])
                 result.detections.add(index=index, label=str(index), score=score, box=pb.Box(**sides))
     fields = {"min_score": 0.3}
-    assert parse("Detect", task=task, images=[b"x"], **fields).render is None
-    render = parse("Detect", task=task, images=[b"x"] * 40, **fields).render
-    assert render is not None
+    assert parse("Detect", task=task, images=[b"x"], **fields).rendering is None
+    rendering = parse("Detect", task=task, images=[b"x"] * 40, **fields).rendering
+    assert rendering is not None
+    render = pickle.loads(pickle.dumps(rendering)).renderer(task)
     rows = [render(tuple(output[row : row + 1] for output in outputs), frames[row]) for row in range(40)]
     for rendered in (rows, []):
         response = messages.detections(pb.DetectRequest(**fields), served_with(task), answer(outputs, frames, rendered))

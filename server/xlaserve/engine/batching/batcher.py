@@ -37,6 +37,7 @@ from xlaserve.errors import (
     QueueFull,
     ShuttingDown,
 )
+from xlaserve.timings import Timings
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +265,7 @@ class Batcher:
         self._lanes.release()
         self._observe(mode, bucket, images, run)
         if isinstance(run, Run):
-            return Result([Part(range(images), run.outputs)], 0.0, 0.0, execute_s)
+            return Result([Part(range(images), run.outputs)], Timings(execute_s=execute_s))
         raise ExecutionFailed(f"model {self._name} could not run this batch") from run
 
     def _start_batch(self) -> bool:
@@ -316,7 +317,7 @@ class Batcher:
         try:
             for job, start, _ in taken.pieces:
                 if start == 0:
-                    job.queue_s = taken.at - job.arrived
+                    job.timings.queue_s = taken.at - job.arrived
             pixels = [job.pixels[start:stop] for job, start, stop in taken.pieces]
             batch = Batch(self._programs[taken.mode, taken.bucket].executable, taken.bucket, pixels)
             finish = partial(self._finish, taken)

@@ -16,6 +16,7 @@ from xlaserve.engine.batching.costs import Costs
 from xlaserve.engine.batching.worker import Run
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import XlaserveError
+from xlaserve.timings import Timings
 
 Shape = tuple[Mode, int, int]
 """Mode, height and width: images share a batch only where all three agree."""
@@ -35,11 +36,7 @@ class Result(NamedTuple):
 
     parts: list[Part]
     """One where the job was not split; several come in any order, as putting them together may take long."""
-    queue_s: float
-    """Waiting until the batch with its first image ran."""
-    gather_s: float
-    """Gathering its batch; the slowest one where it was split over several, as for `execute_s`."""
-    execute_s: float
+    timings: Timings
 
 
 @dataclass(eq=False, slots=True)
@@ -56,9 +53,7 @@ class Job:
     answered: int = 0
     """Images whose outputs are there."""
     parts: list[Part] = field(default_factory=list)
-    queue_s: float = 0.0
-    gather_s: float = 0.0
-    execute_s: float = 0.0
+    timings: Timings = field(default_factory=Timings)
 
     @property
     def waiting(self) -> int:
@@ -196,12 +191,13 @@ def answer(piece: Piece, outputs: Outputs, run: Run) -> None:
         raise ValueError(f"a batch gave {_kinds(outputs)}, another {_kinds(job.parts[0].outputs)}")
     job.parts.append(Part(range(start, stop), outputs))
     job.answered += stop - start
-    job.gather_s = max(job.gather_s, run.gather_s)
-    job.execute_s = max(job.execute_s, run.execute_s)
+    timings = job.timings
+    timings.gather_s = max(timings.gather_s, run.gather_s)
+    timings.execute_s = max(timings.execute_s, run.execute_s)
     if start == 0:
-        job.queue_s += run.wait_s
+        timings.queue_s += run.wait_s
     if job.answered == len(job.pixels):
-        job.settled.set_result(Result(job.parts, job.queue_s, job.gather_s, job.execute_s))
+        job.settled.set_result(Result(job.parts, timings))
 
 
 def _kinds(outputs: Outputs) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:

@@ -168,8 +168,8 @@ async def test_an_idle_device_starts_a_job_at_once(virtual_time: object, make: M
     result = await model.answer([7])
     assert numbers_of(result) == [7]
     assert model.started == [Started(5.0, Mode.XLA, 1, [7])]
-    assert result.queue_s == 0.0
-    assert result.execute_s == 1.0
+    assert result.timings.queue_s == 0.0
+    assert result.timings.execute_s == 1.0
 
 
 async def test_jobs_that_wait_share_a_batch_and_each_gets_its_own_rows(virtual_time: object, make: Make) -> None:
@@ -181,7 +181,7 @@ async def test_jobs_that_wait_share_a_batch_and_each_gets_its_own_rows(virtual_t
     assert results == [[1], [10, 11, 12], [20, 21], [30, 31]]
     assert model.started[1:] == [Started(1.0, Mode.XLA, 8, [10, 11, 12, 20, 21, 30, 31])]
     assert model.observer.ran == [(Mode.XLA, 1, 1), (Mode.XLA, 8, 7)]
-    assert later[0].result().queue_s == 0.5
+    assert later[0].result().timings.queue_s == 0.5
 
 
 async def test_every_lane_is_used(virtual_time: object, make: Make) -> None:
@@ -254,8 +254,8 @@ async def test_the_seconds_of_a_split_job_are_those_of_its_way(virtual_time: obj
     first, large = model.ask([1000]), model.ask(range(1, 17))
     await asyncio.sleep(0)
     await asyncio.gather(first, large)
-    assert large.result().queue_s == sum(batch.at for batch in model.started if 1 in batch.numbers)
-    assert large.result().execute_s == COST_S[8]
+    assert large.result().timings.queue_s == sum(batch.at for batch in model.started if 1 in batch.numbers)
+    assert large.result().timings.execute_s == COST_S[8]
 
 
 # max_queue_delay
@@ -793,7 +793,7 @@ async def test_a_busy_model_does_not_starve_a_quiet_one(virtual_time: object, ma
     floods = [asyncio.create_task(flood()) for _ in range(5)]
     for _ in range(20):
         await asyncio.sleep(7.25)
-        assert (await quiet.answer([1])).queue_s <= 2 * COST_S[8]
+        assert (await quiet.answer([1])).timings.queue_s <= 2 * COST_S[8]
     for task in floods:
         task.cancel()
     await asyncio.wait(floods)
@@ -904,7 +904,7 @@ async def test_a_flood_in_one_resolution_holds_up_an_image_of_another_by_a_state
     for pause in (0.25, 7.25, 1.0, 3.5) * 5:
         await asyncio.sleep(pause)
         assert model.batcher.waiting_images >= 100 * 8
-        assert (await model.answer([1], size=WIDE)).queue_s <= bound_s
+        assert (await model.answer([1], size=WIDE)).timings.queue_s <= bound_s
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
