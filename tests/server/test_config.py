@@ -174,6 +174,13 @@ def test_a_bucket_reads_as_its_shape() -> None:
     assert str(Bucket(8, 224, 192)) == "8x224x192"
 
 
+def test_every_mode_has_its_row_and_compiles_or_chooses_among_modes_that_do() -> None:
+    for mode in Mode:
+        compiled = ModelSettings(name="m", source="fake", modes=(mode,)).compiled_modes
+        assert compiled == (mode.traits.choice or (mode,))
+        assert not any(one.traits.choice for one in compiled)
+
+
 def test_the_default_mode_is_the_first_unless_another_is_named(write: Write) -> None:
     assert load_model(write, "modes: [graph, xla]").effective_default_mode is Mode.GRAPH
     assert load_model(write, "modes: [graph, xla], default_mode: xla").effective_default_mode is Mode.XLA

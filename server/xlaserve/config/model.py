@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
@@ -15,8 +16,19 @@ from xlaserve.config.frozen import Frozen, OrPath, Pairs
 AUTO: Final = "auto"
 
 
+class ModeTraits(NamedTuple):
+    """What the server does with a mode's programs."""
+
+    uses_xla: bool = False
+    """XLA compiles them or parts of them: those that compute something other than their model are refused."""
+    is_jit: bool = False
+    """XLA compiles each as a whole: several at a time, with lowerings, in another process, for the compile cache."""
+    choice: tuple[Mode, ...] = ()
+    """The modes of which it runs each bucket in the fastest; it then has no programs of its own."""
+
+
 class Mode(StrEnum):
-    """How a model is run."""
+    """How a model is run. Its row in `TRAITS` and its case in `runtimes.tf.executable` are all that a mode is."""
 
     EAGER = "eager"
     """Operation by operation, from Python."""
@@ -28,6 +40,20 @@ class Mode(StrEnum):
     """As a frozen graph of which TensorFlow gives XLA the parts, the clusters, that XLA can compile."""
     AUTO = "auto"
     """Each bucket in the mode that warm-up measured to be the fastest."""
+
+    @property
+    def traits(self) -> ModeTraits:
+        """Its row of the table."""
+        return TRAITS[self]
+
+
+TRAITS: Final = {
+    Mode.EAGER: ModeTraits(),
+    Mode.GRAPH: ModeTraits(),
+    Mode.XLA: ModeTraits(uses_xla=True, is_jit=True),
+    Mode.AUTOCLUSTER: ModeTraits(uses_xla=True),
+    Mode.AUTO: ModeTraits(choice=(Mode.XLA, Mode.GRAPH)),
+}
 
 
 class Fit(StrEnum):
@@ -325,8 +351,8 @@ class ModelSettings(Frozen):
     @property
     def compiled_modes(self) -> tuple[Mode, ...]:
         """The modes to compile: those offered, and those that `auto` chooses from."""
-        choice = (Mode.XLA, Mode.GRAPH) if Mode.AUTO in self.modes else ()
-        return tuple(mode for mode in dict.fromkeys((*self.modes, *choice)) if mode is not Mode.AUTO)
+        choice = chain.from_iterable(mode.traits.choice for mode in self.modes)
+        return tuple(mode for mode in dict.fromkeys((*self.modes, *choice)) if not mode.traits.choice)
 
     @property
     def effective_default_mode(self) -> Mode:

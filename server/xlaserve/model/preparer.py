@@ -24,7 +24,7 @@ import psutil
 
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.environment import installed
-from xlaserve.config import Mode, ModelSettings, Settings
+from xlaserve.config import ModelSettings, Settings
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.model import catalog
 from xlaserve.priority import Starvation, lower
@@ -178,7 +178,7 @@ def can_be_prepared(model: ModelSettings) -> bool:
     """Returns whether all that serves the model can be kept in a compile cache, as far as its settings tell."""
     return (
         catalog.uses_tensorflow(model)
-        and set(model.compiled_modes) == {Mode.XLA}
+        and all(mode.traits.is_jit for mode in model.compiled_modes)
         and model.unmatched == "reject"
         and not model.has_auto_buckets  # most candidates are not kept
         and catalog.can_be_kept(model)

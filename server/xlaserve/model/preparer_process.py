@@ -7,12 +7,13 @@ import sys
 import threading
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from xlaserve.cache.cache import CompileCache
-from xlaserve.config import Mode, Settings
+from xlaserve.config import Settings
 from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.model import catalog, verification
 from xlaserve.runtimes.tf.device import configure
@@ -38,9 +39,9 @@ def main() -> None:
 
     model = catalog.load(settings.models[0], partial(cached.network, cache, device))
     verifier = verification.verifier(model, has_tf32=device.tf32, warn=lambda warning: None)
-    for bucket in model.buckets:
-        compile_bucket = partial(model.program.compile, Mode.XLA, bucket)
-        verifier.admit(Mode.XLA, bucket, compile_bucket(), compile_bucket)
+    for mode, bucket in product(model.settings.compiled_modes, model.buckets):
+        compile_one = partial(model.program.compile, mode, bucket)
+        verifier.admit(mode, bucket, compile_one(), compile_one)
         if not isinstance(model.program, cached.CachedProgram) or model.program.not_kept:
             raise ModelFailed("its programs can't be kept")
 

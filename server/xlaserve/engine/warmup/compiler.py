@@ -61,7 +61,7 @@ def warm_up(
 
     early = {}
     if threads > 1:
-        early = _in_parallel(compile_one, [each for each in wanted if each[0] is Mode.XLA], threads)
+        early = _in_parallel(compile_one, [each for each in wanted if each[0].traits.is_jit], threads)
     warmed = {}
     for mode, bucket in wanted:
         compilation = early.get((mode, bucket)) or compile_one(mode, bucket)

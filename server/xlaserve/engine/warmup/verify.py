@@ -32,7 +32,6 @@ GROSS: Final = 1e-2
 IMAGES: Final = 8
 NARROW_IMAGES: Final = 16
 """Images that are compared where programs are narrow: more, since the agreement is shown as well."""
-_OF_XLA: Final = frozenset({Mode.XLA, Mode.AUTOCLUSTER})
 """The modes whose programs may be refused. The others run TensorFlow's own kernels, one by one."""
 
 Rows = NDArray[np.intp]
@@ -117,7 +116,7 @@ class Verifier:
     def _judge(self, mode: Mode, bucket: Bucket, verified: Verified) -> None:
         where = f"mode {mode}, bucket {bucket}"
         if verified.fault:
-            if self._refuses and verified.is_gross and mode in _OF_XLA:
+            if self._refuses and verified.is_gross and mode.traits.uses_xla:
                 raise ModelFailed(f"{where}: {verified.fault} (verification: warn serves it all the same)")
             self._warn(f"{where}: {verified.fault}")
         if verified.not_finite:

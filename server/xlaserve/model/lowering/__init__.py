@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.config import Lowering, Mode, ModelSettings
+from xlaserve.config import Lowering, ModelSettings
 from xlaserve.model.lowering import depthwise, grouped, normalization, pointwise, pooling, resize, stem, winograd
 from xlaserve.model.lowering.holding import with_replaced
 from xlaserve.model.lowering.replacement import Replace
@@ -51,7 +51,7 @@ class Lowered:
 
 def for_settings(model: Any, settings: ModelSettings) -> Lowered | None:
     """Returns the Keras `model` lowered as `settings` want it, or None where XLA runs it as it is or not at all."""
-    if Mode.XLA not in settings.compiled_modes or tf.config.get_visible_devices("GPU"):
+    if not any(mode.traits.is_jit for mode in settings.compiled_modes) or tf.config.get_visible_devices("GPU"):
         return None
     lowered = lower(model, [name for name in Lowering if name not in settings.disable_lowerings])
     if lowered is not None:

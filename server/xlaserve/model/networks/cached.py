@@ -192,7 +192,9 @@ class CachedProgram:
         """Makes the executable for `mode` and `bucket`, from the cache if it can. Raises what TensorFlow raises."""
         name = f"cost-{self._device.lanes}x{self._device.threads_per_lane}-{mode}-{bucket}"
         cost = self._folder.read(name, _cost)
-        compilation = self._compile_xla(bucket, cost) if mode is Mode.XLA else self._program.compile(mode, bucket)
+        compilation = (
+            self._compile_jit(mode, bucket, cost) if mode.traits.is_jit else self._program.compile(mode, bucket)
+        )
         self._executables.sweep()
         return replace(compilation, cost=cost, keep_cost=partial(self._keep_cost, name))
 
@@ -214,22 +216,22 @@ class CachedProgram:
         assert isinstance(program, TensorFlowProgram)
         return program
 
-    def _compile_xla(self, bucket: Bucket, cost: Cost | None) -> Compilation:
-        name = f"{Mode.XLA}-{bucket}"
+    def _compile_jit(self, mode: Mode, bucket: Bucket, cost: Cost | None) -> Compilation:
+        name = f"{mode}-{bucket}"
         if name not in self._forgotten:
             compilation = self._folder.read(name, lambda record: self._load(name, record, bucket, cost))
             if compilation is not None:
                 return compilation
         if not self._cache.is_filling:
             log.info("compile cache: %s is not kept", name)
-            return self._program.compile(Mode.XLA, bucket)
+            return self._program.compile(mode, bucket)
         program = self._program  # whose errors are the model's own
         if not self.not_kept:
             try:
                 return self._compile_and_keep(program, name, bucket, cost)
             except Exception as error:
                 self._give_up(name, error)
-        return program.compile(Mode.XLA, bucket)
+        return program.compile(mode, bucket)
 
     def _compile_and_keep(
         self, program: TensorFlowProgram, name: str, bucket: Bucket, cost: Cost | None
