@@ -21,6 +21,8 @@ from typing import Any, Final, NamedTuple
 from bench import processes
 from bench.generator import closed_loop, pixels_request
 from xlaserve.runtimes.tf.device import cpu_name
+from xlaserve_loadtest.reports import markdown
+from xlaserve_loadtest.reports.table import Cell, Number, Table
 
 PAGE: Final = Path("docs/gpu.md")
 BEGIN: Final = "<!-- made by make bench-gpu: begin -->"
@@ -100,32 +102,38 @@ def page(text: str, made: str) -> str:
 def report(rows: Iterable[Row], plan: Plan, machine: str) -> str:
     """Returns the tables as Markdown."""
     rows = list(rows)
-    batches = [str(batch) for batch in plan.batches]
+    in_process: Iterator[Mapping[str, Cell]] = (
+        {
+            "model": row.model,
+            "numbers": row.variant,
+            "mode": mode,
+            **{str(batch): round(by_batch[batch]) for batch in plan.batches},
+        }
+        for row in rows
+        for mode, by_batch in row.in_process.items()
+    )
+    served: Iterator[Mapping[str, Cell]] = (
+        {
+            "model": row.model,
+            "numbers": row.variant,
+            **{mode: Number("{:,.0f} ({:,.0f} to {:,.0f})".format(*row.served[mode])) for mode in ("graph", "xla")},
+            "xla / graph": Number(f"{row.served['xla'][0] / row.served['graph'][0]:.2f}"),
+        }
+        for row in rows
+    )
     lines = [
         f"{machine}, {datetime.now(UTC):%Y-%m-%d}. Random weights, {LANES} lanes.",
         "",
         "In process, images/s with all lanes busy, as warm-up measures them, by batch:",
         "",
-        f"| model | numbers | mode | {' | '.join(batches)} |",
-        f"|---|---|---|{'--:|' * len(batches)}",
-    ]
-    for row in rows:
-        for mode, by_batch in row.in_process.items():
-            cells = " | ".join(f"{by_batch[batch]:,.0f}" for batch in plan.batches)
-            lines.append(f"| {row.model} | {row.variant} | {mode} | {cells} |")
-    lines += [
+        *markdown.lines(Table.of("", in_process)),
         "",
         f"Served over gRPC to a client on the same machine, {plan.images_per_request} images a request,",
         f"{plan.concurrency} requests in flight: images/s, the median of {plan.blocks} interleaved blocks of",
         f"{plan.block_s:g} s (least to most):",
         "",
-        "| model | numbers | graph | xla | xla / graph |",
-        "|---|---|--:|--:|--:|",
+        *markdown.lines(Table.of("", served)),
     ]
-    for row in rows:
-        graph, xla = row.served["graph"], row.served["xla"]
-        arms = " | ".join(f"{median:,.0f} ({least:,.0f} to {most:,.0f})" for median, least, most in (graph, xla))
-        lines.append(f"| {row.model} | {row.variant} | {arms} | {xla[0] / graph[0]:.2f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -36,7 +37,7 @@ def test_the_page_has_the_marks() -> None:
 def test_without_a_gpu_nothing_is_measured_and_the_page_stays_as_it_is() -> None:
     before = gpu.PAGE.read_bytes()
     command = [sys.executable, "-m", "bench.gpu"]
-    environment = {"PATH": "/nonexistent"}
+    environment = {**os.environ, "PATH": "/nonexistent"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "expected a GPU that nvidia-smi shows, found none" in done.stderr

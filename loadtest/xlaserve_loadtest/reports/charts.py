@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from xlaserve_loadtest.analysis.figures import number
 from xlaserve_loadtest.reports.chart import BAR_PX, COLOURS, Chart, colour, label, plain, rule
+from xlaserve_loadtest.reports.table import number
 
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "x")

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from xlaserve_loadtest.analysis.compare import (
@@ -24,13 +22,13 @@ from xlaserve_loadtest.analysis.compare import (
     deciding_measure,
     verdict_of,
 )
-from xlaserve_loadtest.analysis.figures import estimate, number
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
 from xlaserve_loadtest.analysis.statistics import Estimate, Floats, pooled_percentile_ratio, unpaired_ratio
 from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.record.lines import Environment, Run
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
-from xlaserve_loadtest.reports.terminal import WIDTH
+from xlaserve_loadtest.reports.table import Table, ratio
+from xlaserve_loadtest.reports.terminal import show_table, widen
 
 _IGNORED_OPTIONS: Final = ("record", "html", "markdown", "csv", "json", "push_file", "fail_if", "output")
 """Options that change what is written, not what is measured."""
@@ -143,28 +141,27 @@ def _shown(value: Any) -> str:
 
 
 def _show(found: Sequence[Change], apart: Sequence[str], console: Console) -> None:
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    widen(console)
     for change in found:
         console.print(Text(_sentence(change), "bold"))
     for difference in apart:
         console.print(Text.assemble(("differs: ", "yellow"), difference))
     if not found:
         return
-    table = Table(
-        title=Text("B over A, with 95% intervals over blocks", "none"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
+    table = Table.of(
+        "B over A, with 95% intervals over blocks",
+        (
+            {
+                "arm": change.arm,
+                "load": change.label,
+                "A images/s": change.images_per_s[0],
+                "B images/s": change.images_per_s[1],
+                **{MEASURE_NAMES[measure]: ratio(found) for measure, found in change.ratios.items()},
+            }
+            for change in found
+        ),
     )
-    for place, heading in enumerate(("arm", "load", "A images/s", "B images/s", "images/s", "p50", "p99")):
-        table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place >= 2)
-    for change in found:
-        ratios = (estimate(ratio, ".2f") for ratio in change.ratios.values())
-        table.add_row(Text(change.arm), Text(change.label), *map(number, change.images_per_s), *ratios)
-    console.print()
-    console.print(table)
+    show_table(table, console)
     console.print(
         Text("Intervals cover the blocks within each run; other changes between the runs are in the ratio.", "dim")
     )

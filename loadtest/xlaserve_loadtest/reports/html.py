@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xlaserve_loadtest.analysis.compare import Comparison, Measure
-from xlaserve_loadtest.analysis.figures import estimate
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.reports import html_sections as sections
+from xlaserve_loadtest.reports import tables
 from xlaserve_loadtest.reports.markup import Child, Markup, join, page, table, tag
-
-_RATIOS: tuple[Measure, ...] = ("images_per_s", "p50", "p99")
 
 
 def render(summaries: Sequence[Summary]) -> str:
@@ -76,17 +73,6 @@ def _verdict(summary: Summary) -> Markup:
 def _comparisons(summary: Summary) -> Markup | None:
     if not summary.comparisons:
         return None
-    rows = [
-        (
-            f"{each.arm} / {each.baseline}",
-            each.label,
-            _finding(each),
-            *(estimate(each.ratios.get(measure), ".3f") for measure in _RATIOS),
-            str(each.pairs),
-        )
-        for each in summary.comparisons
-    ]
-    columns = ("arms", "load", "verdict", "images/s ratio", "p50 ratio", "p99 ratio", "pairs")
     how = (
         "Each ratio is the arm over the baseline with its 95% interval, from pairs of neighbouring blocks. Over 1 is "
         "more images/s, which is good, or longer latency, which is bad. An interval that contains 1 settles nothing. "
@@ -98,10 +84,4 @@ def _comparisons(summary: Summary) -> Markup | None:
         for each in summary.comparisons
         if each.reason and not each.is_control
     ]
-    return join([table(columns, rows, numbers=(3, 4, 5, 6)), reasons, tag("p", how, class_="soft")])
-
-
-def _finding(comparison: Comparison) -> Child:
-    if not comparison.is_control:
-        return tag("strong", comparison.verdict)
-    return "control: no difference" if comparison.verdict == "inconclusive" else tag("strong", "control failed")
+    return join([table(tables.ratios(summary)), reasons, tag("p", how, class_="soft")])

@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from xlaserve_loadtest.analysis.figures import NOTHING, estimate, mebibytes, number, share
 from xlaserve_loadtest.analysis.points import Point
-from xlaserve_loadtest.analysis.statistics import Percentile
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports import charts
+from xlaserve_loadtest.reports import charts, tables
 from xlaserve_loadtest.reports.chart import MUTED
 from xlaserve_loadtest.reports.charts import Bar, Curve, Mark, Series
 from xlaserve_loadtest.reports.markup import Child, Markup, facts, table, tag
@@ -26,23 +24,7 @@ def throughput(summary: Summary) -> list[Child]:
         for point in summary.points
         if (rate := point.images_per_s) is not None
     ]
-    rows = [
-        (
-            names[id(point)],
-            point.label,
-            estimate(point.images_per_s),
-            estimate(point.requests_per_s),
-            f"{point.requests:,}",
-            _errors(point),
-            str(point.dropped) if point.dropped else NOTHING,
-        )
-        for point in summary.points
-    ]
-    columns = ("arm", "load", "images/s", "requests/s", "answered", "errors", "never sent")
-    return [
-        charts.throughput(bars).render() if bars else None,
-        table(columns, rows, numbers=(2, 3, 4)) if rows else None,
-    ]
+    return [charts.throughput(bars).render() if bars else None, table(tables.throughput(summary))]
 
 
 def latency(summary: Summary) -> list[Child]:
@@ -71,21 +53,8 @@ def latency(summary: Summary) -> list[Child]:
         if point.over_time
     ]
     marks = [Mark(event.at_s, event.what, event.text) for event in summary.events]
-    ranks = [percentile.name for percentile in summary.points[0].percentiles] if summary.points else []
-    rows = [
-        (
-            names[id(point)],
-            number(point.mean_ms),
-            *(_percentile(percentile) for percentile in point.percentiles),
-            number(point.max_ms),
-        )
-        for point in summary.points
-    ]
-    counted = (
-        f"In milliseconds, counted from the moment when a request was due, with 95% bounds. {NOTHING}: too few answers."
-    )
     return [
-        table(("arm", "mean", *ranks, "slowest"), rows, numbers=range(1, len(ranks) + 3), caption=counted),
+        table(tables.latency(summary)),
         charts.percentiles(curves).render() if curves else None,
         charts.over_time(series, marks).render() if series else None,
     ]
@@ -109,33 +78,9 @@ def load(summary: Summary) -> list[Child]:
         if len(pairs) > 1:
             rates, latencies = zip(*pairs, strict=True)
             curves.append(Curve(arm, rates, latencies, hue, hue))
-    highest = [
-        (
-            rate.arm,
-            rate.slo,
-            number(rate.rate_per_s),
-            number(rate.images_per_s),
-            str(rate.tried),
-            str(rate.blocks),
-        )
-        for rate in summary.highest_rates
-    ]
-    results = [
-        (
-            result.arm,
-            result.scenario,
-            result.metric,
-            number(result.value),
-            "full length" if result.is_official else f"not official: {result.why_not}",
-        )
-        for result in summary.scenario
-    ]
-    columns = ("arm", "limit", "requests/s", "images/s", "rates tried", "runs at it")
     return [
-        table(columns, highest, numbers=(2, 3, 4, 5), caption="The highest rate that kept to the limit")
-        if highest
-        else None,
-        table(("arm", "scenario", "metric", "value", "by MLPerf's rules"), results, numbers=(3,)),
+        table(tables.highest_rates(summary)),
+        table(tables.scenario(summary)),
         charts.load_curve(curves, named, limit_ms).render() if curves else None,
     ]
 
@@ -150,21 +95,9 @@ def where(summary: Summary) -> list[Child]:
         for stage in _STAGES
         if stage in found
     }
-    used = [
-        (
-            names[id(point)],
-            number(point.server.cpu_ms_per_image),
-            mebibytes(point.server.peak_rss_bytes),
-            share(point.server.gpu_utilisation),
-            mebibytes(point.server.gpu_memory_bytes),
-        )
-        for point in summary.points
-        if point.server.cpu_s is not None or point.server.gpu_utilisation is not None
-    ]
-    columns = ("arm", "CPU ms an image", "peak memory, MiB", "GPU busy", "GPU memory, MiB")
     return [
         charts.stages([names[id(point)] for point in reported], spent).render() if reported else None,
-        table(columns, used, numbers=(1, 2, 3, 4), caption="What the server used"),
+        table(tables.use(summary)),
     ]
 
 
@@ -173,30 +106,14 @@ def price(summary: Summary) -> list[Child]:
     programs = [(price.arm, program) for price in summary.prices for program in price.programs]
     if not programs:
         return []
-    labels = [f"{arm} {_bucket(program.bucket)}" for arm, program in programs]
-    rows = [
-        (
-            arm,
-            _bucket(program.bucket),
-            f"{program.trace_s:.2f}",
-            f"{program.compile_s:.2f}",
-            f"{program.run_s * 1000:.2f}",
-            NOTHING if program.run_loaded_s is None else f"{program.run_loaded_s * 1000:.2f}",
-        )
-        for arm, program in programs
-    ]
-    columns = ("arm", "bucket", "trace, s", "compile, s", "run alone, ms", "run with all lanes busy, ms")
+    labels = [f"{arm} {'x'.join(map(str, program.bucket))}" for arm, program in programs]
     return [
-        [tag("p", tag("strong", f"{price.arm}: "), price.text) for price in summary.prices],
+        table(tables.prices(summary)),
         _break_even(summary),
         charts.ledger(
             labels, [each.trace_s for _, each in programs], [each.compile_s for _, each in programs]
         ).render(),
-        tag(
-            "details",
-            tag("summary", f"All {len(rows)} programs"),
-            table(columns, rows, numbers=(2, 3, 4, 5)),
-        ),
+        tag("details", tag("summary", f"All {len(programs)} programs"), table(tables.programs(summary))),
     ]
 
 
@@ -224,62 +141,19 @@ def padding(summary: Summary) -> list[Child]:
         return []
     buckets = sorted({name for _, padding in reported for name in padding.batches_by_bucket}, key=_by_size)
     batches = [[padding.batches_by_bucket.get(name, 0) for name in buckets] for _, padding in reported]
-    rows = [(name, f"{each.images:,}", f"{each.padded_rows:,}", share(each.waste)) for name, each in reported]
     return [
         charts.buckets([name for name, _ in reported], buckets, batches).render() if buckets else None,
-        table(("arm", "images", "rows of padding", "share of all rows"), rows, numbers=(1, 2, 3)),
+        table(tables.padding(summary)),
     ]
 
 
 def soundness(summary: Summary) -> list[Child]:
     """Returns equality of outputs, the load generator's health, failures."""
-    names = _names(summary)
-    equal = [
-        (
-            f"{each.arm} against {each.baseline}",
-            str(each.images),
-            f"{each.largest_absolute:.3g} ({each.tolerance_absolute:.3g} allowed)",
-            f"{each.largest_relative:.3g} ({each.tolerance_relative:.3g} allowed)",
-            share(each.top1_agreement),
-            "yes" if each.is_equal else tag("strong", "no"),
-        )
-        for each in summary.equalities
-    ]
-    generator = [
-        (
-            names[id(point)],
-            str(point.generator.workers),
-            number(point.generator.cpu_ms_per_request),
-            share(point.generator.busy),
-            f"{point.generator.late_sends:,} ({point.generator.late_share:.2%})",
-            tag("strong", "generator-limited") if point.generator.is_limited else "kept up",
-            {True: "yes", False: "no", None: NOTHING}[point.steady],
-            NOTHING if point.server.compilations is None else str(point.server.compilations),
-        )
-        for point in summary.points
-    ]
-    failed = [(each.arm, each.status, f"{each.count:,}", each.message) for each in summary.failures]
-    columns = (
-        "arm",
-        "workers",
-        "CPU ms a request",
-        "share of its ceiling",
-        "late sends",
-        "load generator",
-        "steady",
-        "compilations meanwhile",
-    )
+    failed = table(tables.failures(summary))
     return [
-        table(
-            ("outputs", "images", "largest difference", "largest relative", "same best class", "within tolerance"),
-            equal,
-            numbers=(1, 4),
-            caption="Whether the arms give the same answers to the same images",
-        ),
-        table(columns, generator, numbers=(1, 2, 3, 4, 7), caption="Whether the load tester itself was the limit"),
-        table(("arm", "status", "requests", "one message"), failed, numbers=(2,), caption="What failed")
-        if failed
-        else tag("p", "No request failed."),
+        table(tables.equality(summary)),
+        table(tables.generator(summary)),
+        failed or tag("p", "No request failed."),
         [tag("p", note, class_="soft") for note in summary.notes],
     ]
 
@@ -287,9 +161,8 @@ def soundness(summary: Summary) -> list[Child]:
 def setting(summary: Summary) -> list[Child]:
     """Returns the machine and the configuration."""
     header, machine = summary.header, summary.header.environment
-    arms = [(arm.name, arm.model, arm.mode, arm.target, arm.is_control_of or NOTHING) for arm in header.arms]
     return [
-        table(("arm", "model", "mode", "target", "control of"), arms),
+        table(tables.arms(summary)),
         facts(
             [
                 ("CPU", f"{machine.cpu}, {machine.cores} cores"),
@@ -343,21 +216,6 @@ def _styles(summary: Summary) -> dict[int, int]:
 
 def _value_ms(point: Point, name: str) -> float | None:
     return next((each.value_ms for each in point.percentiles if each.name == name), None)
-
-
-def _percentile(percentile: Percentile) -> str:
-    if percentile.value_ms is None:
-        return NOTHING
-    low, high = (number(bound) for bound in (percentile.low_ms, percentile.high_ms))
-    return f"{number(percentile.value_ms)} [{low}, {high}]"
-
-
-def _errors(point: Point) -> str:
-    return ", ".join(f"{count:,} {status}" for status, count in point.errors.items()) or "none"
-
-
-def _bucket(bucket: tuple[int, int, int]) -> str:
-    return "x".join(map(str, bucket))
 
 
 def _by_size(name: str) -> tuple[int, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports.tables import Grid, grids
+from xlaserve_loadtest.reports.table import Table, brief
+from xlaserve_loadtest.reports.tables import tables
 
 
 def render(summary: Summary) -> str:
@@ -21,8 +22,10 @@ def _lines(summary: Summary) -> Iterator[str]:
         yield from (f"> [!WARNING]\n> {_plain(warning)}" for warning in summary.warnings[:1])
         yield from (f">\n> {_plain(warning)}" for warning in summary.warnings[1:])
         yield ""
-    for grid in grids(summary):
-        yield from _table(grid)
+    for table in tables(summary):
+        yield f"{_plain(table.title)}:"
+        yield ""
+        yield from lines(table)
         yield ""
     yield from (f"- {_plain(note)}" for note in summary.notes)
     environment = summary.header.environment
@@ -30,16 +33,15 @@ def _lines(summary: Summary) -> Iterator[str]:
     yield f"- {_plain(', '.join(where))}; {_plain(summary.path.name)}, {summary.header.started_at}."
 
 
-def _table(grid: Grid) -> Iterator[str]:
-    yield f"{_plain(grid.title)}:"
-    yield ""
-    yield _row(grid.headings)
-    yield "|" + "|".join("---" if place < grid.words else "--:" for place in range(len(grid.headings))) + "|"
-    yield from map(_row, grid.rows)
+def lines(table: Table) -> Iterator[str]:
+    """Yields a table as GitHub's Markdown, without its title."""
+    yield _row(table.columns)
+    yield "|" + "|".join("--:" if is_numeric else "---" for is_numeric in table.numeric()) + "|"
+    yield from (_row(map(brief, row)) for row in table.rows())
 
 
-def _row(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(_plain(cell) for cell in cells) + " |"
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(map(_plain, cells)) + " |"
 
 
 def _plain(text: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any, Final
+
+from xlaserve_loadtest.reports.table import Cell, Strong, Table, full
 
 VOID: Final = frozenset({"br", "hr", "link", "meta"})
 _LONG: Final = 36
@@ -39,36 +41,44 @@ def join(children: Iterable[Child]) -> Markup:
     return Markup("".join(parts))
 
 
-def tag(name: str, /, *children: Child, **attributes: str) -> Markup:
-    """Returns an element. A trailing underscore of an attribute's name is dropped (`class_`), others become hyphens."""
+def tag(name: str, /, *children: Child, **attributes: str | None) -> Markup:
+    """Returns an element; an attribute that is None is left out.
+
+    A trailing underscore of an attribute's name is dropped (`class_`), others become hyphens.
+    """
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items()
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"'
+        for key, value in attributes.items()
+        if value is not None
     )
     end = "" if name in VOID else f"{join(children)}</{name}>"
     return Markup(f"<{name}{written}>{end}")
 
 
-def table(
-    columns: Sequence[str], rows: Iterable[Sequence[Child]], *, numbers: Iterable[int] = (), caption: str | None = None
-) -> Markup:
-    """Returns a table that scrolls by itself where it is too wide, nothing where it has no rows.
-
-    `numbers` are the columns aligned to the right.
-    """
-    right = set(numbers)
-
-    def cell(kind: str, index: int, child: Child) -> Markup:
-        kinds = ["number"] if index in right else []
-        if isinstance(child, str) and len(child) > _LONG:
-            kinds.append("long")
-        return tag(kind, child, **({"class_": " ".join(kinds)} if kinds else {}))
-
-    head = tag("tr", [cell("th", index, name) for index, name in enumerate(columns)])
-    body = [tag("tr", [cell("td" if index else "th", index, child) for index, child in enumerate(row)]) for row in rows]
-    if not body:
+def table(shown: Table) -> Markup:
+    """Returns a table that scrolls by itself where it is too wide, nothing where it has no rows."""
+    if not shown.columns:
         return Markup()
-    title = tag("p", caption, class_="caption") if caption else None
-    return join([title, tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")])
+
+    numeric = shown.numeric()
+
+    def row(first: str, rest: str, cells: Iterable[Cell]) -> Markup:
+        return tag(
+            "tr",
+            [_cell(rest if place else first, *pair) for place, pair in enumerate(zip(cells, numeric, strict=True))],
+        )
+
+    head = tag("thead", row("th", "th", shown.columns))
+    body = tag("tbody", [row("th", "td", cells) for cells in shown.rows()])
+    title = tag("p", shown.title, class_="caption") if shown.title else None
+    return join([title, tag("div", tag("table", head, body), class_="scroll")])
+
+
+def _cell(kind: str, content: Cell, is_numeric: bool) -> Markup:
+    text = full(content)
+    kinds = ["number"] * is_numeric + ["long"] * (len(text) > _LONG)
+    is_strong = isinstance(content, Strong) or content is False
+    return tag(kind, tag("strong", text) if is_strong else text, class_=" ".join(kinds) or None)
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:

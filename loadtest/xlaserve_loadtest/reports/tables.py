@@ -1,207 +1,223 @@
-"""The tables of a report, as text in cells; the terminal and Markdown draw them."""
+"""The tables of a run's reports; every format shows them from here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 
-from xlaserve_loadtest.analysis.compare import Comparison
-from xlaserve_loadtest.analysis.figures import NOTHING, mebibytes, share
+from xlaserve_loadtest.analysis.compare import MEASURE_NAMES
 from xlaserve_loadtest.analysis.points import Point
-from xlaserve_loadtest.analysis.statistics import PERCENTILES, Estimate
 from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.reports.table import Cell, Number, Strong, Table, mebibytes, ratio, share
+
+Rows = Iterator[Mapping[str, Cell]]
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table. The first `words` columns hold words, the others figures."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int = 2
+def _titled(title: str) -> Callable[[Callable[[Summary], Rows]], Callable[[Summary], Table]]:
+    return lambda rows: lambda summary: Table.of(title, rows(summary))
 
 
-def grids(summary: Summary) -> Iterator[Grid]:
-    """Yields the tables of a run, most important first; only those that have rows."""
-    points = summary.points or summary.curve
-    for grid in (
-        _throughput(points),
-        _latency(points),
-        _comparisons(summary),
-        _answers(summary),
-        _prices(summary),
-        _stages(points),
-        _use(points),
-    ):
-        if grid.rows:
-            yield _without_empty_columns(_without_single_load(grid))
+@_titled("Throughput, with 95% intervals over blocks; * generator-limited")
+def throughput(summary: Summary) -> Rows:
+    """Returns images/s by arm and load."""
+    for point in _points(summary):
+        yield {
+            "arm": point.arm + ("*" if point.generator.is_limited else ""),
+            "load": point.label,
+            "images/s": point.images_per_s,
+            "requests/s": point.requests_per_s,
+            "answers": point.requests,
+            "blocks": point.blocks,
+            "errors": sum(point.errors.values()),
+            "dropped": point.dropped,
+        }
 
 
-def _throughput(points: tuple[Point, ...]) -> Grid:
-    return Grid(
-        "Throughput, with 95% intervals over blocks; * generator-limited",
-        ("arm", "load", "images/s", "requests/s", "answers", "blocks", "errors", "dropped"),
-        tuple(
-            (
-                point.arm + ("*" if point.generator.is_limited else ""),
-                point.label,
-                _estimate(point.images_per_s),
-                _estimate(point.requests_per_s),
-                f"{point.requests:,}",
-                str(point.blocks),
-                f"{sum(point.errors.values()):,}",
-                f"{point.dropped:,}",
-            )
-            for point in points
-        ),
-    )
+@_titled("Latency in ms from when a request was due, with 95% bounds")
+def latency(summary: Summary) -> Rows:
+    """Returns percentiles by arm and load."""
+    for point in _points(summary):
+        yield {
+            **_place(point),
+            "mean": point.mean_ms,
+            **{each.name: None if each.value_ms is None else each for each in point.percentiles},
+            "slowest": point.max_ms,
+        }
 
 
-def _latency(points: tuple[Point, ...]) -> Grid:
-    names = tuple(f"p{percentile:g}" for percentile in PERCENTILES)
-    rows = []
-    for point in points:
-        found = (point.percentile(name) for name in names)
-        bounded = (_between(one.value_ms, one.low_ms, one.high_ms) for one in found)
-        rows.append((point.arm, point.label, _number(point.mean_ms), *bounded))
-    return Grid("Latency in ms, with 95% bounds", ("arm", "load", "mean", *names), tuple(rows))
+@_titled("Ratios to the baseline, with 95% intervals over pairs of blocks")
+def ratios(summary: Summary) -> Rows:
+    """Returns every comparison of an arm with its baseline."""
+    baselines = {found.baseline for found in summary.comparisons}
+    for found in summary.comparisons:
+        yield {
+            **(
+                {f"arm / {found.baseline}": found.arm}
+                if len(baselines) == 1
+                else {"arm / baseline": f"{found.arm} / {found.baseline}"}
+            ),
+            "load": found.label,
+            **{MEASURE_NAMES[measure]: ratio(each) for measure, each in found.ratios.items()},
+            "pairs": found.pairs,
+            "verdict": "A/A passed"
+            if found.is_control and not found.has_failed
+            else Strong("A/A failed" if found.is_control else found.verdict),
+        }
 
 
-def _comparisons(summary: Summary) -> Grid:
-    baselines = list(dict.fromkeys(found.baseline for found in summary.comparisons))
-
-    def row(found: Comparison) -> tuple[str, ...]:
-        arm = found.arm if len(baselines) == 1 else f"{found.arm} / {found.baseline}"
-        verdict = found.verdict if not found.is_control else "A/A failed" if found.has_failed else "A/A passed"
-        ratios = (_estimate(found.ratios[measure], 3) for measure in ("images_per_s", "p50", "p99"))
-        return (arm, found.label, *ratios, str(found.pairs), verdict)
-
-    return Grid(
-        f"Ratios to {', '.join(baselines)}, with 95% intervals over pairs of blocks",
-        ("arm", "load", "images/s", "p50", "p99", "pairs", "verdict"),
-        tuple(row(found) for found in summary.comparisons),
-    )
+@_titled("The highest rate that kept to the limit")
+def highest_rates(summary: Summary) -> Rows:
+    """Returns what a search found."""
+    for rate in summary.highest_rates:
+        yield {
+            "arm": rate.arm,
+            "limit": rate.slo,
+            "requests/s": rate.rate_per_s,
+            "images/s": rate.images_per_s,
+            "rates tried": rate.tried,
+            "runs at it": rate.blocks,
+        }
 
 
-def _answers(summary: Summary) -> Grid:
-    rates = (
-        (
-            rate.arm,
-            f"highest rate with {rate.slo}, 1/s",
-            _number(rate.rate_per_s),
-            f"{rate.blocks} runs, {rate.tried} rates tried",
-        )
-        for rate in summary.highest_rates
-    )
-    results = (
-        (
-            result.arm,
-            f"{result.scenario}: {result.metric}",
-            _number(result.value),
-            "official duration" if result.is_official else "shorter than official",
-        )
-        for result in summary.scenario
-    )
-    equalities = (
-        (
-            equality.arm,
-            f"outputs against {equality.baseline}, largest difference",
-            f"{equality.largest_absolute:.2g}",
-            ("equal" if equality.is_equal else "NOT equal")
-            + ("" if equality.top1_agreement is None else f", top-1 agreement {equality.top1_agreement:.1%}"),
-        )
-        for equality in summary.equalities
-    )
-    return Grid("Findings", ("arm", "what", "value", "remark"), (*rates, *results, *equalities))
+@_titled("Scenario of MLPerf Inference")
+def scenario(summary: Summary) -> Rows:
+    """Returns the metric of the run's MLPerf scenario."""
+    for result in summary.scenario:
+        yield {
+            "arm": result.arm,
+            "scenario": result.scenario,
+            "metric": result.metric,
+            "value": result.value,
+            "duration": "official" if result.is_official else f"not official: {result.why_not}",
+        }
 
 
-def _prices(summary: Summary) -> Grid:
-    return Grid(
-        "Price of compiling",
-        ("arm", "break-even", "programs", "trace s", "compile s"),
-        tuple(
-            (price.arm, price.text, str(len(price.programs)), _number(price.trace_s), _number(price.compile_s))
-            for price in summary.prices
-        ),
-    )
+@_titled("Whether the arms give the same answers to the same images")
+def equality(summary: Summary) -> Rows:
+    """Returns how far outputs are apart."""
+    for found in summary.equalities:
+        yield {
+            "outputs": f"{found.arm} against {found.baseline}",
+            "images": found.images,
+            "largest difference": f"{found.largest_absolute:.3g} ({found.tolerance_absolute:.3g} allowed)",
+            "largest relative": f"{found.largest_relative:.3g} ({found.tolerance_relative:.3g} allowed)",
+            "top-1 agreement": share(found.top1_agreement),
+            "within tolerance": found.is_equal,
+        }
 
 
-def _stages(points: tuple[Point, ...]) -> Grid:
-    reported = [point for point in points if point.stages]
-    names = tuple(dict.fromkeys(stage.name for point in reported for stage in point.stages))
-    rows = []
-    for point in reported:
-        shares = {stage.name: stage.share for stage in point.stages}
-        rows.append((point.arm, point.label, *(f"{shares[name]:.1%}" if name in shares else NOTHING for name in names)))
-    return Grid("Where the mean latency went", ("arm", "load", *names), tuple(rows))
+@_titled("Price of compiling")
+def prices(summary: Summary) -> Rows:
+    """Returns what each arm's programs cost to make."""
+    for price in summary.prices:
+        yield {
+            "arm": price.arm,
+            "break-even": price.text,
+            "programs": len(price.programs),
+            "trace s": price.trace_s,
+            "compile s": price.compile_s,
+        }
 
 
-def _use(points: tuple[Point, ...]) -> Grid:
-    return Grid(
-        "What it took: padding, server and generator",
-        ("arm", "load", "padding", "CPU ms/image", "peak MiB", "GPU", "GPU MiB", "generator busy", "late"),
-        tuple(
-            (
-                point.arm,
-                point.label,
-                share(point.padding.waste if point.padding else None),
-                _number(point.server.cpu_ms_per_image),
-                mebibytes(point.server.peak_rss_bytes),
-                share(point.server.gpu_utilisation),
-                mebibytes(point.server.gpu_memory_bytes),
-                share(point.generator.busy),
-                f"{point.generator.late_share:.2%}",
-            )
-            for point in points
-        ),
-    )
+@_titled("")
+def programs(summary: Summary) -> Rows:
+    """Returns what each program cost to make, and how fast it is."""
+    for price in summary.prices:
+        for program in price.programs:
+            yield {
+                "arm": price.arm,
+                "bucket": "x".join(map(str, program.bucket)),
+                "trace, s": Number(f"{program.trace_s:.2f}"),
+                "compile, s": Number(f"{program.compile_s:.2f}"),
+                "run alone, ms": Number(f"{program.run_s * 1000:.2f}"),
+                "run with all lanes busy, ms": None
+                if program.run_loaded_s is None
+                else Number(f"{program.run_loaded_s * 1000:.2f}"),
+            }
 
 
-def _without_single_load(grid: Grid) -> Grid:
-    """Moves a load that all rows share from its column to the title."""
-    if "load" not in grid.headings:
-        return grid
-    place = grid.headings.index("load")
-    loads = {row[place] for row in grid.rows}
-    if len(loads) > 1:
-        return grid
-
-    def without(cells: tuple[str, ...]) -> tuple[str, ...]:
-        return cells[:place] + cells[place + 1 :]
-
-    return Grid(f"{grid.title}, {loads.pop()}", without(grid.headings), tuple(map(without, grid.rows)), grid.words - 1)
+@_titled("Where the mean latency went")
+def stages(summary: Summary) -> Rows:
+    """Returns each stage's share of the mean latency."""
+    for point in _points(summary):
+        if point.stages:
+            yield {**_place(point), **{stage.name: share(stage.share) for stage in point.stages}}
 
 
-def _without_empty_columns(grid: Grid) -> Grid:
-    """Leaves out columns without any figure."""
-    kept = [
-        place
-        for place in range(len(grid.headings))
-        if place < grid.words or any(row[place] != NOTHING for row in grid.rows)
-    ]
-
-    def without(cells: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(cells[place] for place in kept)
-
-    return Grid(grid.title, without(grid.headings), tuple(map(without, grid.rows)), grid.words)
-
-
-def _estimate(found: Estimate | None, decimals: int | None = None) -> str:
-    return NOTHING if found is None else _between(found.value, found.low, found.high, decimals)
+@_titled("What it took: padding, server and generator")
+def use(summary: Summary) -> Rows:
+    """Returns what the server and the generator used."""
+    for point in _points(summary):
+        yield {
+            **_place(point),
+            "padding": share(point.padding.waste if point.padding else None),
+            "CPU ms/image": point.server.cpu_ms_per_image,
+            "peak MiB": mebibytes(point.server.peak_rss_bytes),
+            "GPU": share(point.server.gpu_utilisation),
+            "GPU MiB": mebibytes(point.server.gpu_memory_bytes),
+            "generator busy": share(point.generator.busy),
+            "late": Number(f"{point.generator.late_share:.2%}"),
+        }
 
 
-def _between(value: float | None, low: float | None, high: float | None, decimals: int | None = None) -> str:
-    """Returns a figure with its bounds behind the only space, so that a narrow table breaks there."""
-    if value is None or (low is None and high is None):
-        return _number(value, decimals)
-    return f"{_number(value, decimals)} ({_number(low, decimals)}-{_number(high, decimals)})"
+@_titled("Images and padding")
+def padding(summary: Summary) -> Rows:
+    """Returns how much the batches were padded."""
+    for point in _points(summary):
+        if point.padding:
+            yield {
+                **_place(point),
+                "images": point.padding.images,
+                "rows of padding": point.padding.padded_rows,
+                "share of all rows": share(point.padding.waste),
+            }
 
 
-def _number(value: float | None, decimals: int | None = None) -> str:
-    """Returns a figure with three or four digits, all of one size with the same decimals, so that columns align."""
-    if value is None:
-        return NOTHING
-    if decimals is None:
-        decimals = 0 if value >= 1000 else 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:,.{decimals}f}"
+@_titled("Whether the load tester itself was the limit")
+def generator(summary: Summary) -> Rows:
+    """Returns whether the load generator kept up."""
+    for point in _points(summary):
+        yield {
+            **_place(point),
+            "workers": point.generator.workers,
+            "CPU ms a request": point.generator.cpu_ms_per_request,
+            "share of its ceiling": share(point.generator.busy),
+            "late sends": Number(f"{point.generator.late_sends:,} ({point.generator.late_share:.2%})"),
+            "load generator": Strong("generator-limited") if point.generator.is_limited else "kept up",
+            "steady": point.steady,
+            "compilations meanwhile": point.server.compilations,
+        }
+
+
+@_titled("What failed")
+def failures(summary: Summary) -> Rows:
+    """Returns failed requests by arm and status."""
+    for each in summary.failures:
+        yield {"arm": each.arm, "status": each.status, "requests": each.count, "one message": each.message}
+
+
+@_titled("")
+def arms(summary: Summary) -> Rows:
+    """Returns what was compared."""
+    for arm in summary.header.arms:
+        yield {
+            "arm": arm.name,
+            "model": arm.model,
+            "mode": arm.mode,
+            "target": arm.target,
+            "control of": arm.is_control_of,
+        }
+
+
+def tables(summary: Summary) -> Iterator[Table]:
+    """Yields the tables of a short report, most important first; only those that have rows."""
+    for table in (throughput, latency, ratios, highest_rates, scenario, equality, prices, stages, use):
+        if (found := table(summary)).columns:
+            yield found
+
+
+def _points(summary: Summary) -> tuple[Point, ...]:
+    return summary.points or summary.curve
+
+
+def _place(point: Point) -> dict[str, Cell]:
+    return {"arm": point.arm, "load": point.label}

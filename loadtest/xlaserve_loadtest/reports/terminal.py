@@ -6,11 +6,12 @@ from typing import Final
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Drawn
 from rich.text import Text
 
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports.tables import Grid, grids
+from xlaserve_loadtest.reports.table import Table, brief
+from xlaserve_loadtest.reports.tables import tables
 
 WIDTH: Final = 100
 """Width of the tables, in characters, where the output is not a terminal."""
@@ -18,24 +19,29 @@ WIDTH: Final = 100
 
 def show(summary: Summary, console: Console) -> None:
     """Prints a run: the verdict, warnings, the figures, notes on how to read them."""
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    widen(console)
     console.print(Text(summary.verdict, "bold"))
     for warning in summary.warnings:
         console.print(Text.assemble(("warning: ", "yellow"), warning))
-    for grid in grids(summary):
-        console.print()
-        console.print(Text(grid.title, "underline"), soft_wrap=True)
-        console.print(_table(grid))
+    for table in tables(summary):
+        show_table(table, console)
     for note in summary.notes:
         console.print(Text(note, "dim"))
 
 
-def _table(grid: Grid) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for place, heading in enumerate(grid.headings):
-        is_figure = place >= grid.words and heading not in ("remark", "verdict")
-        table.add_column(heading, justify="right" if is_figure else "left")
-    for row in grid.rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+def widen(console: Console) -> None:
+    """Gives a console that is not a terminal room for tables."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+
+
+def show_table(table: Table, console: Console) -> None:
+    """Prints a table below its title."""
+    drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading, is_numeric in zip(table.columns, table.numeric(), strict=True):
+        drawn.add_column(heading, justify="right" if is_numeric else "left")
+    for row in table.rows():
+        drawn.add_row(*(Text(brief(cell)) for cell in row))
+    console.print()
+    console.print(Text(table.title, "underline"), soft_wrap=True)
+    console.print(drawn)

@@ -1,13 +1,12 @@
-"""The report of a sweep: one HTML file, and a table for the terminal."""
+"""The report of a sweep: one HTML file, and a table of its outcomes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from xlaserve_loadtest.analysis.figures import NOTHING, estimate, number
 from xlaserve_loadtest.analysis.statistics import Estimate
-from xlaserve_loadtest.reports import markup
-from xlaserve_loadtest.reports.markup import Child, Markup, facts, join, page, tag
+from xlaserve_loadtest.reports.markup import Child, facts, join, page, table, tag
+from xlaserve_loadtest.reports.table import Cell, Number, Ratio, Table, number
 from xlaserve_loadtest.study import catalog, zoo
 from xlaserve_loadtest.study import charts as zoo_charts
 from xlaserve_loadtest.study.record import ModeResult, Sweep
@@ -25,7 +24,7 @@ def render(sweep: Sweep) -> str:
         ("By resolution", _groups(zoo.by_resolution(sweep), "by-resolution", "Throughput by resolution", "resolution")),
         ("What did not run", _failures(zoo.failures(rows))),
         ("Published figures", _published(sweep, rows)),
-        ("All figures", [_figures(rows)]),
+        ("All figures", [table(_figures(rows))]),
         ("How it was measured", _setting(sweep)),
     ]
     told = [(name.lower().replace(" ", "-"), name, body) for name, body in sections if any(body)]
@@ -53,30 +52,39 @@ def verdict(rows: Sequence[Row], modes: Iterable[str], baseline: str) -> str:
     return " ".join(sentences) or "Nothing was compared."
 
 
-def table(sweep: Sweep) -> str:
-    """Returns every cell as text, a line for each model, resolution, batch and mode."""
-    rows = zoo.rows(sweep)
-    width = max((len(row.label) for row in rows), default=5)
-    lines = [f"{'model':<{width}}  {'mode':<11}  {'images/s':>9}  {'/ ' + sweep.baseline:>9}  verdict"]
-    for row in rows:
-        found = row.result
-        ratio = NOTHING if found.ratio is None else f"{found.ratio:.2f}"
-        said = found.reason or found.verdict or ""
-        lines.append(
-            f"{row.label:<{width}}  {row.mode:<11}  {number(found.images_per_s):>9}  {ratio:>9}  {said}".rstrip()
-        )
-    return "\n".join(lines)
+def outcomes(sweep: Sweep) -> Table:
+    """Returns what became of every cell: a row for each model, resolution, batch and mode."""
+    return Table.of(
+        "Every cell",
+        (
+            {
+                "model": row.label,
+                "mode": row.mode,
+                **_rate_and_ratio(row.result),
+                "verdict": row.result.reason or row.result.verdict or "",
+            }
+            for row in zoo.rows(sweep)
+        ),
+    )
 
 
 def _podium(podium: Podium) -> Child:
     if not podium.places:
         return None
-    rows = [
-        (str(place), row.label, row.mode, f"{number(value)} {podium.unit}", _rate(row.result), _ratio(row.result))
-        for place, (row, value) in enumerate(podium.places, start=1)
-    ]
-    columns = ("", "model", "mode", podium.title.lower(), "images/s", "ratio")
-    return join([tag("h3", podium.title), markup.table(columns, rows, numbers=(3, 4, 5))])
+    places = Table.of(
+        "",
+        (
+            {
+                "": str(place),
+                "model": row.label,
+                "mode": row.mode,
+                podium.title.lower(): Number(f"{number(value)} {podium.unit}"),
+                **_rate_and_ratio(row.result),
+            }
+            for place, (row, value) in enumerate(podium.places, start=1)
+        ),
+    )
+    return join([tag("h3", podium.title), table(places)])
 
 
 def _speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Child:
@@ -94,24 +102,25 @@ def _speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Child:
 
 def _groups(groups: Sequence[Group], name: str, title: str, what: str) -> list[Child]:
     told = [group for group in groups if group.images_per_s]
-    rows = [
+    best = Table.of(
+        "",
         (
-            group.name,
-            str(group.cells),
-            f"{group.best.label} ({group.best.mode})",
-            _rate(group.best.result),
-        )
-        for group in groups
-        if group.best is not None
-    ]
-    return [
-        zoo_charts.groups(told, name=name, title=title, what=what).render() if told else None,
-        markup.table((what, "cells", "fastest", "images/s"), rows, numbers=(1, 3)),
-    ]
+            {
+                what: group.name,
+                "cells": group.cells,
+                "fastest": f"{group.best.label} ({group.best.mode})",
+                "images/s": _rate_and_ratio(group.best.result)["images/s"],
+            }
+            for group in groups
+            if group.best
+        ),
+    )
+    return [zoo_charts.groups(told, name=name, title=title, what=what).render() if told else None, table(best)]
 
 
 def _failures(rows: Sequence[Row]) -> list[Child]:
-    return [markup.table(("model", "mode", "reason"), [(row.label, row.mode, row.result.reason) for row in rows])]
+    cells = ({"model": row.label, "mode": row.mode, "reason": row.result.reason} for row in rows)
+    return [table(Table.of("", cells))]
 
 
 def _published(sweep: Sweep, rows: Sequence[Row]) -> list[Child]:
@@ -123,7 +132,7 @@ def _published(sweep: Sweep, rows: Sequence[Row]) -> list[Child]:
         for row in rows
         if row.mode == "eager" and row.batch == catalog.PUBLISHED_BATCH
     }
-    compared = []
+    compared: list[dict[str, Cell]] = []
     for row in rows:
         theirs = figures.get((row.name, row.resolution or 0))
         if theirs is None or row.mode != "xla" or row.batch != catalog.PUBLISHED_BATCH:
@@ -131,49 +140,45 @@ def _published(sweep: Sweep, rows: Sequence[Row]) -> list[Child]:
         rate, over = row.result.images_per_s, eager.get((row.name, row.resolution))
         low, high = theirs.images_per_s or (None, None)
         compared.append(
-            (
-                row.label,
-                _rate(row.result),
-                number(high) if low == high else f"{number(low)} to {number(high)}",
-                number(rate / over) if rate and over else NOTHING,
-                number(theirs.ratio_to_eager),
-            )
+            {
+                "model": row.label,
+                "ours, images/s": _rate_and_ratio(row.result)["images/s"],
+                "published, images/s": Number(number(high) if low == high else f"{number(low)} to {number(high)}"),
+                "ours / eager": rate / over if rate and over else None,
+                "published / eager": theirs.ratio_to_eager,
+            }
         )
     if not compared:
         told = f"Figures were published for this device, but only for batches of {catalog.PUBLISHED_BATCH} under XLA."
         return [tag("p", told)]
-    columns = ("model", "ours, images/s", "published, images/s", "ours / eager", "published / eager")
     how = (
         "Published by the Keras XLA benchmark project for the same device, batches of 4 images. Theirs are means over "
         "100 calls without a server and without a spread, and their arm without XLA ran eagerly: their speed-ups "
         "answer another question than the ratios to graph mode on this page."
     )
-    return [markup.table(columns, compared, numbers=(1, 2, 3, 4)), tag("p", how, class_="soft")]
+    return [table(Table.of("", compared)), tag("p", how, class_="soft")]
 
 
-def _figures(rows: Sequence[Row]) -> Markup:
-    cells = [
+def _figures(rows: Sequence[Row]) -> Table:
+    return Table.of(
+        "",
         (
-            row.label,
-            row.family,
-            row.mode,
-            _rate(row.result),
-            _ratio(row.result),
-            ": ".join(filter(None, (row.result.verdict, row.result.verdict_reason))) or NOTHING,
-            number(row.result.p50_ms),
-            number(row.result.p99_ms),
-            number(row.result.trace_s),
-            number(row.result.compile_s),
-            {True: "yes", False: tag("strong", "no"), None: NOTHING}[row.result.outputs_agree],
-        )
-        for row in rows
-        if row.result.reason is None
-    ]
-    columns = (
-        *("model", "family", "mode", "images/s", "ratio", "verdict", "p50, ms", "p99, ms", "trace, s", "compile, s"),
-        "outputs agree",
+            {
+                "model": row.label,
+                "family": row.family,
+                "mode": row.mode,
+                **_rate_and_ratio(row.result),
+                "verdict": ": ".join(filter(None, (row.result.verdict, row.result.verdict_reason))) or None,
+                "p50, ms": row.result.p50_ms,
+                "p99, ms": row.result.p99_ms,
+                "trace, s": row.result.trace_s,
+                "compile, s": row.result.compile_s,
+                "outputs agree": row.result.outputs_agree,
+            }
+            for row in rows
+            if row.result.reason is None
+        ),
     )
-    return markup.table(columns, cells, numbers=(3, 4, 6, 7, 8, 9))
 
 
 def _setting(sweep: Sweep) -> list[Child]:
@@ -203,14 +208,9 @@ def _machine(sweep: Sweep) -> str:
     return ", ".join([*machine.get("gpus", ()), f"{machine.get('cpu')} ({machine.get('cores')} cores)"])
 
 
-def _rate(result: ModeResult) -> str:
-    return _with_interval(result.images_per_s, result.images_per_s_interval, ",.4g")
-
-
-def _ratio(result: ModeResult) -> str:
-    return _with_interval(result.ratio, result.ratio_interval, ".3f")
-
-
-def _with_interval(value: float | None, interval: tuple[float, float] | None, form: str) -> str:
-    low, high = interval or (None, None)
-    return estimate(None if value is None else Estimate(value, low, high), form)
+def _rate_and_ratio(result: ModeResult) -> dict[str, Cell]:
+    rate, ratio = result.images_per_s, result.ratio
+    return {
+        "images/s": None if rate is None else Estimate(rate, *(result.images_per_s_interval or (None, None))),
+        "ratio": None if ratio is None else Ratio(ratio, *(result.ratio_interval or (None, None))),
+    }

@@ -13,8 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from xlaserve_loadtest.analysis.figures import number
+from rich.console import Console
+
 from xlaserve_loadtest.parser import Parser, counts, names, number_over
+from xlaserve_loadtest.reports.table import number
+from xlaserve_loadtest.reports.terminal import show_table, widen
 from xlaserve_loadtest.run import environment
 from xlaserve_loadtest.study import catalog
 from xlaserve_loadtest.study import html as zoo_html
@@ -125,7 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, before)
     report = options.out / REPORT
     report.write_text(zoo_html.render(sweep), encoding="utf-8")
-    sys.stdout.write(f"{zoo_html.table(sweep)}\nreport: {report}\n")
+    console = Console()
+    widen(console)
+    show_table(zoo_html.outcomes(sweep), console)
+    console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
     if interrupted:
         return 130
     return 0 if any(result.images_per_s for entry in sweep.entries.values() for result in entry.results.values()) else 1

@@ -93,7 +93,7 @@ def test_a_sweep_without_figures_still_has_a_report(entry: MakeEntry, sweep: Mak
     assert "could not be compared" in zoo_html.render(sweep(entry("Broken", None)))
 
 
-def test_the_table_has_a_line_for_each_mode_of_each_cell(zoo_sweep: Sweep) -> None:
-    lines = zoo_html.table(zoo_sweep).splitlines()
-    assert len(lines) == 11
-    assert any("Broken 299 b4" in line and "can't be compiled" in line for line in lines)
+def test_the_outcomes_have_a_row_for_each_mode_of_each_cell(zoo_sweep: Sweep) -> None:
+    rows = list(zoo_html.outcomes(zoo_sweep).rows())
+    assert len(rows) == 10
+    assert any(row[0] == "Broken 299 b4" and "can't be compiled" in str(row[-1]) for row in rows)

@@ -1,0 +1,130 @@
+"""A table of a report: cells are values, and each format shows them in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+from xlaserve_loadtest.analysis.statistics import Estimate, Percentile
+
+NOTHING: Final = "\N{EN DASH}"
+"""Stands for what is not known."""
+
+
+class Number(str):
+    """A number that is text already."""
+
+    __slots__ = ()
+
+
+class Strong(str):
+    """Text that must not be overlooked."""
+
+    __slots__ = ()
+
+
+class Ratio(Estimate):
+    """A ratio with its interval: shown with three decimals."""
+
+    __slots__ = ()
+
+
+Cell = str | int | float | Estimate | Percentile | None
+"""None is what is not known; a bool is yes or no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of equal length by heading; one without rows is not shown."""
+
+    title: str
+    columns: Mapping[str, Sequence[Cell]]
+
+    @classmethod
+    def of(cls, title: str, rows: Iterable[Mapping[str, Cell]]) -> Table:
+        """Returns a table of rows, each with its cells by heading.
+
+        Columns without any value are left out, and a load that all rows share moves to the title.
+        """
+        cells = list(rows)
+        columns = {heading: [row.get(heading) for row in cells] for heading in dict.fromkeys(chain(*cells))}
+        found = {heading: column for heading, column in columns.items() if any(cell is not None for cell in column)}
+        if len(set(found.get("load", ()))) == 1:
+            title = f"{title}, {found.pop('load')[0]}"
+        return cls(title, found)
+
+    def rows(self) -> Iterator[tuple[Cell, ...]]:
+        """Yields the cells of each row."""
+        return zip(*self.columns.values(), strict=True)
+
+    def numeric(self) -> list[bool]:
+        """Returns for each column whether it holds numbers, which stand at the right."""
+        return [
+            not any(isinstance(cell, str | bool) and not isinstance(cell, Number) for cell in cells)
+            for cells in self.columns.values()
+        ]
+
+
+def brief(cell: Cell) -> str:
+    """Returns a cell as a narrow table shows it: the bounds behind the only space, so that it breaks there."""
+    return _text(cell, _aligned, "{} ({}-{})")
+
+
+def full(cell: Cell) -> str:
+    """Returns a cell as a wide table shows it."""
+    return _text(cell, number, "{} [{}, {}]")
+
+
+def number(value: float | None) -> str:
+    """Returns three or four digits, more only for large numbers."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def share(value: float | None) -> Number | None:
+    """Returns percent of a share from 0 to 1."""
+    return None if value is None else Number(f"{value:.1%}")
+
+
+def mebibytes(value: float | None) -> Number | None:
+    """Returns MiB of a number of bytes."""
+    return None if value is None else Number(f"{value / 2**20:,.0f}")
+
+
+def ratio(found: Estimate | None) -> Ratio | None:
+    """Returns an estimate as a ratio."""
+    return None if found is None else Ratio(found.value, found.low, found.high)
+
+
+def _text(cell: Cell, number: Callable[[float | None], str], bounded: str) -> str:
+    match cell:
+        case None:
+            return NOTHING
+        case bool():
+            return "yes" if cell else "no"
+        case str():
+            return str(cell)
+        case int():
+            return f"{cell:,}"
+        case float():
+            return number(cell)
+        case Estimate(value=value, low=low, high=high):
+            form = _ratio if isinstance(cell, Ratio) else number
+        case Percentile(value_ms=value, low_ms=low, high_ms=high):
+            form = number
+    return form(value) if low is None and high is None else bounded.format(form(value), form(low), form(high))
+
+
+def _ratio(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def _aligned(value: float | None) -> str:
+    """Returns three or four digits, numbers of one size with the same decimals, so that columns align."""
+    if value is None:
+        return NOTHING
+    decimals = 0 if value >= 1000 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{decimals}f}"
