@@ -32,7 +32,6 @@ GROSS: Final = 1e-2
 IMAGES: Final = 8
 NARROW_IMAGES: Final = 16
 """Images that are compared where programs are narrow: more, since the agreement is shown as well."""
-"""The modes whose programs may be refused. The others run TensorFlow's own kernels, one by one."""
 
 Rows = NDArray[np.intp]
 
