@@ -16,7 +16,7 @@ setup: $(VENV)/.installed ## Make .venv with pinned dependencies
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(BUILD),dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(BUILD),dev,docs]'
 	touch $@
 
 stubs: setup ## Generate the Python stubs from proto/
@@ -24,6 +24,9 @@ stubs: setup ## Generate the Python stubs from proto/
 
 reference: setup ## Generate docs/reference from the code
 	$(BIN)/python scripts/generate_docs.py
+
+docs: setup ## Build the documentation into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 demo: setup ## Serve, ask about real images, compare XLA with graph mode
 	$(BIN)/python scripts/demo.py

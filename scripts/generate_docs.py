@@ -212,7 +212,10 @@ def parsers() -> Iterator[argparse.ArgumentParser]:
         yield top
         for action in top._actions:
             if isinstance(action, argparse._SubParsersAction):
-                yield from action.choices.values()
+                for choice in action._choices_actions:
+                    subparser = action.choices[choice.dest]
+                    subparser.description = subparser.description or f"{choice.help or ''}.".capitalize()
+                    yield subparser
 
 
 def commands_page() -> Iterator[str]:
