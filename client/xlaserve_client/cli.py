@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
@@ -91,7 +90,3 @@ def _buckets(model: Model) -> str:
         + f" x {size[0]}x{size[1]}"
         for size in sizes
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

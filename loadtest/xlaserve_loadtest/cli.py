@@ -83,7 +83,3 @@ def _report(session: Session, chosen: argparse.Namespace) -> int:
     for what, path in (("run", session.path), ("page", chosen.html)):
         out.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

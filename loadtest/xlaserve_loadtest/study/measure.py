@@ -19,7 +19,7 @@ from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.study.record import Cell, ModeResult
 from xlaserve_loadtest.targets.embedded import configuration, served_name
 
-COMMAND: Final = (sys.executable, "-m", "xlaserve_loadtest.cli")
+COMMAND: Final = (sys.executable, "-m", "xlaserve_loadtest")
 STOP_TIMEOUT_S: Final = 60.0
 """Time for a load test to stop; it stops its server first."""
 

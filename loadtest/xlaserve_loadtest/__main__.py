@@ -1,0 +1,21 @@
+"""The `loadtest` command, also as `python -m xlaserve_loadtest`."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+
+def main() -> int:
+    """Runs the command and returns its exit status, 1 where what it needs is not installed."""
+    if not (find_spec("hdrh") and find_spec("plotly")):
+        sys.stderr.write("loadtest needs xlaserve[loadtest]: pip install 'xlaserve[loadtest]'\n")
+        return 1
+
+    from xlaserve_loadtest.cli import main as run  # noqa: PLC0415 - it imports them
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
