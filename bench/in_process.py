@@ -38,13 +38,11 @@ def warm(settings: ModelSettings, lanes: int) -> dict[tuple[Mode, Bucket], Warme
     """Loads a model, and compiles and times it as the server does."""
     model = catalog.load(settings)
     return warm_up(
-        model=settings.name,
-        version=settings.version,
         program=model.program,
         modes=settings.modes,
         buckets=model.buckets,
         timer=partial(measure, lanes=lanes),
-        ledger=Ledger(),
+        ledger=Ledger(settings.name, settings.version),
         stop=threading.Event(),
     )
 

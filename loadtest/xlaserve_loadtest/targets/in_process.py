@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine.program import Warmed
 from xlaserve.engine.warmup.compiler import measure, warm_up
-from xlaserve.engine.warmup.ledger import Ledger
+from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.model import catalog
 from xlaserve.runtimes.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
@@ -51,20 +51,18 @@ class InProcessTarget:
         settings = Settings.model_validate(json.loads(config))
         quiet_tensorflow()
         device = configure(settings, uses_tensorflow=any(map(catalog.uses_tensorflow, settings.models)))
-        ledger = Ledger()
+        entries: list[Entry] = []
         self._lanes = ThreadPoolExecutor(device.lanes, thread_name_prefix="lane")
         self._warmed: dict[str, dict[tuple[Mode, Bucket], Warmed]] = {}
         models = {}
         for model_settings in settings.models:
             model = catalog.load(model_settings)
             self._warmed[model_settings.name] = warm_up(
-                model=model_settings.name,
-                version=model_settings.version,
                 program=model.program,
                 modes=model_settings.modes,
                 buckets=model.buckets,
                 timer=partial(measure, lanes=device.lanes),
-                ledger=ledger,
+                ledger=Ledger(model_settings.name, model_settings.version, entries.append),
                 stop=threading.Event(),
             )
             models[model_settings.name] = _describe(model_settings, model)
@@ -81,7 +79,7 @@ class InProcessTarget:
                     at=entry.at.isoformat(),
                     model=entry.model,
                 )
-                for entry in ledger
+                for entry in entries
             ),
             time.monotonic() - began_s,
         )

@@ -388,8 +388,6 @@ class Repository:
 
     def _beside(self, version: Version, model: Model, verifier: Verifier | None = None) -> BesideTraffic:
         return BesideTraffic(
-            model=version.name,
-            version=version.settings.version,
             program=model.program,
             lanes=self._lanes,
             worker=self._worker,
@@ -436,8 +434,6 @@ class Repository:
 
         def warm(modes: Iterable[Mode], buckets: Iterable[Bucket]) -> Programs:
             return warm_up(
-                model=settings.name,
-                version=settings.version,
                 program=model.program,
                 modes=modes,
                 buckets=buckets,

@@ -7,7 +7,7 @@ order of `outputs`, one row for each image.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,22 @@ class Objects(NamedTuple):
     """The scores, `[k]`."""
 
 
+class _Comparable:
+    """How answers are compared, for most tasks."""
+
+    least_alike: ClassVar = 1.0
+
+    def comparable(self, outputs: Outputs) -> Outputs:
+        """Returns what can be compared number by number."""
+        return outputs
+
+    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
+        """Returns the share of answers that are the same; None where none can be expected to be."""
+        return None
+
+
 @dataclass(frozen=True)
-class _Classes:
+class _Classes(_Comparable):
     """A task with classes, and perhaps names for them."""
 
     classes: int
@@ -76,16 +90,11 @@ class Classification(_Classes):
     """`scores` FP32 `[n, classes]`: a number for each class, the greater the likelier."""
 
     name = "classification"
-    least_alike = 1.0
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs, in the order in which the program gives them."""
         return (TensorSpec("scores", "FP32", (-1, self.classes)),)
-
-    def comparable(self, outputs: Outputs) -> Outputs:
-        """Returns what can be compared number by number."""
-        return outputs
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
         """Returns the share of images whose likeliest class is the same."""
@@ -133,10 +142,6 @@ class Detection(_Classes):
         """Returns the scores alone: the order of the boxes changes with the smallest difference of a score."""
         return (outputs[1],)
 
-    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
-        """Returns None: objects have no exact match to count."""
-        return None
-
     def objects(self, outputs: Outputs, min_score: float = 0.0) -> list[Objects]:
         """Returns for each image its objects with at least `min_score`."""
         found = []
@@ -154,16 +159,11 @@ class Segmentation(_Classes):
     """
 
     name = "segmentation"
-    least_alike = 1.0
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs, in the order in which the program gives them."""
         return (TensorSpec("class_map", "UINT8" if self.classes <= UINT8_CLASSES else "INT32", (-1, -1, -1)),)
-
-    def comparable(self, outputs: Outputs) -> Outputs:
-        """Returns what can be compared number by number."""
-        return outputs
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
         """Returns the share of pixels whose class is the same."""
@@ -176,26 +176,17 @@ class Segmentation(_Classes):
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(_Comparable):
     """`embedding` FP32 `[n, dimensions]`: a vector for each image, as the network gives it."""
 
     dimensions: int
 
     name = "embedding"
-    least_alike = 1.0
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs, in the order in which the program gives them."""
         return (TensorSpec("embedding", "FP32", (-1, self.dimensions)),)
-
-    def comparable(self, outputs: Outputs) -> Outputs:
-        """Returns what can be compared number by number."""
-        return outputs
-
-    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
-        """Returns None: vectors have no exact match to count."""
-        return None
 
     def vectors(self, outputs: Outputs) -> NDArray[Value]:
         """Returns the vectors `[n, dimensions]`, float32."""

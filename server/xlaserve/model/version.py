@@ -37,7 +37,7 @@ class Version:
     def __init__(self, settings: ModelSettings, telemetry: ModelTelemetry, on_record: Callable[[Entry], None]) -> None:
         self.settings = settings
         self.telemetry = telemetry
-        self.ledger = Ledger(on_record)
+        self.ledger = Ledger(settings.name, settings.version, on_record)
         self.state = State.LOADING
         self.reason = ""
         """Why it failed."""

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
 from functools import partial
 
 from xlaserve import interpreter
@@ -17,7 +16,7 @@ from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
 from xlaserve.engine.warmup.compiler import MIN_RUNS, noise
-from xlaserve.engine.warmup.ledger import Entry, Ledger
+from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verified, Verifier
 from xlaserve.errors import ModelFailed
 
@@ -31,8 +30,6 @@ class BesideTraffic:
     def __init__(
         self,
         *,
-        model: str,
-        version: str,
         program: Program,
         lanes: Lanes,
         worker: Worker,
@@ -41,8 +38,6 @@ class BesideTraffic:
         expecting: Callable[[], AbstractContextManager[object]] = nullcontext,
         verifier: Verifier | None = None,
     ) -> None:
-        self._model = model
-        self._version = version
         self._program = program
         self._lanes = lanes
         self._worker = worker
@@ -71,22 +66,7 @@ class BesideTraffic:
                 known_images = await loop.run_in_executor(self._compiling, noise, known_bucket)
                 ratio = seconds / await self.time(warmed.executable, known_bucket, known_images)
                 cost = Cost(warmed.cost.alone_s * ratio, warmed.cost.loaded_s * ratio)
-        self._ledger.record(
-            Entry(
-                self._model,
-                self._version,
-                mode,
-                bucket,
-                compilation.trace_s,
-                compilation.compile_s,
-                cost,
-                datetime.now(UTC),
-                compilation.from_cache,
-                in_background=True,
-                verified=verified,
-            )
-        )
-        return Warmed(compilation.executable, cost)
+        return self._ledger.record(mode, bucket, compilation, cost, verified, in_background=True)
 
     def forget(self, height: int, width: int) -> None:
         """Drops what is kept to verify programs of a resolution: there won't be more."""

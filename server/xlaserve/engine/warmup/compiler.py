@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
-from xlaserve.engine.warmup.ledger import Entry, Ledger
+from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ShuttingDown
 
@@ -35,8 +34,6 @@ Timer = Callable[[Executable, Bucket], Cost]
 
 def warm_up(
     *,
-    model: str,
-    version: str,
     program: Program,
     modes: Iterable[Mode],
     buckets: Iterable[Bucket],
@@ -56,7 +53,7 @@ def warm_up(
 
     def compile_one(mode: Mode, bucket: Bucket) -> Compilation:
         if stop.is_set():
-            raise ShuttingDown(f"model {model}: warm-up was stopped")
+            raise ShuttingDown(f"model {ledger.model}: warm-up was stopped")
         return program.compile(mode, bucket)
 
     early = {}
@@ -71,14 +68,7 @@ def warm_up(
         if (cost := compilation.cost) is None:
             cost = timer(compilation.executable, bucket)
             compilation.keep_cost(cost)
-        warmed[mode, bucket] = Warmed(compilation.executable, cost)
-        ledger.record(
-            Entry(
-                *(model, version, mode, bucket, compilation.trace_s, compilation.compile_s, cost, datetime.now(UTC)),
-                from_cache=compilation.from_cache,
-                verified=verified,
-            )
-        )
+        warmed[mode, bucket] = ledger.record(mode, bucket, compilation, cost, verified)
     return warmed
 
 

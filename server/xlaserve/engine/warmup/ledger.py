@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Compilation, Warmed
 from xlaserve.engine.warmup.verify import Verified
 
 
@@ -35,9 +36,11 @@ class Entry:
 
 
 class Ledger:
-    """Entries in the order of compilation. `record` may be called from any thread."""
+    """Entries of one model in the order of compilation. `record` may be called from any thread."""
 
-    def __init__(self, on_record: Callable[[Entry], None] = lambda entry: None) -> None:
+    def __init__(self, model: str, version: str, on_record: Callable[[Entry], None] = lambda entry: None) -> None:
+        self.model = model
+        self._version = version
         self._entries: list[Entry] = []
         self._on_record = on_record
 
@@ -47,7 +50,21 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def record(self, entry: Entry) -> None:
-        """Adds an entry and notifies listeners, on the caller's thread."""
+    def record(
+        self,
+        mode: Mode,
+        bucket: Bucket,
+        made: Compilation,
+        cost: Cost,
+        verified: Verified | None = None,
+        *,
+        in_background: bool = False,
+    ) -> Warmed:
+        """Adds a program that is ready now, and notifies listeners on the caller's thread."""
+        entry = Entry(
+            *(self.model, self._version, mode, bucket, made.trace_s, made.compile_s, cost, datetime.now(UTC)),
+            *(made.from_cache, in_background, verified),
+        )
         self._entries.append(entry)
         self._on_record(entry)
+        return Warmed(made.executable, cost)

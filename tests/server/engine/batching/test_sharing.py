@@ -125,12 +125,10 @@ async def play(asked: list[Event], lane_count: int, refuses: int, compiling: Thr
         )
         makers.append(
             BesideTraffic(
-                model=str(number),
-                version="1",
                 program=None,  # type: ignore[arg-type]
                 lanes=lanes,
                 worker=worker,  # type: ignore[arg-type]
-                ledger=Ledger(),
+                ledger=Ledger(str(number), "1"),
                 compiling=compiling,
             )
         )

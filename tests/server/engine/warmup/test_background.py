@@ -71,7 +71,7 @@ class House:
         self.compile_error: Exception | None = None
         self.refused: set[tuple[int, ...]] = set()
         self.seconds_of: Callable[[Mode, Bucket], float] = lambda mode, bucket: RUN_S
-        self.ledger = Ledger()
+        self.ledger = Ledger("model", "1")
         self.running = 0
         self.expecting_depth = 0
         lanes = Lanes(1)
@@ -96,8 +96,6 @@ class House:
             buckets=[Bucket(1, *SQUARE), Bucket(2, *SQUARE), Bucket(4, *SQUARE)],
             batcher=self.batcher,
             beside=BesideTraffic(
-                model="model",
-                version="1",
                 program=self,
                 lanes=lanes,
                 worker=self,  # type: ignore[arg-type]

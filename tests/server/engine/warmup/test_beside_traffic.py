@@ -38,11 +38,9 @@ class Program:
 
 
 async def make(compilation: Compilation, known: tuple[Bucket, Warmed] | None) -> tuple[Warmed, Ledger]:
-    ledger, worker = Ledger(), Worker(1)
+    ledger, worker = Ledger("a", "1"), Worker(1)
     with ThreadPoolExecutor(1) as compiling:
         beside = BesideTraffic(
-            model="a",
-            version="1",
             program=Program(compilation),
             lanes=Lanes(1),
             worker=worker,

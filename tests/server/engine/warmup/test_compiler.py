@@ -61,8 +61,6 @@ def warm(
     program: FakeProgram, ledger: Ledger, stop: threading.Event | None = None, lanes: int = 1, threads: int = 1
 ) -> Mapping[tuple[Mode, Bucket], Warmed]:
     return warm_up(
-        model="digits",
-        version="3",
         program=program,
         modes=(Mode.XLA, Mode.GRAPH),
         buckets=BUCKETS,
@@ -87,7 +85,7 @@ def taking(durations_s: list[float]) -> tuple[Executable, Callable[[], float]]:
 
 
 def test_every_mode_and_bucket_is_compiled_run_and_entered_in_order() -> None:
-    program, ledger = FakeProgram(), Ledger()
+    program, ledger = FakeProgram(), Ledger("digits", "3")
     before = datetime.now(UTC)
     warmed = warm(program, ledger)
     order = [(mode, bucket) for mode in (Mode.XLA, Mode.GRAPH) for bucket in BUCKETS]
@@ -104,14 +102,14 @@ def test_every_mode_and_bucket_is_compiled_run_and_entered_in_order() -> None:
 
 
 def test_a_program_that_does_not_compile_fails_the_warm_up() -> None:
-    ledger = Ledger()
+    ledger = Ledger("digits", "3")
     with pytest.raises(ValueError, match="no kernel"):
         warm(FakeProgram(error_at=(Mode.XLA, BUCKETS[1])), ledger)
     assert [entry.bucket for entry in ledger] == [BUCKETS[0]]
 
 
 def test_warm_up_stops_when_it_is_told_to() -> None:
-    program, ledger, stop = FakeProgram(), Ledger(), threading.Event()
+    program, ledger, stop = FakeProgram(), Ledger("digits", "3"), threading.Event()
     program.on_compile = lambda: stop.set() if len(program.compiled) == 2 else None
     with pytest.raises(ShuttingDown):
         warm(program, ledger, stop)
@@ -122,20 +120,18 @@ def test_the_smallest_bucket_is_compiled_first() -> None:
     program = FakeProgram()
     buckets = (Bucket(8, 2, 2), Bucket(1, 9, 9), Bucket(2, 2, 2))
     warm_up(
-        model="digits",
-        version="3",
         program=program,
         modes=(Mode.XLA,),
         buckets=buckets,
         timer=partial(measure, lanes=1),
-        ledger=Ledger(),
+        ledger=Ledger("digits", "3"),
         stop=threading.Event(),
     )
     assert [bucket for _, bucket in program.compiled] == sorted(buckets, key=math.prod)
 
 
 def test_programs_of_xla_compile_at_the_same_time_and_are_timed_when_all_are_there() -> None:
-    program, ledger = FakeProgram(), Ledger()
+    program, ledger = FakeProgram(), Ledger("digits", "3")
     together = threading.Barrier(len(BUCKETS), timeout=WAIT_S)
     program.on_compile = lambda: together.wait() if len(ledger) == 0 else None
     warmed = warm(program, ledger, threads=len(BUCKETS))
@@ -146,7 +142,7 @@ def test_programs_of_xla_compile_at_the_same_time_and_are_timed_when_all_are_the
 
 def test_what_does_not_compile_among_others_fails_the_warm_up() -> None:
     with pytest.raises(ValueError, match="no kernel"):
-        warm(FakeProgram(error_at=(Mode.XLA, BUCKETS[0])), Ledger(), threads=2)
+        warm(FakeProgram(error_at=(Mode.XLA, BUCKETS[0])), Ledger("digits", "3"), threads=2)
 
 
 def test_a_known_cost_is_not_measured_and_a_new_one_is_kept() -> None:
@@ -167,7 +163,7 @@ def test_a_known_cost_is_not_measured_and_a_new_one_is_kept() -> None:
                 keep_cost=kept.append,
             )
 
-    ledger = Ledger()
+    ledger = Ledger("digits", "3")
     warmed = warm(Cached(), ledger)
     assert warmed[Mode.XLA, BUCKETS[0]].cost == known
     assert set(ran) == set(BUCKETS[1:])
@@ -247,7 +243,7 @@ def test_the_ledger_hears_of_each_program_as_it_is_ready() -> None:
     program = FakeProgram()
     counts: list[int] = []
     program.on_compile = lambda: counts.append(len(heard))
-    ledger = Ledger(heard.append)
+    ledger = Ledger("digits", "3", heard.append)
     warm(program, ledger)
     assert counts == list(range(len(program.compiled)))
     assert heard == list(ledger)
