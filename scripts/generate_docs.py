@@ -214,7 +214,8 @@ def parsers() -> Iterator[argparse.ArgumentParser]:
             if isinstance(action, argparse._SubParsersAction):
                 for choice in action._choices_actions:
                     subparser = action.choices[choice.dest]
-                    subparser.description = subparser.description or f"{choice.help or ''}.".capitalize()
+                    help_text = choice.help or ""
+                    subparser.description = subparser.description or f"{help_text[:1].upper()}{help_text[1:]}."
                     yield subparser
 
 
