@@ -82,11 +82,13 @@ class Client:
 
     def send(self, method: str, data: bytes, timeout_s: float = PATIENCE_S) -> Call:
         """Sends a message and returns the call, to be settled."""
-        return Call(self._channel.unary_unary(method).future(data, timeout=timeout_s), timeout_s)
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(method)
+        return Call(ask.future(data, timeout=timeout_s), timeout_s)
 
     def stream(self, method: str, messages: Iterable[bytes], timeout_s: float = PATIENCE_S) -> Any:
         """Sends messages as a stream and returns the call, to be iterated."""
-        return self._channel.stream_stream(method)(iter(messages), timeout=timeout_s)
+        ask: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(method)
+        return ask(iter(messages), timeout=timeout_s)
 
 
 def leak(details: str) -> str | None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from tests.attack import samples
@@ -86,6 +88,10 @@ def terminate_under_load(round: Round) -> None:
             return
 
 
+def is_written_by(ready_file: Path, pid: int) -> bool:
+    return ready_file.exists() and bool(json.loads(ready_file.read_text())["pid"] == pid)
+
+
 @attack(allowed=BUSY | {"UNAVAILABLE"}, site="own")
 def kill_and_restart(round: Round) -> None:
     """kill -9 while 32 clients ask, and another server on the same ports, with the same ready file."""
@@ -95,9 +101,7 @@ def kill_and_restart(round: Round) -> None:
     while True:
         server = round.start(config, ports=ports)
         server.wait_for(
-            lambda server=server: (
-                ready_file.exists() and json.loads(ready_file.read_text())["pid"] == server.process.pid
-            ),
+            partial(is_written_by, ready_file, server.process.pid),
             "be ready",
             60,
         )

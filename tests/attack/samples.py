@@ -197,7 +197,8 @@ _BITS: Final = {
 
 def mutate(message: Message, rng: random.Random) -> None:
     """Changes one field of a message, however deep; pixels mostly keep their size."""
-    field = rng.choice(message.DESCRIPTOR.fields)
+    # Their type is a union of two implementations.
+    field: Any = rng.choice(list(message.DESCRIPTOR.fields))
     value = getattr(message, field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         mutate(value[rng.choice(_KEYS)], rng)

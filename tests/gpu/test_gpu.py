@@ -21,13 +21,14 @@ MIB = 1024 * 1024
 
 
 def test_a_server_on_the_device_reads_digits_in_every_mode(device: str) -> None:
-    digits = {"name": "digits", "source": "builtin:digits", "modes": ["xla", "graph", "eager"], "buckets": [1, 4]}
+    modes = ["xla", "graph", "eager"]
+    digits = {"name": "digits", "source": "builtin:digits", "modes": modes, "buckets": [1, 4]}
     scans = sorted(SCANS.glob("*.png"))
     with (
         processes.xlaserve({"device": device, "models": [digits]}) as server,
         VisionClient(server.address, deadline_s=60.0) as client,
     ):
-        for mode in digits["modes"]:
+        for mode in modes:
             answer = client.classify([scan.read_bytes() for scan in scans], model="digits", mode=mode, top_k=1)
             labels = [row.categories[0].label for row in answer.classifications]
             assert labels == [scan.name[0] for scan in scans], mode

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from http.client import HTTPConnection
@@ -56,6 +56,8 @@ def compile_with_brake(self, mode, bucket):
 
 NoopProgram.compile = compile_with_brake
 """
+
+MakeRequest = Callable[..., pb.ModelInferRequest]
 
 
 class Server:
@@ -189,7 +191,7 @@ def scans() -> dict[str, bytes]:
 
 
 @pytest.fixture
-def valid(scans: dict[str, bytes]) -> Callable[..., pb.ModelInferRequest]:
+def valid(scans: dict[str, bytes]) -> MakeRequest:
     """Makes a valid request to `digits`: `image` as one scan, or black `pixels` of `datatype`, raw or not."""
 
     def make(name: str = "pixels", *, n: int = 1, datatype: str = "UINT8", raw: bool = True) -> pb.ModelInferRequest:
@@ -301,14 +303,18 @@ class NoopClient:
         """Waits for a call and returns its status; an answer must be the one that belongs to `levels`."""
         error = call.exception(timeout=STOP_TIMEOUT_S)
         if error is not None:
-            return error.code()
+            code: grpc.StatusCode = error.code()
+            return code
         rows = np.frombuffer(call.result().raw_output_contents[0], np.float32).reshape(len(levels), -1)
         np.testing.assert_array_equal(rows, np.array(levels, np.float32)[:, None] + np.zeros(1000))
         return grpc.StatusCode.OK
 
 
+Connect = Callable[[Server], NoopClient]
+
+
 @pytest.fixture
-def connect() -> Iterator[Callable[[Server], NoopClient]]:
+def connect() -> Iterator[Connect]:
     """Opens a new connection to a server each time."""
     with ExitStack() as channels:
 
@@ -321,7 +327,9 @@ def connect() -> Iterator[Callable[[Server], NoopClient]]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
         used = getattr(item, "funcargs", {})

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
+from tests.integration.conftest import Server, StartServer
+from tests.required import required
 
 from xlaserve_proto import admin_pb2 as pb
 from xlaserve_proto import admin_pb2_grpc as pb_grpc
@@ -30,7 +31,7 @@ def xlaserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=env)
 
 
-def test_nobody_profiles_a_server_that_was_not_configured_for_it(server: Any) -> None:
+def test_nobody_profiles_a_server_that_was_not_configured_for_it(server: Server) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         profile(server.grpc, 0.1)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -39,15 +40,15 @@ def test_nobody_profiles_a_server_that_was_not_configured_for_it(server: Any) ->
     assert done.stderr.startswith(f"xlaserve: server {server.grpc}: it records no profiles; start it with admin: true")
 
 
-def test_a_server_without_tensorflow_has_nothing_to_profile(start_server: Any) -> None:
+def test_a_server_without_tensorflow_has_nothing_to_profile(start_server: StartServer) -> None:
     server = start_server({"models": [NOOP], "admin": True})
     with pytest.raises(grpc.RpcError) as refused:
         profile(server.grpc, 0.1)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "nothing to profile" in refused.value.details()
+    assert "nothing to profile" in required(refused.value.details())
 
 
-def test_a_profile_is_recorded_where_the_configuration_says(start_server: Any, tmp_path: Path) -> None:
+def test_a_profile_is_recorded_where_the_configuration_says(start_server: StartServer, tmp_path: Path) -> None:
     model = {"name": "digits", "source": "builtin:digits", "modes": ["xla"], "buckets": [1]}
     server = start_server({"models": [model], "admin": True, "profile_dir": str(tmp_path / "profiles")})
     done = xlaserve("profile", "--server", server.grpc, "--seconds", "0.2")
@@ -62,7 +63,7 @@ def test_a_profile_is_recorded_where_the_configuration_says(start_server: Any, t
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_the_ledger_of_a_running_server_says_what_when_and_how_long(server: Any) -> None:
+def test_the_ledger_of_a_running_server_says_what_when_and_how_long(server: Server) -> None:
     table = xlaserve("ledger", "--server", server.grpc)
     assert table.returncode == 0, table.stderr
     header, *lines = table.stdout.splitlines()

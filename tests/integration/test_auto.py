@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.request import urlopen
 
 import grpc
+from tests.integration.conftest import StartServer
 
 from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_proto import open_inference_pb2 as oip
@@ -14,7 +14,7 @@ from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 
-def test_auto_compiles_what_it_chooses_from_answers_right_and_says_what_it_chose(start_server: Any) -> None:
+def test_auto_compiles_what_it_chooses_from_answers_right_and_says_what_it_chose(start_server: StartServer) -> None:
     model = {"name": "digits", "source": "builtin:digits", "modes": ["auto"], "buckets": [1, 8]}
     server = start_server({"models": [model]})
     scans = digit_images("held_out")[:20]
@@ -41,7 +41,7 @@ def test_auto_compiles_what_it_chooses_from_answers_right_and_says_what_it_chose
     assert 'xlaserve_requests_total{method="Classify",mode="auto",model="digits",status="OK"} 1.0' in metrics
 
 
-def test_a_mode_that_is_only_compiled_for_auto_is_not_offered(start_server: Any) -> None:
+def test_a_mode_that_is_only_compiled_for_auto_is_not_offered(start_server: StartServer) -> None:
     model = {"name": "digits", "source": "builtin:digits", "modes": ["auto"], "buckets": [1]}
     server = start_server({"models": [model]})
     with grpc.insecure_channel(server.grpc) as channel:

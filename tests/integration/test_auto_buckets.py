@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import grpc
+from tests.integration.conftest import StartServer
 
 from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 
-def test_candidates_are_measured_and_those_that_are_kept_serve(start_server: Any) -> None:
+def test_candidates_are_measured_and_those_that_are_kept_serve(start_server: StartServer) -> None:
     model = {
         "name": "digits",
         "source": "builtin:digits",

@@ -6,13 +6,15 @@ import io
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from tests.integration.conftest import Server, StartServer
+from tests.required import required
 
 from xlaserve.runtimes.watch.compile_watch import KNOWN
 from xlaserve_proto import open_inference_pb2 as oip
@@ -27,7 +29,13 @@ NOISE = np.random.default_rng(7)
 
 
 @pytest.fixture(scope="module")
-def server(start_module_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which XLA writes what it compiles."""
+    return tmp_path_factory.mktemp("dump")
+
+
+@pytest.fixture(scope="module")
+def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFactory, dump: Path) -> Server:
     from xlaserve.model.networks.keras_runtime import keras
 
     pixels = keras.Input((None, None, 3))
@@ -50,19 +58,17 @@ def server(start_module_server: Any, tmp_path_factory: pytest.TempPathFactory) -
         "unmatched": "background",
         "max_background_resolutions": 3,
     }
-    env = {"XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text"}
-    server = start_module_server({"models": [model]}, env=env)
-    server.dump = folder
-    return server
+    env = {"XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text"}
+    return start_module_server({"models": [model]}, env=env)
 
 
 @pytest.fixture
-def stub(server: Any) -> Any:
+def stub(server: Server) -> Iterator[oip_grpc.GRPCInferenceServiceStub]:
     with grpc.insecure_channel(server.grpc) as channel:
         yield oip_grpc.GRPCInferenceServiceStub(channel)
 
 
-def infer(stub: Any, images: np.ndarray) -> np.ndarray:
+def infer(stub: oip_grpc.GRPCInferenceServiceStub, images: np.ndarray) -> np.ndarray:
     request = oip.ModelInferRequest(model_name="any")
     request.inputs.add(name="pixels", datatype="UINT8", shape=images.shape)
     request.raw_input_contents.append(images.tobytes())
@@ -74,7 +80,7 @@ def images_of(height: int, width: int, n: int = 3) -> np.ndarray:
     return NOISE.integers(0, 256, (n, height, width, 3), dtype=np.uint8)
 
 
-def compilations(server: Any) -> tuple[float, ...]:
+def compilations(server: Server) -> tuple[float, ...]:
     return tuple(server.metric("xlaserve_compilations_total", phase=phase) for phase in PHASES)
 
 
@@ -83,11 +89,13 @@ def xla_compilations(folder: Path) -> int:
     return sum(KNOWN.function not in file.name for file in folder.glob("*.before_optimizations.txt"))
 
 
-def batches(server: Any, mode: str, size: str) -> float:
+def batches(server: Server, mode: str, size: str) -> float:
     return sum(server.metric("xlaserve_bucket_batches_total", mode=mode, bucket=f"{n}x{size}") for n in BATCHES)
 
 
-def test_encoded_images_of_a_request_go_to_the_resolutions_that_suit_them(server: Any, stub: Any) -> None:
+def test_encoded_images_of_a_request_go_to_the_resolutions_that_suit_them(
+    server: Server, stub: oip_grpc.GRPCInferenceServiceStub
+) -> None:
     square, wide = images_of(32, 32), images_of(32, 48)
     expected = np.concatenate([infer(stub, square), infer(stub, wide)])
     order = [3, 0, 4, 1, 2, 5]
@@ -103,10 +111,12 @@ def test_encoded_images_of_a_request_go_to_the_resolutions_that_suit_them(server
     np.testing.assert_allclose(answer, expected[order], rtol=0, atol=1e-5)
 
 
-def test_another_resolution_runs_in_graph_mode_and_then_in_its_own_buckets(server: Any, stub: Any) -> None:
+def test_another_resolution_runs_in_graph_mode_and_then_in_its_own_buckets(
+    server: Server, stub: oip_grpc.GRPCInferenceServiceStub, dump: Path
+) -> None:
     warmed = len(BATCHES) * 2
     assert compilations(server) == (warmed, 0)
-    compiled_before = xla_compilations(server.dump)
+    compiled_before = xla_compilations(dump)
     assert compiled_before == warmed
     images = images_of(24, 40)
     first = infer(stub, images)
@@ -118,7 +128,7 @@ def test_another_resolution_runs_in_graph_mode_and_then_in_its_own_buckets(serve
     )
     np.testing.assert_allclose(infer(stub, images), first, rtol=0, atol=1e-4)
     assert compilations(server) == (warmed, len(BATCHES))
-    assert xla_compilations(server.dump) == warmed + len(BATCHES)
+    assert xla_compilations(dump) == warmed + len(BATCHES)
     in_graph = batches(server, "graph", "24x40")
     for _ in range(5):
         infer(stub, images)
@@ -130,7 +140,7 @@ def test_another_resolution_runs_in_graph_mode_and_then_in_its_own_buckets(serve
     assert made == [("xla", batch, 24, 40) for batch in BATCHES]
 
 
-def test_what_is_configured_never_notices(server: Any, stub: Any) -> None:
+def test_what_is_configured_never_notices(server: Server, stub: oip_grpc.GRPCInferenceServiceStub) -> None:
     slowest = 0.0
     stop = threading.Event()
 
@@ -154,12 +164,14 @@ def test_what_is_configured_never_notices(server: Any, stub: Any) -> None:
     assert slowest < 5.0
 
 
-def test_the_number_of_resolutions_is_bounded_and_what_cannot_be_run_is_refused(server: Any, stub: Any) -> None:
+def test_the_number_of_resolutions_is_bounded_and_what_cannot_be_run_is_refused(
+    server: Server, stub: oip_grpc.GRPCInferenceServiceStub
+) -> None:
     def refusal(height: int, width: int) -> str:
         with pytest.raises(grpc.RpcError) as raised:
             infer(stub, images_of(height, width))
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        return raised.value.details()
+        return required(raised.value.details())
 
     assert (
         refusal(100, 100) == "pixels: expected at most 6144 pixels an image, as the largest bucket has, got 100 x 100"
@@ -173,7 +185,7 @@ def test_the_number_of_resolutions_is_bounded_and_what_cannot_be_run_is_refused(
 
 
 def test_an_unmatched_resolution_is_refused_by_default_and_background_needs_a_model_of_any_size(
-    start_server: Any,
+    start_server: StartServer,
 ) -> None:
     noop = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1], "unmatched": "background"}
     server = start_server({"models": [noop], "exit_on_model_failure": False}, wait=False)

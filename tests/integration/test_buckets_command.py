@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.integration.conftest import Server, StartServer
 
 PATIENCE_S = 60
 MODEL = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4], "version": 7}
@@ -22,11 +23,11 @@ def xlaserve_buckets(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def server(start_module_server: Any) -> Any:
+def server(start_module_server: StartServer) -> Any:
     return start_module_server({"models": [MODEL], "lanes": 1})
 
 
-def test_without_traffic_nothing_is_proposed(start_server: Any) -> None:
+def test_without_traffic_nothing_is_proposed(start_server: StartServer) -> None:
     server = start_server({"models": [MODEL]})
     done = xlaserve_buckets("noop", "--server", server.grpc)
     assert (done.returncode, done.stdout) == (1, "")
@@ -35,7 +36,9 @@ def test_without_traffic_nothing_is_proposed(start_server: Any) -> None:
     )
 
 
-def test_what_waited_is_reported_with_a_set_for_it(server: Any, connect: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_what_waited_is_reported_with_a_set_for_it(
+    server: Server, connect: Callable[[Any], Any], tmp_path: Path
+) -> None:
     client = connect(server)
     for _ in range(40):
         assert client.ask(1, 2, 3) is grpc.StatusCode.OK
@@ -67,7 +70,7 @@ def test_what_waited_is_reported_with_a_set_for_it(server: Any, connect: Callabl
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    server: Any, connect: Callable[[Any], Any], options: tuple[str, ...], reason: str
+    server: Server, connect: Callable[[Any], Any], options: tuple[str, ...], reason: str
 ) -> None:
     assert connect(server).ask(1) is grpc.StatusCode.OK
     done = xlaserve_buckets(*options, "--server", server.grpc)

@@ -11,12 +11,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 from PIL import Image
+from tests.integration.conftest import StartServer
 
 from xlaserve.model.sources.digits_data import digit_images
 from xlaserve.runtimes.watch.compile_watch import KNOWN
@@ -84,7 +86,7 @@ def scores(response: pb.ModelInferResponse) -> np.ndarray:
     return np.array(tensor.contents.fp32_contents, np.float32).reshape(tensor.shape)
 
 
-def test_nothing_is_compiled_once_the_server_is_ready(start_server: Any, tmp_path: Path) -> None:
+def test_nothing_is_compiled_once_the_server_is_ready(start_server: StartServer, tmp_path: Path) -> None:
     model = {"name": "digits", "source": "builtin:digits", "modes": MODES, "buckets": BUCKETS}
     server = start_server({"models": [model]}, env=xla_flags(tmp_path))
     programs = 3 * len(BUCKETS)
@@ -228,27 +230,29 @@ catalog.load = load_and_prepare
 """
 
 
-def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(start_server: Any, tmp_path: Path) -> None:
+def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(
+    start_server: StartServer, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(RECOMPILING)
     cause = tmp_path / "cause"
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "CAUSE": str(cause)}
     model = {"name": "digits", "source": "builtin:digits", "modes": ["xla"], "buckets": [1, 2]}
     server = start_server({"models": [model], "log_format": "json"}, env=env)
 
-    def compiled(phase: str) -> float:
-        return float(server.metric("xlaserve_xla_compilations_total", phase=phase))
+    def have_compiled(phase: str, count: int) -> bool:
+        return server.metric("xlaserve_xla_compilations_total", phase=phase) == count
 
-    server.wait_for(lambda: compiled("expected") == 2, "XLA's own count is not that of the programs")
+    server.wait_for(lambda: have_compiled("expected", 2), "XLA's own count is not that of the programs")
     assert server.metric("xlaserve_compile_watch") == 1
     scans = Scans()
     with grpc.insecure_channel(server.grpc) as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
         for count, what in enumerate(("shape", "constant"), 1):
-            partial = cause.with_suffix(".partial")
-            partial.write_text(what)
-            partial.replace(cause)
+            draft = cause.with_suffix(".draft")
+            draft.write_text(what)
+            draft.replace(cause)
             stub.ModelInfer(scans.request([0], "UINT8", "xla"), timeout=PATIENCE_S)
-            server.wait_for(lambda count=count: compiled("serving") == count, f"no compilation by another {what}")
+            server.wait_for(partial(have_compiled, "serving", count), f"no compilation by another {what}")
 
         unexpected = vision_grpc.VisionStub(channel).ListModels(vision_pb.ListModelsRequest()).unexpected_compilations
         assert [each.result for each in unexpected] == ["f32[3,10]", "f32[1,9,7,3]"]
@@ -257,8 +261,8 @@ def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(star
 
         # What is loaded later is expected.
         stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="digits"), timeout=PATIENCE_S)
-        server.wait_for(lambda: compiled("expected") == 4, "a load was not counted")
-        assert compiled("serving") == 2
+        server.wait_for(lambda: have_compiled("expected", 4), "a load was not counted")
+        assert have_compiled("serving", 2)
 
     errors = [line for line in map(json.loads, server.stderr.splitlines()) if line["level"] == "error"]
     assert len(errors) == 2
@@ -276,7 +280,9 @@ stderr_tap.VMODULE = "some_other_file=1"
 """
 
 
-def test_a_server_that_is_not_told_what_xla_compiles_says_that_it_is_blind(start_server: Any, tmp_path: Path) -> None:
+def test_a_server_that_is_not_told_what_xla_compiles_says_that_it_is_blind(
+    start_server: StartServer, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(SILENCED)
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     model = {"name": "digits", "source": "builtin:digits", "modes": ["graph"], "buckets": [1]}

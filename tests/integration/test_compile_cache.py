@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.conftest import StartServer
 
 from xlaserve.cache.records import SUFFIX, Folder
 from xlaserve.model.sources.digits_data import digit_images
@@ -141,7 +142,7 @@ def test_two_processes_may_fill_one_folder_at_once(tmp_path: Path) -> None:
 
 
 def test_a_server_answers_from_a_read_only_cache_as_it_does_without(
-    config: Path, start_server: Any, scans: list[bytes]
+    config: Path, start_server: StartServer, scans: list[bytes]
 ) -> None:
     before = {file: file.read_bytes() for file in records(config)}
     # One bucket: which of several is cheapest is not the same in every process, and may change the last digit.

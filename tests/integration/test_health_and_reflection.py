@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import Any
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tests.integration.conftest import Brake, StartServer
 
 from xlaserve_proto import open_inference_pb2 as oip_pb2
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
@@ -29,7 +31,7 @@ def asked(service: str) -> health_pb2.HealthCheckRequest:
 
 
 @pytest.fixture(scope="module")
-def health(channel) -> health_pb2_grpc.HealthStub:
+def health(channel: grpc.Channel) -> Any:  # its published types lack the methods
     return health_pb2_grpc.HealthStub(channel)
 
 
@@ -47,17 +49,17 @@ def health(channel) -> health_pb2_grpc.HealthStub:
         ("broken", NOT_SERVING),
     ],
 )
-def test_the_server_its_services_and_its_models_have_a_health(health, service, status) -> None:
+def test_the_server_its_services_and_its_models_have_a_health(health: Any, service: str, status: int) -> None:
     assert health.Check(asked(service)).status == status
 
 
-def test_an_unknown_service_is_not_found(health) -> None:
+def test_an_unknown_service_is_not_found(health: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         health.Check(asked("nope"))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_watcher_sees_a_model_unloaded_and_loaded(health, oip) -> None:
+def test_a_watcher_sees_a_model_unloaded_and_loaded(health: Any, oip: oip_grpc.GRPCInferenceServiceStub) -> None:
     noop, server = (health.Watch(asked(service), timeout=TIMEOUT_S) for service in ("noop", ""))
     assert (next(noop).status, next(server).status) == (SERVING, SERVING)
     oip.RepositoryModelUnload(oip_pb2.RepositoryModelUnloadRequest(model_name="noop"))
@@ -69,17 +71,17 @@ def test_a_watcher_sees_a_model_unloaded_and_loaded(health, oip) -> None:
     server.cancel()
 
 
-def test_an_unknown_service_can_be_watched(health) -> None:
+def test_an_unknown_service_can_be_watched(health: Any) -> None:
     watched = health.Watch(asked("nope"), timeout=TIMEOUT_S)
     assert next(watched).status == SERVICE_UNKNOWN
     watched.cancel()
 
 
-def test_watchers_see_the_warm_up_and_the_shutdown(start_server, brake) -> None:
+def test_watchers_see_the_warm_up_and_the_shutdown(start_server: StartServer, brake: Brake) -> None:
     brake.pull()
     server = start_server(NOOP, env=brake.env, wait=False)
     with grpc.insecure_channel(server.grpc) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         watched = {name: health.Watch(asked(name), timeout=TIMEOUT_S) for name in ("", "noop", "xlaserve.v1.Vision")}
         for watcher in watched.values():
             assert next(watcher).status == NOT_SERVING
@@ -97,10 +99,11 @@ def test_watchers_see_the_warm_up_and_the_shutdown(start_server, brake) -> None:
 
 
 @pytest.mark.parametrize("method", ["Check", "Watch"])
-def test_bytes_that_are_no_message_are_refused_without_a_traceback(start_server, method) -> None:
+def test_bytes_that_are_no_message_are_refused_without_a_traceback(start_server: StartServer, method: str) -> None:
     server = start_server(NOOP)
     with grpc.insecure_channel(server.grpc) as channel:
-        call = channel.unary_stream(f"/grpc.health.v1.Health/{method}")(b"\xff\xff\xff", timeout=TIMEOUT_S)
+        ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/grpc.health.v1.Health/{method}")
+        call = ask(b"\xff\xff\xff", timeout=TIMEOUT_S)
         with pytest.raises(grpc.RpcError) as refused:
             next(call)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -134,10 +137,13 @@ def watch_without_reading(address: str) -> socket.socket:
     return connection
 
 
-def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_server_from_stopping(start_server) -> None:
+def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_server_from_stopping(
+    start_server: StartServer,
+) -> None:
     server = start_server(NOOP)
     with watch_without_reading(server.grpc), grpc.insecure_channel(server.grpc) as channel:
-        health, oip = health_pb2_grpc.HealthStub(channel), oip_grpc.GRPCInferenceServiceStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        oip = oip_grpc.GRPCInferenceServiceStub(channel)
         for _ in range(3):
             oip.RepositoryModelUnload(oip_pb2.RepositoryModelUnloadRequest(model_name="noop"), timeout=TIMEOUT_S)
             assert health.Check(asked(""), timeout=TIMEOUT_S).status == NOT_SERVING
@@ -150,7 +156,7 @@ def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_serve
 # Reflection and channelz.
 
 
-def test_reflection_lists_and_describes_the_services(channel) -> None:
+def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
     database = ProtoReflectionDescriptorDatabase(channel)
     assert set(database.get_services()) == {*SERVICES, REFLECTION}
     pool = DescriptorPool(database)
@@ -160,13 +166,13 @@ def test_reflection_lists_and_describes_the_services(channel) -> None:
     assert list(request.fields_by_name) == ["model", "images", "top_k", "mode", "version", "pixels"]
 
 
-def test_channelz_is_absent_unless_asked_for(channel) -> None:
+def test_channelz_is_absent_unless_asked_for(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_channelz_shows_the_calls_when_asked_for_and_reflection_hides_when_asked_to(start_server) -> None:
+def test_channelz_shows_the_calls_when_asked_for_and_reflection_hides_when_asked_to(start_server: StartServer) -> None:
     # With every warning an error: none comes from how the libraries are used.
     server = start_server({**NOOP, "channelz": True, "reflection": False}, env={"PYTHONWARNINGS": "error"})
     with grpc.insecure_channel(server.grpc) as channel:

@@ -8,7 +8,7 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,9 +16,13 @@ import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from tests.integration.conftest import MakeRequest, Server
+from tests.required import required
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import vision_pb2
+from xlaserve_proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from xlaserve_proto.vision_pb2_grpc import VisionStub
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
@@ -37,15 +41,15 @@ def label(value: object) -> str:
     return value[:60] if isinstance(value, str) else ""
 
 
-def ask(oip: Any, request: pb.ModelInferRequest) -> tuple[grpc.StatusCode, str]:
+def ask(oip: GRPCInferenceServiceStub, request: pb.ModelInferRequest) -> tuple[grpc.StatusCode, str]:
     """The status and the message that a wrong request gets."""
     with pytest.raises(grpc.RpcError) as caught:
         oip.ModelInfer(request, timeout=60)
-    return caught.value.code(), caught.value.details()
+    return caught.value.code(), required(caught.value.details())
 
 
 @pytest.fixture(autouse=True)
-def serves_on(server, vision, scans):
+def serves_on(server: Server, vision: VisionStub, scans: dict[str, bytes]) -> Iterator[None]:
     """After each test the server still gives correct answers, and has logged nothing that a client made up."""
     yield
     response = vision.Classify(vision_pb2.ClassifyRequest(model="digits", images=list(scans.values()), top_k=1))
@@ -60,11 +64,11 @@ def serves_on(server, vision, scans):
 # Around the tensor.
 
 
-def named(**fields: object) -> Change:
+def named(**fields: Any) -> Change:
     return lambda request: request.MergeFrom(pb.ModelInferRequest(**fields))
 
 
-def parameter(key: str, **value: object) -> Change:
+def parameter(key: str, **value: Any) -> Change:
     return lambda request: request.parameters[key].MergeFrom(pb.InferParameter(**value))
 
 
@@ -173,7 +177,9 @@ def outputs(*names: str, **parameters: int) -> Change:
     ],
     ids=label,
 )
-def test_a_wrong_request_is_refused_with_a_reason(oip, valid, change, code, says) -> None:
+def test_a_wrong_request_is_refused_with_a_reason(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, change: Change, code: grpc.StatusCode, says: str
+) -> None:
     request = valid()
     change(request)
     got, message = ask(oip, request)
@@ -245,7 +251,9 @@ def no_data(request: pb.ModelInferRequest) -> None:
     ],
     ids=label,
 )
-def test_wrong_pixels_are_refused_with_what_was_expected_and_what_came(oip, valid, change, says) -> None:
+def test_wrong_pixels_are_refused_with_what_was_expected_and_what_came(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, change: Change, says: str
+) -> None:
     request = valid()
     change(request)
     code, message = ask(oip, request)
@@ -270,7 +278,9 @@ def test_wrong_pixels_are_refused_with_what_was_expected_and_what_came(oip, vali
     ],
     ids=label,
 )
-def test_one_pixel_that_is_no_level_is_refused(oip, valid, kind, value, got) -> None:
+def test_one_pixel_that_is_no_level_is_refused(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, kind: str, value: float, got: str
+) -> None:
     dtype, field = {"FP32": ("<f4", "fp32_contents"), "INT32": ("<i4", "int_contents")}[kind]
     image = np.zeros(32 * 32 * 3, dtype)
     image[1234] = value
@@ -282,7 +292,9 @@ def test_one_pixel_that_is_no_level_is_refused(oip, valid, kind, value, got) -> 
 
 
 @pytest.mark.parametrize("value", [256, 300, 2**31, 2**32 - 1])
-def test_a_uint8_value_that_is_wider_on_the_wire_is_refused_and_not_wrapped(oip, valid, value) -> None:
+def test_a_uint8_value_that_is_wider_on_the_wire_is_refused_and_not_wrapped(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, value: int
+) -> None:
     request = valid(raw=False)
     request.inputs[0].contents.uint_contents[7] = value
     code, message = ask(oip, request)
@@ -301,7 +313,9 @@ def test_a_uint8_value_that_is_wider_on_the_wire_is_refused_and_not_wrapped(oip,
     ],
     ids=label,
 )
-def test_contents_in_the_wrong_field_or_number_are_refused(oip, valid, fields) -> None:
+def test_contents_in_the_wrong_field_or_number_are_refused(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, fields: dict[str, list[Any]]
+) -> None:
     request = valid(raw=False)
     request.inputs[0].contents.CopyFrom(pb.InferTensorContents(**fields))
     code, message = ask(oip, request)
@@ -358,7 +372,7 @@ def png_of(width: int, height: int) -> bytes:
     ],
     ids=label,
 )
-def test_what_is_no_image_is_refused_with_a_reason(oip, image, says) -> None:
+def test_what_is_no_image_is_refused_with_a_reason(oip: GRPCInferenceServiceStub, image: bytes, says: str) -> None:
     code, message = ask(oip, encoded(image))
     assert code is INVALID
     assert says in message
@@ -366,7 +380,7 @@ def test_what_is_no_image_is_refused_with_a_reason(oip, image, says) -> None:
     assert not INSIDE.search(message)
 
 
-def test_a_decompression_bomb_costs_no_time_and_no_memory(oip, server) -> None:
+def test_a_decompression_bomb_costs_no_time_and_no_memory(oip: GRPCInferenceServiceStub, server: Server) -> None:
     bomb = png_of(30_000, 30_000)
     assert len(bomb) < 200_000
     before = server.metric("process_resident_memory_bytes")
@@ -400,7 +414,9 @@ FRAMED = struct.pack("<I", 4) + b"four"
     ],
     ids=label,
 )
-def test_wrong_framing_is_refused_with_a_reason(oip, data, count, says) -> None:
+def test_wrong_framing_is_refused_with_a_reason(
+    oip: GRPCInferenceServiceStub, data: bytes, count: int, says: str
+) -> None:
     request = encoded(count=count)
     request.raw_input_contents[:] = [data]
     began = time.monotonic()
@@ -412,7 +428,9 @@ def test_wrong_framing_is_refused_with_a_reason(oip, data, count, says) -> None:
 
 
 @pytest.mark.parametrize("dims", [[], [0], [-1], [1, 2], [1, 0], [1, 1, 1], [-(2**63)]])
-def test_a_wrong_shape_of_encoded_images_is_refused(oip, valid, dims) -> None:
+def test_a_wrong_shape_of_encoded_images_is_refused(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, dims: list[int]
+) -> None:
     request = valid("image")
     request.inputs[0].shape[:] = dims
     code, message = ask(oip, request)
@@ -421,14 +439,18 @@ def test_a_wrong_shape_of_encoded_images_is_refused(oip, valid, dims) -> None:
 
 
 @pytest.mark.parametrize("kind", ["UINT8", "FP32", ""])
-def test_encoded_images_of_another_type_are_refused(oip, valid, kind) -> None:
+def test_encoded_images_of_another_type_are_refused(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, kind: str
+) -> None:
     request = valid("image")
     request.inputs[0].datatype = kind
     assert ask(oip, request) == (INVALID, f"image.datatype: expected BYTES, got {kind!r}")
 
 
 @pytest.mark.parametrize("count", [0, 2, 4_000])
-def test_encoded_contents_in_another_number_are_refused(oip, valid, count) -> None:
+def test_encoded_contents_in_another_number_are_refused(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, count: int
+) -> None:
     request = valid("image", raw=False)
     request.inputs[0].contents.bytes_contents[:] = [b""] * count
     assert ask(oip, request) == (INVALID, f"contents of image: expected 1 elements for [1], got {count} elements")
@@ -439,15 +461,19 @@ def test_encoded_contents_in_another_number_are_refused(oip, valid, count) -> No
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "RepositoryModelLoad", "ModelStreamInfer"])
 @pytest.mark.parametrize("size_bytes", [MAX_MESSAGE_BYTES + 1, 3 * MAX_MESSAGE_BYTES])
-def test_a_message_over_the_limit_is_refused_with_the_limit(channel, method, size_bytes) -> None:
-    call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+def test_a_message_over_the_limit_is_refused_with_the_limit(
+    channel: grpc.Channel, method: str, size_bytes: int
+) -> None:
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
     with pytest.raises(grpc.RpcError) as caught:
         call(bytes(size_bytes), timeout=60)
     assert caught.value.code() is EXHAUSTED
-    assert str(MAX_MESSAGE_BYTES) in caught.value.details()
+    assert str(MAX_MESSAGE_BYTES) in required(caught.value.details())
 
 
-def test_a_compressed_message_counts_as_what_it_unpacks_to(oip, valid, server) -> None:
+def test_a_compressed_message_counts_as_what_it_unpacks_to(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, server: Server
+) -> None:
     request = valid()
     request.raw_input_contents[:] = [bytes(200_000_000)]
     before = server.metric("process_resident_memory_bytes")
@@ -468,14 +494,18 @@ def test_a_compressed_message_counts_as_what_it_unpacks_to(oip, valid, server) -
     ],
     ids=label,
 )
-def test_bytes_that_are_no_message_are_refused_without_a_line_in_the_log(channel, server, data) -> None:
+def test_bytes_that_are_no_message_are_refused_without_a_line_in_the_log(
+    channel: grpc.Channel, server: Server, data: bytes
+) -> None:
     before = server.stderr
     for method in ("ModelInfer", "ModelReady", "RepositoryIndex", "ModelStatistics"):
-        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"/inference.GRPCInferenceService/{method}"
+        )
         with pytest.raises(grpc.RpcError) as caught:
             call(data, timeout=60)
         assert caught.value.code() is INVALID
-        assert caught.value.details().startswith("message: expected the protobuf message of this method")
+        assert required(caught.value.details()).startswith("message: expected the protobuf message of this method")
     assert server.stderr == before
 
 
@@ -487,8 +517,10 @@ def test_bytes_that_are_no_message_are_refused_without_a_line_in_the_log(channel
         b"\x78\x00",  # a field that there is not
     ],
 )
-def test_a_message_of_millions_of_fields_stops_nobody_else(channel, server, field) -> None:
-    infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+def test_a_message_of_millions_of_fields_stops_nobody_else(channel: grpc.Channel, server: Server, field: bytes) -> None:
+    infer: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+        "/inference.GRPCInferenceService/ModelInfer"
+    )
     message = pb.ModelInferRequest(model_name="digits").SerializeToString()
     before = server.metric("process_resident_memory_bytes")
     began = time.monotonic()
@@ -499,7 +531,9 @@ def test_a_message_of_millions_of_fields_stops_nobody_else(channel, server, fiel
     assert server.metric("process_resident_memory_bytes") - before < 2e8
 
 
-def test_refused_requests_leave_no_memory_behind(oip, valid, server) -> None:
+def test_refused_requests_leave_no_memory_behind(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, server: Server
+) -> None:
     request = valid()
     request.raw_input_contents[:] = [bytes(10_000_000)]
     for _ in range(5):
@@ -512,7 +546,9 @@ def test_refused_requests_leave_no_memory_behind(oip, valid, server) -> None:
     assert max(sizes) - sizes[0] < 60e6
 
 
-def test_wrong_and_right_requests_at_the_same_time_do_not_meet(oip, valid, scans) -> None:
+def test_wrong_and_right_requests_at_the_same_time_do_not_meet(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, scans: dict[str, bytes]
+) -> None:
     wrong = [encoded(jpeg()[:500]), encoded(png_of(30_000, 30_000)), valid(), valid()]
     wrong[2].inputs[0].shape[0] = 2**62
     wrong[3].parameters["mode"].string_param = "turbo"
@@ -531,7 +567,7 @@ def test_wrong_and_right_requests_at_the_same_time_do_not_meet(oip, valid, scans
 
 
 @pytest.mark.parametrize("name", ["nope\n12:00:00 ERROR forged", "\x1b[31mred", "n" * 60_000, "", "../digits"])
-def test_a_made_up_name_is_not_found_by_any_method(oip, server, name) -> None:
+def test_a_made_up_name_is_not_found_by_any_method(oip: GRPCInferenceServiceStub, server: Server, name: str) -> None:
     for call in (
         lambda: oip.ModelReady(pb.ModelReadyRequest(name=name)),
         lambda: oip.ModelMetadata(pb.ModelMetadataRequest(name=name)),
@@ -542,5 +578,5 @@ def test_a_made_up_name_is_not_found_by_any_method(oip, server, name) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             call()
         assert caught.value.code() is NOT_FOUND
-        assert len(caught.value.details()) < MAX_DETAILS
+        assert len(required(caught.value.details())) < MAX_DETAILS
     assert not re.search(r"^12:00:00 ERROR forged", server.stderr, re.MULTILINE)

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from tests.integration.conftest import Brake, StartServer
 
 from xlaserve.engine.memory import peak_bytes
 from xlaserve_proto import open_inference_pb2 as pb
@@ -156,7 +157,7 @@ def channels() -> Iterator[Any]:
 
 
 def test_memory_stays_bounded_while_clients_do_their_worst_all_at_once(
-    start_server: Any, brake: Any, channels: Any
+    start_server: StartServer, brake: Brake, channels: Any
 ) -> None:
     model = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
     server = start_server({"models": [model], **SETTINGS}, env=brake.env)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from http.client import HTTPConnection
 
 import grpc
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.conftest import Brake, MakeRequest, Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import vision_pb2
+from xlaserve_proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from xlaserve_proto.vision_pb2_grpc import VisionStub
 
 METHODS = {"ModelInfer", "ModelStreamInfer", "Classify"}
 STATES = {"loading", "compiling", "ready", "draining", "unloaded", "failed"}
@@ -30,7 +34,7 @@ def get(address: str, path: str) -> tuple[int, str]:
         connection.close()
 
 
-def families(server) -> dict[str, Metric]:
+def families(server: Server) -> dict[str, Metric]:
     status, text = get(server.http, "/metrics")
     assert status == 200
     return {family.name: family for family in text_string_to_metric_families(text)}
@@ -44,7 +48,7 @@ def refused(call: Callable[[], object]) -> None:
 class Growth:
     """How much the sum over the series of a metric has grown."""
 
-    def __init__(self, server) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
         self._before = families(server)
 
@@ -57,7 +61,9 @@ class Growth:
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
-def test_names_units_and_labels_follow_the_conventions(server, oip, valid) -> None:
+def test_names_units_and_labels_follow_the_conventions(
+    server: Server, oip: GRPCInferenceServiceStub, valid: MakeRequest
+) -> None:
     oip.ModelInfer(valid("image"))
     metrics = families(server)
     ours = {name: family for name, family in metrics.items() if not name.startswith("process_")}
@@ -83,7 +89,9 @@ def test_names_units_and_labels_follow_the_conventions(server, oip, valid) -> No
     assert {ours[f"xlaserve_{name}"].type for name in gauges} == {"gauge"}
 
 
-def test_every_request_is_counted_once_by_its_status(server, oip, vision, valid, scans) -> None:
+def test_every_request_is_counted_once_by_its_status(
+    server: Server, oip: GRPCInferenceServiceStub, vision: VisionStub, valid: MakeRequest, scans: dict[str, bytes]
+) -> None:
     grown = Growth(server)
     for _ in range(3):
         oip.ModelInfer(valid(n=2))
@@ -99,7 +107,7 @@ def test_every_request_is_counted_once_by_its_status(server, oip, vision, valid,
     broken.model_name = "broken"
     list(oip.ModelStreamInfer(iter([valid(), wrong, valid()])))
     for request in (late, wrong, turbo, unknown, broken):
-        refused(lambda request=request: oip.ModelInfer(request))
+        refused(partial(oip.ModelInfer, request))
     refused(lambda: vision.Classify(vision_pb2.ClassifyRequest(model="digits", images=[b"no image"])))
 
     assert grown("xlaserve_requests_total", method="ModelInfer", mode="xla", status="OK") == 3
@@ -124,7 +132,7 @@ def test_every_request_is_counted_once_by_its_status(server, oip, vision, valid,
     assert grown("xlaserve_request_seconds_sum", model="digits") > grown("xlaserve_queue_seconds_sum", model="digits")
 
 
-def test_batches_buckets_and_padding_add_up(server, oip, valid) -> None:
+def test_batches_buckets_and_padding_add_up(server: Server, oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     grown = Growth(server)
     for n in (1, 3, 5, 7, 8, 9, 20):
         oip.ModelInfer(valid(n=n))
@@ -142,7 +150,9 @@ def test_batches_buckets_and_padding_add_up(server, oip, valid) -> None:
     assert server.metric("xlaserve_compile_seconds_count", model="digits", mode="xla") == 4
 
 
-def test_nothing_that_a_client_makes_up_becomes_a_label(server, oip, vision, valid) -> None:
+def test_nothing_that_a_client_makes_up_becomes_a_label(
+    server: Server, oip: GRPCInferenceServiceStub, vision: VisionStub, valid: MakeRequest
+) -> None:
     before = get(server.http, "/metrics")[1].count("\n")
     for number in range(20):
         unknown, turbo, versioned = valid(), valid(), valid()
@@ -150,11 +160,11 @@ def test_nothing_that_a_client_makes_up_becomes_a_label(server, oip, vision, val
         turbo.parameters["mode"].string_param = f"made-up-{number}"
         versioned.model_version = f"{1000 + number}"
         for request in (unknown, turbo, versioned):
-            refused(lambda request=request: oip.ModelInfer(request))
+            refused(partial(oip.ModelInfer, request))
             list(oip.ModelStreamInfer(iter([request])))
-        for fields in ({"model": unknown.model_name}, {"model": "digits", "mode": f"made-up-{number}"}):
-            refused(lambda fields=fields: vision.Classify(vision_pb2.ClassifyRequest(**fields, images=[b"x"])))
-        refused(lambda number=number: oip.ModelReady(pb.ModelReadyRequest(name=f"made-up-{number}")))
+        for model, mode in ((unknown.model_name, ""), ("digits", f"made-up-{number}")):
+            refused(partial(vision.Classify, vision_pb2.ClassifyRequest(model=model, mode=mode, images=[b"x"])))
+        refused(partial(oip.ModelReady, pb.ModelReadyRequest(name=f"made-up-{number}")))
     text = get(server.http, "/metrics")[1]
     assert "made-up" not in text
     assert "1000" not in re.findall(r'version="(\d+)"', text)
@@ -167,14 +177,14 @@ def test_nothing_that_a_client_makes_up_becomes_a_label(server, oip, vision, val
             assert sample.labels.get("status", "OK") in grpc.StatusCode.__members__
 
 
-def test_each_model_is_in_one_state(server) -> None:
+def test_each_model_is_in_one_state(server: Server) -> None:
     samples = families(server)["xlaserve_model_state"].samples
     assert {sample.labels["state"] for sample in samples} == STATES
     now = [(s.labels["model"], s.labels["version"], s.labels["state"]) for s in samples if s.value]
     assert sorted(now) == [("broken", "1", "failed"), ("digits", "1", "ready"), ("noop", "1", "ready")]
 
 
-def test_idle_means_that_nothing_is_under_way(server) -> None:
+def test_idle_means_that_nothing_is_under_way(server: Server) -> None:
     for name in ("queue_images", "in_flight_images", "in_flight_bytes", "in_flight_requests"):
         assert server.metric(f"xlaserve_{name}") == 0
     assert server.metric("xlaserve_ready") == 1
@@ -182,7 +192,7 @@ def test_idle_means_that_nothing_is_under_way(server) -> None:
     assert [get(server.http, path) for path in ("/healthz", "/readyz")] == [(200, "ok\n"), (200, "ready\n")]
 
 
-def test_what_is_under_way_shows_and_readiness_follows_the_models(start_server, brake) -> None:
+def test_what_is_under_way_shows_and_readiness_follows_the_models(start_server: StartServer, brake: Brake) -> None:
     config = {"models": [{"name": "noop", "source": "builtin:noop", "buckets": [1]}], "lanes": 1}
     brake.pull()
     server = start_server(config, env=brake.env, wait=False)

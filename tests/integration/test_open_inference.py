@@ -6,14 +6,19 @@ import io
 import queue
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from tests.integration.conftest import MakeRequest, Server
+from tests.required import required
 
 from xlaserve import __version__
 from xlaserve_proto import open_inference_pb2 as pb
+from xlaserve_proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 STAGES = {"decode_s", "queue_s", "gather_s", "execute_s", "encode_s", "total_s"}
 DTYPES = {"UINT8": ("uint_contents", "u1"), "INT32": ("int_contents", "<i4"), "FP32": ("fp32_contents", "<f4")}
@@ -62,7 +67,7 @@ def digits_request(images: np.ndarray, datatype: str = "UINT8", raw: bool = True
 def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    return caught.value.code(), caught.value.details()
+    return caught.value.code(), required(caught.value.details())
 
 
 # Inference.
@@ -70,7 +75,9 @@ def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 
 @pytest.mark.parametrize("raw", [True, False])
 @pytest.mark.parametrize("datatype", DTYPES)
-def test_pixels_of_every_type_give_the_right_digits_in_the_manner_they_came(oip, scans, datatype, raw) -> None:
+def test_pixels_of_every_type_give_the_right_digits_in_the_manner_they_came(
+    oip: GRPCInferenceServiceStub, scans: dict[str, bytes], datatype: str, raw: bool
+) -> None:
     images = np.stack([pixels(png) for png in scans.values()])
     response = oip.ModelInfer(digits_request(images, datatype, raw))
     assert bool(response.raw_output_contents) is raw
@@ -80,7 +87,9 @@ def test_pixels_of_every_type_give_the_right_digits_in_the_manner_they_came(oip,
 
 @pytest.mark.parametrize("shape", [[10], [10, 1]])
 @pytest.mark.parametrize("raw", [True, False])
-def test_encoded_images_give_the_same_answer_as_their_pixels(oip, scans, raw, shape) -> None:
+def test_encoded_images_give_the_same_answer_as_their_pixels(
+    oip: GRPCInferenceServiceStub, scans: dict[str, bytes], raw: bool, shape: list[int]
+) -> None:
     request = pb.ModelInferRequest(model_name="digits")
     tensor = request.inputs.add(name="image", datatype="BYTES", shape=shape)
     if raw:
@@ -93,7 +102,9 @@ def test_encoded_images_give_the_same_answer_as_their_pixels(oip, scans, raw, sh
     np.testing.assert_allclose(scores(response), scores(oip.ModelInfer(digits_request(images))), atol=1e-5)
 
 
-def test_an_answer_carries_the_id_the_version_the_mode_and_where_the_time_went(oip, valid) -> None:
+def test_an_answer_carries_the_id_the_version_the_mode_and_where_the_time_went(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest
+) -> None:
     request = valid("image")
     request.id = "my id, ünïcode and all"
     response = oip.ModelInfer(request)
@@ -106,14 +117,14 @@ def test_an_answer_carries_the_id_the_version_the_mode_and_where_the_time_went(o
     assert sum(times.values()) - times["total_s"] <= times["total_s"] < 30
 
 
-def test_a_version_may_be_named(oip, valid) -> None:
+def test_a_version_may_be_named(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     request = valid()
     request.model_version = "1"
     assert oip.ModelInfer(request).model_version == "1"
 
 
 @pytest.mark.parametrize("mode", ["xla", "graph", "eager"])
-def test_a_request_chooses_its_mode(oip, scans, mode) -> None:
+def test_a_request_chooses_its_mode(oip: GRPCInferenceServiceStub, scans: dict[str, bytes], mode: str) -> None:
     images = np.stack([pixels(png) for png in scans.values()])
     request = digits_request(images)
     default = scores(oip.ModelInfer(request))
@@ -123,14 +134,18 @@ def test_a_request_chooses_its_mode(oip, scans, mode) -> None:
     np.testing.assert_allclose(scores(response), default, atol=1e-4)
 
 
-def test_a_request_of_more_images_than_the_largest_bucket_is_split_and_put_together(oip, scans) -> None:
+def test_a_request_of_more_images_than_the_largest_bucket_is_split_and_put_together(
+    oip: GRPCInferenceServiceStub, scans: dict[str, bytes]
+) -> None:
     images = np.stack([pixels(png) for png in scans.values()] * 3)
     answer = scores(oip.ModelInfer(digits_request(images)))
     assert [str(row.argmax()) for row in answer] == list(scans) * 3
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_classification_answers_score_index_and_label(oip, valid, raw) -> None:
+def test_classification_answers_score_index_and_label(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, raw: bool
+) -> None:
     request = valid("image", n=2, raw=raw)
     request.outputs.add(name="scores").parameters["classification"].int64_param = 3
     response = oip.ModelInfer(request)
@@ -143,19 +158,19 @@ def test_classification_answers_score_index_and_label(oip, valid, raw) -> None:
     assert rows[:3] == rows[3:]
 
 
-def test_more_classes_than_there_are_gives_all_of_them(oip, valid) -> None:
+def test_more_classes_than_there_are_gives_all_of_them(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     request = valid("image")
     request.outputs.add(name="scores").parameters["classification"].int64_param = 2**62
     assert sorted(element.split(":")[1] for element in elements(oip.ModelInfer(request))) == list("0123456789")
 
 
-def test_an_output_may_be_named(oip, valid) -> None:
+def test_an_output_may_be_named(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     request = valid()
     request.outputs.add(name="scores")
     assert scores(oip.ModelInfer(request)).shape == (1, 10)
 
 
-def test_a_request_that_may_wait_no_longer_is_refused_alone(oip, valid) -> None:
+def test_a_request_that_may_wait_no_longer_is_refused_alone(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     late, fine = valid(), valid()
     late.parameters["timeout"].int64_param = 1
     fine.parameters["timeout"].int64_param = 60_000_000
@@ -164,7 +179,7 @@ def test_a_request_that_may_wait_no_longer_is_refused_alone(oip, valid) -> None:
     assert oip.ModelInfer(fine).outputs
 
 
-def test_a_priority_of_zero_is_accepted(oip, valid) -> None:
+def test_a_priority_of_zero_is_accepted(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     for kind in ("int64_param", "uint64_param"):
         request = valid()
         setattr(request.parameters["priority"], kind, 0)
@@ -174,7 +189,7 @@ def test_a_priority_of_zero_is_accepted(oip, valid) -> None:
 # What is not spoken here.
 
 
-def parameter(key: str, **value: object) -> Callable[[pb.ModelInferRequest], None]:
+def parameter(key: str, **value: Any) -> Callable[[pb.ModelInferRequest], None]:
     return lambda request: request.parameters[key].MergeFrom(pb.InferParameter(**value))
 
 
@@ -199,7 +214,9 @@ def output_to_shared_memory(request: pb.ModelInferRequest) -> None:
         (output_to_shared_memory, "shared memory"),
     ],
 )
-def test_an_unsupported_extension_is_refused_by_name(oip, valid, change, says) -> None:
+def test_an_unsupported_extension_is_refused_by_name(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, change: Callable[[pb.ModelInferRequest], None], says: str
+) -> None:
     request = valid()
     change(request)
     code, message = refused(lambda: oip.ModelInfer(request))
@@ -208,15 +225,15 @@ def test_an_unsupported_extension_is_refused_by_name(oip, valid, change, says) -
 
 
 @pytest.mark.parametrize("method", ["SystemSharedMemoryStatus", "CudaSharedMemoryRegister", "TraceSetting", "Nonsense"])
-def test_a_method_of_an_extension_that_is_not_spoken_is_unimplemented(channel, method) -> None:
-    call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+def test_a_method_of_an_extension_that_is_not_spoken_is_unimplemented(channel: grpc.Channel, method: str) -> None:
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
     assert refused(lambda: call(b""))[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
 # Streams.
 
 
-def test_a_stream_is_answered_in_its_order(oip, scans) -> None:
+def test_a_stream_is_answered_in_its_order(oip: GRPCInferenceServiceStub, scans: dict[str, bytes]) -> None:
     def requests() -> Iterator[pb.ModelInferRequest]:
         for number in range(100):
             digit = str(number % 10)
@@ -232,7 +249,9 @@ def test_a_stream_is_answered_in_its_order(oip, scans) -> None:
         assert (scores(response.infer_response).argmax(axis=1) == number % 10).all()
 
 
-def test_an_error_in_a_stream_names_its_request_and_the_stream_goes_on(oip, valid) -> None:
+def test_an_error_in_a_stream_names_its_request_and_the_stream_goes_on(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest
+) -> None:
     good, bad, unknown, last = valid(), valid(), valid(), valid("image")
     bad.inputs[0].shape[0] = 0
     unknown.model_name = "nope"
@@ -246,15 +265,17 @@ def test_an_error_in_a_stream_names_its_request_and_the_stream_goes_on(oip, vali
     assert errors[2].startswith("NOT_FOUND: no model 'nope'")
 
 
-def test_bytes_that_are_no_request_do_not_end_a_stream(channel, valid) -> None:
-    stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+def test_bytes_that_are_no_request_do_not_end_a_stream(channel: grpc.Channel, valid: MakeRequest) -> None:
+    stream: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer"
+    )
     messages = [b"\xff\xff\xff", valid().SerializeToString()]
     first, second = map(pb.ModelStreamInferResponse.FromString, stream(iter(messages)))
     assert first.error_message.startswith("INVALID_ARGUMENT: message: ")
     assert second.infer_response.outputs
 
 
-def test_a_stream_answers_before_it_ends(oip, valid) -> None:
+def test_a_stream_answers_before_it_ends(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     to_send: queue.SimpleQueue[pb.ModelInferRequest | None] = queue.SimpleQueue()
     stream = oip.ModelStreamInfer(iter(to_send.get, None))
     for number in range(3):
@@ -266,11 +287,13 @@ def test_a_stream_answers_before_it_ends(oip, valid) -> None:
     assert list(stream) == []
 
 
-def test_an_empty_stream_ends(oip) -> None:
+def test_an_empty_stream_ends(oip: GRPCInferenceServiceStub) -> None:
     assert list(oip.ModelStreamInfer(iter([]))) == []
 
 
-def test_a_cancelled_stream_leaves_nothing_behind(oip, valid, server) -> None:
+def test_a_cancelled_stream_leaves_nothing_behind(
+    oip: GRPCInferenceServiceStub, valid: MakeRequest, server: Server
+) -> None:
     endless = oip.ModelStreamInfer(iter(valid, None))
     assert next(endless).infer_response.outputs
     endless.cancel()
@@ -283,7 +306,7 @@ def test_a_cancelled_stream_leaves_nothing_behind(oip, valid, server) -> None:
     assert oip.ModelInfer(valid()).outputs
 
 
-def test_a_stream_ends_at_its_deadline(oip, valid) -> None:
+def test_a_stream_ends_at_its_deadline(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         list(oip.ModelStreamInfer(iter(valid, None), timeout=0.2))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -292,7 +315,7 @@ def test_a_stream_ends_at_its_deadline(oip, valid) -> None:
 # Metadata.
 
 
-def test_the_server_says_what_it_is(oip) -> None:
+def test_the_server_says_what_it_is(oip: GRPCInferenceServiceStub) -> None:
     assert oip.ServerLive(pb.ServerLiveRequest()).live
     assert oip.ServerReady(pb.ServerReadyRequest()).ready
     metadata = oip.ServerMetadata(pb.ServerMetadataRequest())
@@ -300,7 +323,7 @@ def test_the_server_says_what_it_is(oip) -> None:
     assert {"classification", "model_repository", "statistics"} <= set(metadata.extensions)
 
 
-def test_readiness_is_told_for_each_model(oip) -> None:
+def test_readiness_is_told_for_each_model(oip: GRPCInferenceServiceStub) -> None:
     ready = {name: oip.ModelReady(pb.ModelReadyRequest(name=name)).ready for name in ("digits", "noop", "broken")}
     assert ready == {"digits": True, "noop": True, "broken": False}
     assert oip.ModelReady(pb.ModelReadyRequest(name="digits", version="1")).ready
@@ -308,9 +331,9 @@ def test_readiness_is_told_for_each_model(oip) -> None:
     assert refused(lambda: oip.ModelReady(unknown))[0] is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_model_describes_itself(oip) -> None:
+def test_a_model_describes_itself(oip: GRPCInferenceServiceStub) -> None:
     metadata = oip.ModelMetadata(pb.ModelMetadataRequest(name="digits"))
-    assert (metadata.name, metadata.versions, metadata.platform) == ("digits", ["1"], "tensorflow_xla")
+    assert (metadata.name, list(metadata.versions), metadata.platform) == ("digits", ["1"], "tensorflow_xla")
     tensors = {t.name: (t.datatype, list(t.shape)) for t in (*metadata.inputs, *metadata.outputs)}
     assert tensors == {
         "pixels": ("UINT8", [-1, 32, 32, 3]),
@@ -331,7 +354,7 @@ def test_a_model_describes_itself(oip) -> None:
     }
 
 
-def test_a_model_shows_its_configuration_in_tritons_terms(oip) -> None:
+def test_a_model_shows_its_configuration_in_tritons_terms(oip: GRPCInferenceServiceStub) -> None:
     config = oip.ModelConfig(pb.ModelConfigRequest(name="digits")).config
     assert (config.name, config.platform, config.backend) == ("digits", "tensorflow_xla", "tensorflow")
     assert config.max_batch_size == 8
@@ -345,13 +368,13 @@ def test_a_model_shows_its_configuration_in_tritons_terms(oip) -> None:
     assert config.parameters["default_mode"].string_value == "xla"
 
 
-def test_a_model_that_failed_has_no_metadata_but_a_reason(oip) -> None:
-    for method, request in (
-        (oip.ModelMetadata, pb.ModelMetadataRequest(name="broken")),
-        (oip.ModelConfig, pb.ModelConfigRequest(name="broken")),
-        (oip.ModelInfer, pb.ModelInferRequest(model_name="broken")),
+def test_a_model_that_failed_has_no_metadata_but_a_reason(oip: GRPCInferenceServiceStub) -> None:
+    for call in (
+        lambda: oip.ModelMetadata(pb.ModelMetadataRequest(name="broken")),
+        lambda: oip.ModelConfig(pb.ModelConfigRequest(name="broken")),
+        lambda: oip.ModelInfer(pb.ModelInferRequest(model_name="broken")),
     ):
-        code, message = refused(lambda method=method, request=request: method(request))
+        code, message = refused(call)
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert message.startswith("model broken failed: source: expected ")
         assert "/" not in message
@@ -360,7 +383,7 @@ def test_a_model_that_failed_has_no_metadata_but_a_reason(oip) -> None:
 # The repository.
 
 
-def test_the_index_tells_the_state_of_every_model_and_why_one_failed(oip) -> None:
+def test_the_index_tells_the_state_of_every_model_and_why_one_failed(oip: GRPCInferenceServiceStub) -> None:
     models = {model.name: model for model in oip.RepositoryIndex(pb.RepositoryIndexRequest()).models}
     assert list(models) == ["digits", "noop", "broken"]
     assert {name: (m.version, m.state) for name, m in models.items()} == {
@@ -373,12 +396,12 @@ def test_the_index_tells_the_state_of_every_model_and_why_one_failed(oip) -> Non
     assert "secret" not in models["broken"].reason
 
 
-def test_the_index_can_be_limited_to_what_is_ready(oip) -> None:
+def test_the_index_can_be_limited_to_what_is_ready(oip: GRPCInferenceServiceStub) -> None:
     models = oip.RepositoryIndex(pb.RepositoryIndexRequest(ready=True)).models
     assert [model.name for model in models] == ["digits", "noop"]
 
 
-def test_a_model_is_unloaded_and_loaded_again(oip) -> None:
+def test_a_model_is_unloaded_and_loaded_again(oip: GRPCInferenceServiceStub) -> None:
     request = pb.ModelInferRequest(model_name="noop")
     request.inputs.add(name="pixels", datatype="UINT8", shape=[1, 224, 224, 3])
     request.raw_input_contents.append(bytes(224 * 224 * 3))
@@ -399,13 +422,13 @@ def test_a_model_is_unloaded_and_loaded_again(oip) -> None:
     assert oip.ModelInfer(request).outputs
 
 
-def test_a_model_that_fails_again_says_so_and_stays_failed(oip) -> None:
+def test_a_model_that_fails_again_says_so_and_stays_failed(oip: GRPCInferenceServiceStub) -> None:
     code, message = refused(lambda: oip.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="broken")))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert message.startswith("model broken failed: source: expected ")
 
 
-def test_what_the_repository_does_not_support_is_refused(oip) -> None:
+def test_what_the_repository_does_not_support_is_refused(oip: GRPCInferenceServiceStub) -> None:
     configured = pb.RepositoryModelLoadRequest(model_name="noop")
     configured.parameters["config"].string_param = "{}"
     assert refused(lambda: oip.RepositoryModelLoad(configured))[0] is grpc.StatusCode.UNIMPLEMENTED
@@ -428,12 +451,12 @@ def test_what_the_repository_does_not_support_is_refused(oip) -> None:
 # Statistics.
 
 
-def statistics(oip, name: str) -> pb.ModelStatistics:
+def statistics(oip: GRPCInferenceServiceStub, name: str) -> pb.ModelStatistics:
     (found,) = oip.ModelStatistics(pb.ModelStatisticsRequest(name=name)).model_stats
     return found
 
 
-def test_statistics_add_up_with_what_was_sent(oip, valid) -> None:
+def test_statistics_add_up_with_what_was_sent(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     before = statistics(oip, "digits")
     for n in (1, 2, 5, 20):
         oip.ModelInfer(valid(n=n))
@@ -441,7 +464,7 @@ def test_statistics_add_up_with_what_was_sent(oip, valid) -> None:
     for _ in range(2):
         wrong = valid()
         wrong.inputs[0].datatype = "FP64"
-        refused(lambda wrong=wrong: oip.ModelInfer(wrong))
+        refused(partial(oip.ModelInfer, wrong))
     after = statistics(oip, "digits")
     assert (after.name, after.version) == ("digits", "1")
     assert after.inference_count - before.inference_count == 31
@@ -459,7 +482,7 @@ def test_statistics_add_up_with_what_was_sent(oip, valid) -> None:
     assert sum(size * count for size, count in ran.items()) == 31
 
 
-def test_statistics_of_all_models_are_those_of_the_ready_ones(oip) -> None:
+def test_statistics_of_all_models_are_those_of_the_ready_ones(oip: GRPCInferenceServiceStub) -> None:
     everything = oip.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
     assert [stats.name for stats in everything] == ["digits", "noop"]
     unknown = pb.ModelStatisticsRequest(name="nope")

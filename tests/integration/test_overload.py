@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from tests.integration.conftest import Brake, Connect, NoopClient, Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -24,26 +25,29 @@ AT_ONCE_S = 5.0
 PATIENCE_S = 60.0
 
 Status = grpc.StatusCode
+StartBraked = Callable[..., Server]
 
 
 @pytest.fixture
-def braked(start_server: Any, brake: Any) -> Callable[..., Any]:
+def braked(start_server: StartServer, brake: Brake) -> StartBraked:
     """Starts a server of `noop` on one lane, with a brake, and with `settings`."""
 
-    def start(**settings: Any) -> Any:
+    def start(**settings: Any) -> Server:
         model = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
         return start_server({"models": [model], "lanes": 1, **settings}, env=brake.env)
 
     return start
 
 
-def wait_for_images(server: Any, images: int) -> None:
+def wait_for_images(server: Server, images: int) -> None:
     server.wait_for(
         lambda: server.metric("xlaserve_in_flight_images") == images, f"there were never {images} images in flight"
     )
 
 
-def test_a_full_queue_refuses_at_once_and_serves_again_afterwards(braked: Any, brake: Any, connect: Any) -> None:
+def test_a_full_queue_refuses_at_once_and_serves_again_afterwards(
+    braked: StartBraked, brake: Brake, connect: Connect
+) -> None:
     server = braked(max_queue_images=8)
     client = connect(server)
     brake.pull()
@@ -62,7 +66,9 @@ def test_a_full_queue_refuses_at_once_and_serves_again_afterwards(braked: Any, b
     wait_for_images(server, 0)
 
 
-def test_bytes_are_bounded_as_images_are_the_encoded_ones_included(braked: Any, brake: Any, connect: Any) -> None:
+def test_bytes_are_bounded_as_images_are_the_encoded_ones_included(
+    braked: StartBraked, brake: Brake, connect: Connect
+) -> None:
     buffer = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     Image.fromarray(noise).save(buffer, "PNG")
@@ -85,7 +91,9 @@ def test_bytes_are_bounded_as_images_are_the_encoded_ones_included(braked: Any, 
     assert client.ask(1) is Status.OK
 
 
-def test_a_request_larger_than_the_whole_queue_is_refused_and_harms_nobody(braked: Any, connect: Any) -> None:
+def test_a_request_larger_than_the_whole_queue_is_refused_and_harms_nobody(
+    braked: StartBraked, connect: Connect
+) -> None:
     client = connect(braked(max_queue_images=8))
     larger, whole = client.send(*range(9)), tuple(range(8))
     assert larger.exception(timeout=PATIENCE_S).code() is Status.INVALID_ARGUMENT
@@ -93,11 +101,11 @@ def test_a_request_larger_than_the_whole_queue_is_refused_and_harms_nobody(brake
     assert client.ask(*whole) is Status.OK
 
 
-def test_a_burst_through_a_small_queue_is_accounted_for(braked: Any, connect: Any) -> None:
+def test_a_burst_through_a_small_queue_is_accounted_for(braked: StartBraked, connect: Connect) -> None:
     server = braked(max_queue_images=8)
     requests = 200
 
-    def send(client: Any) -> list[Status]:
+    def send(client: NoopClient) -> list[Status]:
         calls = [(level, client.send(level, level)) for level in range(requests)]
         return [client.outcome(call, level, level) for level, call in calls]
 
@@ -111,7 +119,9 @@ def test_a_burst_through_a_small_queue_is_accounted_for(braked: Any, connect: An
     wait_for_images(server, 0)
 
 
-def test_a_deadline_that_passes_in_the_queue_costs_only_its_own_request(braked: Any, brake: Any, connect: Any) -> None:
+def test_a_deadline_that_passes_in_the_queue_costs_only_its_own_request(
+    braked: StartBraked, brake: Brake, connect: Connect
+) -> None:
     server = braked()
     client = connect(server)
     brake.pull()
@@ -126,7 +136,9 @@ def test_a_deadline_that_passes_in_the_queue_costs_only_its_own_request(braked: 
     wait_for_images(server, 0)
 
 
-def test_the_timeout_parameter_bounds_the_wait_in_the_queue(braked: Any, brake: Any, connect: Any) -> None:
+def test_the_timeout_parameter_bounds_the_wait_in_the_queue(
+    braked: StartBraked, brake: Brake, connect: Connect
+) -> None:
     server = braked()
     client = connect(server)
     brake.pull()
@@ -142,7 +154,7 @@ def test_the_timeout_parameter_bounds_the_wait_in_the_queue(braked: Any, brake: 
     wait_for_images(server, 0)
 
 
-def test_a_client_that_hangs_up_leaves_nothing_behind(braked: Any, brake: Any, connect: Any) -> None:
+def test_a_client_that_hangs_up_leaves_nothing_behind(braked: StartBraked, brake: Brake, connect: Connect) -> None:
     server = braked()
     client, other = connect(server), connect(server)
     brake.pull()
@@ -167,7 +179,7 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(braked: Any, brake: Any, c
 
 
 def test_a_client_that_hangs_up_while_its_batch_runs_spoils_no_other_answer(
-    braked: Any, brake: Any, connect: Any
+    braked: StartBraked, brake: Brake, connect: Connect
 ) -> None:
     server = braked()
     client = connect(server)
@@ -185,13 +197,13 @@ def test_a_client_that_hangs_up_while_its_batch_runs_spoils_no_other_answer(
     wait_for_images(server, 0)
 
 
-def test_many_connections_are_all_served(server: Any, connect: Any) -> None:
+def test_many_connections_are_all_served(server: Server, connect: Connect) -> None:
     clients = [connect(server) for _ in range(100)]
     calls = [(level, client.send(level)) for client in clients for level in (1, 2, 3)]
     assert [clients[0].outcome(call, level) for level, call in calls] == [Status.OK] * 300
 
 
-def test_connections_that_never_finish_their_request_hold_nobody_up(server: Any, connect: Any) -> None:
+def test_connections_that_never_finish_their_request_hold_nobody_up(server: Server, connect: Connect) -> None:
     begun = [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04", b"GET /met"]
     with ExitStack() as sockets:
         for address in (server.grpc, server.http):

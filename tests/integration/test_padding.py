@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.integration.conftest import StartServer
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
@@ -63,7 +64,7 @@ def scores(call: Any) -> Scores:
 
 
 @pytest.fixture(scope="module")
-def channel(start_module_server: Any) -> Any:
+def channel(start_module_server: StartServer) -> Any:
     def model(name: str, bucket: int) -> dict[str, Any]:
         modes = [mode for model, mode in MODELS if model == name]
         return {"name": f"{name}{bucket}", "source": f"builtin:{name}", "modes": modes, "buckets": [bucket]}

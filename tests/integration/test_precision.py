@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from tests.integration.conftest import StartServer
 
 from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_proto import open_inference_pb2 as oip
@@ -15,7 +16,7 @@ from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 
 def test_the_measured_difference_is_in_lists_metadata_and_metrics_and_restarts_keep_it(
-    start_server: Any, tmp_path: Any
+    start_server: StartServer, tmp_path: Any
 ) -> None:
     modes = ["xla", "graph"]
     digits = {"name": "digits", "source": "builtin:digits", "modes": modes, "buckets": [8]}

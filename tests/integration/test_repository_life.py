@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.integration.conftest import Brake, Connect, NoopClient, Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
@@ -29,14 +30,16 @@ CALLERS = 6
 Status = grpc.StatusCode
 State = vision.Model.State
 
+MakeControl = Callable[[Server], "Control"]
+
 
 class Control:
     """What an operator does to a server."""
 
-    def __init__(self, server: Any, client: Any) -> None:
+    def __init__(self, server: Server, client: NoopClient) -> None:
         self.server = server
         self.client = client
-        self._health = health_pb2_grpc.HealthStub(client.channel)
+        self._health: Any = health_pb2_grpc.HealthStub(client.channel)
         self._vision = vision_grpc.VisionStub(client.channel)
 
     def load(self, name: str = "noop") -> Any:
@@ -74,7 +77,7 @@ class Control:
 
 
 @pytest.fixture
-def control(connect: Any) -> Callable[[Any], Control]:
+def control(connect: Connect) -> MakeControl:
     return lambda server: Control(server, connect(server))
 
 
@@ -100,7 +103,9 @@ def traffic(ask: Callable[[], Status]) -> Iterator[Counter[Status]]:
             outcomes.update(done.result(PATIENCE_S))
 
 
-def test_reloads_under_traffic_lose_no_request(start_server: Any, control: Any, connect: Any) -> None:
+def test_reloads_under_traffic_lose_no_request(
+    start_server: StartServer, control: MakeControl, connect: Connect
+) -> None:
     server = start_server({"models": [NOOP]})
     operator = control(server)
     clients = [connect(server) for _ in range(3)]
@@ -116,7 +121,7 @@ def test_reloads_under_traffic_lose_no_request(start_server: Any, control: Any, 
 
 
 def test_what_is_loaded_beside_others_is_compiled_in_a_process_of_its_own(
-    start_server: Any, control: Any, scans: Any
+    start_server: StartServer, control: MakeControl, scans: Any
 ) -> None:
     server = start_server({"models": [DIGITS, NOOP]})
     operator = control(server)
@@ -133,7 +138,9 @@ def test_what_is_loaded_beside_others_is_compiled_in_a_process_of_its_own(
     assert [row.categories[0].label for row in rows] == list(scans)
 
 
-def test_a_compiled_model_is_reloaded_under_traffic(start_server: Any, control: Any, scans: Any) -> None:
+def test_a_compiled_model_is_reloaded_under_traffic(
+    start_server: StartServer, control: MakeControl, scans: Any
+) -> None:
     server = start_server({"models": [DIGITS]})
     operator = control(server)
     images, labels = list(scans.values()), list(scans)
@@ -167,7 +174,7 @@ def test_a_compiled_model_is_reloaded_under_traffic(start_server: Any, control: 
     assert list(model.modes) == ["graph", "xla"]
 
 
-def test_each_state_of_a_life_is_seen(start_server: Any, control: Any, brake: Any) -> None:
+def test_each_state_of_a_life_is_seen(start_server: StartServer, control: MakeControl, brake: Brake) -> None:
     brake.pull()
     server = start_server({"models": [NOOP]}, env=brake.env, wait=False)
     operator = control(server)
@@ -212,7 +219,9 @@ def test_each_state_of_a_life_is_seen(start_server: Any, control: Any, brake: An
     assert operator.health("noop") == operator.health("") == "SERVING"
 
 
-def test_what_fails_to_load_leaves_the_old_one_serving_and_says_why(start_server: Any, control: Any) -> None:
+def test_what_fails_to_load_leaves_the_old_one_serving_and_says_why(
+    start_server: StartServer, control: MakeControl
+) -> None:
     server = start_server({"models": [NOOP]})
     operator = control(server)
     operator.configure({**NOOP, "version": "2", "buckets": [[1, 8, 8]]})
@@ -230,7 +239,9 @@ def test_what_fails_to_load_leaves_the_old_one_serving_and_says_why(start_server
 
 
 @pytest.mark.parametrize("text", ["models: [", "models: 3", "no_such_field: 1", '{"models": [{"name": "noop"}]}'])
-def test_a_configuration_that_broke_is_told_and_changes_nothing(module_server: Any, control: Any, text: str) -> None:
+def test_a_configuration_that_broke_is_told_and_changes_nothing(
+    module_server: Server, control: MakeControl, text: str
+) -> None:
     operator = control(module_server)
     operator.server.config_file.write_text(text)
     before = operator.index()
@@ -245,11 +256,11 @@ def test_a_configuration_that_broke_is_told_and_changes_nothing(module_server: A
 
 
 @pytest.fixture(scope="module")
-def module_server(start_module_server: Any) -> Any:
+def module_server(start_module_server: StartServer) -> Any:
     return start_module_server({"models": [NOOP]})
 
 
-def test_a_model_that_is_added_to_the_configuration_can_be_loaded(module_server: Any, control: Any) -> None:
+def test_a_model_that_is_added_to_the_configuration_can_be_loaded(module_server: Server, control: MakeControl) -> None:
     operator = control(module_server)
     operator.configure(NOOP, {**NOOP, "name": "another", "buckets": [3]})
     assert operator.load("another").exception() is None
@@ -262,7 +273,9 @@ def test_a_model_that_is_added_to_the_configuration_can_be_loaded(module_server:
     assert error.details() == "no model 'another' is configured; there are: noop"
 
 
-def test_a_server_without_tensorflow_says_that_it_must_be_restarted_for_it(module_server: Any, control: Any) -> None:
+def test_a_server_without_tensorflow_says_that_it_must_be_restarted_for_it(
+    module_server: Server, control: MakeControl
+) -> None:
     operator = control(module_server)
     operator.configure(NOOP, DIGITS)
     error = operator.load("digits").exception()
@@ -271,7 +284,7 @@ def test_a_server_without_tensorflow_says_that_it_must_be_restarted_for_it(modul
     assert operator.client.ask(1) is Status.OK
 
 
-def test_loads_and_unloads_at_the_same_time_end_well(start_server: Any, control: Any) -> None:
+def test_loads_and_unloads_at_the_same_time_end_well(start_server: StartServer, control: MakeControl) -> None:
     operator = control(start_server({"models": [NOOP]}))
     calls = [turn() for turn in [operator.load, operator.unload] * 4]
     assert [call.code() for call in calls] == [Status.OK] * 8
@@ -285,7 +298,7 @@ def test_loads_and_unloads_at_the_same_time_end_well(start_server: Any, control:
     assert operator.client.ask(1) is Status.OK
 
 
-def test_a_load_goes_on_when_its_client_hangs_up(start_server: Any, control: Any, brake: Any) -> None:
+def test_a_load_goes_on_when_its_client_hangs_up(start_server: StartServer, control: MakeControl, brake: Brake) -> None:
     server = start_server({"models": [NOOP]}, env=brake.env)
     operator = control(server)
     operator.configure({**NOOP, "version": "2"})
@@ -297,7 +310,7 @@ def test_a_load_goes_on_when_its_client_hangs_up(start_server: Any, control: Any
     operator.wait_until(("2", "READY", ""))
 
 
-def test_start_up_ends_where_a_model_fails(start_server: Any) -> None:
+def test_start_up_ends_where_a_model_fails(start_server: StartServer) -> None:
     broken = {**NOOP, "name": "broken", "buckets": [[1, 8, 8]]}
     server = start_server({"models": [NOOP, broken]}, wait=False)
     assert server.wait() == 1
@@ -308,7 +321,7 @@ def test_start_up_ends_where_a_model_fails(start_server: Any) -> None:
 
 
 def test_weights_that_cannot_be_fetched_fail_the_model_and_random_ones_are_said_to_be(
-    start_server: Any, control: Any, tmp_path: Any
+    start_server: StartServer, control: MakeControl, tmp_path: Any
 ) -> None:
     application = {"source": "keras.applications:MobileNetV3Small", "modes": ["eager"], "buckets": [1]}
     models = [
@@ -342,7 +355,9 @@ def test_weights_that_cannot_be_fetched_fail_the_model_and_random_ones_are_said_
     assert "model random has random weights: its answers mean nothing" in server.stderr
 
 
-def test_hanging_up_has_the_configuration_read_again(start_server: Any, control: Any, connect: Any) -> None:
+def test_hanging_up_has_the_configuration_read_again(
+    start_server: StartServer, control: MakeControl, connect: Connect
+) -> None:
     server = start_server({"models": [NOOP, {**NOOP, "name": "gone"}]})
     operator = control(server)
 
@@ -368,7 +383,9 @@ def test_hanging_up_has_the_configuration_read_again(start_server: Any, control:
     assert "Traceback" not in server.stderr
 
 
-def test_hanging_up_ends_no_server_whatever_it_does(start_server: Any, control: Any, connect: Any, brake: Any) -> None:
+def test_hanging_up_ends_no_server_whatever_it_does(
+    start_server: StartServer, control: MakeControl, connect: Connect, brake: Brake
+) -> None:
     brake.pull()
     server = start_server({"models": [NOOP]}, env=brake.env, wait=False)
     server.wait_for(lambda: "noop: compiling" in server.stderr, "it did not compile")

@@ -20,8 +20,10 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc import StatusCode as Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
+from tests.integration.conftest import Brake, Connect, NoopClient, Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import vision_pb2 as vision
@@ -33,21 +35,21 @@ PATIENCE_S = 60.0
 SOON_S = 8.0
 """What takes a second at most, on a busy machine."""
 
-Status = grpc.StatusCode
 Health = health_pb2.HealthCheckResponse
 
 
 @pytest.fixture
-def braked(start_server: Any, brake: Any) -> Any:
+def braked(start_server: StartServer, brake: Brake) -> Any:
     return start_server({"models": [NOOP]}, env=brake.env)
 
 
 class Watch:
     """Follows the health of a server, on a thread of its own."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: NoopClient) -> None:
         self.seen: queue.Queue[int | Status] = queue.Queue()
-        self._call = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
+        stub: Any = health_pb2_grpc.HealthStub(client.channel)
+        self._call = stub.Watch(health_pb2.HealthCheckRequest())
         threading.Thread(target=self._follow, daemon=True).start()
 
     def next(self) -> int | Status:
@@ -66,7 +68,7 @@ class Watch:
 class Stream:
     """A ModelStreamInfer call that is fed by hand."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: NoopClient) -> None:
         self._requests: queue.Queue[pb.ModelInferRequest] = queue.Queue()
         self._call = client.stub.ModelStreamInfer(iter(self._requests.get, None))
 
@@ -84,11 +86,11 @@ class Stream:
         return Status[message.partition(":")[0]] if message else Status.OK
 
 
-def draining(server: Any) -> bool:
+def draining(server: Server) -> bool:
     return "draining: " in server.stderr
 
 
-def wait_for_images(server: Any, images: int) -> None:
+def wait_for_images(server: Server, images: int) -> None:
     server.wait_for(
         lambda: server.metric("xlaserve_in_flight_images") == images, f"there were never {images} images in flight"
     )
@@ -96,7 +98,7 @@ def wait_for_images(server: Any, images: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_accepted_work_is_answered_and_new_work_refused_while_the_port_is_open(
-    braked: Any, brake: Any, connect: Any, number: signal.Signals
+    braked: Server, brake: Brake, connect: Connect, number: signal.Signals
 ) -> None:
     server = braked
     client, late = connect(server), connect(server)
@@ -127,18 +129,20 @@ def test_accepted_work_is_answered_and_new_work_refused_while_the_port_is_open(
     assert watch.next() is Status.UNAVAILABLE
 
 
-def test_nothing_is_lost_when_the_end_comes_in_the_middle_of_heavy_traffic(start_server: Any, connect: Any) -> None:
+def test_nothing_is_lost_when_the_end_comes_in_the_middle_of_heavy_traffic(
+    start_server: StartServer, connect: Connect
+) -> None:
     server = start_server({"models": [NOOP], "max_queue_images": 256})
     buffer = io.BytesIO()
     Image.new("RGB", (224, 224), (5, 5, 5)).save(buffer, "PNG")
     encoded = buffer.getvalue()
     answered = threading.Semaphore(0)
 
-    def infer(client: Any, levels: tuple[int, ...]) -> Status:
+    def infer(client: NoopClient, levels: tuple[int, ...]) -> Status:
         status: Status = client.ask(*levels)
         return status
 
-    def classify(client: Any, levels: tuple[int, ...]) -> Status:
+    def classify(client: NoopClient, levels: tuple[int, ...]) -> Status:
         stub = vision_grpc.VisionStub(client.channel)
         try:
             request = vision.ClassifyRequest(model="noop", images=[encoded] * len(levels))
@@ -188,7 +192,7 @@ def test_nothing_is_lost_when_the_end_comes_in_the_middle_of_heavy_traffic(start
 
 @pytest.mark.parametrize("group", range(4))
 def test_every_call_of_many_clients_is_answered_or_refused_whenever_the_end_comes(
-    start_server: Any, connect: Any, group: int
+    start_server: StartServer, connect: Connect, group: int
 ) -> None:
     """64 clients that send one request after the other, and one that doesn't wait for answers; 5 ends in each group."""
     outcomes: Counter[Status] = Counter()
@@ -199,7 +203,7 @@ def test_every_call_of_many_clients_is_answered_or_refused_whenever_the_end_come
     assert outcomes.keys() == {Status.OK, Status.UNAVAILABLE}
 
 
-def calls_until_the_end(server: Any, clients: list[Any], callers: int, end_after: int) -> Counter[Status]:
+def calls_until_the_end(server: Server, clients: list[Any], callers: int, end_after: int) -> Counter[Status]:
     """Stops the server after so many answers, and returns the outcomes of all calls that were made until its end."""
     answered = threading.Semaphore(0)
     gone = threading.Event()
@@ -231,7 +235,7 @@ def calls_until_the_end(server: Any, clients: list[Any], callers: int, end_after
         return sum((count.result(PATIENCE_S) for count in counts), Counter[Status]())
 
 
-def test_idle_watches_and_streams_do_not_hold_the_end_up(braked: Any, connect: Any) -> None:
+def test_idle_watches_and_streams_do_not_hold_the_end_up(braked: Server, connect: Connect) -> None:
     client = connect(braked)
     watch = Watch(client)
     assert watch.next() == Health.SERVING
@@ -246,7 +250,7 @@ def test_idle_watches_and_streams_do_not_hold_the_end_up(braked: Any, connect: A
     assert stream.receive() is Status.UNAVAILABLE
 
 
-def test_what_a_client_reads_late_is_not_lost(braked: Any, connect: Any) -> None:
+def test_what_a_client_reads_late_is_not_lost(braked: Server, connect: Connect) -> None:
     client = connect(braked)
     stream = Stream(client)
     for level in range(10):
@@ -256,7 +260,7 @@ def test_what_a_client_reads_late_is_not_lost(braked: Any, connect: Any) -> None
     assert [stream.receive() for _ in range(11)] == [Status.OK] * 10 + [Status.UNAVAILABLE]
 
 
-def test_what_does_not_finish_in_time_is_told_so(start_server: Any, brake: Any, connect: Any) -> None:
+def test_what_does_not_finish_in_time_is_told_so(start_server: StartServer, brake: Brake, connect: Connect) -> None:
     server = start_server({"models": [NOOP], "drain_timeout_s": 1}, env=brake.env)
     client = connect(server)
     stream = Stream(client)
@@ -274,7 +278,7 @@ def test_what_does_not_finish_in_time_is_told_so(start_server: Any, brake: Any, 
     assert not server.is_ready
 
 
-def test_a_second_signal_stops_at_once(braked: Any, brake: Any, connect: Any) -> None:
+def test_a_second_signal_stops_at_once(braked: Server, brake: Brake, connect: Connect) -> None:
     server = braked
     client = connect(server)
     brake.pull()
@@ -291,7 +295,7 @@ def test_a_second_signal_stops_at_once(braked: Any, brake: Any, connect: Any) ->
 
 
 def test_a_signal_that_is_delivered_twice_still_lets_accepted_work_finish(
-    braked: Any, brake: Any, connect: Any
+    braked: Server, brake: Brake, connect: Connect
 ) -> None:
     client = connect(braked)
     brake.pull()
@@ -305,7 +309,7 @@ def test_a_signal_that_is_delivered_twice_still_lets_accepted_work_finish(
     assert braked.wait() == 0
 
 
-def test_a_server_with_a_delay_serves_on_until_load_balancers_know(start_server: Any, connect: Any) -> None:
+def test_a_server_with_a_delay_serves_on_until_load_balancers_know(start_server: StartServer, connect: Connect) -> None:
     server = start_server({"models": [NOOP], "shutdown_delay_s": 3600})
     client = connect(server)
     watch = Watch(connect(server))
@@ -321,7 +325,7 @@ def test_a_server_with_a_delay_serves_on_until_load_balancers_know(start_server:
     assert server.wait() == 0
 
 
-def test_the_delay_ends_by_itself(start_server: Any, connect: Any) -> None:
+def test_the_delay_ends_by_itself(start_server: StartServer, connect: Connect) -> None:
     server = start_server({"models": [NOOP], "shutdown_delay_s": 0.5})
     client = connect(server)
     server.process.terminate()
@@ -331,14 +335,14 @@ def test_the_delay_ends_by_itself(start_server: Any, connect: Any) -> None:
     assert server.wait() == 0
 
 
-def test_a_delay_holds_nothing_up_that_never_served(start_server: Any, brake: Any) -> None:
+def test_a_delay_holds_nothing_up_that_never_served(start_server: StartServer, brake: Brake) -> None:
     brake.pull()
     server = start_server({"models": [NOOP], "shutdown_delay_s": 3600}, env=brake.env, wait=False)
     server.wait_for(lambda: "noop: compiling" in server.stderr, "it did not compile")
     assert server.stop() == 0
 
 
-def test_a_signal_during_compilation_ends_the_server_soon_and_well(start_server: Any) -> None:
+def test_a_signal_during_compilation_ends_the_server_soon_and_well(start_server: StartServer) -> None:
     server = start_server({"models": [DIGITS]}, wait=False)
     server.wait_for(lambda: re.search(r"digits: xla 1x\S+ compiled", server.stderr), "nothing was compiled")
     began = time.monotonic()
@@ -348,7 +352,9 @@ def test_a_signal_during_compilation_ends_the_server_soon_and_well(start_server:
     assert "Traceback" not in server.stderr
 
 
-def test_a_signal_during_a_warm_up_that_hangs_ends_the_server_soon_and_well(start_server: Any, brake: Any) -> None:
+def test_a_signal_during_a_warm_up_that_hangs_ends_the_server_soon_and_well(
+    start_server: StartServer, brake: Brake
+) -> None:
     brake.pull()
     server = start_server({"models": [NOOP]}, env=brake.env, wait=False)
     server.wait_for(lambda: "noop: compiling" in server.stderr, "it did not compile")
@@ -358,17 +364,19 @@ def test_a_signal_during_a_warm_up_that_hangs_ends_the_server_soon_and_well(star
     assert "Traceback" not in server.stderr
 
 
-def test_a_load_that_a_signal_ends_is_told_so(braked: Any, brake: Any, connect: Any) -> None:
+def test_a_load_that_a_signal_ends_is_told_so(braked: Server, brake: Brake, connect: Connect) -> None:
     client = connect(braked)
     brake.pull()
     load = client.stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name="noop"))
     braked.wait_for(lambda: braked.stderr.count("noop: compiling") == 2, "it did not compile")
     braked.process.terminate()
-    assert load.exception(timeout=PATIENCE_S).code() is Status.UNAVAILABLE
+    error = load.exception(timeout=PATIENCE_S)
+    assert isinstance(error, grpc.RpcError)
+    assert error.code() is Status.UNAVAILABLE
     assert braked.wait() == 0
 
 
-def test_a_killed_server_leaves_no_client_waiting(braked: Any, brake: Any, connect: Any) -> None:
+def test_a_killed_server_leaves_no_client_waiting(braked: Server, brake: Brake, connect: Connect) -> None:
     client = connect(braked)
     stream = Stream(client)
     brake.pull()
@@ -399,12 +407,14 @@ Lanes.try_acquire = lambda self, share: False
 
 
 @pytest.fixture
-def defect(tmp_path: Any) -> Any:
+def defect(tmp_path: Path) -> Path:
     (tmp_path / "sitecustomize.py").write_text(DEFECT)
     return tmp_path / "defect"
 
 
-def test_a_batch_loop_that_dies_ends_the_server_with_a_failure(start_server: Any, connect: Any, defect: Any) -> None:
+def test_a_batch_loop_that_dies_ends_the_server_with_a_failure(
+    start_server: StartServer, connect: Connect, defect: Path
+) -> None:
     path = f"{defect.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     server = start_server({"models": [NOOP]}, env={"PYTHONPATH": path, "DEFECT": str(defect)})
     client = connect(server)

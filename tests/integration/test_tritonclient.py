@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.conftest import Server
 
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[1]
@@ -37,18 +38,19 @@ def python() -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen(python: Path, server: Any) -> dict[str, Any]:
+def seen(python: Path, server: Server) -> dict[str, Any]:
     image = REPOSITORY / "scripts" / "samples" / "digits" / "3_1765.png"
-    return json.loads(run(python, "-W", "error", FOLDER / "triton_probe.py", server.grpc, image))
+    found: dict[str, Any] = json.loads(run(python, "-W", "error", FOLDER / "triton_probe.py", server.grpc, image))
+    return found
 
 
-def test_it_asks_for_health_and_readiness(seen) -> None:
+def test_it_asks_for_health_and_readiness(seen: dict[str, Any]) -> None:
     assert (seen["live"], seen["ready"]) == (True, True)
     assert seen["model_ready"] == {"digits": True, "noop": True, "broken": False}
     assert seen["server"]["name"] == "xlaserve"
 
 
-def test_it_lists_the_repository(seen) -> None:
+def test_it_lists_the_repository(seen: dict[str, Any]) -> None:
     models = {model["name"]: model for model in seen["index"]["models"]}
     assert {name: model["state"] for name, model in models.items()} == {
         "digits": "READY",
@@ -58,7 +60,7 @@ def test_it_lists_the_repository(seen) -> None:
     assert "does not exist" in models["broken"]["reason"]
 
 
-def test_it_reads_metadata_and_configuration(seen) -> None:
+def test_it_reads_metadata_and_configuration(seen: dict[str, Any]) -> None:
     metadata = seen["metadata"]
     assert (metadata["platform"], metadata["versions"]) == ("tensorflow_xla", ["1"])
     assert [(t["name"], t["datatype"], t["shape"]) for t in metadata["inputs"] + metadata["outputs"]] == [
@@ -75,7 +77,7 @@ def test_it_reads_metadata_and_configuration(seen) -> None:
     assert config["dynamic_batching"]["preferred_batch_size"] == [1, 2, 4, 8]
 
 
-def test_it_infers_from_pixels_and_from_images(seen) -> None:
+def test_it_infers_from_pixels_and_from_images(seen: dict[str, Any]) -> None:
     assert seen["image"] == {"shape": [2, 10], "best": [3, 3], "id": "mine"}
     assert seen["pixels"] == [3, 10]
     assert seen["types_agree"]
@@ -83,20 +85,20 @@ def test_it_infers_from_pixels_and_from_images(seen) -> None:
     assert seen["compressed"] == [1, 10]
 
 
-def test_it_asks_for_classes_and_a_mode(seen) -> None:
+def test_it_asks_for_classes_and_a_mode(seen: dict[str, Any]) -> None:
     ((first, second),) = seen["classification"]
     assert first.split(":")[1:] == ["3", "3"]
     assert float(first.split(":")[0]) > float(second.split(":")[0])
     assert seen["mode"] == "graph"
 
 
-def test_it_streams(seen) -> None:
+def test_it_streams(seen: dict[str, Any]) -> None:
     first, second, third = seen["stream"]
     assert (first, third) == ("0", "2")
     assert second.startswith("INVALID_ARGUMENT: pixels: expected shape [n, 32, 32, 3], got [1, 8, 8, 3]")
 
 
-def test_it_is_told_what_is_wrong(seen) -> None:
+def test_it_is_told_what_is_wrong(seen: dict[str, Any]) -> None:
     assert {name: status for name, (status, _) in seen["errors"].items()} == {
         "unknown model": "StatusCode.NOT_FOUND",
         "wrong shape": "StatusCode.INVALID_ARGUMENT",
@@ -107,11 +109,11 @@ def test_it_is_told_what_is_wrong(seen) -> None:
     }
 
 
-def test_it_unloads_and_loads(seen) -> None:
+def test_it_unloads_and_loads(seen: dict[str, Any]) -> None:
     assert (seen["unloaded"], seen["loaded"]) == (False, True)
 
 
-def test_it_reads_statistics(seen) -> None:
+def test_it_reads_statistics(seen: dict[str, Any]) -> None:
     (stats,) = seen["statistics"]["model_stats"]
     assert stats["name"] == "digits"
     # 2 + 3 + 3 + 1 + 1 + 1 images in single requests, and 2 in the stream.

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.integration.conftest import Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
@@ -37,7 +38,7 @@ class Unrunnable(keras.layers.Layer):
 
 
 @pytest.fixture(scope="module")
-def server(start_module_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
     from xlaserve.model.networks.keras_runtime import keras
 
     folder = tmp_path_factory.mktemp("models")
@@ -74,7 +75,7 @@ def server(start_module_server: Any, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def models(server: Any) -> dict[str, pb.Model]:
+def models(server: Server) -> dict[str, pb.Model]:
     with grpc.insecure_channel(server.grpc) as channel:
         answer = pb_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest(), timeout=PATIENCE_S)
     return {model.name: model for model in answer.models}
@@ -85,7 +86,7 @@ def warnings_of(model: pb.Model) -> list[str]:
     return [warning for warning in model.warnings if "the default" not in warning]
 
 
-def infer(server: Any, model: str, images: np.ndarray, mode: str) -> np.ndarray:
+def infer(server: Server, model: str, images: np.ndarray, mode: str) -> np.ndarray:
     request = oip.ModelInferRequest(model_name=model)
     request.parameters["mode"].string_param = mode
     request.inputs.add(name="pixels", datatype="UINT8", shape=images.shape)
@@ -99,7 +100,9 @@ def noise(n: int) -> np.ndarray:
     return np.random.default_rng(3).integers(0, 256, (n, SIDE, SIDE, 3), dtype=np.uint8)
 
 
-def test_what_was_measured_of_each_program_is_listed_and_in_the_metrics(server: Any, models: Any) -> None:
+def test_what_was_measured_of_each_program_is_listed_and_in_the_metrics(
+    server: Server, models: dict[str, pb.Model]
+) -> None:
     normal = models["normal"]
     assert warnings_of(normal) == []
     assert len(normal.programs) == len(BUCKETS) * len(MODES)
@@ -115,7 +118,9 @@ def test_what_was_measured_of_each_program_is_listed_and_in_the_metrics(server: 
     assert server.metric("xlaserve_model_warnings", model="normal") == len(normal.warnings)
 
 
-def test_a_model_without_a_reference_says_that_it_is_served_unverified(server: Any, models: Any) -> None:
+def test_a_model_without_a_reference_says_that_it_is_served_unverified(
+    server: Server, models: dict[str, pb.Model]
+) -> None:
     unrunnable = models["unrunnable"]
     assert unrunnable.state == pb.Model.STATE_READY
     (warning,) = warnings_of(unrunnable)
@@ -128,7 +133,9 @@ def test_a_model_without_a_reference_says_that_it_is_served_unverified(server: A
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mean_over_the_batch_is_served_in_batches_of_one(server: Any, models: Any, mode: str) -> None:
+def test_a_mean_over_the_batch_is_served_in_batches_of_one(
+    server: Server, models: dict[str, pb.Model], mode: str
+) -> None:
     centred = models["centred"]
     assert [bucket.batch for bucket in centred.buckets] == [1]
     assert centred.state == pb.Model.STATE_READY
@@ -141,7 +148,7 @@ def test_a_mean_over_the_batch_is_served_in_batches_of_one(server: Any, models: 
     np.testing.assert_array_equal(together, [infer(server, "centred", image[np.newaxis], mode)[0] for image in images])
 
 
-def test_a_mean_over_the_batch_is_refused_or_allowed_as_configured(server: Any, models: Any) -> None:
+def test_a_mean_over_the_batch_is_refused_or_allowed_as_configured(server: Server, models: dict[str, pb.Model]) -> None:
     refused, allowed = models["centred-refused"], models["centred-allowed"]
     assert refused.state == pb.Model.STATE_FAILED
     assert "depends on the others of its batch" in refused.reason
@@ -149,7 +156,9 @@ def test_a_mean_over_the_batch_is_refused_or_allowed_as_configured(server: Any, 
     assert len(warnings_of(allowed)) == len(BUCKETS) * len(MODES)
 
 
-def test_a_program_of_xla_that_is_not_its_model_is_refused_unless_told_otherwise(server: Any, models: Any) -> None:
+def test_a_program_of_xla_that_is_not_its_model_is_refused_unless_told_otherwise(
+    server: Server, models: dict[str, pb.Model]
+) -> None:
     refused, served = models["miscompiled"], models["miscompiled-served"]
     assert refused.state == pb.Model.STATE_FAILED
     assert "mode xla, bucket 2x8x8: it computes something other than its model" in refused.reason
@@ -159,7 +168,7 @@ def test_a_program_of_xla_that_is_not_its_model_is_refused_unless_told_otherwise
     assert len(warnings_of(served)) == len(served.programs)
 
 
-def test_answers_that_are_no_numbers_are_said_with_mode_and_bucket(server: Any, models: Any) -> None:
+def test_answers_that_are_no_numbers_are_said_with_mode_and_bucket(server: Server, models: dict[str, pb.Model]) -> None:
     undefined = models["undefined"]
     assert undefined.state == pb.Model.STATE_READY
     for program in undefined.programs:
@@ -171,7 +180,7 @@ def test_answers_that_are_no_numbers_are_said_with_mode_and_bucket(server: Any, 
     assert server.metric("xlaserve_program_not_finite_images", model="undefined") > 0
 
 
-def test_answers_that_are_no_numbers_are_counted_in_traffic(server: Any) -> None:
+def test_answers_that_are_no_numbers_are_counted_in_traffic(server: Server) -> None:
     for mode in MODES:
         counted = [server.metric("xlaserve_not_finite_batches_total", model="undefined", mode=mode)]
         for level in (0, 255):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
+from tests.required import required
 
 from xlaserve_proto import vision_pb2 as pb
+from xlaserve_proto.vision_pb2_grpc import VisionStub
 
 
 def best(response: pb.ClassifyResponse) -> list[str]:
     return [row.categories[0].label for row in response.classifications]
 
 
-def test_one_image_is_classified(vision, scans) -> None:
+def test_one_image_is_classified(vision: VisionStub, scans: dict[str, bytes]) -> None:
     response = vision.Classify(pb.ClassifyRequest(model="digits", images=[scans["7"]]))
     (classification,) = response.classifications
     assert classification.categories[0].label == "7"
@@ -24,34 +28,36 @@ def test_one_image_is_classified(vision, scans) -> None:
     assert 0.5 < sum(scores) < 1.0001
 
 
-def test_several_images_are_classified_in_their_order(vision, scans) -> None:
+def test_several_images_are_classified_in_their_order(vision: VisionStub, scans: dict[str, bytes]) -> None:
     digits = [*scans, *reversed(scans)]
     response = vision.Classify(pb.ClassifyRequest(model="digits", images=[scans[digit] for digit in digits]))
     assert best(response) == digits
 
 
 @pytest.mark.parametrize(("top_k", "classes"), [(0, 5), (1, 1), (3, 3), (10, 10), (11, 10), (2**31 - 1, 10)])
-def test_top_k_says_how_many_classes_come_back(vision, scans, top_k, classes) -> None:
+def test_top_k_says_how_many_classes_come_back(
+    vision: VisionStub, scans: dict[str, bytes], top_k: int, classes: int
+) -> None:
     response = vision.Classify(pb.ClassifyRequest(model="digits", images=[scans["3"], scans["4"]], top_k=top_k))
     assert [len(row.categories) for row in response.classifications] == [classes] * 2
     assert best(response) == ["3", "4"]
 
 
 @pytest.mark.parametrize("mode", ["xla", "graph", "eager"])
-def test_a_request_chooses_its_mode(vision, scans, mode) -> None:
+def test_a_request_chooses_its_mode(vision: VisionStub, scans: dict[str, bytes], mode: str) -> None:
     response = vision.Classify(pb.ClassifyRequest(model="digits", images=list(scans.values()), mode=mode, version="1"))
     assert response.mode == mode
     assert best(response) == list(scans)
 
 
-def test_without_labels_the_index_is_the_label(vision, scans) -> None:
+def test_without_labels_the_index_is_the_label(vision: VisionStub, scans: dict[str, bytes]) -> None:
     response = vision.Classify(pb.ClassifyRequest(model="noop", images=[scans["3"]], top_k=3))
     categories = response.classifications[0].categories
     assert [category.label for category in categories] == [str(category.index) for category in categories]
     assert len(categories) == 3
 
 
-def test_an_answer_says_where_the_time_went(vision, scans) -> None:
+def test_an_answer_says_where_the_time_went(vision: VisionStub, scans: dict[str, bytes]) -> None:
     timings = vision.Classify(pb.ClassifyRequest(model="digits", images=[scans["3"]])).timings
     stages = [timings.decode_s, timings.queue_s, timings.gather_s, timings.execute_s, timings.encode_s]
     assert min(stages) >= 0
@@ -79,31 +85,33 @@ def test_an_answer_says_where_the_time_went(vision, scans) -> None:
         ({"mode": "turbo"}, grpc.StatusCode.INVALID_ARGUMENT, "mode: expected one of xla, graph, eager, got 'turbo'"),
     ],
 )
-def test_a_wrong_request_gets_a_clear_status(vision, scans, change, code, says) -> None:
+def test_a_wrong_request_gets_a_clear_status(
+    vision: VisionStub, scans: dict[str, bytes], change: dict[str, Any], code: grpc.StatusCode, says: str
+) -> None:
     request = pb.ClassifyRequest(**{"model": "digits", "images": [scans["3"]], **change})
     with pytest.raises(grpc.RpcError) as caught:
         vision.Classify(request)
     assert caught.value.code() is code
-    assert says in caught.value.details()
+    assert says in required(caught.value.details())
 
 
-def test_one_bad_image_refuses_its_request_and_no_other(vision, scans) -> None:
+def test_one_bad_image_refuses_its_request_and_no_other(vision: VisionStub, scans: dict[str, bytes]) -> None:
     good = vision.Classify.future(pb.ClassifyRequest(model="digits", images=list(scans.values())))
     bad = vision.Classify.future(pb.ClassifyRequest(model="digits", images=[scans["3"], scans["4"][:60]]))
     assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "whole PNG" in bad.details()
+    assert "whole PNG" in required(bad.details())
     assert best(good.result()) == list(scans)
 
 
-def test_bytes_that_are_no_request_are_refused(channel) -> None:
-    call = channel.unary_unary("/xlaserve.v1.Vision/Classify")
+def test_bytes_that_are_no_request_are_refused(channel: grpc.Channel) -> None:
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/xlaserve.v1.Vision/Classify")
     with pytest.raises(grpc.RpcError) as caught:
         call(b"\x0a\x02\xff\xfe")  # a model's name that is not UTF-8
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details().startswith("message: expected ")
+    assert required(caught.value.details()).startswith("message: expected ")
 
 
-def test_models_are_listed_with_what_they_cost(vision) -> None:
+def test_models_are_listed_with_what_they_cost(vision: VisionStub) -> None:
     digits, noop, broken = vision.ListModels(pb.ListModelsRequest()).models
     assert (digits.name, digits.version, digits.state, digits.reason) == ("digits", "1", pb.Model.STATE_READY, "")
     assert (digits.source, digits.weights, digits.task) == ("builtin:digits", "built in", "classification")
