@@ -235,7 +235,7 @@ def commands_page() -> Iterator[str]:
             if rows:
                 is_named = group.title not in ("options", "positional arguments")
                 yield f"**{str(group.title).capitalize()}**" if is_named else ""
-                yield _table(("argument", ""), rows)
+                yield _table(("argument", "meaning"), rows)
         if _settings_of(parser):
             yield "Every [setting of the server](settings.md#the-server) is a flag too, as in `--grpc-port 9001`."
 
@@ -248,7 +248,7 @@ def _settings_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def _subcommands(action: argparse._SubParsersAction[Any]) -> str:
     rows = [(f"`{choice.dest}`", _cell(choice.help or "")) for choice in action._choices_actions]
-    return _table(("command", ""), rows)
+    return _table(("command", "meaning"), rows)
 
 
 def _invocation(action: argparse.Action) -> str:
@@ -315,8 +315,8 @@ def _metrics(found: Iterable[tuple[Metric, tuple[str, ...]]]) -> str:
     for metric, labels in sorted(found, key=lambda item: item[0].name):
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         shown = ", ".join(f"`{label}`" for label in labels)
-        rows.append((f"`{name}`", metric.type, shown, _cell(_escaped(metric.documentation))))
-    return _table(("metric", "type", "labels", ""), rows)
+        rows.append((f"`{name}`", _cell(_escaped(metric.documentation)), metric.type, shown))
+    return _table(("metric", "meaning", "type", "labels"), rows)
 
 
 # Protocols, from the comments of the .proto files.
@@ -376,7 +376,7 @@ class Protocol:
             if field.HasField("oneof_index") and not field.proto3_optional:
                 text = f"{text} One of `{message.oneof_decl[field.oneof_index].name}`.".strip()
             rows.append((f"`{field.name}`", self._type(field, maps), str(field.number), _cell(_escaped(text))))
-        yield _table(("field", "type", "number", ""), rows) if rows else "Without fields."
+        yield _table(("field", "type", "number", "meaning"), rows) if rows else "Without fields."
         for index, nested in enumerate(message.nested_type):
             yield from self._message(nested, (*path, _NESTED, index), f"{name}.{nested.name}")
         for index, enum in enumerate(message.enum_type):
@@ -389,7 +389,7 @@ class Protocol:
             (f"`{value.name}`", str(value.number), _cell(" ".join(self._comments.get((*path, 2, index), "").split())))
             for index, value in enumerate(enum.value)
         ]
-        yield _table(("value", "number", ""), rows)
+        yield _table(("value", "number", "meaning"), rows)
 
     def _type(self, field: FieldDescriptorProto, maps: dict[str, DescriptorProto]) -> str:
         if entry := maps.get(field.type_name.rpartition(".")[2]):

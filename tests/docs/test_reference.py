@@ -1,22 +1,10 @@
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "generate_docs.py"
-
-
-@pytest.fixture(scope="module")
-def generate_docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_docs", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +54,7 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
         ("settings.md", "list of batch or [batch, height, width] · default `[1, 2, 4, 8, 16]`"),
         ("commands.md", "## xlaserve-client classify"),
         ("commands.md", "## loadtest sweep"),
-        ("metrics.md", "| `xlaserve_ready` | gauge |  | 1 when every model is ready. |"),
+        ("metrics.md", "| `xlaserve_ready` | 1 when every model is ready. | gauge |"),
         ("vision.md", "Takes [ClassifyRequest](#classifyrequest), returns [ClassifyResponse](#classifyresponse)."),
         ("vision.md", "| `auto_modes` | map of string to string | 14 |"),
     ],
