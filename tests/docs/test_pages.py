@@ -24,8 +24,6 @@ COMMANDS = sorted(
 SUBCOMMANDS = ("report", "compare", "sweep")
 FETCHED = r'(?:src="|<link rel="(?:stylesheet|preconnect|icon)" href="|@import |url\()'
 FROM_ELSEWHERE = re.compile(FETCHED + r"""['"]?(?:https?:)?//""")
-    r'(?:src="|<link rel="(?:stylesheet|preconnect|icon)" href="|@import |url\()[\'"]?(?:https?:)?//'
-)
 
 
 def test_the_pages_show_commands() -> None:
