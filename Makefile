@@ -42,7 +42,7 @@ check: setup ## Lint, types, layers, fresh stubs and reference
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy bench scripts
+	$(BIN)/mypy bench scripts tests
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_stubs.py --check
 	$(BIN)/python scripts/generate_docs.py --check

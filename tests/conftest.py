@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Executable, Images, Outputs
 
 # The same examples in every run; `--hypothesis-profile=default` looks for new ones.
 settings.register_profile("steady", deadline=None, derandomize=True)
@@ -87,7 +87,7 @@ def pictures() -> Callable[[Iterable[int]], Images]:
 
 
 @pytest.fixture
-def echo() -> Callable[[Images], Outputs]:
+def echo() -> Executable:
     """An executable that answers each of `pictures` with its number, and once more doubled, as `[n, 1]`."""
 
     def run(images: Images) -> Outputs:

@@ -13,14 +13,14 @@ import pytest
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.queue import Result
-from xlaserve.engine.batching.worker import Batch, Run, gather
+from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
 from xlaserve.engine.program import Images, Outputs
 
 
 def outputs_of(result: Result) -> Outputs:
     """Returns the outputs of all of a job's images, in their order."""
-    parts = sorted(result.parts, key=lambda part: part.rows.start)
-    assert [row for part in parts for row in part.rows] == list(range(parts[-1].rows.stop))
+    parts = sorted(result.parts, key=lambda part: part.rows[0])
+    assert [row for part in parts for row in part.rows] == list(range(parts[-1].rows[-1] + 1))
     return tuple(np.concatenate(outputs) for outputs in zip(*(part.outputs for part in parts), strict=True))
 
 
@@ -44,7 +44,7 @@ class Started(NamedTuple):
     numbers: list[int]
 
 
-class FakeWorker:
+class FakeWorker(Worker):
     """Runs batches in virtual time: as many at once as there are lanes, each for what its bucket costs."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, lanes: int, cost_s: Mapping[int, float]) -> None:
@@ -54,7 +54,7 @@ class FakeWorker:
         self.error_of: Callable[[Started], BaseException | None] = lambda batch: None
         self.reserved: Counter[Bucket] = Counter()
         self._loop = loop
-        self._lanes = lanes
+        self._at_once = lanes
         self._cost_s = cost_s
 
     def reserve(self, buckets: Iterable[Bucket]) -> None:
@@ -68,7 +68,7 @@ class FakeWorker:
         self._start()
 
     def _start(self) -> None:
-        while self.staged and self.running < self._lanes:
+        while self.staged and self.running < self._at_once:
             self.running += 1
             since, batch, done = self.staged.popleft()
             rows = np.concatenate(batch.rows)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import yaml
@@ -75,7 +76,7 @@ def taken_port() -> Iterator[int]:
 # Configuration.
 
 
-def test_the_configuration_that_is_shown_is_one_that_can_be_read(tmp_path) -> None:
+def test_the_configuration_that_is_shown_is_one_that_can_be_read(tmp_path: Path) -> None:
     shown = xlaserve("config", "--show", "--models", NOOP, "--grpc-port", 9001, "--no-reflection")
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""
@@ -86,7 +87,7 @@ def test_the_configuration_that_is_shown_is_one_that_can_be_read(tmp_path) -> No
     assert xlaserve("config", "--show", "--config", file).stdout == shown.stdout
 
 
-def test_flags_override_the_environment_which_overrides_the_file(tmp_path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"{{grpc_port: 1, http_port: 2, lanes: 3, log_level: error, models: {NOOP}}}")
     env = {"XLASERVE_HTTP_PORT": "20", "XLASERVE_LANES": "30", "XLASERVE_CONFIG": str(file)}
@@ -110,12 +111,14 @@ def test_without_show_the_configuration_is_only_checked() -> None:
         ([], {"XLASERVE_LANES": "many"}, ("lanes", "'many'")),
     ],
 )
-def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(arguments, env, says) -> None:
+def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(
+    arguments: list[str], env: dict[str, str], says: tuple[str, ...]
+) -> None:
     assert_refused(xlaserve("config", *arguments, env=env), *says)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default(columns) -> None:
+def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default(columns: int) -> None:
     shown = xlaserve("serve", "--help", env={"COLUMNS": str(columns)}).stdout
     explained = [line for line in shown.splitlines() if line.startswith(" " * 8)]
     assert columns - 5 < max(map(len, explained)) <= columns
@@ -143,7 +146,7 @@ def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default
 
 
 @pytest.mark.parametrize("command", ["config", "serve", "warm"])
-def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command, tmp_path) -> None:
+def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command: str, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("models: [{name: a, source: 'builtin:noop'}, {name: b, source: b.keras, labels: b.txt}]")
     done = xlaserve(command, "--config", file)
@@ -152,11 +155,11 @@ def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command,
 
 
 @pytest.mark.parametrize("command", ["explain", "profile", "check"])
-def test_a_model_of_a_configuration_that_was_not_named_is_said_to_need_it(command) -> None:
+def test_a_model_of_a_configuration_that_was_not_named_is_said_to_need_it(command: str) -> None:
     assert_refused(xlaserve(command, "mine"), "got mine; --config names the file that configures others")
 
 
-def test_a_folder_is_a_source_by_its_bare_name(tmp_path, monkeypatch) -> None:
+def test_a_folder_is_a_source_by_its_bare_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="got saved; --config names"):
         model_settings(config.Settings(), "saved")
@@ -165,21 +168,21 @@ def test_a_folder_is_a_source_by_its_bare_name(tmp_path, monkeypatch) -> None:
 
 
 @pytest.fixture
-def without_temporary_folder(tmp_path):
+def without_temporary_folder(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "sitecustomize.py").write_text(NO_TEMPORARY_FOLDER)
     return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.mark.parametrize("command", ["explain digits", "check digits", "warm", "warm --compile-cache cache"])
 def test_a_file_system_without_a_temporary_folder_is_said_in_a_sentence(
-    command, without_temporary_folder, tmp_path, monkeypatch
+    command: str, without_temporary_folder: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = xlaserve(*command.split(), env=without_temporary_folder)
     assert_refused(done, "TMPDIR: expected a folder for temporary files that can be written")
 
 
-def test_a_server_without_tensorflow_takes_no_temporary_folder(without_temporary_folder) -> None:
+def test_a_server_without_tensorflow_takes_no_temporary_folder(without_temporary_folder: dict[str, str]) -> None:
     done = xlaserve("warm", "--json", "--models", NOOP, env=without_temporary_folder)
     assert done.returncode == 0, done.stderr
 
@@ -188,7 +191,7 @@ def test_a_server_without_tensorflow_takes_no_temporary_folder(without_temporary
 
 
 @pytest.mark.parametrize("command", [(), ("serve",), ("warm",), ("buckets",), ("check",), ("config",)])
-def test_help_is_printed(command) -> None:
+def test_help_is_printed(command: str) -> None:
     done = xlaserve(*command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {' '.join(('xlaserve', *command))}")
@@ -211,7 +214,7 @@ def test_the_version_is_printed() -> None:
         (("config", "--models", "a: ["), "xlaserve config", "argument --models: not YAML"),
     ],
 )
-def test_wrong_usage_is_one_line_that_says_where_help_is(arguments, command, says) -> None:
+def test_wrong_usage_is_one_line_that_says_where_help_is(arguments: tuple[str, ...], command: str, says: str) -> None:
     done = xlaserve(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
@@ -271,7 +274,7 @@ def test_warm_fails_with_the_reason_of_the_model_that_failed() -> None:
     assert_refused(xlaserve("warm", "--json", "--models", BROKEN), "model broken failed: weights: ", "got other")
 
 
-def test_ctrl_c_ends_a_warm_up_at_once(tmp_path) -> None:
+def test_ctrl_c_ends_a_warm_up_at_once(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ENDLESS_COMPILATION)
     with subprocess.Popen(
         [*COMMAND, "warm", "--models", NOOP],
@@ -299,13 +302,13 @@ def test_a_model_that_fails_ends_the_server_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_a_taken_port_is_named(taken_port, kind) -> None:
+def test_a_taken_port_is_named(taken_port: int, kind: str) -> None:
     other = {"grpc": "http", "http": "grpc"}[kind]
     done = xlaserve("serve", "--models", NOOP, f"--{kind}-port", taken_port, f"--{other}-port", 0)
     assert_refused(done, f"{kind}_port: expected a free port", "127.0.0.1", str(taken_port))
 
 
-def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(tmp_path) -> None:
+def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     done = xlaserve("serve", "--models", NOOP, "--ready-file", tmp_path / "missing" / "ready.json")
     assert_refused(done, "ready_file: expected a file in a folder that exists", "missing/ready.json")
     assert "loading" not in done.stderr
@@ -346,7 +349,7 @@ def test_on_a_terminal_the_log_stands_above_a_bar_that_goes_when_the_models_are_
     assert after[-2].endswith("stopped")
 
 
-def test_a_stale_ready_file_is_gone_until_the_server_is_ready(tmp_path) -> None:
+def test_a_stale_ready_file_is_gone_until_the_server_is_ready(tmp_path: Path) -> None:
     file = tmp_path / "ready.json"
     file.write_text('{"grpc": "of a server that was killed"}')
     done = xlaserve("serve", "--models", BROKEN, "--ready-file", file)

@@ -43,7 +43,7 @@ class Bench:
 
     def take(self, images: int = 1, **costs_s: float) -> list[str]:
         """Works on the next images, each for its model's seconds; 1 where none are given."""
-        names = []
+        names: list[str] = []
         while len(names) < images and (taken := self.turns.take()):
             rows, row, charge = taken
             name = str(rows.work(row))

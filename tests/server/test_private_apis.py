@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tomllib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -589,7 +589,9 @@ def test_plugins_open_files_without_image_open(kind: str) -> None:
     from PIL.PngImagePlugin import PngImageFile
     from PIL.WebPImagePlugin import WebPImageFile
 
-    plugin = {"JPEG": JpegImageFile, "PNG": PngImageFile, "WEBP": WebPImageFile}[kind]
+    plugins: dict[str, Callable[[io.BytesIO], Image.Image]]
+    plugins = {"JPEG": JpegImageFile, "PNG": PngImageFile, "WEBP": WebPImageFile}
+    plugin = plugins[kind]
     with needed(
         f"{plugin.__name__}(file), its size before load(), and its EXIF in info",
         by="image.py",
@@ -642,7 +644,8 @@ def test_a_deserializer_may_return_none() -> None:
         await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                return await channel.unary_unary("/a.Service/Ask")(b"\xff", timeout=20)
+                ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/a.Service/Ask")
+                return await ask(b"\xff", timeout=20)
         finally:
             await server.stop(None)
 

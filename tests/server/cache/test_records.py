@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,7 +139,7 @@ def test_a_full_disk_leaves_nothing_half_written(
 
     real = tempfile.NamedTemporaryFile
 
-    def full(*args: object, **kwargs: object) -> object:
+    def full(*args: Any, **kwargs: Any) -> Any:
         file = real(*args, **kwargs)
         os.dup2(os.open("/dev/full", os.O_WRONLY), file.fileno())
         return file

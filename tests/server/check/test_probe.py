@@ -15,7 +15,7 @@ from xlaserve.model import catalog
 from xlaserve.model.sources.noop import NoopProgram
 from xlaserve.model.task import Detection, Segmentation
 
-NOOP = ModelSettings(name="m", source="builtin:noop", buckets=(1, 4))  # type: ignore[arg-type]
+NOOP = ModelSettings(name="m", source="builtin:noop", buckets=(1, 4))
 
 
 def model(task: Any = None) -> catalog.Model:

@@ -16,7 +16,8 @@ BUCKET = Bucket(1, 8, 8)
 def refused(forward: Forward) -> BaseException:
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         TensorFlowProgram(forward).compile(Mode.XLA, BUCKET)
-    return caught.value
+    error: BaseException = caught.value
+    return error
 
 
 def test_the_operation_and_the_line_that_made_it_are_named() -> None:
@@ -33,7 +34,7 @@ def test_the_operation_and_the_line_that_made_it_are_named() -> None:
 
 def test_a_layer_of_ones_own_is_named_rather_than_keras_around_it() -> None:
     @keras.saving.register_keras_serializable()
-    class Crop(keras.layers.Layer):  # type: ignore[misc]
+    class Crop(keras.layers.Layer):
         def call(self, x: tf.Tensor) -> tf.Tensor:
             return tf.image.crop_and_resize(x, [[0.0, 0.0, 1.0, 1.0]], [0], (4, 4))
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from tests.required import required
 
 from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.engine.batching.lanes import Lanes
@@ -152,7 +153,7 @@ class House:
             result = await served.batcher.run(pixels, served.mode(""), NEVER)
         finally:
             served.batcher.leave(images, images)
-        parts = sorted(result.parts, key=lambda part: part.rows.start)
+        parts = sorted(result.parts, key=lambda part: part.rows[0])
         return [int(answer) for part in parts for answer in part.outputs[0][:, 0]]
 
     def states(self, name: str = "a") -> list[State]:
@@ -724,7 +725,7 @@ async def test_with_ready_when_first_bucket_no_request_waits_for_the_others(make
     assert await house.ask(images=4) == [1] * 4
     assert [(entry.bucket.batch, entry.in_background) for entry in house.entries] == [(1, False)] * 2
     gate.open()
-    await house.repository.index()[0].growth
+    await required(house.repository.index()[0].growth)
     assert [(entry.bucket.batch, entry.in_background) for entry in house.entries[2:]] == [(2, True)] * 2 + [
         (4, True)
     ] * 2
@@ -742,7 +743,7 @@ async def test_a_bucket_that_does_not_compile_beside_the_traffic_leaves_the_othe
 
     house.compiling = GateAt(2, fail)
     await house.repository.load_all()
-    await house.repository.index()[0].growth
+    await required(house.repository.index()[0].growth)
     assert [entry.bucket.batch for entry in house.entries] == [1]
     assert await house.ask(images=3) == [1] * 3
 

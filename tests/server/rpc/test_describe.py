@@ -27,7 +27,7 @@ def served(*buckets: Bucket) -> Served:
     )
     sizes = frozenset((bucket.height, bucket.width) for bucket in buckets)
     return cast(
-        Any,
+        Served,
         SimpleNamespace(
             settings=settings, model=model, sizes=sizes, auto_text="", precision_text="float32", background=None
         ),

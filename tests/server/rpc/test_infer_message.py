@@ -103,7 +103,7 @@ def test_endless_varints_are_refused() -> None:
     assert parse(b"\xff" * LARGE_BYTES) is None
 
 
-def typed(**contents: object) -> pb.ModelInferRequest:
+def typed(**contents: Any) -> pb.ModelInferRequest:
     message = request()
     message.inputs[0].contents.MergeFrom(pb.InferTensorContents(**contents))
     return message

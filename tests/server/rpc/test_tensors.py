@@ -5,9 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
 
 from xlaserve.config import PixelRange
+from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.image import Encoded
+from xlaserve.pipeline import Pending
 from xlaserve.rpc import infer_message, tensors
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -16,7 +20,7 @@ SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.j
 LARGE_SHAPE = (2, 64, 64, 3)
 
 
-def images_of(request: pb.ModelInferRequest) -> np.ndarray | list[bytes]:
+def images_of(request: pb.ModelInferRequest) -> np.ndarray | Pending | list[Encoded]:
     """What comes out of the bytes that a client sends."""
     message = infer_message.InferMessages().parse(request.SerializeToString())
     assert message is not None
@@ -76,7 +80,9 @@ def test_raw_uint8_pixels_are_viewed_and_not_copied() -> None:
 
 def test_float_levels_are_rounded() -> None:
     levels = np.full((1, 1, 1, 3), [0.4, 0.6, 254.5], np.float32)
-    assert images_of(pixels_request(levels, "FP32", raw=True)).ravel().tolist() == [0, 1, 254]
+    images = images_of(pixels_request(levels, "FP32", raw=True))
+    assert isinstance(images, np.ndarray)
+    assert images.ravel().tolist() == [0, 1, 254]
 
 
 def raw_bytes(elements: list[list[bytes]]) -> bytes:
@@ -116,7 +122,9 @@ def test_no_shape_however_absurd_is_taken_for_another(shape: list[int], size_byt
     request.inputs.add(name="pixels", datatype="UINT8", shape=shape)
     fits = len(shape) == 4 and min(shape) > 0 and shape[3] == 3 and np.prod(np.array(shape, object)) == size_bytes
     if fits:
-        assert images_of(request).shape == tuple(shape)
+        images = images_of(request)
+        assert isinstance(images, np.ndarray)
+        assert images.shape == tuple(shape)
     else:
         with pytest.raises(InvalidArgument):
             images_of(request)
@@ -145,7 +153,7 @@ def test_parameters_of_a_tensor_are_refused(key: str, error: type[Exception]) ->
 def test_outputs_are_written_in_the_manner_that_was_asked_for(
     dtype: type[np.float32 | np.int32 | np.uint8], datatype: str, field: str, as_raw: bool
 ) -> None:
-    values = np.arange(6, dtype=dtype).reshape(2, 3)
+    values: NDArray[Value] = np.arange(6).reshape(2, 3).astype(dtype)
     typed = tensors.output_parts(("it", datatype, values.shape), [tensors.piece_of_values(values)], as_raw=False)
     wire = tensors.raw_output_parts("it", values) if as_raw else typed
     response = pb.ModelInferResponse.FromString(b"".join(wire))

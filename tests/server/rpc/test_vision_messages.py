@@ -4,10 +4,11 @@ import io
 import pickle
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 from PIL import Image
 
 from xlaserve.config import Fit, Mode
@@ -55,7 +56,10 @@ def parse(method: str, *, task: Task | None = None, **fields: Any) -> Request:
     return parser(viewed, served_with(task or TASKS[method]))
 
 
-def sent(response: Any, message: Any) -> Any:
+M = TypeVar("M", bound=Message)
+
+
+def sent(response: Any, message: type[M]) -> M:
     """What a client reads of a response."""
     return message.FromString(b"".join((*response.pieces, response.fields.SerializeToString())))
 
@@ -277,14 +281,14 @@ def test_detections_are_written_as_protobuf_writes_them_and_where_they_take_long
                 sides = dict(zip(("x_min", "y_min", "x_max", "y_max"), boxes[row, number].tolist(), strict=True))
                 index, score = int(classes[row, number]), float(scores[row, number])
                 result.detections.add(index=index, label=str(index), score=score, box=pb.Box(**sides))
-    fields = {"min_score": 0.3}
-    assert parse("Detect", task=task, images=[b"x"], **fields).rendering is None
-    rendering = parse("Detect", task=task, images=[b"x"] * 40, **fields).rendering
+    assert parse("Detect", task=task, images=[b"x"], min_score=0.3).rendering is None
+    rendering = parse("Detect", task=task, images=[b"x"] * 40, min_score=0.3).rendering
     assert rendering is not None
     render = pickle.loads(pickle.dumps(rendering)).renderer(task)
     rows = [render(tuple(output[row : row + 1] for output in outputs), frames[row]) for row in range(40)]
     for rendered in (rows, []):
-        response = messages.detections(pb.DetectRequest(**fields), served_with(task), answer(outputs, frames, rendered))
+        request = pb.DetectRequest(min_score=0.3)
+        response = messages.detections(request, served_with(task), answer(outputs, frames, rendered))
         assert sent(response, pb.DetectResponse) == wanted
 
 

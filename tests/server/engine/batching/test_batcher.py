@@ -441,25 +441,26 @@ async def test_a_job_that_is_cancelled_before_its_batch_runs_again_is_left_out(
 async def test_outputs_that_are_not_rows_fail_the_batch(virtual_time: object, make: Make) -> None:
     model = make()
     echo = model.executables[Mode.XLA]._echo
-    model.executables[Mode.XLA]._echo = lambda images: (*echo(images), np.float32(1.0))
+    model.executables[Mode.XLA]._echo = lambda images: (*echo(images), np.float32(1.0))  # type: ignore[arg-type]
     with pytest.raises(ExecutionFailed):
         await model.answer([1])
     model.executables[Mode.XLA]._echo = echo
     assert numbers_of(await model.answer([2])) == [2]
 
 
-async def test_a_worker_that_takes_no_batch_fails_its_jobs_and_costs_no_lane(virtual_time: object, make: Make) -> None:
+async def test_a_worker_that_takes_no_batch_fails_its_jobs_and_costs_no_lane(
+    virtual_time: object, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make()
-    submit = model.worker.submit
 
     def refuse(batch: Batch, done: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    model.worker.submit = refuse
+    monkeypatch.setattr(model.worker, "submit", refuse)
     for images in (1, 8, 20):
         with pytest.raises(ExecutionFailed):
             await model.answer(range(images))
-    model.worker.submit = submit
+    monkeypatch.undo()
     assert numbers_of(await model.answer([2])) == [2]
     assert lanes_are_free(model.lanes)
 
@@ -867,7 +868,7 @@ async def test_requests_that_were_refused_for_a_time_that_was_measured_wrongly_a
     model = make(cost_s={1: 1.0})
     model.worker._cost_s = {1: 0.25}
     loop = asyncio.get_running_loop()
-    outcomes = []
+    outcomes: list[object] = []
     for _ in range(30):
         asked = model.answer([1], deadline=loop.time() + 0.5)
         outcomes += await asyncio.gather(asked, return_exceptions=True)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -66,7 +68,7 @@ async def keep_busy(device: Device, *models: Model) -> list[asyncio.Task[None]]:
     return [asyncio.create_task(forever(model)) for model in models]
 
 
-async def stop(tasks: list[asyncio.Task[None]]) -> None:
+async def stop(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

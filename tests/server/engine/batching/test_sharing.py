@@ -116,7 +116,7 @@ async def play(asked: list[Event], lane_count: int, refuses: int, compiling: Thr
                 name=str(number),
                 programs=programs,
                 lanes=lanes,
-                worker=worker,  # type: ignore[arg-type]
+                worker=worker,
                 observer=Observer(),
                 max_images=10_000,
                 max_bytes=10_000_000,
@@ -127,7 +127,7 @@ async def play(asked: list[Event], lane_count: int, refuses: int, compiling: Thr
             BesideTraffic(
                 program=None,  # type: ignore[arg-type]
                 lanes=lanes,
-                worker=worker,  # type: ignore[arg-type]
+                worker=worker,
                 ledger=Ledger(str(number), "1"),
                 compiling=compiling,
             )

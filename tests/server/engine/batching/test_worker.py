@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from xlaserve.config import Bucket
 from xlaserve.engine.batching import worker as worker_module
 from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Executable, Images, Outputs
 
 WAIT_S = 30.0
 """No test waits this long: it only ends one that would hang."""
 
 Pictures = Callable[[Iterable[int]], Images]
-Echo = Callable[[Images], Outputs]
 
 
 @contextmanager
@@ -61,14 +60,14 @@ def test_what_a_buffer_held_before_is_gone(pictures: Pictures) -> None:
     assert (buffer == pictures([1, 2, 2, 2, 2, 2, 2, 2])).all()
 
 
-def test_a_batch_gives_a_row_for_each_of_its_images(pictures: Pictures, echo: Echo) -> None:
+def test_a_batch_gives_a_row_for_each_of_its_images(pictures: Pictures, echo: Executable) -> None:
     with working(lanes=1) as worker:
         run = worker.run(Batch(echo, Bucket(8, 2, 2), [pictures([5, 6]), pictures([7])]))
     assert run.outputs[0][:3].tolist() == [5, 6, 7]
     assert len(run.outputs[0]) == 8
 
 
-def test_a_request_that_fits_its_bucket_is_not_copied(pictures: Pictures, echo: Echo) -> None:
+def test_a_request_that_fits_its_bucket_is_not_copied(pictures: Pictures, echo: Executable) -> None:
     seen = []
 
     def executable(images: Images) -> Outputs:
@@ -82,7 +81,7 @@ def test_a_request_that_fits_its_bucket_is_not_copied(pictures: Pictures, echo: 
     assert (seen[0] == images[4:]).all()
 
 
-def test_a_request_that_fits_its_bucket_leaves_the_buffers_as_they_are(pictures: Pictures, echo: Echo) -> None:
+def test_a_request_that_fits_its_bucket_leaves_the_buffers_as_they_are(pictures: Pictures, echo: Executable) -> None:
     bucket = Bucket(2, 2, 2)
     with working(lanes=1) as worker:
         images = pictures([1, 2])
@@ -91,7 +90,7 @@ def test_a_request_that_fits_its_bucket_leaves_the_buffers_as_they_are(pictures:
         assert (images == pictures([1, 2])).all()
 
 
-def test_the_seconds_are_those_of_gathering_waiting_and_running(pictures: Pictures, echo: Echo) -> None:
+def test_the_seconds_are_those_of_gathering_waiting_and_running(pictures: Pictures, echo: Executable) -> None:
     times = iter([10.0, 11.0, 13.0, 16.0])
     worker = Worker(1, clock=lambda: next(times))
     run = worker.run(Batch(echo, Bucket(2, 2, 2), [pictures([1])]))
@@ -101,7 +100,7 @@ def test_the_seconds_are_those_of_gathering_waiting_and_running(pictures: Pictur
 
 @pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), SystemExit(1)])
 def test_whatever_an_executable_raises_reaches_whoever_waits(
-    pictures: Pictures, echo: Echo, error: BaseException
+    pictures: Pictures, echo: Executable, error: BaseException
 ) -> None:
     def executable(images: Images) -> Outputs:
         raise error
@@ -112,7 +111,7 @@ def test_whatever_an_executable_raises_reaches_whoever_waits(
         assert submit(worker, Batch(echo, bucket, [pictures([1])])).result(WAIT_S).outputs[0][0] == 1
 
 
-def test_all_lanes_run_at_once_and_no_more(pictures: Pictures, echo: Echo) -> None:
+def test_all_lanes_run_at_once_and_no_more(pictures: Pictures, echo: Executable) -> None:
     lanes = 3
     together = threading.Barrier(lanes, timeout=WAIT_S)
     lock = threading.Lock()
@@ -136,7 +135,7 @@ def test_all_lanes_run_at_once_and_no_more(pictures: Pictures, echo: Echo) -> No
     assert most == lanes
 
 
-def test_buffers_are_reused_and_never_shared_by_batches_under_way(pictures: Pictures, echo: Echo) -> None:
+def test_buffers_are_reused_and_never_shared_by_batches_under_way(pictures: Pictures, echo: Executable) -> None:
     lanes = 3
     lock = threading.Lock()
     in_use: Counter[int] = Counter()
@@ -166,7 +165,7 @@ def test_buffers_are_reused_and_never_shared_by_batches_under_way(pictures: Pict
     assert len(buffers) <= lanes + 1
 
 
-def test_buffers_are_kept_as_long_as_somebody_has_reserved_them(pictures: Pictures, echo: Echo) -> None:
+def test_buffers_are_kept_as_long_as_somebody_has_reserved_them(pictures: Pictures, echo: Executable) -> None:
     kept: list[weakref.ref[Images]] = []
 
     def executable(images: Images) -> Outputs:
@@ -190,7 +189,7 @@ def test_buffers_are_kept_as_long_as_somebody_has_reserved_them(pictures: Pictur
 
 
 def test_a_bucket_reserved_again_while_its_batches_run_has_no_more_buffers_than_places(
-    pictures: Pictures, echo: Echo
+    pictures: Pictures, echo: Executable
 ) -> None:
     bucket = Bucket(4, 2, 2)
     seen: dict[int, Images] = {}
@@ -211,7 +210,7 @@ def test_a_bucket_reserved_again_while_its_batches_run_has_no_more_buffers_than_
 
 
 def test_a_batch_is_gathered_while_another_runs_without_touching_its_images(
-    pictures: Pictures, echo: Echo, monkeypatch: pytest.MonkeyPatch
+    pictures: Pictures, echo: Executable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, gathered, may_end = threading.Event(), threading.Event(), threading.Event()
 
@@ -237,7 +236,7 @@ def test_a_batch_is_gathered_while_another_runs_without_touching_its_images(
         assert second.result(WAIT_S).outputs[0].tolist() == [3, 4, 4, 4]
 
 
-def test_stop_waits_for_what_is_under_way(pictures: Pictures, echo: Echo) -> None:
+def test_stop_waits_for_what_is_under_way(pictures: Pictures, echo: Executable) -> None:
     worker = Worker(2)
     runs = [submit(worker, Batch(echo, Bucket(2, 2, 2), [pictures([n])])) for n in range(20)]
     worker.stop()

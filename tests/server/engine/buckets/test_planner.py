@@ -123,8 +123,8 @@ def test_of_all_multisets_of_buckets_the_cheapest_is_run_with_the_price_of_its_p
         for whole in combinations_with_replacement(cost_s, count):
             if (left := images - sum(whole)) > 0:
                 least_s = min(least_s, *(priced_s(whole, last, left) for last in cost_s if last >= left), math.inf)
-    *whole, last = Sequences(cost_s).buckets(images)
-    assert priced_s(whole, last, images - sum(whole)) == pytest.approx(least_s, rel=1e-9)
+    *chosen, last = Sequences(cost_s).buckets(images)
+    assert priced_s(chosen, last, images - sum(chosen)) == pytest.approx(least_s, rel=1e-9)
 
 
 @given(one_lane_costs)

@@ -18,7 +18,7 @@ from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Batch, Run
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Images, Outputs, Warmed
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Warmed
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import MIN_RUNS
@@ -121,7 +121,7 @@ class House:
         self.compiled.append((mode, bucket))
         return Compilation(self._executable(mode), trace_s=1.0, compile_s=2.0)
 
-    def _executable(self, mode: Mode) -> Callable[[Images], Outputs]:
+    def _executable(self, mode: Mode) -> Executable:
         def executable(images: Images) -> Outputs:
             if images.shape[1:3] in self.refused:
                 raise ValueError("negative dimension\nof a convolution")

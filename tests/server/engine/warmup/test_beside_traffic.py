@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -69,8 +68,13 @@ async def test_without_a_known_program_a_cost_is_what_was_measured() -> None:
 
 
 async def test_a_cost_that_the_cache_knows_is_not_measured() -> None:
-    ran: list[Callable[[], object]] = []
-    compilation = Compilation(lambda images: ran.append(images) or (), 0.0, 0.0, from_cache=True, cost=AT_REST)
+    ran: list[Images] = []
+
+    def executable(images: Images) -> Outputs:
+        ran.append(images)
+        return ()
+
+    compilation = Compilation(executable, 0.0, 0.0, from_cache=True, cost=AT_REST)
     warmed, ledger = await make(compilation, (SMALL, Warmed(taking(0.0), AT_REST)))
     assert warmed.cost == AT_REST
     assert [entry.from_cache for entry in ledger] == [True]

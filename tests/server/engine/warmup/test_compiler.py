@@ -12,12 +12,11 @@ import pytest
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Program, Warmed
 from xlaserve.engine.warmup.compiler import (
     MAX_RUNS,
     MIN_RUNS,
     TIMING_BUDGET_S,
-    Warmed,
     compile_threads,
     fastest,
     measure,
@@ -40,7 +39,7 @@ class FakeProgram:
     def __init__(self, error_at: tuple[Mode, Bucket] | None = None) -> None:
         self.compiled: list[tuple[Mode, Bucket]] = []
         self.ran: dict[tuple[Mode, Bucket], list[tuple[int, ...]]] = {}
-        self.on_compile: Callable[[], None] = lambda: None
+        self.on_compile: Callable[[], object] = lambda: None
         self._error_at = error_at
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
@@ -58,7 +57,7 @@ class FakeProgram:
 
 
 def warm(
-    program: FakeProgram, ledger: Ledger, stop: threading.Event | None = None, lanes: int = 1, threads: int = 1
+    program: Program, ledger: Ledger, stop: threading.Event | None = None, lanes: int = 1, threads: int = 1
 ) -> Mapping[tuple[Mode, Bucket], Warmed]:
     return warm_up(
         program=program,
@@ -146,16 +145,21 @@ def test_what_does_not_compile_among_others_fails_the_warm_up() -> None:
 
 
 def test_a_known_cost_is_not_measured_and_a_new_one_is_kept() -> None:
-    known, kept = Cost(1.0, 2.0), []
-    ran = []
+    known = Cost(1.0, 2.0)
+    kept: list[Cost] = []
+    ran: list[Bucket] = []
 
     class Cached:
         platform = "numpy"
 
         def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+            def executable(images: Images) -> Outputs:
+                ran.append(bucket)
+                return ()
+
             cost = known if bucket == BUCKETS[0] else None
             return Compilation(
-                lambda images: ran.append(bucket) or (),
+                executable,
                 trace_s=0.0,
                 compile_s=0.0,
                 from_cache=cost is not None,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def test_rounding_is_not_refused() -> None:
 
 
 @pytest.mark.parametrize(("settings", "mode"), [({"verification": "warn"}, Mode.XLA), ({}, Mode.GRAPH)])
-def test_what_is_not_to_be_refused_is_said(settings: dict[str, str], mode: Mode) -> None:
+def test_what_is_not_to_be_refused_is_said(settings: dict[str, Any], mode: Mode) -> None:
     checked = Checked(**settings)
     verified = checked(lambda images: (scores(images)[0] * 2,), BUCKETS[1], mode)
     assert "something other than" in verified.fault

@@ -8,6 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.required import required
 
 from xlaserve.config import Lowering
 from xlaserve.model import lowering
@@ -212,7 +213,7 @@ def test_what_is_read_in_slices_is_computed_once() -> None:
     layer = keras.layers.DepthwiseConv2D(3, padding="same")
     images = noise(1, 9, 9, 4)
     layer.build(images.shape)
-    replacement = lowering.LOWERINGS[Lowering.DEPTHWISE](layer)
+    replacement = required(lowering.LOWERINGS[Lowering.DEPTHWISE](layer))
     compiled = tf.function(lambda inputs: replacement(tf.nn.relu(inputs)), jit_compile=True, autograph=False)
     program = compiled.experimental_get_compiler_ir(images)(stage="optimized_hlo")
     assert program.count(" maximum(") == 1
@@ -251,7 +252,7 @@ def test_what_layer_normalization_reads_is_computed_once() -> None:
     images = noise(1, 9, 9, 64)
     convolution.build(images.shape)
     layer.build((None, 7, 7, 64))
-    lowered = lowering.LOWERINGS[Lowering.DEPTHWISE](convolution)
+    lowered = required(lowering.LOWERINGS[Lowering.DEPTHWISE](convolution))
 
     def products(normalize: Any) -> int:
         compiled = tf.function(lambda inputs: normalize(lowered(inputs)), jit_compile=True, autograph=False)

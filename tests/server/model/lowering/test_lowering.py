@@ -83,7 +83,7 @@ def test_several_inputs_and_outputs_keep_their_structure() -> None:
     assert difference(got["b"][0], expected["b"][0]) < TOLERANCE
 
 
-class Block(keras.layers.Layer):  # type: ignore[misc]
+class Block(keras.layers.Layer):
     """Holds layers in every way that a layer can."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def test_what_layers_hold_is_lowered_but_for_models_with_a_call_of_their_own() -
     assert difference(lower(model).model(IMAGES), model(IMAGES)) < TOLERANCE
 
 
-class Inquisitive(keras.layers.Layer):  # type: ignore[misc]
+class Inquisitive(keras.layers.Layer):
     def __init__(self) -> None:
         super().__init__()
         self.convolution = depthwise()
@@ -135,7 +135,7 @@ def test_a_layer_that_needs_what_it_holds_keeps_it(caplog: pytest.LogCaptureFixt
     assert difference(lowered.model(IMAGES), model(IMAGES)) < TOLERANCE
 
 
-class Doubling(keras.Model):  # type: ignore[misc]
+class Doubling(keras.Model):
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         return 2 * super().call(inputs, training=training)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def test_boxes_end_with_the_image_and_are_numbers() -> None:
     np.testing.assert_array_equal(to_xyxy(wild, "xyxy", IMAGES), [[(0, 0, 200, 100), (0, 1, 2, 3)]])
 
 
-def run(candidates: list[tuple[float, ...]], scores: list[tuple[float, ...]], **options: Any) -> list[Any]:
+def run(candidates: Sequence[tuple[float, ...]], scores: Sequence[tuple[float, ...]], **options: Any) -> list[Any]:
     options = {"max_detections": 4, "score_threshold": 0.2, "iou_threshold": 0.5} | options
     compiled = tf.function(lambda *inputs: suppress(*inputs, **options), jit_compile=True, autograph=False)
     outputs = compiled(tf.constant([candidates], tf.float32), tf.constant([scores], tf.float32))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tests.required import required
 
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.records import SUFFIX, Folder
@@ -23,6 +24,7 @@ from xlaserve.model.networks import cached
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.networks.network import Network
 from xlaserve.model.task import Classification, Detection, Task
+from xlaserve.runtimes.tf import stablehlo
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.tf.executable import TensorFlowProgram
 
@@ -107,7 +109,7 @@ def test_other_modes_build_the_model_when_they_need_it(open_cache: Callable[...,
 def test_costs_are_kept_for_each_number_of_lanes(open_cache: Callable[..., CompileCache]) -> None:
     compilation = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program.compile(Mode.XLA, BUCKET)
     assert compilation.cost is None
-    compilation.keep_cost(COST)
+    required(compilation.keep_cost)(COST)
     again = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program
     assert again.compile(Mode.XLA, BUCKET).cost == COST
     assert again.compile(Mode.GRAPH, BUCKET).cost is None
@@ -120,7 +122,11 @@ def test_any_file_may_be_lost_or_damaged(
     open_cache: Callable[..., CompileCache], tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
-    for damage in (lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-1])):
+
+    def cut(file: Path) -> None:
+        file.write_bytes(file.read_bytes()[:-1])
+
+    for damage in (Path.unlink, cut):
         damage(file_of(tmp_path, name))
         np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))), expected)
         source = Source(3.0)
@@ -174,7 +180,7 @@ def test_any_record_may_hold_something_else(
         network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
         assert network.reference is not None
         compilation = network.program.compile(Mode.XLA, BUCKET)
-        compilation.keep_cost(COST)
+        required(compilation.keep_cost)(COST)
         return scores(network), network.reference(pixels)
 
     expected, (reference,) = start()
@@ -223,7 +229,7 @@ def test_a_module_that_does_not_load_is_made_anew(
     open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
-    load = cached.stablehlo.load
+    load = stablehlo.load
     failures = iter([tf.errors.InvalidArgumentError(None, None, "no such version")])
 
     def fail_once(*arguments: Any) -> Any:
@@ -231,7 +237,7 @@ def test_a_module_that_does_not_load_is_made_anew(
             raise error
         return load(*arguments)
 
-    monkeypatch.setattr(cached.stablehlo, "load", fail_once)
+    monkeypatch.setattr(stablehlo, "load", fail_once)
     np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))), expected)
     assert "InvalidArgumentError when it was loaded" in caplog.text
 
@@ -242,7 +248,7 @@ def test_what_can_not_be_exported_compiles_as_ever(
     def refuse(*arguments: object) -> None:
         raise ValueError("a table is no variable")
 
-    monkeypatch.setattr(cached.stablehlo, "export", refuse)
+    monkeypatch.setattr(stablehlo, "export", refuse)
     network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
     assert scores(network).shape == (2, 7)
     assert "model: compile_cache can't keep its programs, each start compiles them: ValueError" in caplog.text

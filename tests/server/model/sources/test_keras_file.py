@@ -119,7 +119,8 @@ def test_score_maps_make_a_class_map_of_the_images_size(keras_file: SaveKeras) -
     loaded = catalog.load(settings(keras_file(model)))
     assert loaded.task == Segmentation(3)
     (class_map,) = run(loaded, Mode.XLA)
-    assert (class_map.shape, class_map.dtype) == (PIXELS.shape[:3], np.uint8)
+    assert class_map.shape == PIXELS.shape[:3]
+    assert class_map.dtype == np.uint8
     whole = keras.Model(pixels, keras.layers.Activation("linear")(pixels))
     (class_map,) = run(catalog.load(settings(keras_file(whole))))
     np.testing.assert_array_equal(class_map, PIXELS.argmax(axis=-1))

@@ -9,6 +9,7 @@ import pytest
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
+from xlaserve.model.task import Classification
 
 SETTINGS = ModelSettings(name="noop", source="builtin:noop", buckets=(BucketSettings(3), BucketSettings(1)))
 
@@ -28,6 +29,7 @@ def test_each_row_answers_with_the_first_bytes_of_its_image(mode: Mode) -> None:
 def test_noop_knows_what_it_is() -> None:
     model = catalog.load(SETTINGS)
     assert model.buckets == (Bucket(1, 224, 224), Bucket(3, 224, 224))
+    assert isinstance(model.task, Classification)
     assert model.task.classes == 1000
     assert model.task.labels is None
     assert model.weights == "built in"

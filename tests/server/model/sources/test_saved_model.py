@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
-from xlaserve.model.task import Detection, Embedding, Segmentation
+from xlaserve.model.task import Classification, Detection, Embedding, Segmentation
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 6, 5, 3), np.uint8)
 FLOAT32 = tf.TensorSpec((None, 6, 5, 3), tf.float32, name="photo")
@@ -30,7 +30,7 @@ class Sums(tf.Module):
 
     @tf.function(autograph=False)
     def two_inputs(self, photo: tf.Tensor, mask: tf.Tensor) -> dict[str, tf.Tensor]:
-        return self.sums(photo * mask)
+        return dict(self.sums(photo * mask))
 
     @tf.function(autograph=False)
     def two_outputs(self, photo: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -59,6 +59,7 @@ def test_a_saved_model_gets_pixels_from_0_to_255_as_it_takes_them(tmp_path: Path
     source = export(tmp_path / "sums", tf.TensorSpec((None, 6, 5, 3), dtype, name="photo"))
     model = catalog.load(settings(source))
     assert model.weights == "sums"
+    assert isinstance(model.task, Classification)
     assert model.task.classes == 3
     assert model.buckets == (Bucket(2, 6, 5),)
     (scores,) = model.program.compile(mode, Bucket(2, 6, 5)).executable(PIXELS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 
 import pytest
 
@@ -145,11 +146,16 @@ def known(*, text: str = "Compilation of XLA executable time", argument: str = "
     ]
 
 
+def read_all(watched: Watched, lines: Iterable[str]) -> None:
+    for line in lines:
+        watched.watch.read(line)
+
+
 def test_a_watch_that_sees_the_known_compilation_is_not_blind_and_counts_it_as_nothing(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert watched.watch.is_blind is None, "nobody has looked"
-    watched.watch.check(lambda: [watched.watch.read(line) for line in known()])
+    watched.watch.check(lambda: read_all(watched, known()))
     assert watched.watch.is_blind is False
     assert not watched.told
     assert not caplog.records
@@ -163,7 +169,7 @@ def test_a_watch_that_sees_the_known_compilation_is_not_blind_and_counts_it_as_n
 def test_a_watch_that_does_not_see_the_known_compilation_says_that_it_is_blind(
     lines: list[str], watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watched.watch.check(lambda: [watched.watch.read(line) for line in lines], patience_s=0)
+    watched.watch.check(lambda: read_all(watched, lines), patience_s=0)
     assert watched.watch.is_blind is True
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
