@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from xlaserve.errors import DeadlineExceeded, ModelNotFound, ShuttingDown, XlaserveError
 from xlaserve.model.repository import Repository
-from xlaserve.model.version import Served
+from xlaserve.model.version import Served, Version
 from xlaserve.pipeline import Answer, Request
 from xlaserve.status import status_of
 from xlaserve.telemetry.metrics import Metrics
@@ -90,14 +90,14 @@ class Calls:
         model: str,
         error: BaseException,
         *,
-        served: Served | None = None,
+        version: Version | None = None,
         mode: str = "",
         seconds: float = 0.0,
     ) -> None:
         """Counts a request that failed after `seconds`, in one of the model's modes, if it came so far."""
         status = CANCELLED if isinstance(error, asyncio.CancelledError) else status_of(error)[0].grpc
         try:
-            known = served or self._repository.find(model)
+            known = version or self._repository.find(model)
         except ModelNotFound:
             self._metrics.refused.labels(method, status).inc()
             model = ""
@@ -146,7 +146,7 @@ class Call:
         if error is not None:
             self._count_failure(error)
         elif answer := self._answer:
-            self.served.telemetry.request_answered(self._method, answer.mode, answer.images, answer.timings)
+            self.served.version.telemetry.request_answered(self._method, answer.mode, answer.images, answer.timings)
             if log.isEnabledFor(logging.DEBUG):
                 self._log_access(answer)
 
@@ -161,7 +161,7 @@ class Call:
             self._method,
             settings.name,
             error,
-            served=self.served,
+            version=self.served.version,
             mode=mode if mode in settings.modes else "",
             seconds=now - self.began,
         )

@@ -30,7 +30,7 @@ class World:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
-        self.served = SimpleNamespace(settings=SETTINGS, telemetry=ModelTelemetry(self.metrics, "digits"))
+        self.version = SimpleNamespace(settings=SETTINGS, telemetry=ModelTelemetry(self.metrics, "digits"))
         self.is_loaded = True
         self.error: BaseException | None = None
         self.hold: asyncio.Event | None = None
@@ -45,13 +45,13 @@ class World:
     def _find(self, name: str, version: str = "") -> Any:
         if name != "digits":
             raise ModelNotFound(f"no model {name}")
-        return self.served
+        return self.version
 
     def _get(self, name: str, version: str) -> Any:
         found = self._find(name)
         if not self.is_loaded:
             raise ModelNotReady("model digits is loading")
-        return found
+        return SimpleNamespace(version=found, settings=SETTINGS)
 
     async def _run(self, request: Request) -> Answer:
         if self.hold:
@@ -92,7 +92,7 @@ async def test_an_answer_is_stamped_with_its_stages_and_counted(world: World) ->
     assert timings.total_s == 2.0
     assert world.counted() == {("digits", "xla", "OK"): 1}
     assert world.counted("xlaserve_images_total") == {("digits", "xla"): 3}
-    assert world.served.telemetry.statistics.success.count == 1
+    assert world.version.telemetry.statistics.success.count == 1
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_a_failure_is_counted_by_its_status_and_an_offered_mode(
     with pytest.raises(type(error) if error else InvalidArgument):
         await world.ask(mode=mode)
     assert world.counted() == {labels: 1}
-    assert world.served.telemetry.statistics.fail.count == 1
+    assert world.version.telemetry.statistics.fail.count == 1
     assert world.calls.under_way == 0
 
 

@@ -93,9 +93,7 @@ def batcher() -> Iterator[Batcher]:
 
 def make_served(batcher: Batcher, *sizes: tuple[int, int]) -> Served:
     settings = ModelSettings(name="m", source="fake", modes=(Mode.XLA, Mode.GRAPH), resolutions=sizes)
-    version = SimpleNamespace(
-        settings=settings, telemetry=None, auto_text="", precision_text="float32", background=None
-    )
+    version = SimpleNamespace(settings=settings)
     model = SimpleNamespace(buckets=tuple(Bucket(2, *size) for size in sizes), task=Classification(3), fit=Fit.RESIZE)
     return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
 

@@ -24,7 +24,8 @@ def _traffic(versions: Collection[Version]) -> Iterator[Metric]:
     states = gauge_family("xlaserve_model_state", "1 for the state that a model is in.", ("model", "version", "state"))
     auto = gauge_family("xlaserve_auto_mode", "1 for the mode that auto runs a bucket in.", ("model", "bucket", "mode"))
     for version in versions:
-        if batcher := version.batcher:
+        if version.served:
+            batcher = version.served.batcher
             waiting.add_metric((version.name,), batcher.waiting_images)
             admitted.add_metric((version.name,), batcher.admitted_images)
             size.add_metric((version.name,), batcher.admitted_bytes)

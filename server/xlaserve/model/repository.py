@@ -304,7 +304,7 @@ class Repository:
         if settings.unmatched == "background":
             any_size = await self._compile(self._make_any_size, model)
             self._check_stop()
-        version.batcher = Batcher(
+        batcher = Batcher(
             name=settings.name,
             programs=programs,
             lanes=self._lanes,
@@ -316,10 +316,11 @@ class Repository:
             on_crash=self._on_crash,
             on_retired=version.retired,
         )
+        background = None
         if any_size is not None:
             # Graph mode is as independent of XLA as the model's own reference, which nobody may call while it serves.
             resolutions = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn, reference=any_size)
-            version.background = Background(
+            background = Background(
                 model=settings.name,
                 any_size=any_size,
                 sides=model.size,
@@ -327,17 +328,17 @@ class Repository:
                 compiled_modes=settings.compiled_modes,
                 buckets=model.buckets,
                 most_resolutions=settings.max_background_resolutions,
-                batcher=version.batcher,
+                batcher=batcher,
                 beside=self._beside(version, model, resolutions),
             )
         log.info(
             "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
         )
-        served = Served(version, model, version.batcher)
+        served = version.served = Served(version, model, batcher, background)
         if left := [bucket for bucket in model.buckets if bucket not in warmed]:
             beside = self._beside(version, model, verifier)
-            version.growth = asyncio.create_task(self._grow(version, served, left, programs, beside))
-        elif version.background is None:
+            version.growth = asyncio.create_task(self._grow(served, left, programs, beside))
+        elif background is None:
             version.model = served.model = await asyncio.to_thread(_sealed, model)
         return served
 
@@ -397,14 +398,12 @@ class Repository:
             verifier=verifier,
         )
 
-    async def _grow(
-        self, version: Version, served: Served, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic
-    ) -> None:
+    async def _grow(self, served: Served, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic) -> None:
         """Makes what is left of `buckets` beside the traffic, the smallest first, and has each serve once it is there.
 
         `programs` are those that serve, each resolution's smallest bucket among them.
         """
-        settings, batcher = version.settings, served.batcher
+        version, settings = served.version, served.settings
         known = {(mode, bucket[1:]): (bucket, warmed) for (mode, bucket), warmed in programs.items()}
         for bucket in sorted(buckets, key=math.prod):
             try:
@@ -420,10 +419,9 @@ class Repository:
             if Mode.AUTO in settings.modes:
                 ((_, mode),) = chosen = tuple(fastest(made).items())
                 version.auto |= dict(chosen)
-                served.auto_text = version.auto_text
                 made[Mode.AUTO, bucket] = made[mode, bucket]
-            batcher.add(made)
-        if version.background is None:
+            served.batcher.add(made)
+        if served.background is None:
             version.model = served.model = await asyncio.to_thread(_sealed, served.model)
         log.info("model %s: all %d programs are there", version.name, len(version.ledger))
 
@@ -464,19 +462,19 @@ class Repository:
             raise ShuttingDown("the server is shutting down; no model is loaded any more")
 
     async def _end(self, version: Version, timeout_s: float) -> None:
-        if version.batcher is not None:
+        if (served := version.served) is not None:
             self._change(version, State.DRAINING)
-            if version.background is not None:
-                version.background.stop_compiling()
+            if served.background is not None:
+                served.background.stop_compiling()
             if version.growth is not None:
                 version.growth.cancel()
                 await asyncio.wait([version.growth])
-            await version.batcher.drain(timeout_s)
-            if version.background is not None:
-                await version.background.close()
+            await served.batcher.drain(timeout_s)
+            if served.background is not None:
+                await served.background.close()
         if version.state is not State.FAILED:
             self._change(version, State.UNLOADED)
-        version.model = version.batcher = version.background = version.growth = None
+        version.model = version.served = version.growth = None
 
     def _change(self, version: Version, state: State) -> None:
         version.state = state
@@ -499,7 +497,7 @@ def _sealed(model: Model) -> Model:
 
 def _to_dismantle(version: Version) -> Model | None:
     """Returns the model, but for one that may still compile something in the background."""
-    return None if version.growth or version.background else version.model
+    return None if version.growth or (version.served and version.served.background) else version.model
 
 
 def _free(ended: list[Model | None]) -> None:

@@ -42,8 +42,8 @@ class Version:
         self.reason = ""
         """Why it failed."""
         self.model: Model | None = None
-        self.batcher: Batcher | None = None
-        self.background: Background | None = None
+        self.served: Served | None = None
+        """Its parts that requests use, once it is ready."""
         self.growth: asyncio.Task[None] | None = None
         """Makes the buckets that the model did not wait for."""
         self.auto: dict[Bucket, Mode] = {}
@@ -98,21 +98,23 @@ class Version:
 
 
 class Served:
-    """A version that is ready, with all that a request needs of it."""
+    """What requests use of a version that is ready."""
 
-    def __init__(self, version: Version, model: Model, batcher: Batcher) -> None:
-        self.settings = version.settings
-        self.auto_text = version.auto_text
-        self.precision_text = version.precision_text
-        self.telemetry = version.telemetry
+    def __init__(self, version: Version, model: Model, batcher: Batcher, background: Background | None = None) -> None:
+        self.version = version
         self.model = model
         self.batcher = batcher
-        self.background = version.background
+        self.background = background
         """Takes pixels of other sizes as well, where that is configured."""
         self.sizes = frozenset((bucket.height, bucket.width) for bucket in model.buckets)
         """The resolutions that have buckets."""
         self.inputs = sorted(self.sizes)
         """Heights and widths that encoded images may be fitted to."""
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The version's settings."""
+        return self.version.settings
 
     def place(self, height: int, width: int) -> Frame:
         """Returns where an encoded image goes: into the input that suits it best. Raises what `frame.place` raises."""

@@ -140,11 +140,11 @@ def _properties(served: Served) -> dict[str, str]:
         "task": served.model.task.name,
         "fit": served.model.fit,
         "pixel_range": served.settings.pixel_range,
-        "precision": served.precision_text,
+        "precision": served.version.precision_text,
         "modes": ",".join(served.settings.modes),
         "default_mode": served.settings.effective_default_mode,
         "buckets": ",".join(map(str, served.model.buckets)),
-        **({"auto": served.auto_text} if served.auto_text else {}),
+        **({"auto": auto} if (auto := served.version.auto_text) else {}),
         **({"lowerings": served.model.lowerings} if served.model.lowerings else {}),
     }
 

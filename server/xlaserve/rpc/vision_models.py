@@ -48,7 +48,7 @@ def model(version: Version) -> pb.Model:
         auto_modes={str(bucket): mode for bucket, mode in version.auto.items()},
         demands=[
             pb.Demand(height=height, width=width, images=demand)
-            for (height, width), demand in (version.batcher.demand.items() if version.batcher else ())
+            for (height, width), demand in (version.served.batcher.demand.items() if version.served else ())
         ],
         compile_s=sum(entry.trace_s + entry.compile_s for entry in entries),
     )

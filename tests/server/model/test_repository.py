@@ -422,7 +422,7 @@ async def test_an_unload_finishes_what_was_accepted_and_takes_nothing_new(house:
         await house.ask()
     (version,) = house.repository.index()
     assert version.model is None, "its memory is given back"
-    assert version.batcher is None
+    assert version.served is None
 
 
 async def test_what_does_not_finish_before_an_unload_is_answered_all_the_same(make_house: Callable[..., House]) -> None:

@@ -29,7 +29,11 @@ def served(*buckets: Bucket) -> Served:
     return cast(
         Served,
         SimpleNamespace(
-            settings=settings, model=model, sizes=sizes, auto_text="", precision_text="float32", background=None
+            settings=settings,
+            version=SimpleNamespace(auto_text="", precision_text="float32"),
+            model=model,
+            sizes=sizes,
+            background=None,
         ),
     )
 
