@@ -6,7 +6,7 @@ their enumerations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
@@ -33,83 +33,65 @@ class Metrics:
         # The time at which each series began, of which LoopCounter has none either. Of the process, not of a registry.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry(auto_describe=True)
-        self.requests = LoopCounter(
-            "xlaserve_requests",
-            "Requests that were answered, by gRPC status.",
-            ("model", "method", "mode", "status"),
-            registry=registry,
+
+        def counter(name: str, help_text: str, labels: Sequence[str]) -> LoopCounter:
+            return LoopCounter(f"xlaserve_{name}", help_text, labels, registry=registry)
+
+        def histogram(
+            name: str, help_text: str, labels: Sequence[str], bounds: Sequence[float] = SECONDS
+        ) -> LoopHistogram:
+            return LoopHistogram(f"xlaserve_{name}", help_text, labels, bounds=bounds, registry=registry)
+
+        def any_threads_counter(name: str, help_text: str, labels: Sequence[str]) -> Counter:
+            return Counter(f"xlaserve_{name}", help_text, labels, registry=registry)
+
+        self.requests = counter(
+            "requests", "Requests that were answered, by gRPC status.", ("model", "method", "mode", "status")
         )
-        self.refused = Counter(
-            "xlaserve_requests_refused",
+        self.refused = any_threads_counter(
+            "requests_refused",
             "Requests that were not taken in or named no model of the repository, by gRPC status.",
             ("method", "status"),
-            registry=registry,
         )
-        self.images = LoopCounter("xlaserve_images", "Images answered.", ("model", "mode"), registry=registry)
-        self.request_s = LoopHistogram(
-            "xlaserve_request_seconds",
-            "From a request's arrival to its answer.",
-            ("model", "method"),
-            bounds=SECONDS,
-            registry=registry,
+        self.images = counter("images", "Images answered.", ("model", "mode"))
+        self.request_s = histogram("request_seconds", "From a request's arrival to its answer.", ("model", "method"))
+        self.decode_s = histogram(
+            "decode_seconds", "Encoded images to pixels, for each request that sent encoded images.", ("model",)
         )
-
-        def stage(name: str, help_text: str) -> LoopHistogram:
-            return LoopHistogram(f"xlaserve_{name}_seconds", help_text, ("model",), bounds=SECONDS, registry=registry)
-
-        self.decode_s = stage("decode", "Encoded images to pixels, for each request that sent encoded images.")
-        self.queue_s = stage("queue", "From a request's arrival in the queue until its batch ran.")
-        self.encode_s = stage("encode", "Making the response.")
-        self.gather_s = stage("gather", "Copying a batch together.")
-        self.execute_s = LoopHistogram(
-            "xlaserve_execute_seconds", "Running a batch.", ("model", "mode"), bounds=SECONDS, registry=registry
+        self.queue_s = histogram(
+            "queue_seconds", "From a request's arrival in the queue until its batch ran.", ("model",)
         )
-        self.batch_size = LoopHistogram(
-            "xlaserve_batch_size", "Real images in a batch.", ("model", "mode"), bounds=IMAGES, registry=registry
+        self.encode_s = histogram("encode_seconds", "Making the response.", ("model",))
+        self.gather_s = histogram("gather_seconds", "Copying a batch together.", ("model",))
+        self.execute_s = histogram("execute_seconds", "Running a batch.", ("model", "mode"))
+        self.batch_size = histogram("batch_size", "Real images in a batch.", ("model", "mode"), bounds=IMAGES)
+        self.bucket_batches = counter(
+            "bucket_batches", "Batches by the bucket they ran in.", ("model", "mode", "bucket")
         )
-        self.bucket_batches = LoopCounter(
-            "xlaserve_bucket_batches",
-            "Batches by the bucket they ran in.",
-            ("model", "mode", "bucket"),
-            registry=registry,
-        )
-        self.padded_rows = LoopCounter(
-            "xlaserve_padded_rows", "Rows that padding added.", ("model", "mode"), registry=registry
-        )
-        self.failed_batches = LoopCounter(
-            "xlaserve_failed_batches", "Batches that raised.", ("model",), registry=registry
-        )
-        self.retired_buckets = LoopCounter(
-            "xlaserve_retired_buckets",
+        self.padded_rows = counter("padded_rows", "Rows that padding added.", ("model", "mode"))
+        self.failed_batches = counter("failed_batches", "Batches that raised.", ("model",))
+        self.retired_buckets = counter(
+            "retired_buckets",
             "Buckets that no longer serve, as the device's memory did not hold a batch.",
             ("model", "mode"),
-            registry=registry,
         )
-        self.not_finite_batches = LoopCounter(
-            "xlaserve_not_finite_batches",
-            "Batches with NaN or infinity in their outputs.",
-            ("model", "mode"),
-            registry=registry,
+        self.not_finite_batches = counter(
+            "not_finite_batches", "Batches with NaN or infinity in their outputs.", ("model", "mode")
         )
-        self.compilations = Counter(
-            "xlaserve_compilations",
+        self.compilations = any_threads_counter(
+            "compilations",
             "Programs compiled, at warm-up or in the background. After readiness only the latter grow.",
             ("model", "mode", "phase"),
-            registry=registry,
         )
-        self.xla_compilations = Counter(
-            "xlaserve_xla_compilations",
+        self.xla_compilations = any_threads_counter(
+            "xla_compilations",
             "Programs that XLA itself says it compiled, as expected (at warm-up, in the background) or while serving.",
             ("phase",),
-            registry=registry,
         )
         for phase in (EXPECTED, SERVING):
             self.xla_compilations.labels(phase)
-        self.cache_loads = Counter(
-            "xlaserve_cache_loads",
-            "Programs read from the compile cache instead of being compiled.",
-            ("model", "mode"),
-            registry=registry,
+        self.cache_loads = any_threads_counter(
+            "cache_loads", "Programs read from the compile cache instead of being compiled.", ("model", "mode")
         )
         self.compile_s = Histogram(
             "xlaserve_compile_seconds",

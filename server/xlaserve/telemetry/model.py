@@ -51,13 +51,13 @@ class ModelTelemetry:
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.statistics = Statistics()
+        self._metrics = metrics
+        self._model = model
         self._decode_s = metrics.decode_s.labels(model)
         self._queue_s = metrics.queue_s.labels(model)
         self._gather_s = metrics.gather_s.labels(model)
         self._encode_s = metrics.encode_s.labels(model)
         self._failed_batches = metrics.failed_batches.labels(model)
-        self._retired_buckets = lru_cache(None)(lambda mode: metrics.retired_buckets.labels(model, mode))
-        self._not_finite_batches = lru_cache(None)(lambda mode: metrics.not_finite_batches.labels(model, mode))
         self._of_batches = lru_cache(None)(
             lambda mode, bucket: (
                 metrics.execute_s.labels(model, mode),
@@ -73,18 +73,16 @@ class ModelTelemetry:
             )
         )
         self._images = lru_cache(None)(lambda mode: metrics.images.labels(model, mode))
-        self._compilations = lru_cache(None)(lambda mode, phase: metrics.compilations.labels(model, mode, phase))
-        self._compile_s = lru_cache(None)(lambda mode: metrics.compile_s.labels(model, mode))
-        self._cache_loads = lru_cache(None)(lambda mode: metrics.cache_loads.labels(model, mode))
 
     def compiled(self, mode: Mode, seconds: float, *, in_background: bool) -> None:
         """A program was traced and compiled in `seconds`."""
-        self._compilations(mode, BACKGROUND if in_background else WARM_UP).inc()
-        self._compile_s(mode).observe(seconds)
+        phase = BACKGROUND if in_background else WARM_UP
+        self._metrics.compilations.labels(self._model, mode, phase).inc()
+        self._metrics.compile_s.labels(self._model, mode).observe(seconds)
 
     def loaded(self, mode: Mode) -> None:
         """A program was read from the compile cache."""
-        self._cache_loads(mode).inc()
+        self._metrics.cache_loads.labels(self._model, mode).inc()
 
     def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
         """A batch of `images` real images ran in `bucket`."""
@@ -95,7 +93,7 @@ class ModelTelemetry:
         batches.inc()
         padded_rows.inc(bucket.batch - images)
         if not run.is_finite:
-            self._not_finite_batches(mode).inc()
+            self._metrics.not_finite_batches.labels(self._model, mode).inc()
         self.statistics.batches += 1
         self.statistics.gather_by_size[images].add(run.gather_s)
         self.statistics.infer_by_size[images].add(run.execute_s)
@@ -106,7 +104,7 @@ class ModelTelemetry:
 
     def buckets_retired(self, mode: Mode, buckets: int) -> None:
         """`buckets` buckets no longer serve, for lack of memory."""
-        self._retired_buckets(mode).inc(buckets)
+        self._metrics.retired_buckets.labels(self._model, mode).inc(buckets)
 
     def request_answered(self, method: str, mode: Mode, images: int, timings: Timings) -> None:
         """A request succeeded."""

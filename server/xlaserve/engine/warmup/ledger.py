@@ -62,8 +62,17 @@ class Ledger:
     ) -> Warmed:
         """Adds a program that is ready now, and notifies listeners on the caller's thread."""
         entry = Entry(
-            *(self.model, self._version, mode, bucket, made.trace_s, made.compile_s, cost, datetime.now(UTC)),
-            *(made.from_cache, in_background, verified),
+            self.model,
+            self._version,
+            mode,
+            bucket,
+            trace_s=made.trace_s,
+            compile_s=made.compile_s,
+            cost=cost,
+            at=datetime.now(UTC),
+            from_cache=made.from_cache,
+            in_background=in_background,
+            verified=verified,
         )
         self._entries.append(entry)
         self._on_record(entry)
