@@ -124,13 +124,11 @@ class App:
         self._calls = Calls(self.repository, self._metrics, self._pipeline.clock)
         self._streams = Streams()
         self._health = Health(self._is_ready, self.repository.serving, self._streams)
+        calls, pipeline, repository = self._calls, self._pipeline, self.repository
         open_inference = OpenInference(
-            *(self._calls, self._pipeline, self.repository, self._streams, self.device),
-            model_control=settings.has_model_control,
+            calls, pipeline, repository, self._streams, self.device, settings.has_model_control
         )
-        vision = Vision(
-            self._calls, self._pipeline, self.repository, settings.max_message_bytes, self._watch.unexpected
-        )
+        vision = Vision(calls, pipeline, repository, settings.max_message_bytes, self._watch.unexpected)
         admin = (
             Admin(Profiler((settings.profile_dir or PROFILES) if self._has_tensorflow else None))
             if settings.admin

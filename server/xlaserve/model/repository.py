@@ -321,13 +321,10 @@ class Repository:
             # Graph mode is as independent of XLA as the model's own reference, which nobody may call while it serves.
             resolutions = verification.verifier(model, has_tf32=self._has_tf32, warn=version.warn, reference=any_size)
             background = Background(
-                model=settings.name,
+                settings=settings,
                 any_size=any_size,
                 sides=model.size,
-                modes=settings.modes,
-                compiled_modes=settings.compiled_modes,
                 buckets=model.buckets,
-                most_resolutions=settings.max_background_resolutions,
                 batcher=batcher,
                 beside=self._beside(version, model, resolutions),
             )
@@ -446,15 +443,7 @@ class Repository:
             programs = warm(settings.compiled_modes, buckets)
         else:
             demand_file = settings.auto_buckets.demand
-            programs = warm_up_auto(
-                warm,
-                model=settings.name,
-                modes=settings.compiled_modes,
-                default_mode=settings.effective_default_mode,
-                buckets=buckets,
-                settings=settings.auto_buckets,
-                demands=demand.read(demand_file) if demand_file else {},
-            )
+            programs = warm_up_auto(warm, settings, buckets, demand.read(demand_file) if demand_file else {})
         return verification.in_batches_of_one(programs, warm) if verifier.is_dependent else programs
 
     def _check_stop(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import struct
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -70,36 +71,27 @@ _STAMP_VALUES: Final = attrgetter(*STAGES)
 _STAMP: Final = struct.Struct("<" + "".join(f"{len(key)}sd" for key in _STAMP_KEYS))
 
 
+@dataclass(eq=False)
 class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
     """`inference.GRPCInferenceService`."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        pipeline: Pipeline,
-        repository: Repository,
-        streams: Streams,
-        device: Device,
-        *,
-        model_control: bool,
-    ) -> None:
-        self._calls = calls
-        self._pipeline = pipeline
-        self._streams = streams
-        self._repository = repository
-        self._device = device
-        self._model_control = model_control
+    calls: Calls
+    pipeline: Pipeline
+    repository: Repository
+    streams: Streams
+    device: Device
+    has_model_control: bool
 
     def ModelInfer(  # type: ignore[override] # what rpc.server parses for it
         self, request: InferMessage, context: Context
     ) -> Awaitable[Wire]:
         """Runs a model."""
-        return self._infer("ModelInfer", request, deadline(context, self._calls.clock))
+        return self._infer("ModelInfer", request, deadline(context, self.calls.clock))
 
     # Writes by itself instead of yielding: a generator may be left half-way, and its tasks with it.
     async def ModelStreamInfer(self, requests: Messages, context: Context) -> None:  # type: ignore[override]
         """Runs a model on each request of a stream; a window of them at a time, answered in their order."""
-        until = deadline(context, self._calls.clock)
+        until = deadline(context, self.calls.clock)
         answers: asyncio.Queue[asyncio.Task[tuple[Wire, int]] | None] = asyncio.Queue(STREAM_WINDOW)
         refusal: XlaserveError | None = None
 
@@ -112,7 +104,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             requests.hold(answer_bytes)
             return wire, answer_bytes
 
-        async with self._streams.open(), asyncio.TaskGroup() as tasks:
+        async with self.streams.open(), asyncio.TaskGroup() as tasks:
 
             async def read() -> None:
                 nonlocal refusal
@@ -137,11 +129,11 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
         """Says whether every model is ready."""
-        return pb.ServerReadyResponse(ready=self._repository.is_ready)
+        return pb.ServerReadyResponse(ready=self.repository.is_ready)
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
         """Says whether one model is ready."""
-        version = self._repository.find(request.name, request.version)
+        version = self.repository.find(request.name, request.version)
         return pb.ModelReadyResponse(ready=version.state is State.READY)
 
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
@@ -150,25 +142,25 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         """Describes a model."""
-        return describe.metadata(self._repository.get(request.name, request.version))
+        return describe.metadata(self.repository.get(request.name, request.version))
 
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         """Describes a model in Triton's terms."""
-        served = self._repository.get(request.name, request.version)
-        return pb.ModelConfigResponse(config=describe.config(served, self._device))
+        served = self.repository.get(request.name, request.version)
+        return pb.ModelConfigResponse(config=describe.config(served, self.device))
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
         """Counts what one model did, or all of them."""
         if request.name:
-            versions = [self._repository.find(request.name, request.version)]
+            versions = [self.repository.find(request.name, request.version)]
         else:
-            versions = [version for version in self._repository.index() if version.state is State.READY]
+            versions = [version for version in self.repository.index() if version.state is State.READY]
         return pb.ModelStatisticsResponse(model_stats=map(describe.statistics, versions))
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
         """Lists the models."""
         _check_repository(request.repository_name)
-        versions = [v for v in self._repository.index() if v.state is State.READY or not request.ready]
+        versions = [v for v in self.repository.index() if v.state is State.READY or not request.ready]
         return pb.RepositoryIndexResponse(models=map(describe.index, versions))
 
     async def RepositoryModelLoad(
@@ -178,7 +170,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         self._check_control(request.repository_name)
         if request.parameters:
             raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")
-        await self._repository.load(request.model_name)
+        await self.repository.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(
@@ -189,13 +181,13 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         for key in request.parameters:
             if key != "unload_dependents":
                 raise InvalidArgument("parameters", "unload_dependents at most", repr(key[:64]))
-        await self._repository.unload(request.model_name)
+        await self.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
     async def _infer(self, method: str, message: InferMessage, until: float) -> Wire:
-        with self._calls.enter(method, message.head.model, message.head.version, until) as call:
+        with self.calls.enter(method, message.head.model, message.head.version, until) as call:
             call.request = request = _parse(message, call)
-            answer = await self._pipeline.run(call.served, request)
+            answer = await self.pipeline.run(call.served, request)
             wire = _respond(message, call.served, answer)
             wire.append(_stamp(call.end(answer)))
             return wire
@@ -215,7 +207,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
 
     def _check_control(self, repository_name: str) -> None:
         _check_repository(repository_name)
-        if not self._model_control:
+        if not self.has_model_control:
             raise UnsupportedFeature("this server does not let clients load or unload models (see model_control)")
 
 

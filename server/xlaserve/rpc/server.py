@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from grpc_channelz.v1 import channelz
@@ -94,33 +94,20 @@ class GrpcServer:
         # For each registered method grpcio keeps a future, and at every call waits on all of them again, which for all
         # of ours takes 13 microseconds (grpcio 1.85). Generic handlers answer the same methods.
         server.add_registered_method_handlers = _leave_to_generic_handlers  # type: ignore[method-assign, assignment]
-        handlers.add(
-            open_inference,
-            open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
-            server,
-            self.intake,
-            parsers={"ModelInferRequest": InferMessages().parse},
-            on_refused=on_refused,
-        )
-        handlers.add(
-            vision,
-            vision_pb2.DESCRIPTOR.services_by_name["Vision"],
-            server,
-            self.intake,
-            parsers=vision_messages.PARSERS,
-            on_refused=on_refused,
-        )
+        parsers = {"ModelInferRequest": InferMessages().parse, **vision_messages.PARSERS}
+        servicers: list[tuple[Any, object]] = [(open_inference_pb2, open_inference), (vision_pb2, vision)]
         if admin is not None:
-            handlers.add(
-                admin, admin_pb2.DESCRIPTOR.services_by_name["Admin"], server, self.intake, on_refused=on_refused
-            )
+            servicers.append((admin_pb2, admin))
+        for file, servicer in servicers:
+            (service,) = file.DESCRIPTOR.services_by_name.values()
+            handlers.add(servicer, service, server, self.intake, parsers=parsers, on_refused=on_refused)
         handlers.add(health, health_pb2.DESCRIPTOR.services_by_name["Health"], server, self.intake)  # type: ignore[arg-type]
         if settings.channelz:
             channelz.add_channelz_servicer(server)
         if settings.reflection:
             services = [
                 service.full_name
-                for file in (open_inference_pb2, vision_pb2, health_pb2, *([admin_pb2] if admin else ()))
+                for file, _ in [*servicers, (health_pb2, health)]
                 for service in file.DESCRIPTOR.services_by_name.values()
             ]
             reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 from xlaserve.call import Calls
@@ -19,22 +20,15 @@ from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 
+@dataclass(eq=False)
 class Vision(pb_grpc.VisionServicer):
     """`xlaserve.v1.Vision`."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        pipeline: Pipeline,
-        repository: Repository,
-        max_message_bytes: int,
-        unexpected: Collection[XlaCompilation] = (),
-    ) -> None:
-        self._calls = calls
-        self._pipeline = pipeline
-        self._repository = repository
-        self._max_message_bytes = max_message_bytes
-        self._unexpected = unexpected
+    calls: Calls
+    pipeline: Pipeline
+    repository: Repository
+    max_message_bytes: int
+    unexpected: Collection[XlaCompilation] = ()
 
     async def Classify(  # type: ignore[override] # what rpc.server parses for it
         self, request: VisionMessage[pb.ClassifyRequest], context: Context
@@ -63,12 +57,12 @@ class Vision(pb_grpc.VisionServicer):
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """Lists the models."""
         return pb.ListModelsResponse(
-            models=map(vision_models.model, self._repository.index()),
-            unexpected_compilations=map(vision_models.unexpected, tuple(self._unexpected)),
+            models=map(vision_models.model, self.repository.index()),
+            unexpected_compilations=map(vision_models.unexpected, tuple(self.unexpected)),
         )
 
     def _parse_segment(self, request: VisionMessage[pb.SegmentRequest], served: Served, until: float) -> Request:
-        return messages.parse_segment(request, served, until, self._max_message_bytes)
+        return messages.parse_segment(request, served, until, self.max_message_bytes)
 
     async def _run(
         self,
@@ -79,9 +73,9 @@ class Vision(pb_grpc.VisionServicer):
         respond: Callable[[Any, Served, Answer], messages.Response],
     ) -> Wire:
         fields = message.fields
-        with self._calls.enter(method, fields.model, fields.version, deadline(context, self._calls.clock)) as call:
+        with self.calls.enter(method, fields.model, fields.version, deadline(context, self.calls.clock)) as call:
             call.request = request = parse(message, call.served, call.deadline)
-            answer = await self._pipeline.run(call.served, request)
+            answer = await self.pipeline.run(call.served, request)
             response = respond(fields, call.served, answer)
             messages.stamp(response.fields, call.served, answer, call.end(answer))
             return [*response.pieces, response.fields.SerializeToString()]

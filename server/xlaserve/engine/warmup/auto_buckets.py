@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from xlaserve.config import MIB, AutoBuckets, Bucket, Mode
+from xlaserve.config import MIB, AutoBuckets, Bucket, Mode, ModelSettings
 from xlaserve.engine import memory
 from xlaserve.engine.buckets.choice import (
     OVERHEAD_S,
@@ -37,20 +37,17 @@ Warm = Callable[[Iterable[Mode], Iterable[Bucket]], Programs]
 
 def warm_up_auto(
     warm: Warm,
-    *,
-    model: str,
-    modes: Sequence[Mode],
-    default_mode: Mode,
+    model: ModelSettings,
     buckets: Iterable[Bucket],
-    settings: AutoBuckets,
     demands: Mapping[Resolution, Demand],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Programs:
-    """Measures the candidates `buckets` in the default mode, and returns the chosen ones, compiled in all `modes`.
+    """Measures the candidates `buckets` in the default mode, and returns the chosen ones, compiled in all modes.
 
     `demands` are those that were recorded; a resolution without gets `demand.even`. Blocks. Raises what `warm` raises,
     and ModelFailed where `max_memory_mib` is too little for any candidate.
     """
+    settings, modes, default_mode = model.auto_buckets, model.compiled_modes, model.effective_default_mode
     measured_modes = modes if default_mode is Mode.AUTO else (default_mode,)
     by_resolution: dict[Resolution, list[int]] = {}
     for bucket in buckets:
@@ -65,7 +62,10 @@ def warm_up_auto(
             if candidates and clock() >= until:
                 log.warning(
                     "model %s: auto_buckets.max_compile_s (%g) is over with %d of %d candidates measured",
-                    *(model, settings.max_compile_s, len(candidates), len(batches)),
+                    model.name,
+                    settings.max_compile_s,
+                    len(candidates),
+                    len(batches),
                 )
                 break
             bucket = Bucket(batch, *resolution)
@@ -74,7 +74,7 @@ def warm_up_auto(
             cost_s = warmed[fastest(warmed)[bucket], bucket].cost.loaded_s + OVERHEAD_S
             candidates.append(Candidate(batch, cost_s, *taken))
         demand = demands.get(resolution) or even(2 * settings.max_batch)
-        chosen = _choose(model, resolution, candidates, demand, settings)
+        chosen = _choose(model.name, resolution, candidates, demand, settings)
         kept |= {key: warmed for key, warmed in measured.items() if key[1].batch in chosen}
     other_modes = [mode for mode in modes if mode not in measured_modes]
     return kept | warm(other_modes, sorted({bucket for _, bucket in kept}))

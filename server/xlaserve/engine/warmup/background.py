@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from xlaserve.config import Bucket, Mode
+from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.buckets.planner import Cost
@@ -38,31 +38,27 @@ class Background:
     """Serves one model's resolutions without buckets. All methods run on the event loop.
 
     `any_size` is the program in graph mode, for images of any size that has the network's own `sides` where those are
-    not None; `modes` are those offered, `buckets` those compiled at warm-up; `beside` makes the model's programs.
+    not None; `buckets` were compiled at warm-up; `beside` makes the model's programs.
     """
 
     def __init__(
         self,
         *,
-        model: str,
+        settings: ModelSettings,
         any_size: Executable,
         sides: tuple[int | None, int | None],
-        modes: Collection[Mode],
-        compiled_modes: Collection[Mode],
         buckets: Collection[Bucket],
-        most_resolutions: int,
         batcher: Batcher,
         beside: BesideTraffic,
     ) -> None:
-        self._model = model
+        self._settings = settings
+        self._model = settings.name
         self._any_size = any_size
         self._sides = sides
-        self._offers_auto = Mode.AUTO in modes
-        self._compiled_modes = [mode for mode in compiled_modes if mode is not Mode.GRAPH]
+        self._compiled_modes = [mode for mode in settings.compiled_modes if mode is not Mode.GRAPH]
         self._batches = sorted({bucket.batch for bucket in buckets})
         self._sizes = {(bucket.height, bucket.width) for bucket in buckets}
         self._most_pixels = max(map(math.prod, buckets))
-        self._most_resolutions = most_resolutions
         self._batcher = batcher
         self._beside = beside
         self._opened: dict[Resolution, asyncio.Task[bool]] = {}
@@ -77,7 +73,7 @@ class Background:
             raise self._refusal(size, f"shape [n, {sides}, 3], as the network takes no other")
         if math.prod(size) > self._most_pixels:
             raise self._refusal(size, f"at most {self._most_pixels} pixels an image, as the largest bucket has")
-        if len(self._opened) >= self._most_resolutions:
+        if len(self._opened) >= self._settings.max_background_resolutions:
             known = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted({*self._sizes, *self._opened}))
             raise self._refusal(size, f"shape {known}; no more are taken (max_background_resolutions)")
 
@@ -149,7 +145,7 @@ class Background:
             return
         finally:
             self._beside.forget(*size)
-        if self._offers_auto:
+        if Mode.AUTO in self._settings.modes:
             self._batcher.add(
                 {(Mode.AUTO, bucket): compiled[mode, bucket] for bucket, mode in fastest(compiled).items()}
             )

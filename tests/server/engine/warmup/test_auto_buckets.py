@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.config import MIB, AutoBuckets, Bucket, Mode
+from xlaserve.config import MIB, AutoBuckets, Bucket, Mode, ModelSettings
 from xlaserve.engine import memory
 from xlaserve.engine.buckets.demand import Demand, Resolution, read, write
 from xlaserve.engine.buckets.planner import Cost
@@ -60,16 +60,11 @@ class WarmUp:
     ) -> Programs:
         limits = AutoBuckets(**settings)
         buckets = [Bucket(batch, *size) for size in resolutions or (SQUARE,) for batch in limits.candidates]
-        return warm_up_auto(
-            self,
-            model="model",
-            modes=modes,
-            default_mode=default_mode,
-            buckets=buckets,
-            settings=limits,
-            demands=demands or {},
-            clock=lambda: self.now,
+        offered = tuple(dict.fromkeys((*modes, default_mode)))
+        model = ModelSettings(
+            name="model", source="fake", modes=offered, default_mode=default_mode, auto_buckets=limits
         )
+        return warm_up_auto(self, model, buckets, demands or {}, clock=lambda: self.now)
 
 
 def batches(programs: Programs, mode: Mode = Mode.XLA, size: Resolution = SQUARE) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes_engine import outputs_of
 
-from xlaserve.config import Bucket, Mode
+from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Batch, Run
@@ -64,7 +64,14 @@ class House:
 
     platform = "fake"
 
-    def __init__(self, modes: tuple[Mode, ...] = (Mode.XLA,), verifier: Verifier | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        modes: tuple[Mode, ...] = (Mode.XLA,),
+        verifier: Verifier | None = None,
+        *,
+        sides: tuple[int | None, int | None] = (None, None),
+        resolutions: int = 2,
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.compiler = Compiler(self.loop)
         self.compiled: list[tuple[Mode, Bucket]] = []
@@ -85,14 +92,10 @@ class House:
             max_bytes=1_000_000,
             clock=self.loop.time,
         )
-        compiled_modes = [mode for mode in modes if mode is not Mode.AUTO]
-        compiled_modes += [Mode.XLA, Mode.GRAPH] if Mode.AUTO in modes else []
         self.background = Background(
-            model="model",
+            settings=ModelSettings(name="model", source="fake", modes=modes, max_background_resolutions=resolutions),
             any_size=self._executable(Mode.GRAPH),
-            **{"sides": (None, None), "most_resolutions": 2, **options},
-            modes=modes,
-            compiled_modes=compiled_modes,
+            sides=sides,
             buckets=[Bucket(1, *SQUARE), Bucket(2, *SQUARE), Bucket(4, *SQUARE)],
             batcher=self.batcher,
             beside=BesideTraffic(
@@ -262,7 +265,7 @@ async def test_requests_that_come_together_share_one_trial_and_one_compilation(m
 
 @pytest.mark.timeout(30)
 async def test_new_resolutions_that_come_together_are_all_served(make: Make) -> None:
-    house = make(most_resolutions=3)
+    house = make(resolutions=3)
     answers = await asyncio.gather(*(house.ask(size) for size in (WIDE, TALL, (2, 2))))
     assert {mode for mode, _ in answers} == {Mode.GRAPH}
     assert max(answered for _, answered in answers) <= 3 * (MIN_RUNS + 1) * RUN_S
