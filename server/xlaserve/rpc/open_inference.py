@@ -360,8 +360,9 @@ def _respond(message: InferMessage, served: Served, answer: Answer) -> Wire:
     k = _classes_wanted(message, task)
     if k and isinstance(task, Classification):
         spec = (task.outputs[0].name, "BYTES", (answer.images, min(k, task.classes)))
-        rows = [] if answer.rendered else _categories(task, answer.outputs, k)
-        pieces = answer.rendered or [tensors.piece_of_bytes(row, as_raw) for row in rows]
+        pieces = answer.rendered or [
+            tensors.piece_of_bytes(row, as_raw) for row in _categories(task, answer.outputs, k)
+        ]
         return wire + tensors.output_parts(spec, pieces, as_raw)
     for place, (index, output) in enumerate(_wanted(message, task)):
         values = answer.outputs[index]

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 
 from xlaserve import interpreter
@@ -21,33 +22,23 @@ from xlaserve.engine.warmup.verify import Verified, Verifier
 from xlaserve.errors import ModelFailed
 
 
+@dataclass(eq=False, kw_only=True)
 class BesideTraffic:
     """Makes the programs of one model. All methods run on the event loop.
 
     `compiling` has a single thread, on which all that may compile something is done in an `expecting()`.
     """
 
-    def __init__(
-        self,
-        *,
-        program: Program,
-        lanes: Lanes,
-        worker: Worker,
-        ledger: Ledger,
-        compiling: Executor,
-        expecting: Callable[[], AbstractContextManager[object]] = nullcontext,
-        verifier: Verifier | None = None,
-    ) -> None:
-        self._program = program
-        self._lanes = lanes
-        self._worker = worker
-        self._ledger = ledger
-        self._compiling = compiling
-        self._expecting = expecting
-        self._verifier = verifier
-        self._share = Share(lambda: False)
-        self._turn = asyncio.Lock()
-        """Held for each run that is timed for this model: a share has one turn at a time."""
+    program: Program
+    lanes: Lanes
+    worker: Worker
+    ledger: Ledger
+    compiling: Executor
+    expecting: Callable[[], AbstractContextManager[object]] = nullcontext
+    verifier: Verifier | None = None
+    _share: Share = field(default_factory=lambda: Share(lambda: False), init=False)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held for each run that is timed for this model: a share has one turn at a time."""
 
     async def make(self, mode: Mode, bucket: Bucket, known: tuple[Bucket, Warmed] | None = None) -> Warmed:
         """Compiles, verifies, times and records a program. Raises what it raises.
@@ -56,31 +47,31 @@ class BesideTraffic:
         timed now as well: the ratio of both times now is that of their costs.
         """
         loop = asyncio.get_running_loop()
-        compilation, verified, images = await loop.run_in_executor(self._compiling, self._compile_one, mode, bucket)
+        compilation, verified, images = await loop.run_in_executor(self.compiling, self._compile_one, mode, bucket)
         cost = compilation.cost
         if cost is None:
             seconds = await self.time(compilation.executable, bucket, images)
             cost = Cost(seconds, seconds)  # of lanes that are as busy as they are
             if known is not None:
                 known_bucket, warmed = known
-                known_images = await loop.run_in_executor(self._compiling, noise, known_bucket)
+                known_images = await loop.run_in_executor(self.compiling, noise, known_bucket)
                 ratio = seconds / await self.time(warmed.executable, known_bucket, known_images)
                 cost = Cost(warmed.cost.alone_s * ratio, warmed.cost.loaded_s * ratio)
-        return self._ledger.record(mode, bucket, compilation, cost, verified, in_background=True)
+        return self.ledger.record(mode, bucket, compilation, cost, verified, in_background=True)
 
     def forget(self, height: int, width: int) -> None:
         """Drops what is kept to verify programs of a resolution: there won't be more."""
-        if self._verifier is not None:
-            self._verifier.forget(height, width)
+        if self.verifier is not None:
+            self.verifier.forget(height, width)
 
     def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Verified | None, Images]:
         """Returns the executable, and images to time it with, which take too long to make for the event loop."""
-        with self._expecting(), interpreter.shared():
-            compilation, verified = self._program.compile(mode, bucket), None
-            if self._verifier is not None:
-                again = partial(self._program.compile, mode, bucket)
-                compilation, verified = self._verifier.admit(mode, bucket, compilation, again)
-                if bucket.batch > 1 and self._verifier.is_dependent:
+        with self.expecting(), interpreter.shared():
+            compilation, verified = self.program.compile(mode, bucket), None
+            if self.verifier is not None:
+                again = partial(self.program.compile, mode, bucket)
+                compilation, verified = self.verifier.admit(mode, bucket, compilation, again)
+                if bucket.batch > 1 and self.verifier.is_dependent:
                     raise ModelFailed(f"{bucket} is left out: an image's answer depends on the others of its batch")
             return compilation, verified, noise(bucket)
 
@@ -96,12 +87,12 @@ class BesideTraffic:
     async def _run(self, batch: Batch) -> float:
         """Returns the seconds of one run, in its turn."""
         loop = asyncio.get_running_loop()
-        await self._lanes.acquire(self._share)
+        await self.lanes.acquire(self._share)
         ran: asyncio.Future[Run | BaseException] = loop.create_future()
         try:
-            self._worker.submit(batch, partial(loop.call_soon_threadsafe, partial(self._settle, ran)))
+            self.worker.submit(batch, partial(loop.call_soon_threadsafe, partial(self._settle, ran)))
         except BaseException:  # the worker was stopped
-            self._lanes.release()
+            self.lanes.release()
             raise
         run = await ran
         if isinstance(run, BaseException):
@@ -111,7 +102,7 @@ class BesideTraffic:
     def _settle(self, ran: asyncio.Future[Run | BaseException], run: Run | BaseException) -> None:
         """Ends a run, even one that nobody waits for any more."""
         if isinstance(run, Run):
-            self._lanes.charge(self._share, run.execute_s)
-        self._lanes.release()
+            self.lanes.charge(self._share, run.execute_s)
+        self.lanes.release()
         if not ran.done():
             ran.set_result(run)
