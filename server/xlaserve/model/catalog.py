@@ -12,7 +12,7 @@ from typing import Final
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
-from xlaserve.engine.program import AnySize, Images, Outputs, Program
+from xlaserve.engine.program import AnySize
 from xlaserve.errors import ModelFailed, cause, telling_line
 from xlaserve.model import labels
 from xlaserve.model.networks.network import Network, Size
@@ -22,24 +22,14 @@ from xlaserve.model.task import Classification, Detection, Embedding, Segmentati
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Model:
-    """A loaded model, not yet compiled."""
+@dataclass(frozen=True, kw_only=True)
+class Model(Network):
+    """A network as it is configured, loaded and not yet compiled."""
 
     settings: ModelSettings
-    program: Program
     buckets: tuple[Bucket, ...]
     """The configured buckets with the model's own height and width filled in, sorted. With `buckets: auto` all the
     candidates, until warm-up has chosen from them."""
-    task: Task
-    weights: str
-    """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file."""
-    lowerings: str = ""
-    """Which lowerings XLA runs it with, and in how many layers each: `depthwise 17`. Empty where there are none."""
-    size: Size = (None, None)
-    """The sizes that the network takes, regardless of what is configured."""
-    reference: Callable[[Images], Outputs] | None = None
-    """Computes the same in float32, slowly; not while the model serves. None where it is not known."""
 
     @property
     def fit(self) -> Fit:
@@ -80,16 +70,7 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
         raise ModelFailed(_explain(settings, error)) from error
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.name)
-    return Model(
-        settings,
-        network.program,
-        buckets,
-        task,
-        network.weights,
-        lowerings=network.lowerings,
-        size=network.size,
-        reference=network.reference,
-    )
+    return Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
 
 
 def names() -> tuple[str, ...]:

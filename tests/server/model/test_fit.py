@@ -22,4 +22,4 @@ from xlaserve.model.task import Classification, Detection, Embedding, Segmentati
 )
 def test_images_are_fitted_as_configured_or_as_suits_the_task(task: Task, configured: Fit | None, used: Fit) -> None:
     settings = ModelSettings(name="m", source="fake", fit=configured)
-    assert Model(settings, cast(Any, None), (), task, "random").fit is used
+    assert Model(cast(Any, None), (None, None), task, "random", settings=settings, buckets=()).fit is used

@@ -183,7 +183,7 @@ class House:
         configured = settings.buckets or map(BucketSettings, settings.auto_buckets.candidates)
         sizes = [(b.batch, b.height or 2, b.width or 2) for b in configured]
         buckets = tuple(sorted({Bucket(*size) for size in sizes}))
-        return Model(settings, self.programs[-1], buckets, Classification(1), "built in")
+        return Model(self.programs[-1], (None, None), Classification(1), "built in", settings=settings, buckets=buckets)
 
     def _read_models(self) -> Iterable[ModelSettings]:
         self.reading()

@@ -24,7 +24,9 @@ def test_another_reference_takes_each_image_of_a_new_resolution_alone() -> None:
         return means(images)
 
     settings = ModelSettings(name="a", source="builtin:noop", buckets=(16,))
-    model = Model(settings, NoopProgram(), (Bucket(16, 8, 8),), Embedding(3), "none", reference=means)
+    model = Model(
+        NoopProgram(), (8, 8), Embedding(3), "none", reference=means, settings=settings, buckets=(Bucket(16, 8, 8),)
+    )
     verifier = verification.verifier(model, has_tf32=False, warn=print, reference=any_size)
     verifier.admit(
         Mode.XLA, Bucket(1, 32, 32), Compilation(means, 0.0, 0.0), again=lambda: Compilation(means, 0.0, 0.0)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from xlaserve.errors import ModelFailed
 from xlaserve.model.networks import preprocess
 from xlaserve.model.networks.heads import Head, Raw, TensorShape
-from xlaserve.model.networks.network import Network, Size
+from xlaserve.model.networks.network import Network
 from xlaserve.model.networks.preprocess import Preprocess
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 
@@ -26,16 +26,13 @@ def assemble(
     *,
     pixels: TensorShape,
     preprocessing: Preprocess,
-    weights: str,
+    weights: str = "",
     lowered: Call | None = None,
-    lowerings: str = "",
-    default_size: Size = (None, None),
-    multiple: int = 1,
 ) -> Network:
     """Returns the network that calls `call` with preprocessed pixels and turns its answer into the head's outputs.
 
-    `lowered` does the same as `call` for XLA; `lowerings`, `default_size` and `multiple` are as in `Network`.
-    Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of PIXEL_DTYPES.
+    `lowered` does the same as `call` for XLA. Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of
+    PIXEL_DTYPES.
     """
     batch, height, width = check_pixels(pixels)
     takes_bytes = pixels.dtype == "uint8"
@@ -52,17 +49,7 @@ def assemble(
         return run
 
     program = TensorFlowProgram(forward(call), forward(lowered) if lowered else None)
-    return Network(
-        program,
-        (height, width),
-        head.task,
-        weights,
-        lowerings,
-        batch=batch,
-        default_size=default_size,
-        multiple=multiple,
-        reference=program.reference,
-    )
+    return Network(program, (height, width), head.task, weights, batch=batch, reference=program.reference)
 
 
 def check_pixels(pixels: TensorShape) -> tuple[int | None, int | None, int | None]:

@@ -18,12 +18,13 @@ class Network:
 
     program: Program
     size: Size
+    """The sizes that it takes, regardless of what is configured."""
     task: Task
     """With the source's own names of the classes, where it has them."""
     weights: str
-    """As in `Model.weights`."""
+    """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file."""
     lowerings: str = ""
-    """As in `Model.lowerings`."""
+    """Which lowerings XLA runs it with, and in how many layers each: `depthwise 17`. Empty where there are none."""
     batch: int | None = None
     """The only batch size that it takes, where it was made for one."""
     default_size: Size = (None, None)
@@ -31,4 +32,4 @@ class Network:
     multiple: int = 1
     """Height and width have to be multiples of this."""
     reference: Callable[[Images], Outputs] | None = None
-    """As in `Model.reference`."""
+    """Computes the same in float32, slowly; not while the model serves. None where it is not known."""

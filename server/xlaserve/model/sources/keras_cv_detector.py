@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import tensorflow as tf
 
 from xlaserve.config import ModelSettings
-from xlaserve.model import lowering
 from xlaserve.model.networks import heads, precision
-from xlaserve.model.networks.assemble import Call, assemble
 from xlaserve.model.networks.heads import TensorShape
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.networks.network import Network
@@ -48,27 +47,15 @@ def detector(
     """
     model.prediction_decoder = Undecided(model.bounding_box_format, model.prediction_decoder.from_logits)
     settings = settings.model_copy(update={"bounding_box_format": model.bounding_box_format})
-    precision.narrow(model, settings.precision)
-    lowered = lowering.for_settings(model, settings)
 
-    def inference(run: Any) -> Call:
-        def call(pixels: tf.Tensor) -> heads.Raw:
-            decoded: heads.Raw = model.decode_predictions(precision.widen(keras_models.call(run, pixels)), pixels)
-            return decoded
-
-        return call
+    def infer(run: Any, pixels: tf.Tensor) -> heads.Raw:
+        decoded: heads.Raw = model.decode_predictions(precision.widen(keras_models.call(run, pixels)), pixels)
+        return decoded
 
     (pixels,) = model.inputs
     task = Detection(model.num_classes, max_detections=settings.max_detections)
-    built = assemble(
-        inference(model),
-        heads.candidates(task, settings, across_classes=True),
-        lowered=inference(lowered.model) if lowered else None,
-        lowerings=str(lowered or ""),
-        pixels=TensorShape(pixels.shape, pixels.dtype),
-        preprocessing=preprocessing,
-        weights=weights,
-        default_size=(side, side),
-        multiple=MULTIPLE,
+    head = heads.candidates(task, settings, across_classes=True)
+    built = keras_models.assembled(
+        model, infer, head, settings, pixels=TensorShape(pixels.shape, pixels.dtype), preprocessing=preprocessing
     )
-    return precision.with_reference(built, model, settings.precision)
+    return replace(built, weights=weights, default_size=(side, side), multiple=MULTIPLE)

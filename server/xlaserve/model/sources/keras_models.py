@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -11,8 +13,8 @@ from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import lowering
 from xlaserve.model.networks import heads, precision
-from xlaserve.model.networks.assemble import Call, assemble, check_pixels
-from xlaserve.model.networks.heads import TensorShape
+from xlaserve.model.networks.assemble import assemble, check_pixels
+from xlaserve.model.networks.heads import Head, TensorShape
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.networks.network import Network, Size
 from xlaserve.model.networks.preprocess import Preprocess
@@ -33,25 +35,39 @@ def network(
     """
     pixels = _input(model)
     check_pixels(pixels)
+
+    def infer(run: Any, values: tf.Tensor) -> heads.Raw:
+        raw: heads.Raw = precision.widen(named_outputs(model, call(run, values)))
+        return raw
+
     head = heads.choose(_outputs(model), settings)
+    built = assembled(model, infer, head, settings, pixels=pixels, preprocessing=preprocessing)
+    return replace(built, weights=weights, default_size=default_size, multiple=multiple)
+
+
+def assembled(
+    model: Any,
+    infer: Callable[[Any, tf.Tensor], heads.Raw],
+    head: Head,
+    settings: ModelSettings,
+    *,
+    pixels: TensorShape,
+    preprocessing: Preprocess,
+) -> Network:
+    """Returns the network of a Keras model, in the precision and with the lowerings of the settings.
+
+    `infer` calls the model, or its lowered twin, with pixels, and returns its outputs as the head takes them.
+    """
     precision.narrow(model, settings.precision)
     lowered = lowering.for_settings(model, settings)
-
-    def inference(run: Any) -> Call:
-        return lambda values: precision.widen(named_outputs(model, call(run, values)))
-
     built = assemble(
-        inference(model),
+        partial(infer, model),
         head,
-        lowered=inference(lowered.model) if lowered else None,
-        lowerings=str(lowered or ""),
+        lowered=partial(infer, lowered.model) if lowered else None,
         pixels=pixels,
         preprocessing=preprocessing,
-        weights=weights,
-        default_size=default_size,
-        multiple=multiple,
     )
-    return precision.with_reference(built, model, settings.precision)
+    return precision.with_reference(replace(built, lowerings=str(lowered or "")), model, settings.precision)
 
 
 def call(model: Any, pixels: tf.Tensor, *, training: bool = False) -> Any:
