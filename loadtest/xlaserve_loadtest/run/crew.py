@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from xlaserve_loadtest.record import lines as record
 from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
-from xlaserve_loadtest.run.runner import LATE_NS, Clock, Live, Result, Task, Window
+from xlaserve_loadtest.run.runner import LATE_NS, Clock, Generator, Live, Result, Task, Window
 from xlaserve_loadtest.schedule import arrivals, steady
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.plan import Block
@@ -30,38 +30,6 @@ MAX_IN_FLIGHT: Final = 4096
 
 _LEAD_NS: Final = 20_000_000
 """Long enough for every worker to receive the start time before it."""
-
-
-class Worker(Protocol):
-    """A generator, here or in another process. See `runner.Generator` for what each method does."""
-
-    async def prepare(self, task: Task) -> None:
-        """See `Generator`."""
-        raise NotImplementedError
-
-    async def begin(self, start_ns: int) -> None:
-        """See `Generator`."""
-        raise NotImplementedError
-
-    async def warm(self) -> bool:
-        """See `Generator`."""
-        raise NotImplementedError
-
-    async def open(self, window: Window) -> None:
-        """See `Generator`."""
-        raise NotImplementedError
-
-    async def settled(self) -> None:
-        """See `Generator`."""
-        raise NotImplementedError
-
-    async def live(self) -> Live:
-        """See `Generator`."""
-        raise NotImplementedError
-
-    async def finish(self, *, at_once: bool = False) -> Result:
-        """See `Generator`."""
-        raise NotImplementedError
 
 
 @dataclass
@@ -119,7 +87,7 @@ def tasks(block: Block, addresses: Sequence[str], workers: int, *, seed: int, mo
 
 async def run_block(
     block: Block,
-    workers: Sequence[Worker],
+    workers: Sequence[Generator],
     shares: Sequence[Task],
     *,
     end_when_steady: bool = False,
@@ -164,7 +132,7 @@ def _has_work(share: Task) -> bool:
     return share.slots > 0 or share.schedule_ns is not None
 
 
-async def _open_window(block: Block, workers: Sequence[Worker], outcome: Outcome, clock: Clock) -> bool:
+async def _open_window(block: Block, workers: Sequence[Generator], outcome: Outcome, clock: Clock) -> bool:
     """Opens the window, once warm-up is over in a closed loop; returns whether there is anything to measure."""
     start_ns = outcome.start_ns + round(block.warmup_s * 1e9)
     if isinstance(block.loop, ClosedLoop):
@@ -177,13 +145,13 @@ async def _open_window(block: Block, workers: Sequence[Worker], outcome: Outcome
     return True
 
 
-async def _set_window(workers: Sequence[Worker], outcome: Outcome, window_ns: Window) -> None:
+async def _set_window(workers: Sequence[Generator], outcome: Outcome, window_ns: Window) -> None:
     outcome.window_ns = window_ns
     await asyncio.gather(*(worker.open(window_ns) for worker in workers))
 
 
 async def _watch(
-    workers: Sequence[Worker], outcome: Outcome, on_live: Callable[[Live], None], clock: Clock, end_when_steady: bool
+    workers: Sequence[Generator], outcome: Outcome, on_live: Callable[[Live], None], clock: Clock, end_when_steady: bool
 ) -> None:
     """Watches the answers until it is cancelled, and closes the window early where that is wanted."""
     images, latencies_ms, began_ns = 0, [np.empty(0, np.float32)], 0

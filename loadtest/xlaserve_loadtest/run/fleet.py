@@ -13,7 +13,7 @@ from xlaserve_loadtest.record.lines import Arm, Server
 from xlaserve_loadtest.run import crew, environment, sites, workers
 from xlaserve_loadtest.run.runner import Live
 from xlaserve_loadtest.run.sites import Site
-from xlaserve_loadtest.run.worker import Setup
+from xlaserve_loadtest.run.worker import Setup, Worker
 from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.schedule import arms as arms_of
 from xlaserve_loadtest.schedule import payload
@@ -138,9 +138,9 @@ class Fleet:
         async with contextlib.AsyncExitStack() as stack:
             yield await self._start([arm], stack)
 
-    def crew(self, site: Site) -> tuple[WorkerProcess, ...]:
+    def crew(self, site: Site) -> tuple[Worker, ...]:
         """Returns the workers that load a target."""
-        return site.own_workers or self._workers
+        return tuple(process.calls for process in site.own_workers or self._workers)
 
     async def outputs(self, name: str, requests: int) -> list[list[Array]]:
         """Returns an arm's outputs for its first `requests`. Raises TargetError."""
@@ -175,7 +175,7 @@ class Fleet:
         if settings.is_in_process:
             self._progress.say(f"compiling {', '.join(models)} ({', '.join(arm.mode for arm in own)})")
             worker = await stack.enter_async_context(WorkerProcess())
-            described = await worker.load(config)
+            described = await worker.calls.load(config)
             return Site(
                 self._started,
                 arms,
@@ -229,7 +229,9 @@ class Fleet:
         if settings.is_in_process:
             for site in self._sites.values():
                 own = {arm.name: self.requests[arm.name] for arm in site.arms}
-                await site.own_workers[0].setup(Setup({name: models[name] for name in own}, own, settings.deadline_s))
+                await site.own_workers[0].calls.setup(
+                    Setup({name: models[name] for name in own}, own, settings.deadline_s)
+                )
             return
         number = settings.workers or workers.choose_number(environment.cores(), settings.most_slots)
         self._workers = tuple([await self._stack.enter_async_context(WorkerProcess()) for _ in range(number)])
@@ -238,7 +240,7 @@ class Fleet:
         requests: Mapping[str, Sequence[Request]] = {**self.requests, _CEILING: next(iter(self.requests.values()))}
         await asyncio.gather(
             *(
-                worker.setup(Setup(models, requests, settings.deadline_s, offset=index))
+                worker.calls.setup(Setup(models, requests, settings.deadline_s, offset=index))
                 for index, worker in enumerate(self._workers)
             )
         )
@@ -249,7 +251,7 @@ class Fleet:
         async with self._null_server() as server:
             block = Block(_CEILING, ClosedLoop(CEILING_SLOTS * len(self._workers)), CEILING_S / 5, CEILING_S)
             shares = crew.tasks(block, (server.address,), len(self._workers), seed=0, most_in_flight=1)
-            outcome = await crew.run_block(block, self._workers, shares)
+            outcome = await crew.run_block(block, [worker.calls.generator for worker in self._workers], shares)
         if outcome.interrupted:
             raise asyncio.CancelledError
         self.ceiling_per_s = len(outcome.answered) / CEILING_S

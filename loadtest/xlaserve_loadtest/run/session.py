@@ -173,7 +173,7 @@ class Session:
             use = usage.Usage(site.pid)
             with use.looking():
                 outcome = await crew.run_block(
-                    *(block, workers, shares),
+                    *(block, [worker.generator for worker in workers], shares),
                     end_when_steady=self._settings.ends_when_steady and block.role == "measure" and block.round is None,
                     on_live=self._progress.live,
                 )

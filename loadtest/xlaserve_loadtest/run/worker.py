@@ -1,8 +1,8 @@
-"""A worker process: a `Generator` that is called over a pipe. `python -m xlaserve_loadtest.run.worker`.
+"""A worker process: a `Worker` whose methods its parent calls. `python -m xlaserve_loadtest.run.worker DESCRIPTOR`.
 
-Calls come on stdin as frames (a length, then a pickled `(number, method, arguments)`) and run concurrently; results go
-to stdout as `(number, is_right, value)`. The end of stdin ends the process, and with it all load: no worker outlives
-its parent.
+Calls come over a `multiprocessing.connection` as `(number, path of the method, arguments, options)` and run
+concurrently; the answers are `(number, is_right, value)`. The connection's end ends the process, and with it all load:
+no worker outlives its parent.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import pickle
-import struct
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from multiprocessing.connection import Connection
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -24,7 +23,8 @@ from xlaserve_loadtest.run.runner import Generator
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import Array, GrpcTarget, ModelInfo, Target
 
-LENGTH: Final = struct.Struct("<Q")
+if TYPE_CHECKING:
+    from xlaserve_loadtest.targets.in_process import Described
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,16 @@ class Setup:
 
 
 class Worker:
-    """What the parent can call, in addition to every method of `Generator`."""
+    """What the parent can call: these methods, and those of `generator`."""
+
+    generator: Generator
+    """Sends what `setup` gave it."""
 
     def __init__(self) -> None:
         self._target: Target | None = None
         self._setup: Setup | None = None
-        self._generator: Generator | None = None
 
-    async def load(self, config: str) -> Any:
+    async def load(self, config: str) -> Described:
         """Loads and compiles the models of `config` in this process, which then is its own target."""
         # The one place where the load tester runs the server's code, and only when asked to.
         from xlaserve_loadtest.targets.in_process import InProcessTarget  # noqa: PLC0415
@@ -61,7 +63,7 @@ class Worker:
         """Stores the requests to send."""
         target = self._target or GrpcTarget(deadline_s=setup.deadline_s)
         self._setup = setup
-        self._generator = Generator(target=target, models=setup.models, requests=setup.requests, offset=setup.offset)
+        self.generator = Generator(target=target, models=setup.models, requests=setup.requests, offset=setup.offset)
         # These objects stay: the garbage collector need not scan them between two requests.
         gc.collect()
         gc.freeze()
@@ -73,44 +75,40 @@ class Worker:
         async with target.connect(self._setup.models[arm], addresses) as connection:
             return [await connection.outputs(request) for request in self._setup.requests[arm][:count]]
 
-    async def carry_out(self, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """Runs one call."""
-        return await getattr(self if hasattr(type(self), method) else self._generator, method)(*arguments, **options)
 
+async def serve(connection: Connection) -> None:
+    """Answers calls until the connection ends."""
+    loop, worker, is_over = asyncio.get_running_loop(), Worker(), asyncio.Event()
+    calls: set[asyncio.Task[None]] = set()
 
-async def _main(output: int) -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=1 << 20)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    worker = Worker()
-
-    async def answer(number: int, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+    async def answer(number: int, path: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         try:
-            reply = (number, True, await worker.carry_out(method, arguments, options))
+            reply = (number, True, await attrgetter(path)(worker)(*arguments, **options))
         except Exception as error:
             reply = (number, False, error)
-        data = pickle.dumps(reply)
-        frame = memoryview(LENGTH.pack(len(data)) + data)
         # Blocks while the parent is slow to read, which it is not while it measures.
-        while frame:
-            frame = frame[os.write(output, frame) :]
+        connection.send(reply)
 
-    orders: set[asyncio.Task[None]] = set()
-    with suppress(asyncio.IncompleteReadError):
-        while True:
-            (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-            order = asyncio.create_task(answer(*pickle.loads(await reader.readexactly(length))))
-            orders.add(order)
-            order.add_done_callback(orders.discard)
+    def receive() -> None:
+        try:
+            call = asyncio.create_task(answer(*connection.recv()))
+        except (EOFError, ConnectionError):
+            loop.remove_reader(connection.fileno())
+            is_over.set()
+        else:
+            calls.add(call)
+            call.add_done_callback(calls.discard)
+
+    on_message(connection, receive)
+    await is_over.wait()
 
 
-def main() -> None:
-    """Works until stdin ends."""
-    # What libraries print must not mix with the results.
-    output = os.dup(1)
-    os.dup2(2, 1)
-    uvloop.run(_main(output))
+def on_message(connection: Connection, receive: Callable[[], None]) -> None:
+    """Has the running loop call `receive` whenever there is something to receive."""
+    asyncio.get_running_loop().add_reader(connection.fileno(), receive)
+    # uvloop has just made it non-blocking, and a connection sends and receives whole messages.
+    os.set_blocking(connection.fileno(), True)
 
 
 if __name__ == "__main__":
-    main()
+    uvloop.run(serve(Connection(int(sys.argv[1]))))

@@ -7,15 +7,16 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
+from multiprocessing import Pipe
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
-from xlaserve_loadtest.run.runner import Live, Result, Task, Window
-from xlaserve_loadtest.run.worker import LENGTH, Setup
-from xlaserve_loadtest.targets.target import Array, TargetError
+from xlaserve_loadtest.run.worker import Worker, on_message
+from xlaserve_loadtest.targets.target import TargetError
 
 CORES_PER_WORKER: Final = 4
 MAX_WORKERS: Final = 8
@@ -35,43 +36,63 @@ def choose_number(cores: int, concurrency: int) -> int:
     return max(1, min(cores // CORES_PER_WORKER, concurrency, MAX_WORKERS))
 
 
+class _Remote:
+    """Stands for an object in a worker: its methods are called there, those of its attributes too."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]], path: str = "") -> None:
+        self._call = call
+        self._path = path
+
+    def __getattr__(self, name: str) -> _Remote:
+        return _Remote(self._call, f"{self._path}.{name}" if self._path else name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Awaitable[Any]:
+        return self._call(self._path, arguments, options)
+
+
 class WorkerProcess:
-    """A process with a `Generator`; `async with` starts and ends it. Its methods are those of the generator."""
+    """A process with a `Worker`; `async with` starts and ends it."""
 
     def __init__(self) -> None:
+        self.calls = cast(Worker, _Remote(self._call))
+        """The worker. Its methods raise what they raise there, and WorkerDied."""
         self._numbers = count()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._end: Exception | None = None
 
     async def __aenter__(self) -> Self:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the worker has ended
-        self._process = await asyncio.create_subprocess_exec(
-            *_COMMAND,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=self._log,
-            limit=1 << 20,
-            env={**os.environ, "GRPC_VERBOSITY": "NONE"},
-            # Ctrl-C in the terminal is for the parent, which ends its workers in its own time.
-            start_new_session=True,
-        )
-        self._reader = asyncio.create_task(self._read())
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(*_COMMAND, str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env={**os.environ, "GRPC_VERBOSITY": "NONE"},
+                # Ctrl-C in the terminal is for the parent, which ends its workers in its own time.
+                start_new_session=True,
+            )
+        # Sends in order, and waits in place of the event loop while the worker is slow to read.
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="to-worker")
+        on_message(self._connection, self._receive)
+        self._watcher = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
+        asyncio.get_running_loop().remove_reader(self._connection.fileno())
+        self._sender.submit(self._connection.close)
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
         finally:
             if self._process.returncode is None:
                 self._process.kill()
-                await self._process.wait()
-            self._reader.cancel()
-            await asyncio.wait((self._reader,))
+            await asyncio.wait((self._watcher,))
+            self._sender.shutdown()
             self._log.close()
 
     @property
@@ -79,83 +100,36 @@ class WorkerProcess:
         """Id of the process."""
         return self._process.pid
 
-    async def load(self, config: str) -> Any:
-        """See `Worker.load`."""
-        return await self._order("load", config)
-
-    async def setup(self, setup: Setup) -> None:
-        """See `Worker.setup`."""
-        await self._order("setup", setup)
-
-    async def outputs(self, arm: str, addresses: Sequence[str], requests: int) -> list[list[Array]]:
-        """See `Worker.outputs`."""
-        answer: list[list[Array]] = await self._order("outputs", arm, tuple(addresses), requests)
-        return answer
-
-    async def prepare(self, task: Task) -> None:
-        """See `Generator`."""
-        await self._order("prepare", task)
-
-    async def begin(self, start_ns: int) -> None:
-        """See `Generator`."""
-        await self._order("begin", start_ns)
-
-    async def warm(self) -> bool:
-        """See `Generator`."""
-        return bool(await self._order("warm"))
-
-    async def open(self, window: Window) -> None:
-        """See `Generator`."""
-        await self._order("open", window)
-
-    async def settled(self) -> None:
-        """See `Generator`."""
-        await self._order("settled")
-
-    async def live(self) -> Live:
-        """See `Generator`."""
-        answer: Live = await self._order("live")
-        return answer
-
-    async def finish(self, *, at_once: bool = False) -> Result:
-        """See `Generator`."""
-        answer: Result = await self._order("finish", at_once=at_once)
-        return answer
-
-    async def _order(self, method: str, *arguments: Any, **options: Any) -> Any:
+    async def _call(self, path: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         if self._end:
             raise self._end
-        assert self._process.stdin
         number = next(self._numbers)
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
-        data = pickle.dumps((number, method, arguments, options))
+        # A worker that died makes its pending calls fail, whether they could be sent or not.
+        self._sender.submit(self._connection.send_bytes, pickle.dumps((number, path, arguments, options)))
         try:
-            self._process.stdin.write(LENGTH.pack(len(data)) + data)
-            # A worker that died makes its pending calls fail.
-            with suppress(ConnectionError):
-                await self._process.stdin.drain()
             return await answer
         finally:
-            self._pending.pop(number, None)
+            del self._pending[number]
 
-    async def _read(self) -> None:
-        assert self._process.stdout
-        with suppress(asyncio.IncompleteReadError):
-            while True:
-                (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
-                number, is_right, value = pickle.loads(await self._process.stdout.readexactly(length))
-                answer = self._pending.get(number)
-                if answer and not answer.done():
-                    if is_right:
-                        answer.set_result(value)
-                    else:
-                        answer.set_exception(value)
+    def _receive(self) -> None:
+        try:
+            number, is_right, value = self._connection.recv()
+        except (EOFError, ConnectionError):
+            asyncio.get_running_loop().remove_reader(self._connection.fileno())
+            return
+        answer = self._pending.get(number)
+        if answer and not answer.done():
+            if is_right:
+                answer.set_result(value)
+            else:
+                answer.set_exception(value)
+
+    async def _watch(self) -> None:
         status = await self._process.wait()
-        self._end = WorkerDied(f"a worker ended with status {status}\n{self._log_tail()}".rstrip())
+        self._log.seek(0)
+        tail = "\n".join(self._log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:])
+        self._end = WorkerDied(f"a worker ended with status {status}\n{tail}".rstrip())
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(self._end)
-
-    def _log_tail(self) -> str:
-        self._log.seek(0)
-        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:])

@@ -4,9 +4,11 @@ import asyncio
 import os
 
 import pytest
+import uvloop
 from tests.loadtest.conftest import StartPuppet
 
 from xlaserve_loadtest.run import crew
+from xlaserve_loadtest.run.runner import Task
 from xlaserve_loadtest.run.worker import Setup
 from xlaserve_loadtest.run.workers import WorkerDied, WorkerProcess, choose_number
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
@@ -20,9 +22,9 @@ SETUP = Setup({"xla": ModelInfo("digits", (32, 32), (), {}, "")}, {"xla": [Reque
 
 async def test_a_worker_loads_a_target_and_ends_with_its_context(start_puppet: StartPuppet) -> None:
     async with WorkerProcess() as worker:
-        await worker.setup(SETUP)
+        await worker.calls.setup(SETUP)
         shares = crew.tasks(BLOCK, (start_puppet(),), 1, seed=0, most_in_flight=1)
-        outcome = await crew.run_block(BLOCK, [worker], shares)
+        outcome = await crew.run_block(BLOCK, [worker.calls.generator], shares)
         assert outcome.sends > 0
         assert outcome.failures
         pid = worker.pid
@@ -30,22 +32,36 @@ async def test_a_worker_loads_a_target_and_ends_with_its_context(start_puppet: S
         os.kill(pid, 0)
 
 
+def test_messages_of_any_size_pass_on_the_loop_that_the_command_uses() -> None:
+    async def main() -> None:
+        async with WorkerProcess() as worker:
+            large = Setup(SETUP.models, {"xla": [Request(bytes(20_000_000), 1, "xla")]}, deadline_s=1)
+            await asyncio.gather(*(worker.calls.setup(large) for _ in range(3)))
+            with pytest.raises(KeyError) as caught:
+                await worker.calls.generator.prepare(Task("x" * 5_000_000, ()))
+            assert len(str(caught.value)) > 5_000_000
+
+    uvloop.run(asyncio.wait_for(main(), 60))
+
+
 async def test_an_error_in_a_worker_is_raised_here() -> None:
     async with WorkerProcess() as worker:
         with pytest.raises(KeyError):
-            await worker.setup(SETUP)
-            await worker.prepare(crew.tasks(Block("other", ClosedLoop(1), 0, 1), (), 1, seed=0, most_in_flight=1)[0])
+            await worker.calls.setup(SETUP)
+            await worker.calls.generator.prepare(
+                crew.tasks(Block("other", ClosedLoop(1), 0, 1), (), 1, seed=0, most_in_flight=1)[0]
+            )
 
 
 async def test_a_worker_that_dies_is_noticed_by_whoever_waits_for_it() -> None:
     async with WorkerProcess() as worker:
-        await worker.setup(SETUP)
-        waiting = asyncio.create_task(worker.outputs("xla", ("127.0.0.1:1",), 1))
+        await worker.calls.setup(SETUP)
+        waiting = asyncio.create_task(worker.calls.outputs("xla", ("127.0.0.1:1",), 1))
         os.kill(worker.pid, 9)
         with pytest.raises(WorkerDied, match="ended with status -9"):
             await waiting
         with pytest.raises(WorkerDied):
-            await worker.live()
+            await worker.calls.generator.live()
 
 
 @pytest.mark.parametrize(
