@@ -168,8 +168,8 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryModelLoad(self, request, context):
-        """Loads a configured model, or loads it anew: the newcomer is compiled and warmed beside the version that serves,
-        then takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
+        """Loads a configured model, or loads it again: the new version is compiled and warmed while the old one serves, then
+        takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

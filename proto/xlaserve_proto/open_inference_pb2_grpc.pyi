@@ -61,8 +61,8 @@ class GRPCInferenceServiceStub:
     RepositoryIndex: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]
     """Every configured model with its state."""
     RepositoryModelLoad: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]
-    """Loads a configured model, or loads it anew: the newcomer is compiled and warmed beside the version that serves,
-    then takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
+    """Loads a configured model, or loads it again: the new version is compiled and warmed while the old one serves, then
+    takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
     """
     RepositoryModelUnload: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelUnloadRequest, _open_inference_pb2.RepositoryModelUnloadResponse]
     """Takes no new requests for the model, finishes the accepted ones, and frees it. Returns when that is done."""
@@ -90,8 +90,8 @@ class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
     RepositoryIndex: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]  # type: ignore[assignment]
     """Every configured model with its state."""
     RepositoryModelLoad: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]  # type: ignore[assignment]
-    """Loads a configured model, or loads it anew: the newcomer is compiled and warmed beside the version that serves,
-    then takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
+    """Loads a configured model, or loads it again: the new version is compiled and warmed while the old one serves, then
+    takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
     """
     RepositoryModelUnload: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelUnloadRequest, _open_inference_pb2.RepositoryModelUnloadResponse]  # type: ignore[assignment]
     """Takes no new requests for the model, finishes the accepted ones, and frees it. Returns when that is done."""
@@ -182,8 +182,8 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _open_inference_pb2.RepositoryModelLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_open_inference_pb2.RepositoryModelLoadResponse, _abc.Awaitable[_open_inference_pb2.RepositoryModelLoadResponse]]:
-        """Loads a configured model, or loads it anew: the newcomer is compiled and warmed beside the version that serves,
-        then takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
+        """Loads a configured model, or loads it again: the new version is compiled and warmed while the old one serves, then
+        takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
         """
 
     @_abc_1.abstractmethod

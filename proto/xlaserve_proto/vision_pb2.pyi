@@ -208,7 +208,7 @@ class DetectRequest(_message.Message):
     mode: _builtins.str
     version: _builtins.str
     min_score: _builtins.float
-    """Leaves out objects of a lower score. The model has a threshold of its own besides, as it was built."""
+    """Leaves out objects of a lower score. The model also has a threshold of its own, as it was built."""
     max_detections: _builtins.int
     """The most objects to answer for each image, those of the highest scores. 0 means as many as the model finds."""
     @_builtins.property
@@ -1075,7 +1075,7 @@ class Verification(_message.Message):
     NOT_FINITE_IMAGES_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
     batch_dependence: _builtins.float
-    """How far an image's answer is from its own at another place of the batch and in other company."""
+    """How far an image's answer is from its own at another place of the batch and with other batch-mates."""
     is_batch_dependent: _builtins.bool
     """Whether that is more than rounding explains, and so a property of the model."""
     not_finite_images: _builtins.int
