@@ -9,6 +9,7 @@ from typing import Final
 from xlaserve_loadtest.analysis import conditions
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.record.lines import Header
+from xlaserve_loadtest.schedule.conditions import Condition, ConditionError, parse
 from xlaserve_loadtest.schedule.search import REPEATS
 
 MINIMUM_S: Final = 600.0
@@ -47,18 +48,22 @@ class ScenarioResult:
     """What was missing; empty where it is official."""
 
 
+def slo_of(header: Header) -> Condition | None:
+    """Returns the configuration's `slo`."""
+    text = header.configuration.get("slo")
+    try:
+        return parse(text) if isinstance(text, str) else None
+    except ConditionError:
+        return None
+
+
 def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate, ...]:
     """Returns the highest rate of each arm that met the configuration's `slo`, in all of its blocks together.
 
     A rate with errors or drops, or which the generator could not keep up with, does not count, nor does one that a
     search measured only once.
     """
-    text = header.configuration.get("slo")
-    if not isinstance(text, str):
-        return ()
-    try:
-        slo = conditions.parse(text)
-    except conditions.ConditionError:
+    if (slo := slo_of(header)) is None:
         return ()
     found = []
     for arm in header.arms:
@@ -79,7 +84,7 @@ def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate,
         found.append(
             HighestRate(
                 arm=arm.name,
-                slo=text,
+                slo=slo.text,
                 rate_per_s=best,
                 images_per_s=sum(images) / len(images) if images else None,
                 blocks=sum(point.blocks for point in at_best),
@@ -111,7 +116,7 @@ def results(header: Header, points: Sequence[Point], rates: Sequence[HighestRate
     return ()
 
 
-def _keeps(point: Point, slo: conditions.Condition) -> bool:
+def _keeps(point: Point, slo: Condition) -> bool:
     value = conditions.value_of(point, slo) if slo.metric != "ratio" else None
     return (
         value is not None

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from xlaserve_loadtest.analysis import conditions
-from xlaserve_loadtest.analysis.conditions import Condition, ConditionError
+from xlaserve_loadtest.analysis.conditions import failures
 from xlaserve_loadtest.analysis.summary import Summary, summarize
 from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import csv_rows, html, markdown, prometheus
 from xlaserve_loadtest.reports.terminal import show
+from xlaserve_loadtest.schedule.conditions import Condition, ConditionError, parse
 
 SCHEMA: Final = "xlaserve.loadtest.report/1"
 EXIT_CONDITION: Final = 3
@@ -92,7 +92,7 @@ def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: 
     met = [
         sentence
         for summary in summaries
-        for sentence in conditions.failures(summary.points or summary.curve, summary.comparisons, options.fail_if)
+        for sentence in failures(summary.points or summary.curve, summary.comparisons, options.fail_if)
     ]
     for sentence in met:
         sys.stderr.write(f"loadtest: --fail-if {sentence}\n")
@@ -123,7 +123,7 @@ def _file(text: str) -> Path:
 
 def _condition(text: str) -> Condition:
     try:
-        return conditions.parse(text)
+        return parse(text)
     except ConditionError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

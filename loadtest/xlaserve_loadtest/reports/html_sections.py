@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.analysis.scenario import slo_of
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.reports import charts, tables
 from xlaserve_loadtest.reports.chart import MUTED
@@ -63,11 +64,8 @@ def latency(summary: Summary) -> list[Child]:
 def load(summary: Summary) -> list[Child]:
     """Returns the effect of load: the curve, highest rates, scenarios."""
     hues = _hues(summary)
-    named, limit_ms = "p99", None
-    slo = str(summary.header.configuration.get("slo") or "")
-    rank, _, limit = slo.partition("<")
-    if limit.strip().endswith("ms") and rank.strip().startswith("p"):
-        named, limit_ms = rank.strip(), float(limit.strip().removesuffix("ms"))
+    slo = slo_of(summary.header)
+    named, limit_ms = (slo.metric, slo.limit) if slo and slo.percentile else ("p99", None)
     curves = []
     for arm, hue in hues.items():
         pairs = sorted(

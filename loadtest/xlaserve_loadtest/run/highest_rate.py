@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from xlaserve_loadtest.analysis.statistics import least_count
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, OpenLoop
@@ -87,7 +88,7 @@ def as_point(rate_per_s: float, outcome: Outcome, slo: Slo) -> Point:
     """Returns the outcome of the rate that a block offered."""
     measured, answered = outcome.measured, outcome.answered
     latencies_ms = (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
-    is_enough = answered.size >= slo.least_count()
+    is_enough = answered.size >= least_count(slo.percentile)
     window_ns = outcome.window_ns or (0, 0)
     rows = outcome.rows
     in_window = (rows["end_ns"] >= window_ns[0]) & (rows["end_ns"] < window_ns[1]) & (rows["status"] == Status.OK)
@@ -106,5 +107,5 @@ def _first_block(arm: str, settings: Settings) -> Block:
 
 
 def _search_block(arm: str, rate_per_s: float, settings: Settings, slo: Slo) -> Block:
-    duration_s = min(max(settings.duration_s, COUNT_MARGIN * slo.least_count() / rate_per_s), LONGEST_S)
+    duration_s = min(max(settings.duration_s, COUNT_MARGIN * least_count(slo.percentile) / rate_per_s), LONGEST_S)
     return Block(arm, OpenLoop(rate_per_s, "poisson"), settings.warmup_s / 2, duration_s, "search")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
+
+from xlaserve_loadtest.schedule import conditions
+from xlaserve_loadtest.schedule.conditions import ConditionError
 
 PRECISION: Final = 0.05
 """The rate that is found and the lowest that failed lie at most this share apart."""
@@ -23,8 +25,6 @@ BACK_OFF: Final = 0.95
 MIN_ANSWERED: Final = 0.97
 """Least share of the offered rate that must be answered in the window: no queue may grow for ever."""
 
-_SLO: Final = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*")
-
 
 @dataclass(frozen=True, slots=True)
 class Slo:
@@ -36,17 +36,16 @@ class Slo:
     @classmethod
     def parse(cls, text: str) -> Slo:
         """Reads `p99<50ms`. Raises ValueError."""
-        match = _SLO.fullmatch(text)
-        if not match or not 0 < float(match[1]) < 100 or float(match[2]) <= 0:
+        try:
+            found = conditions.parse(text)
+        except ConditionError:
+            found = None
+        if not found or not found.percentile or found.op != "<" or found.arm or not found.limit:
             raise ValueError(f"expected a condition such as p99<50ms, got {text!r}")
-        return cls(float(match[1]), float(match[2]) * (1000 if match[3] == "s" else 1))
+        return cls(found.percentile, found.limit)
 
     def __str__(self) -> str:
         return f"p{self.percentile:g}<{self.limit_ms:g}ms"
-
-    def least_count(self, confidence: float = 0.99) -> int:
-        """Returns how many answers this percentile needs."""
-        return math.ceil(math.log(1 - confidence) / math.log(self.percentile / 100))
 
 
 @dataclass(frozen=True, slots=True)

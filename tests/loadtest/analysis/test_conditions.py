@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 from tests.loadtest.run_files import NewRun
 
-from xlaserve_loadtest.analysis.conditions import ConditionError, failures, parse
+from xlaserve_loadtest.analysis.conditions import failures
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.schedule.conditions import ConditionError, parse
 
 
 @pytest.mark.parametrize(
