@@ -21,7 +21,7 @@ COMMAND = re.compile(r"^(?:\$ |RUN |CMD )?((?:xlaserve|xlaserve-client|loadtest)
 COMMANDS = sorted(
     {command for page in PAGES for block in BLOCK.findall(page.read_text()) for command in COMMAND.findall(block)}
 )
-SUBCOMMANDS = ("report", "compare", "sweep")
+SUBCOMMANDS = tuple(loadtest_cli._COMMANDS)
 FETCHED = r'(?:src="|<link rel="(?:stylesheet|preconnect|icon)" href="|@import |url\()'
 FROM_ELSEWHERE = re.compile(FETCHED + r"""['"]?(?:https?:)?//""")
 

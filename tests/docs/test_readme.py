@@ -24,7 +24,7 @@ FOLDERS = ("deploy", "scripts")
 """What the commands name files of."""
 PORTS = (8001, 8002)
 START_TIMEOUT_S = 60
-COMMAND_TIMEOUT_S = 60
+COMMAND_TIMEOUT_S = 90
 ACTIVATE = Path(sys.prefix, "bin", "activate")
 
 
