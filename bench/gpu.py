@@ -23,6 +23,7 @@ from bench.generator import closed_loop, pixels_request
 from xlaserve.runtimes.tf.device import cpu_name
 from xlaserve_loadtest.reports import markdown
 from xlaserve_loadtest.reports.table import Cell, Number, Table
+from xlaserve_loadtest.run import gpus
 
 PAGE: Final = Path("docs/gpu.md")
 BEGIN: Final = "<!-- made by make bench-gpu: begin -->"
@@ -142,9 +143,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny form that runs anywhere: shows that it works")
     quick = parser.parse_args().quick
-    gpu = _gpu()
+    gpu = next((f"{name}, driver {gpus.driver_version()}" for name in gpus.names()), None)
     if gpu is None and not quick:
-        sys.exit("bench-gpu: expected a GPU that nvidia-smi shows, found none; --quick runs a tiny form anywhere")
+        sys.exit("bench-gpu: expected an NVIDIA GPU, found none; --quick runs a tiny form anywhere")
     plan = QUICK if quick else WHOLE
     machine = f"{gpu or cpu_name()}, Python {sys.version.split()[0]}, {_versions()}"
     print(machine, flush=True)
@@ -181,18 +182,6 @@ def _served(config: Mapping[str, object], side: int, plan: Plan) -> dict[str, tu
                 load = closed_loop(server.address, payloads[mode], plan.concurrency, seconds=plan.block_s)
                 rates[mode].append(load.per_s * plan.images_per_request)
     return {mode: (statistics.median(arm), min(arm), max(arm)) for mode, arm in rates.items()}
-
-
-def _gpu() -> str | None:
-    """Returns the GPUs' names and their driver, as nvidia-smi says them."""
-    command = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    name, _, driver = lines[0].partition(", ") if lines else ("", "", "")
-    return f"{name}, driver {driver}" if name else None
 
 
 def _versions() -> str:

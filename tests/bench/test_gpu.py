@@ -40,5 +40,5 @@ def test_without_a_gpu_nothing_is_measured_and_the_page_stays_as_it_is() -> None
     environment = {**os.environ, "PATH": "/nonexistent"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "expected a GPU that nvidia-smi shows, found none" in done.stderr
+    assert "expected an NVIDIA GPU, found none" in done.stderr
     assert gpu.PAGE.read_bytes() == before

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from xlaserve_loadtest.record.lines import Environment
+from xlaserve_loadtest.run import gpus
 
 _PACKAGES: Final = (
     *("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "grpcio", "protobuf", "numpy", "pillow", "uvloop"),
@@ -24,7 +24,7 @@ def describe() -> Environment:
     return Environment(
         cpu=_cpu(),
         cores=cores(),
-        gpus=_gpus(),
+        gpus=gpus.names(),
         system=platform.platform(),
         python=platform.python_version(),
         packages={package: found for package in _PACKAGES if (found := _version(package))},
@@ -47,29 +47,20 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _gpus() -> tuple[str, ...]:
-    answer = _answer("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    return tuple(line.strip() for line in (answer or "").splitlines() if line.strip())
-
-
 def _git_revision(folder: Path) -> str | None:
     """Returns the commit that this code comes from, with "+" where files were changed since."""
-    revision = _answer("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    revision = _git(folder, "rev-parse", "--short=12", "HEAD")
     if not revision:
         return None
-    changes = _answer("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
-    return revision.strip() + ("+" if changes else "")
+    return revision.strip() + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _answer(command: str, *arguments: str) -> str | None:
-    path = shutil.which(command)
-    if path is None:
-        return None
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ("git", "-C", str(folder), *arguments)
     try:
-        answer = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout
 
 
 def _version(package: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import shutil
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,12 +15,12 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from xlaserve_loadtest.record.lines import Counters, ServerUse
+from xlaserve_loadtest.run import gpus
 
 LOOK_S: Final = 0.25
 GPU_LOOK_S: Final = 1.0
 
 _TIMEOUT_S: Final = 2.0
-_MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +89,14 @@ class Usage:
             self._process = psutil.Process(pid) if pid is not None else None
         self._cpu_before_s = self._cpu_s()
         self._peak_bytes = 0
-        self._gpu_looks: list[tuple[float, float]] = []
+        self._gpu_looks: list[tuple[float, int]] = []
 
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Samples at intervals until the context ends."""
         looks = [asyncio.create_task(self._look_at_process())]
-        if self._process and (command := shutil.which("nvidia-smi")):
-            looks.append(asyncio.create_task(self._look_at_gpu(command)))
+        if self._process:
+            looks.append(asyncio.create_task(self._look_at_gpu()))
         try:
             yield
         finally:
@@ -112,7 +111,7 @@ class Usage:
             cpu_s=None if cpu_s is None or self._cpu_before_s is None else cpu_s - self._cpu_before_s,
             peak_rss_bytes=self._peak_bytes or None,
             gpu_utilisation=math.fsum(utilisation) / len(utilisation) if utilisation else None,
-            gpu_memory_bytes=round(max(look[1] for look in self._gpu_looks)) if self._gpu_looks else None,
+            gpu_memory_bytes=max(look[1] for look in self._gpu_looks) if self._gpu_looks else None,
         )
 
     def _cpu_s(self) -> float | None:
@@ -130,14 +129,7 @@ class Usage:
                 self._peak_bytes = max(self._peak_bytes, self._process.memory_info().rss)
             await asyncio.sleep(LOOK_S)
 
-    async def _look_at_gpu(self, command: str) -> None:
-        query = ("--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits", "--id=0")
-        while True:
-            process = await asyncio.create_subprocess_exec(
-                command, *query, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-            )
-            output, _ = await process.communicate()
-            with suppress(ValueError):
-                utilisation, memory_mib = map(float, output.decode().split(","))
-                self._gpu_looks.append((utilisation / 100, memory_mib * _MIB))
+    async def _look_at_gpu(self) -> None:
+        while look := await asyncio.to_thread(gpus.first_use):
+            self._gpu_looks.append(look)
             await asyncio.sleep(GPU_LOOK_S)

@@ -63,7 +63,7 @@ def find(names: Sequence[str]) -> tuple[Model, ...]:
 
 
 def published(gpus: Sequence[str]) -> dict[tuple[str, int], Published]:
-    """Returns what was published for the first of `gpus` (nvidia-smi's names), by model and resolution.
+    """Returns what was published for the first of `gpus` (the driver's names), by model and resolution.
 
     It is empty where nothing was published for such a device.
     """
