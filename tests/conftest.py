@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from hypothesis import settings
+from tests.fakes import VirtualTimeLoop
 
 from xlaserve.engine.program import Executable, Images, Outputs
 
@@ -22,40 +22,6 @@ settings.load_profile("steady")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time stands still while anything can happen, and then jumps to the next timer.
-
-    It knows nothing of threads: what they would do later looks to it as if nothing would ever happen. Times that are
-    to meet exactly should be multiples of a power of two.
-    """
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.when_quiet: list[Callable[[], None]] = []
-        """Called each time when everything has been done and time is about to move."""
-        super().__init__(_Selector(self))
-
-    def time(self) -> float:
-        return self.now
-
-
-class _Selector(selectors.SelectSelector):
-    def __init__(self, loop: VirtualTimeLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
-        if ready or timeout == 0:
-            return ready
-        for check in self._loop.when_quiet:
-            check()
-        if timeout is None:
-            raise RuntimeError("everybody waits and nothing will ever happen")
-        self._loop.now += timeout
-        return []
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

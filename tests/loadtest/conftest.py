@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
-import selectors
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes import VirtualTimeLoop
 from tests.loadtest.run_files import compared, run_file
 
 from xlaserve_loadtest.record.lines import Status
@@ -25,30 +24,6 @@ PUPPET = (sys.executable, str(Path(__file__).parent / "puppet.py"))
 
 PuppetCommand = Callable[..., list[str]]
 StartPuppet = Callable[..., str]
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop on which time passes only while everything waits: an hour of sleeping takes no time."""
-
-    def __init__(self) -> None:
-        super().__init__(_InstantSelector(self))
-        self.now_s = 1000.0
-
-    def time(self) -> float:
-        return self.now_s
-
-
-class _InstantSelector(selectors.DefaultSelector):
-    def __init__(self, loop: VirtualTimeLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise AssertionError("everything waits for something that never happens")
-        # Rounding must not leave a timer a hair in the future for ever.
-        self._loop.now_s += timeout + math.ulp(self._loop.now_s)
-        return super().select(0)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from unittest.mock import Mock
 
 import pytest
+from tests.fakes import Clock
 
 from xlaserve.decoding import DecodingThreads, Memory, Rows, Turns
 from xlaserve.errors import DeadlineExceeded, InvalidImage
@@ -18,14 +19,6 @@ from xlaserve.interpreter import SHARED_SWITCH_S, SWITCH_S
 
 NEVER = float("inf")
 PATIENCE_S = 20
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Bench:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytest
 from PIL import Image
+from tests.fakes import Clock
 
 from xlaserve import image, pipeline
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings, PixelRange, Settings
@@ -72,16 +73,6 @@ class Renders(NamedTuple):
 
     def renderer(self, task: Task) -> pipeline.Render:
         return self.render
-
-
-class Clock:
-    """A clock that tests advance."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pickle
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.fakes import served_with
 
-from xlaserve.config import Mode, PixelRange
+from xlaserve.config import Mode
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import whole
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
@@ -53,24 +54,18 @@ def message(images: int, raw: bool, *outputs: str, classes: int = 0, datatype: s
     return infer_message.InferMessages().parse(request.SerializeToString())
 
 
-def served_with(task: Task) -> Served:
-    settings = SimpleNamespace(name="m", version="1", pixel_range=PixelRange.LEVELS)
-    model = SimpleNamespace(task=task)
-    return cast(Served, SimpleNamespace(settings=settings, model=model, inputs=frozenset({(SIDE, SIDE)})))
-
-
 def call_of(served: Served, deadline: float = 9.0) -> Any:
     return SimpleNamespace(served=served, deadline=deadline, began=1.0)
 
 
 def parse(request: Any, task: Task) -> Request:
-    return open_inference._parse(request, call_of(served_with(task)))
+    return open_inference._parse(request, call_of(served_with(task, SIDE)))
 
 
 def respond(request: Any, task: Task, outputs: tuple[Any, ...], rendered: Any = ()) -> pb.ModelInferResponse:
     images = len(outputs[0])
     answer = Answer(Mode.XLA, images, outputs, [whole(SIDE, SIDE)] * images, rendered, Timings(), at=0.0)
-    return pb.ModelInferResponse.FromString(b"".join(open_inference._respond(request, served_with(task), answer)))
+    return pb.ModelInferResponse.FromString(b"".join(open_inference._respond(request, served_with(task, SIDE), answer)))
 
 
 def on_threads(request: Any, task: Task, outputs: tuple[Any, ...]) -> Any:
@@ -181,7 +176,7 @@ def test_the_earlier_of_deadline_and_timeout_holds_for_each_request(
     request.raw_input_contents.append(bytes(SIDE * SIDE * 3))
     if timeout_us:
         request.parameters["timeout"].int64_param = timeout_us
-    messages, served = infer_message.InferMessages(), served_with(Classification(3))
+    messages, served = infer_message.InferMessages(), served_with(Classification(3), SIDE)
     for began in (1.0, 2.0):  # the second is known
         parsed: Any = messages.parse(request.SerializeToString())
         call: Any = SimpleNamespace(served=served, deadline=deadline + began - 1, began=began)

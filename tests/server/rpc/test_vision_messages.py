@@ -3,13 +3,13 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
 from google.protobuf.message import Message
 from PIL import Image
+from tests.fakes import served_with
 
 from xlaserve.config import Fit, Mode
 from xlaserve.errors import ImageTooLarge, InvalidArgument
@@ -31,11 +31,6 @@ TASKS: dict[str, Task] = {
 }
 DEADLINE = 9.0
 WIDE = place(50, 100, input_height=64, input_width=64, fit=Fit.LETTERBOX)  # 32 rows from row 16 on, at 0.64
-
-
-def served_with(task: Task) -> Served:
-    settings = SimpleNamespace(name="m", version="1")
-    return cast(Served, SimpleNamespace(model=SimpleNamespace(task=task), settings=settings))
 
 
 def answer(outputs: Sequence[Any], frames: Sequence[Frame], rendered: Sequence[Any] = ()) -> Answer:

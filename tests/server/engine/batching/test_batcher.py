@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.fakes_engine import Executable, FakeWorker, Started, lanes_are_free, outputs_of
+from tests.fakes import Executable, FakeWorker, Observer, Started, lanes_are_free, outputs_of
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching import batcher as batcher_module
@@ -24,7 +24,7 @@ from xlaserve.engine.batching import worker as worker_module
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.queue import Result
-from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
+from xlaserve.engine.batching.worker import Batch, Worker, gather
 from xlaserve.engine.buckets.planner import Cost, Planner
 from xlaserve.engine.program import Images, Outputs, Warmed
 from xlaserve.errors import (
@@ -41,18 +41,6 @@ from xlaserve.errors import (
 COST_S = {1: 1.0, 2: 1.25, 4: 2.0, 8: 3.0}
 NO_DEADLINE = math.inf
 SQUARE, WIDE, TALL = (2, 2), (2, 4), (4, 2)
-
-
-class Observer:
-    def __init__(self) -> None:
-        self.ran: list[tuple[Mode, int, int]] = []
-        self.failed: list[tuple[Mode, int, int]] = []
-
-    def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
-        self.ran.append((mode, bucket.batch, images))
-
-    def batch_failed(self, mode: Mode, bucket: Bucket, images: int) -> None:
-        self.failed.append((mode, bucket.batch, images))
 
 
 class Model:

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import numpy as np
 import pytest
-from tests.fakes_engine import lanes_are_free, outputs_of
+from tests.fakes import lanes_are_free, outputs_of
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.batcher import Batcher

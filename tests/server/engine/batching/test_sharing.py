@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.conftest import VirtualTimeLoop
-from tests.fakes_engine import Executable, FakeWorker, lanes_are_free, outputs_of
+from tests.fakes import Executable, FakeWorker, Observer, VirtualTimeLoop, lanes_are_free, outputs_of
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.batcher import Batcher
@@ -73,12 +72,6 @@ class Worker(FakeWorker):
         if self.refuses and self.submitted % self.refuses == 0:
             raise RuntimeError("can't start new thread")
         super().submit(batch, done)
-
-
-class Observer:
-    def batch_ran(self, *args: object) -> None: ...
-
-    def batch_failed(self, *args: object) -> None: ...
 
 
 def answer(images: Images) -> Outputs:

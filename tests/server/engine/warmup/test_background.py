@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from tests.fakes_engine import outputs_of
+from tests.fakes import outputs_of
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher

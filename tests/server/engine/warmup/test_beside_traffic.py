@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from tests.fakes import FakeProgram
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.lanes import Lanes
@@ -26,21 +27,11 @@ def taking(seconds: float) -> Executable:
     return executable
 
 
-class Program:
-    platform = "fake"
-
-    def __init__(self, compilation: Compilation) -> None:
-        self._compilation = compilation
-
-    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
-        return self._compilation
-
-
 async def make(compilation: Compilation, known: tuple[Bucket, Warmed] | None) -> tuple[Warmed, Ledger]:
     ledger, worker = Ledger("a", "1"), Worker(1)
     with ThreadPoolExecutor(1) as compiling:
         beside = BesideTraffic(
-            program=Program(compilation),
+            program=FakeProgram(lambda mode, bucket: compilation),
             lanes=Lanes(1),
             worker=worker,
             ledger=ledger,

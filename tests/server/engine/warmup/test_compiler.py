@@ -9,6 +9,7 @@ from itertools import cycle
 
 import numpy as np
 import pytest
+from tests.fakes import FakeProgram
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
@@ -31,21 +32,18 @@ WAIT_S = 30.0
 BUCKETS = (Bucket(1, 2, 2), Bucket(4, 2, 2), Bucket(4, 3, 2))
 
 
-class FakeProgram:
+class CountingProgram(FakeProgram):
     """Compiles to executables that count their runs, or raises where `error_at` says so."""
 
-    platform = "numpy"
-
     def __init__(self, error_at: tuple[Mode, Bucket] | None = None) -> None:
-        self.compiled: list[tuple[Mode, Bucket]] = []
+        super().__init__(self._count_runs)
         self.ran: dict[tuple[Mode, Bucket], list[tuple[int, ...]]] = {}
         self.on_compile: Callable[[], object] = lambda: None
         self._error_at = error_at
 
-    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+    def _count_runs(self, mode: Mode, bucket: Bucket) -> Compilation:
         if (mode, bucket) == self._error_at:
             raise ValueError("no kernel")
-        self.compiled.append((mode, bucket))
         shapes = self.ran[mode, bucket] = []
 
         def executable(images: Images) -> Outputs:
@@ -84,7 +82,7 @@ def taking(durations_s: list[float]) -> tuple[Executable, Callable[[], float]]:
 
 
 def test_every_mode_and_bucket_is_compiled_run_and_entered_in_order() -> None:
-    program, ledger = FakeProgram(), Ledger("digits", "3")
+    program, ledger = CountingProgram(), Ledger("digits", "3")
     before = datetime.now(UTC)
     warmed = warm(program, ledger)
     order = [(mode, bucket) for mode in (Mode.XLA, Mode.GRAPH) for bucket in BUCKETS]
@@ -103,12 +101,12 @@ def test_every_mode_and_bucket_is_compiled_run_and_entered_in_order() -> None:
 def test_a_program_that_does_not_compile_fails_the_warm_up() -> None:
     ledger = Ledger("digits", "3")
     with pytest.raises(ValueError, match="no kernel"):
-        warm(FakeProgram(error_at=(Mode.XLA, BUCKETS[1])), ledger)
+        warm(CountingProgram(error_at=(Mode.XLA, BUCKETS[1])), ledger)
     assert [entry.bucket for entry in ledger] == [BUCKETS[0]]
 
 
 def test_warm_up_stops_when_it_is_told_to() -> None:
-    program, ledger, stop = FakeProgram(), Ledger("digits", "3"), threading.Event()
+    program, ledger, stop = CountingProgram(), Ledger("digits", "3"), threading.Event()
     program.on_compile = lambda: stop.set() if len(program.compiled) == 2 else None
     with pytest.raises(ShuttingDown):
         warm(program, ledger, stop)
@@ -116,7 +114,7 @@ def test_warm_up_stops_when_it_is_told_to() -> None:
 
 
 def test_the_smallest_bucket_is_compiled_first() -> None:
-    program = FakeProgram()
+    program = CountingProgram()
     buckets = (Bucket(8, 2, 2), Bucket(1, 9, 9), Bucket(2, 2, 2))
     warm_up(
         program=program,
@@ -130,7 +128,7 @@ def test_the_smallest_bucket_is_compiled_first() -> None:
 
 
 def test_programs_of_xla_compile_at_the_same_time_and_are_timed_when_all_are_there() -> None:
-    program, ledger = FakeProgram(), Ledger("digits", "3")
+    program, ledger = CountingProgram(), Ledger("digits", "3")
     together = threading.Barrier(len(BUCKETS), timeout=WAIT_S)
     program.on_compile = lambda: together.wait() if len(ledger) == 0 else None
     warmed = warm(program, ledger, threads=len(BUCKETS))
@@ -141,7 +139,7 @@ def test_programs_of_xla_compile_at_the_same_time_and_are_timed_when_all_are_the
 
 def test_what_does_not_compile_among_others_fails_the_warm_up() -> None:
     with pytest.raises(ValueError, match="no kernel"):
-        warm(FakeProgram(error_at=(Mode.XLA, BUCKETS[0])), Ledger("digits", "3"), threads=2)
+        warm(CountingProgram(error_at=(Mode.XLA, BUCKETS[0])), Ledger("digits", "3"), threads=2)
 
 
 def test_a_known_cost_is_not_measured_and_a_new_one_is_kept() -> None:
@@ -149,26 +147,16 @@ def test_a_known_cost_is_not_measured_and_a_new_one_is_kept() -> None:
     kept: list[Cost] = []
     ran: list[Bucket] = []
 
-    class Cached:
-        platform = "numpy"
+    def compilation(mode: Mode, bucket: Bucket) -> Compilation:
+        def executable(images: Images) -> Outputs:
+            ran.append(bucket)
+            return ()
 
-        def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
-            def executable(images: Images) -> Outputs:
-                ran.append(bucket)
-                return ()
-
-            cost = known if bucket == BUCKETS[0] else None
-            return Compilation(
-                executable,
-                trace_s=0.0,
-                compile_s=0.0,
-                from_cache=cost is not None,
-                cost=cost,
-                keep_cost=kept.append,
-            )
+        cost = known if bucket == BUCKETS[0] else None
+        return Compilation(executable, 0.0, 0.0, from_cache=cost is not None, cost=cost, keep_cost=kept.append)
 
     ledger = Ledger("digits", "3")
-    warmed = warm(Cached(), ledger)
+    warmed = warm(FakeProgram(compilation), ledger)
     assert warmed[Mode.XLA, BUCKETS[0]].cost == known
     assert set(ran) == set(BUCKETS[1:])
     assert kept == [entry.cost for entry in ledger if entry.bucket != BUCKETS[0]]
@@ -244,7 +232,7 @@ def test_a_failure_under_load_surfaces() -> None:
 
 def test_the_ledger_hears_of_each_program_as_it_is_ready() -> None:
     heard: list[Entry] = []
-    program = FakeProgram()
+    program = CountingProgram()
     counts: list[int] = []
     program.on_compile = lambda: counts.append(len(heard))
     ledger = Ledger("digits", "3", heard.append)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterable
 
 import pytest
+from tests.fakes import Clock
 
 from xlaserve.runtimes.watch.compile_watch import KNOWN, REMEMBERED, CompileWatch
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
@@ -12,18 +13,11 @@ from xlaserve.runtimes.watch.xla_log import XlaCompilation
 LANE, OTHER = 7, 8
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Watched:
     """A watch in which thread LANE runs batches; compilations come as XLA logs them."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.told: list[tuple[XlaCompilation, bool]] = []
         self.watch = CompileWatch(lambda *told: self.told.append(told), lambda thread: thread == LANE, self.clock)
 

@@ -1,20 +1,68 @@
-"""A device in virtual time: what `Batcher` and `BesideTraffic` run batches on."""
+"""What tests put in the place of time, of a device and of models."""
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 
-from xlaserve.config import Bucket, Mode
+from xlaserve.config import Bucket, Mode, PixelRange
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.queue import Result
 from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.model.task import Task
+from xlaserve.model.version import Served
+
+
+class Clock:
+    """A clock that tests advance."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time stands still while anything can happen, and then jumps to the next timer.
+
+    It knows nothing of threads: what they would do later looks to it as if nothing would ever happen. Times that are
+    to meet exactly should be multiples of a power of two.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.when_quiet: list[Callable[[], None]] = []
+        """Called each time when everything has been done and time is about to move."""
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Selector(selectors.SelectSelector):
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        for check in self._loop.when_quiet:
+            check()
+        if timeout is None:
+            raise RuntimeError("everybody waits and nothing will ever happen")
+        self._loop.now += timeout
+        return []
 
 
 def outputs_of(result: Result) -> Outputs:
@@ -89,6 +137,41 @@ class FakeWorker(Worker):
             result = Run(batch.executable(buffer), 0.0, wait_s, self._cost_s[batch.bucket.batch])
         done(result)
         self._start()
+
+
+class Observer:
+    """Keeps the mode, the bucket's batch and the images of each batch."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[Mode, int, int]] = []
+        self.failed: list[tuple[Mode, int, int]] = []
+
+    def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
+        self.ran.append((mode, bucket.batch, images))
+
+    def batch_failed(self, mode: Mode, bucket: Bucket, images: int) -> None:
+        self.failed.append((mode, bucket.batch, images))
+
+
+class FakeProgram:
+    """Compiles as `compilation` says, and keeps what was asked for in `compiled`."""
+
+    platform = "fake"
+
+    def __init__(self, compilation: Callable[[Mode, Bucket], Compilation]) -> None:
+        self.compiled: list[tuple[Mode, Bucket]] = []
+        self._compilation = compilation
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        self.compiled.append((mode, bucket))
+        return self._compilation(mode, bucket)
+
+
+def served_with(task: Task, side: int = 32) -> Served:
+    """Returns a model of `task` that takes images of `side` x `side` pixels, as far as requests look at it."""
+    settings = SimpleNamespace(name="m", version="1", pixel_range=PixelRange.LEVELS)
+    model = SimpleNamespace(task=task)
+    return cast(Served, SimpleNamespace(settings=settings, model=model, inputs=frozenset({(side, side)})))
 
 
 def lanes_are_free(lanes: Lanes) -> bool:
