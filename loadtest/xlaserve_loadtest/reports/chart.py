@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import ArrayLike
 
-from xlaserve_loadtest.reports.markup import Markup, data, tag
+from xlaserve_loadtest.reports.markup import data, tag
 
 MUTED: Final = 6
 """Index of the colour of what is only there for comparison."""

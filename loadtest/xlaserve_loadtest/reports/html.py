@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.reports import html_sections as sections
 from xlaserve_loadtest.reports import tables
-from xlaserve_loadtest.reports.markup import Child, Markup, join, page, table, tag
+from xlaserve_loadtest.reports.markup import Child, join, page, table, tag
 
 
 def render(summaries: Sequence[Summary]) -> str:

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from markupsafe import Markup
+
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.scenario import slo_of
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.reports import charts, tables
 from xlaserve_loadtest.reports.chart import MUTED
 from xlaserve_loadtest.reports.charts import Bar, Curve, Mark, Series
-from xlaserve_loadtest.reports.markup import Child, Markup, facts, table, tag
+from xlaserve_loadtest.reports.markup import Child, facts, table, tag
 
 _STAGES: Final = ("send", "network", "decode", "queue", "gather", "execute", "encode", "other")
 

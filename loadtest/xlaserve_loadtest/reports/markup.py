@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any, Final
+
+from markupsafe import Markup
 
 from xlaserve_loadtest.reports.table import Cell, Strong, Table, full
 
@@ -18,27 +19,13 @@ POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsa
 """The page's content security policy. It forbids every request, for any name in a run."""
 
 
-class Markup(str):
-    """Text that is HTML already. Any other text is escaped when it becomes part of an element."""
-
-    __slots__ = ()
-
-
 Child = str | Iterable["Child"] | None
 """Text, elements, or several of them; None is left out."""
 
 
 def join(children: Iterable[Child]) -> Markup:
     """Returns the children one after the other, text among them escaped."""
-    parts: list[str] = []
-    for child in children:
-        if isinstance(child, Markup):
-            parts.append(child)
-        elif isinstance(child, str):
-            parts.append(html.escape(child))
-        elif child is not None:
-            parts.append(join(child))
-    return Markup("".join(parts))
+    return Markup().join(child if isinstance(child, str) else join(child) for child in children if child is not None)
 
 
 def tag(name: str, /, *children: Child, **attributes: str | None) -> Markup:
@@ -46,13 +33,13 @@ def tag(name: str, /, *children: Child, **attributes: str | None) -> Markup:
 
     A trailing underscore of an attribute's name is dropped (`class_`), others become hyphens.
     """
-    written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"'
+    written = Markup().join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value)
         for key, value in attributes.items()
         if value is not None
     )
-    end = "" if name in VOID else f"{join(children)}</{name}>"
-    return Markup(f"<{name}{written}>{end}")
+    end = "" if name in VOID else Markup("{}</{}>").format(join(children), name)
+    return Markup("<{}{}>{}").format(name, written, end)
 
 
 def table(shown: Table) -> Markup:

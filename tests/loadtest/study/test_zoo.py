@@ -73,7 +73,7 @@ def test_the_report_shows_every_model_slowdowns_and_failures_included(zoo_sweep:
     (trace,) = json.loads(source[1])["traces"]
     assert trace["y"] == ["Winner 224 b4", "Winner 224 b8", "Middling 224 b4", "Loser 299 b4"]
     assert trace["x"] == pytest.approx([2.0, 1.9, 0.01, -0.8])
-    assert "Broken can&#x27;t be compiled" in text
+    assert "Broken can&#39;t be compiled" in text
     assert "Without a ratio, as one of the two modes did not run: Broken 299 b4." in text
     assert 'data-name="by-family"' in text
     assert 'data-name="by-resolution"' in text
