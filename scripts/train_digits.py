@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from scripts.digits_data import DigitImage, digit_images
 
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.sources import digits
-from xlaserve.model.sources.digits_data import DigitImage, digit_images
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS_FILE = ROOT / "server" / "xlaserve" / "model" / "sources" / "data" / digits.WEIGHTS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from urllib.request import urlopen
 
 import grpc
+from scripts.digits_data import digit_images
 from tests.integration.conftest import StartServer
 
-from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 from xlaserve_proto import vision_pb2 as pb

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import grpc
+from scripts.digits_data import digit_images
 from tests.integration.conftest import StartServer
 
-from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 

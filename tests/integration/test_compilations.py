@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 import numpy as np
 from PIL import Image
+from scripts.digits_data import digit_images
 from tests.integration.conftest import StartServer
 
-from xlaserve.model.sources.digits_data import digit_images
 from xlaserve.runtimes.watch.compile_watch import KNOWN
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc

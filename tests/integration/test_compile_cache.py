@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts.digits_data import digit_images
 from tests.integration.conftest import StartServer
 
 from xlaserve.cache.records import SUFFIX, Folder
-from xlaserve.model.sources.digits_data import digit_images
 from xlaserve_client import VisionClient
 
 BUCKETS = [1, 2, 4]

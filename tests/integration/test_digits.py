@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from scripts.digits_data import DigitImage, digit_images
 
-from xlaserve.model.sources.digits_data import DigitImage, digit_images
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto.vision_pb2_grpc import VisionStub
 

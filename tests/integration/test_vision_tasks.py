@@ -11,13 +11,13 @@ import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from scripts.shapes_data import HELD_OUT_SEED, LABELS, Scene, scene
 from tests.integration.conftest import Server, StartServer
 from tests.required import required
 from tests.scoring import Confusion, Found, Truth, mean_average_precision
 
 from xlaserve.config import Fit
 from xlaserve.frame import place
-from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, Scene, scene
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as vision_grpc
 from xlaserve_proto.vision_pb2_grpc import VisionStub

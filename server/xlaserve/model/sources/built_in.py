@@ -9,12 +9,11 @@ from typing import Any, Final
 from xlaserve.config import ModelSettings
 from xlaserve.model.networks.network import Network
 from xlaserve.model.sources import digits, keras_models, shapes
-from xlaserve.model.sources.shapes_data import LABELS
 from xlaserve.model.task import Embedding
 
 MODELS: Final[Mapping[str, tuple[Callable[[], Any], tuple[str, ...]]]] = {
     "digits": (digits.load, digits.LABELS),
-    "shapes-detector": (shapes.detector, LABELS),
+    "shapes-detector": (shapes.detector, shapes.LABELS),
     "shapes-segmenter": (shapes.segmenter, shapes.MAP_LABELS),
 }
 """By what follows `builtin:`: what makes the Keras model, and the names of its classes."""

@@ -1,6 +1,7 @@
 """`builtin:shapes-detector` and `builtin:shapes-segmenter`: small networks that find circles, squares and triangles.
 
-`scripts/train_shapes.py` trains them on the scenes of `shapes_data`; the weights in `data/` are what it wrote.
+`scripts/train_shapes.py` trains them on the scenes of `scripts/shapes_data.py`; the weights in `data/` are what it
+wrote.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.model.sources.shapes_data import LABELS
 
+LABELS: Final = ("circle", "square", "triangle")
 SIDE: Final = 128
 STRIDE: Final = 8
 """Pixels of the input along each side of a cell of the detector's grid."""

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
+from scripts.digits_data import digit_images
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Precision
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks import precision
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.model.sources.digits_data import digit_images
 from xlaserve.runtimes.tf.executable import stablehlo
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), np.uint8)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from scripts.digits_data import digit_images
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.program import Images
 from xlaserve.model import catalog
-from xlaserve.model.sources.digits_data import digit_images
 from xlaserve.model.task import Classification
 
 SAMPLES = Path(__file__).parents[4] / "scripts" / "samples" / "digits"

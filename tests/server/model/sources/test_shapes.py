@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripts.shapes_data import HELD_OUT_SEED, LABELS, scene
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.program import Executable, Images, Outputs, Program
 from xlaserve.model import catalog
 from xlaserve.model.sources import shapes
-from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, scene
 from xlaserve.model.task import Detection, Segmentation
 
 BATCH = 4

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from xlaserve.model.sources.shapes_data import HELD_OUT_SEED, LABELS, MAX_SHAPES, TRAIN_SEED, Scene, scene
+from scripts.shapes_data import HELD_OUT_SEED, LABELS, MAX_SHAPES, TRAIN_SEED, Scene, scene
 
 SIZES = ((90, 140), (140, 90), (117, 117))
 
