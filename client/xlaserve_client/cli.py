@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from xlaserve_client import cli_images
-from xlaserve_client.cli_parser import Parser
+from xlaserve_client.cli_parser import Parser, add_completion
 from xlaserve_client.connection import DEFAULT_DEADLINE_S, DEFAULT_TARGET, checked_deadline
 from xlaserve_client.errors import ClientError
 from xlaserve_client.results import Model
@@ -18,8 +18,7 @@ from xlaserve_client.sync import VisionClient
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 when something failed, 2 for a wrong command line."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         with VisionClient(options.target, deadline_s=options.deadline) as client:
             return int(options.run(client, options))
@@ -30,20 +29,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Returns the command's parser."""
     common = Parser(add_help=False)
     common.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="the server (%(default)s)")
     common.add_argument(
         "--deadline", type=_deadline, default=DEFAULT_DEADLINE_S, metavar="S", help="seconds for a call (%(default)g)"
     )
     common.add_argument("--json", action="store_true", help="print JSON")
-    parser = Parser(prog="xlaserve-client", description="Asks an xlaserve server.")
-    parser.add_argument("--version", action="version", version=version("xlaserve"))
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    found = Parser(prog="xlaserve-client", description="Asks an xlaserve server.")
+    found.add_argument("--version", action="version", version=version("xlaserve"))
+    commands = found.add_subparsers(title="commands", required=True, metavar="COMMAND")
     cli_images.add_commands(commands, common)
     models = commands.add_parser("models", parents=[common], help="list the models and their state")
     models.set_defaults(run=_models)
-    return parser
+    add_completion(found)
+    return found
 
 
 def _deadline(text: str) -> float:

@@ -1,10 +1,13 @@
-"""How command lines are parsed: those of the client and the server."""
+"""How command lines are parsed, and completed by shells."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn
+
+import shtab
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,3 +23,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    """Adds `--print-completion` to a parser that has all its other arguments and subcommands."""
+    shtab.add_argument_to(parser, "--print-completion", help="print what completes the command in a shell, and exit")
+    parsers = [parser]
+    for each in parsers:
+        for action in each._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            elif action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from typing import Final
 import uvloop
 from rich.console import Console
 
+from xlaserve_client.cli_parser import add_completion
 from xlaserve_loadtest import options
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import SUFFIX
@@ -25,7 +26,7 @@ from xlaserve_loadtest.schedule.payload import PayloadError
 from xlaserve_loadtest.study import sweep
 from xlaserve_loadtest.targets.target import TargetError
 
-_COMMANDS: Final = {"report": report.main, "compare": compare_cli.main, "sweep": sweep.main}
+_COMMANDS: Final = {"report": report, "compare": compare_cli, "sweep": sweep}
 _INTERRUPTED: Final = 130
 
 
@@ -37,10 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
-        return _COMMANDS[words[0]](words[1:])
-    parser = options.parser()
-    chosen = parser.parse_args(words)
-    settings = options.settings_of(chosen, parser)
+        return int(_COMMANDS[words[0]].main(words[1:]))
+    found = parser()
+    chosen = found.parse_args(words)
+    if chosen.command:
+        found.error(f"{chosen.command}: expected as the first word")
+    settings = options.settings_of(chosen, found)
     failure: Exception | None = None
     with Progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         session = Session(settings, progress)
@@ -54,6 +57,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if session.interrupted:
         return _INTERRUPTED
     return 1 if failure or not session.is_complete else status
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command and its subcommands."""
+    found = options.parser()
+    commands = found.add_subparsers(title="further commands", dest="command", metavar="COMMAND")
+    for name, module in _COMMANDS.items():
+        own = module.parser()
+        about = str(own.description)
+        commands.add_parser(
+            name,
+            parents=[own],
+            add_help=False,
+            help=about.partition(".")[0],
+            description=about,
+            formatter_class=own.formatter_class,
+        )
+    add_completion(found)
+    return found
 
 
 async def _run(session: Session, folder: Path, command: Sequence[str]) -> None:

@@ -27,12 +27,11 @@ _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command without a subcommand."""
+    """Returns the parser of the command, without its subcommands."""
     found = Parser(
         prog="loadtest",
         description="Measures images/s and latency of models in several modes, in interleaved blocks, and says which "
         "is faster. Without --target it starts servers of its own.",
-        epilog="Further commands: loadtest report RUN..., loadtest compare A B, loadtest sweep; each has a --help.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     found.add_argument("--version", action="version", version=version("xlaserve"))

@@ -23,7 +23,7 @@ from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import AutoBuckets, BucketSettings, ModelSettings, Settings
 from xlaserve.errors import XlaserveError
 from xlaserve.telemetry import logs
-from xlaserve_client.cli_parser import Parser
+from xlaserve_client.cli_parser import Parser, add_completion
 
 COMMANDS: Final = (
     serve.COMMAND,
@@ -44,8 +44,7 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 1 with a message on stderr otherwise."""
-    parser = _parser()
-    options = vars(parser.parse_args(arguments))
+    options = vars(parser().parse_args(arguments))
     command: Command = options.pop("command")
     file = options.pop("config")
     flags = {name: options.pop(name) for name in Settings.model_fields if options.get(name) is not None}
@@ -71,10 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os._exit(status)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="xlaserve", description="Serves vision models, compiled by XLA ahead of traffic.")
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
+    found = Parser(prog="xlaserve", description="Serves vision models, compiled by XLA ahead of traffic.")
+    found.add_argument("--version", action="version", version=__version__)
+    commands = found.add_subparsers(required=True, metavar="COMMAND")
     settings = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     settings.add_argument(
         "--config",
@@ -95,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
             subparser.epilog = _models_explained()
         subparser.set_defaults(command=command)
         command.add_options(subparser)
-    return parser
+    add_completion(found)
+    return found
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
@@ -106,7 +107,8 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
     elif name == "models":
         group.add_argument(flag, type=_yaml, metavar="YAML", help=f"{text} A YAML or JSON list.")
     else:
-        group.add_argument(flag, metavar=_takes(field.annotation), help=text)
+        kind = Path if Path in get_args(field.annotation) else str
+        group.add_argument(flag, type=kind, metavar=_takes(field.annotation), help=text)
 
 
 def _models_explained() -> str:

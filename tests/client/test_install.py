@@ -60,3 +60,33 @@ def test_plain_xlaserve_brings_neither_what_charts_need_nor_tensorflow() -> None
     assert not extras["client"]
     assert {needed.partition(">")[0] for needed in extras["loadtest"]} == {"plotly", "hdrhistogram"}
     assert "xlaserve[loadtest]" in extras["dev"]
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "offered"),
+    [
+        ("xlaserve", "xlaserve se", {"serve"}),
+        ("xlaserve", "xlaserve serve --log-", {"--log-level", "--log-format"}),
+        ("xlaserve", "xlaserve serve --config ./a", {"./a.yaml"}),
+        ("xlaserve", "xlaserve serve --ready-file ./a", {"./a.yaml"}),
+        ("xlaserve_client", "xlaserve-client de", {"detect"}),
+        ("xlaserve_client", "xlaserve-client classify digits ./a", {"./a.yaml"}),
+        ("xlaserve_loadtest", "loadtest --save-a", {"--save-arrivals"}),
+        ("xlaserve_loadtest", "loadtest re", {"report"}),
+        ("xlaserve_loadtest", "loadtest sweep --retry", {"--retry-failed"}),
+    ],
+)
+def test_bash_completes_commands_flags_and_files(module: str, words: str, offered: set[str], tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").touch()
+    script = run(module, "--print-completion", "bash").stdout
+    function = script.split()[-2]
+    ask = f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); {function}; printf '%s\\n' ${{COMPREPLY[@]}}"
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=60
+    )
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.parametrize("module", ["xlaserve", "xlaserve_client", "xlaserve_loadtest"])
+def test_zsh_has_a_completion_too(module: str) -> None:
+    assert run(module, "--print-completion", "zsh").stdout.startswith("#compdef ")

@@ -40,18 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0: reported; 1: a file can't be read or written; 2: a wrong command line; 3: a condition is met.
     """
-    parser = Parser(
-        prog="loadtest report", description="Makes reports from run files. Needs neither a server nor TensorFlow."
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run files (NAME.run.jsonl.gz)")
-    add_options(parser)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         summaries = [summarize(read_run(path)) for path in options.runs]
         return publish(summaries, options, Console())
     except (RunFileError, OSError) as error:
         sys.stderr.write(f"loadtest report: {error}\n")
         return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the subcommand's parser."""
+    found = Parser(
+        prog="loadtest report", description="Makes reports from run files. Needs neither a server nor TensorFlow."
+    )
+    found.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run files (NAME.run.jsonl.gz)")
+    add_options(found)
+    return found
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

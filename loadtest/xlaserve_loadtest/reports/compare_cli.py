@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -48,19 +49,24 @@ class Change:
     reason: str
 
 
+def parser() -> argparse.ArgumentParser:
+    """Returns the subcommand's parser."""
+    found = Parser(
+        prog="loadtest compare",
+        description="Compares the arms of run B with those of run A of the same names and loads.",
+    )
+    found.add_argument("first", type=Path, metavar="A", help="run file")
+    found.add_argument("second", type=Path, metavar="B", help="run file")
+    found.add_argument("--json", action="store_true", help="print JSON")
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
     0: compared; 1: a file can't be read, or the runs have no arm and load in common; 2: a wrong command line.
     """
-    parser = Parser(
-        prog="loadtest compare",
-        description="Compares the arms of run B with those of run A of the same names and loads.",
-    )
-    parser.add_argument("first", type=Path, metavar="A", help="run file")
-    parser.add_argument("second", type=Path, metavar="B", help="run file")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         runs = read_run(options.first), read_run(options.second)
     except RunFileError as error:
