@@ -6,6 +6,7 @@ these tests passed with are kept out by upper bounds in pyproject.toml: raise a 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import gc
 import io
@@ -37,7 +38,7 @@ ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 120
 BOUNDED: Final = {"grpcio", "pillow", "tensorflow-cpu", "tensorflow", "keras", "keras-cv"}
 OURS: Final = {"self", "cls", "os._exit", "argparse._ArgumentGroup"}
-NAMED_TUPLES: Final = {"_asdict", "_replace"}
+NAMED_TUPLES: Final = {"_asdict", "_field_defaults", "_replace"}
 PRIVATE_NAMES: Final = {
     "convert_to_constants._FunctionConverterDataInEager",
     "convert_to_constants._replace_variables_by_constants",
@@ -45,6 +46,13 @@ PRIVATE_NAMES: Final = {
     "model._flatten_layers",
     "called._cached_graph",
     "graph._functions",
+    "argparse._SubParsersAction",
+    "argparse.HelpFormatter(parser.prog)._expand_help",
+    "each._actions",
+    "top._actions",
+    "action._choices_actions",
+    "parser._action_groups",
+    "group._group_actions",
 }
 PRIVATE_MODULES: Final = {
     "tensorflow.python.eager",
@@ -95,6 +103,7 @@ def test_what_is_reached_into_has_an_upper_bound_that_the_pinned_version_keeps()
         *project["dependencies"],
         *project["optional-dependencies"]["cpu"],
         *project["optional-dependencies"]["gpu"],
+        *project["optional-dependencies"]["loadtest"],
     ]
     bounds = {}
     for requirement in wanted:
@@ -110,6 +119,24 @@ def test_what_is_reached_into_has_an_upper_bound_that_the_pinned_version_keeps()
 
 def numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
+
+
+def test_argparse_shows_what_was_added_to_a_parser() -> None:
+    with needed(
+        "argparse's _actions and _action_groups",
+        by="xlaserve_client/cli_parser.py and scripts/generate_docs.py",
+        breaks="shells complete no files, and the reference of the commands is empty",
+    ):
+        parser = argparse.ArgumentParser()
+        flag = parser.add_argument_group("group").add_argument("--flag", default=3, help="%(default)s")
+        commands = parser.add_subparsers()
+        command = commands.add_parser("command", help="about it")
+        assert isinstance(commands, argparse._SubParsersAction)
+        assert commands.choices["command"] is command
+        assert [(choice.dest, choice.help) for choice in commands._choices_actions] == [("command", "about it")]
+        assert parser._actions[-2:] == [flag, commands]
+        assert parser._action_groups[-1]._group_actions == [flag]
+        assert argparse.HelpFormatter("prog")._expand_help(flag) == "3"
 
 
 # TensorFlow, in this process.
