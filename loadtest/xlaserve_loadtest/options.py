@@ -8,12 +8,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from xlaserve_loadtest.parser import Parser, counts, names, number_over
+from xlaserve_loadtest.parser import Parser, checked, counts, names, number_over
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
 from xlaserve_loadtest.schedule import arrivals, payload
 from xlaserve_loadtest.schedule.arms import ALL, MODES
-from xlaserve_loadtest.schedule.arrivals import ArrivalsError, ClosedLoop, Loop, OpenLoop
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, OpenLoop
 from xlaserve_loadtest.schedule.payload import Mix
 from xlaserve_loadtest.schedule.scenarios import SCENARIOS
 from xlaserve_loadtest.schedule.search import Slo
@@ -68,12 +68,17 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--concurrency", type=counts, metavar="N,N", help="closed loop: requests at a time (16)")
     load.add_argument("--rate", type=_rates, metavar="R,R|R..R", help="open loop: requests/s, several, or a ramp")
     load.add_argument("--arrivals", choices=arrivals.PROCESSES, default="poisson", help="of an open loop")
-    load.add_argument("--replay", type=_replay, metavar="FILE", help="open loop: seconds of arrival, one a line")
+    load.add_argument(
+        "--replay",
+        type=checked(lambda text: arrivals.read(Path(text))),
+        metavar="FILE",
+        help="open loop: seconds of arrival, one a line",
+    )
     load.add_argument("--save-arrivals", type=Path, metavar="FILE", help="write the schedule for --replay")
     load.add_argument("--max-in-flight", type=count, default=MAX_IN_FLIGHT, metavar="N", help="more is dropped")
     load.add_argument("--scenario", choices=tuple(SCENARIOS), help="of MLPerf Inference")
     load.add_argument("--find-max", action="store_true", help="search the highest rate that keeps --slo")
-    load.add_argument("--slo", type=_slo, metavar="COND", help="such as p99<50ms")
+    load.add_argument("--slo", type=checked(Slo.parse), metavar="COND", help="such as p99<50ms")
     load.add_argument("--slo-ms", type=positive, metavar="MS", help="the same for p99, for --scenario server")
     load.add_argument("--duration", type=positive, default=5.0, metavar="S", help="measured at most, for each arm")
     load.add_argument(
@@ -87,7 +92,9 @@ def parser() -> argparse.ArgumentParser:
     sent = found.add_argument_group("what is sent")
     sent.add_argument("--images", type=Path, metavar="DIR", help="JPEG, PNG and WebP files; synthetic without")
     sent.add_argument("--payload", choices=payload.KINDS, help="files as they are (for --images), or raw pixels")
-    sent.add_argument("--images-per-request", type=_mix, metavar="N|N:P,N:P", help="a number or shares (1)")
+    sent.add_argument(
+        "--images-per-request", type=checked(Mix.parse), metavar="N|N:P,N:P", help="a number or shares (1)"
+    )
     sent.add_argument("--size", type=_sizes, default=(), metavar="HxW,HxW", help="of the images; the model's own")
 
     kept = found.add_argument_group("what is kept")
@@ -208,24 +215,3 @@ def _sizes(text: str) -> tuple[tuple[int, int], ...]:
             raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH such as 224x224, got {text!r}")
         sizes.append((int(height), int(width)))
     return tuple(sizes)
-
-
-def _mix(text: str) -> Mix:
-    try:
-        return Mix.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _slo(text: str) -> Slo:
-    try:
-        return Slo.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _replay(text: str) -> arrivals.Replay:
-    try:
-        return arrivals.read(Path(text))
-    except ArrivalsError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+Value = TypeVar("Value")
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,6 +28,18 @@ def number_over(kind: Callable[[str], float], bound: float) -> Callable[[str], f
 
     parse.__name__ = "number"  # argparse names it where `kind` raises ValueError
     return parse
+
+
+def checked(parse: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Returns `parse` for argparse: the message of a ValueError is shown as it is."""
+
+    def parse_checked(text: str) -> Value:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse_checked
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -65,6 +65,32 @@ def plain(values: ArrayLike) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()]
 
 
+def bars(rows: Sequence[str], series: Mapping[str, ArrayLike], hover: str) -> list[dict[str, Any]]:
+    """Returns horizontal bars: for each of `series` a value for each of `rows`; `hover` is shown for a value."""
+    return [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": label(name),
+            "y": [label(row) for row in rows],
+            "x": plain(values),
+            "marker": {"color": colour(index)},
+            "hovertemplate": hover,
+        }
+        for index, (name, values) in enumerate(series.items())
+    ]
+
+
+def bar_layout(mode: str, height_px: int, unit: str) -> dict[str, Any]:
+    """Returns the layout of `bars`, from the top down; `mode` is stack or group."""
+    return {
+        "barmode": mode,
+        "height": height_px,
+        "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "type": "category"},
+    }
+
+
 def rule(axis: str, at: float, colour_: str) -> dict[str, Any]:
     """Returns a dotted line across the chart at one value of an axis (`x` or `y`)."""
     other = "y" if axis == "x" else "x"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from xlaserve_loadtest.reports.chart import BAR_PX, COLOURS, Chart, colour, label, plain, rule
+from xlaserve_loadtest.reports.chart import BAR_PX, COLOURS, Chart, bar_layout, bars, colour, label, plain, rule
 from xlaserve_loadtest.reports.table import number
 
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
@@ -61,18 +61,18 @@ class Mark:
     text: str
 
 
-def throughput(bars: Sequence[Bar]) -> Chart:
-    """Returns images/s by arm; the bars' values in images/s."""
+def throughput(arms: Sequence[Bar]) -> Chart:
+    """Returns images/s by arm; their values in images/s."""
     trace = {
         "type": "bar",
         "orientation": "h",
-        "y": [label(bar.label) for bar in bars],
-        "x": [bar.value for bar in bars],
-        "text": [number(bar.value) for bar in bars],
+        "y": [label(bar.label) for bar in arms],
+        "x": [bar.value for bar in arms],
+        "text": [number(bar.value) for bar in arms],
         "textposition": "inside",
         "insidetextanchor": "start",
-        "marker": {"color": [colour(bar.colour) for bar in bars]},
-        "error_x": _interval(bars),
+        "marker": {"color": [colour(bar.colour) for bar in arms]},
+        "error_x": _interval(arms),
         "hovertemplate": "%{y}: %{x:,.4g} images/s<extra></extra>",
     }
     return Chart(
@@ -82,10 +82,8 @@ def throughput(bars: Sequence[Bar]) -> Chart:
         "in the verdict, which compares neighbouring blocks and is the sharper test.",
         [trace],
         {
-            "height": 90 + BAR_PX * max(2, len(bars)),
+            **bar_layout("stack", 90 + BAR_PX * max(2, len(arms)), "images/s"),
             "showlegend": False,
-            "xaxis": {"title": {"text": "images/s"}, "rangemode": "tozero"},
-            "yaxis": {"autorange": "reversed", "type": "category"},
         },
     )
 
@@ -202,59 +200,25 @@ def over_time(series: Sequence[Series], marks: Sequence[Mark]) -> Chart:
 
 def stages(arms: Sequence[str], stage_ms: Mapping[str, Sequence[float]]) -> Chart:
     """Returns mean ms of a request by stage, stacked for each arm; `stage_ms` holds a value for each of `arms`."""
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": label(stage),
-            "y": [label(arm) for arm in arms],
-            "x": list(values),
-            "marker": {"color": colour(index)},
-            "hovertemplate": "%{fullData.name}: %{x:,.4~g} ms<extra>%{y}</extra>",
-        }
-        for index, (stage, values) in enumerate(stage_ms.items())
-    ]
     return Chart(
         "stages",
         "The stages of a request",
         "A bar is a mean request from being sent to being answered. Only execute is the model; queue is waiting for "
         "others, network is what neither the server nor the load tester accounts for.",
-        traces,
-        {
-            "barmode": "stack",
-            "height": 130 + BAR_PX * max(2, len(arms)),
-            "xaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
-            "yaxis": {"autorange": "reversed", "type": "category"},
-        },
+        bars(arms, stage_ms, "%{fullData.name}: %{x:,.4~g} ms<extra>%{y}</extra>"),
+        bar_layout("stack", 130 + BAR_PX * max(2, len(arms)), "ms"),
     )
 
 
 def ledger(programs: Sequence[str], trace_s: Sequence[float], compile_s: Sequence[float]) -> Chart:
     """Returns what each program cost before traffic, in seconds."""
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "y": [label(program) for program in programs],
-            "x": list(seconds),
-            "marker": {"color": colour(index)},
-            "hovertemplate": "%{fullData.name}: %{x:,.3~g} s<extra>%{y}</extra>",
-        }
-        for index, (name, seconds) in enumerate((("trace", trace_s), ("compile", compile_s)))
-    ]
     return Chart(
         "ledger",
         "What compiling cost",
         "One bar for each program, a mode at one input shape: seconds in which Python traced the model and the "
         "compiler built it. All of it was paid before the first request.",
-        traces,
-        {
-            "barmode": "stack",
-            "height": 130 + 24 * max(2, len(programs)),
-            "xaxis": {"title": {"text": "s"}, "rangemode": "tozero"},
-            "yaxis": {"autorange": "reversed", "type": "category"},
-        },
+        bars(programs, {"trace": trace_s, "compile": compile_s}, "%{fullData.name}: %{x:,.3~g} s<extra>%{y}</extra>"),
+        bar_layout("stack", 130 + 24 * max(2, len(programs)), "s"),
     )
 
 

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from xlaserve_loadtest.analysis.conditions import failures
 from xlaserve_loadtest.analysis.summary import Summary, summarize
-from xlaserve_loadtest.parser import Parser
+from xlaserve_loadtest.parser import Parser, checked
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import csv_rows, html, markdown, prometheus
 from xlaserve_loadtest.reports.terminal import show
-from xlaserve_loadtest.schedule.conditions import Condition, ConditionError, parse
+from xlaserve_loadtest.schedule.conditions import parse
 
 SCHEMA: Final = "xlaserve.loadtest.report/1"
 EXIT_CONDITION: Final = 3
@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--push-file", type=_file, metavar="FILE", help="Prometheus's text format")
     group.add_argument(
         "--fail-if",
-        type=_condition,
+        type=checked(parse),
         action="append",
         default=[],
         metavar="COND",
@@ -124,13 +124,6 @@ def _file(text: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no folder {path.parent}")
     return path
-
-
-def _condition(text: str) -> Condition:
-    try:
-        return parse(text)
-    except ConditionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from xlaserve_loadtest.record.lines import Arm, Server
 from xlaserve_loadtest.run import crew, environment, sites, workers
-from xlaserve_loadtest.run.runner import Live
+from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.sites import Site
 from xlaserve_loadtest.run.worker import Setup, Worker
 from xlaserve_loadtest.run.workers import WorkerProcess
@@ -31,22 +30,6 @@ NULL_SIZE: Final = (224, 224)
 
 _NULL_COMMAND: Final = (sys.executable, "-m", "xlaserve_loadtest.targets.null_server")
 _CEILING: Final = "generator's ceiling"
-
-
-class Progress(Protocol):
-    """Shows the progress of a run. See `progress.Progress`."""
-
-    def say(self, text: str) -> None:
-        """Shows a step that was taken."""
-
-    def show(self, text: str) -> None:
-        """Shows what is going on right now."""
-
-    def arm(self, phase: str, left_s: float | None) -> None:
-        """Shows that another phase began."""
-
-    def live(self, live: Live) -> None:
-        """Shows answers that came in."""
 
 
 async def model_names(settings: Settings) -> list[str]:
@@ -123,9 +106,7 @@ class Fleet:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     @contextlib.asynccontextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from xlaserve_loadtest.analysis.statistics import least_count
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.run.crew import Outcome
+from xlaserve_loadtest.run.progress import Progress
+from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, OpenLoop
 from xlaserve_loadtest.schedule.plan import Block, lasting, length_s
 from xlaserve_loadtest.schedule.search import USUAL_STEPS, Point, Slo, highest_rate
@@ -25,21 +27,12 @@ FAST_PER_S: Final = 1e6
 """A rate at which any percentile takes only a moment to measure."""
 
 
-class _Progress(Protocol):
-    def say(self, text: str) -> None: ...
-    def arm(self, phase: str, left_s: float | None) -> None: ...
-
-
-class _Recorder(Protocol):
-    def event(self, at_ns: int, what: str, text: str) -> None: ...
-
-
 async def search_rates(
     settings: Settings,
     arms: Sequence[str],
     run_block: Callable[[Block], Awaitable[Outcome]],
-    progress: _Progress,
-    recorder: _Recorder,
+    progress: Progress,
+    recorder: Recorder,
 ) -> None:
     """Searches the highest rate of each arm that meets `settings.slo`; every rate that is tried becomes a block."""
     slo = settings.slo

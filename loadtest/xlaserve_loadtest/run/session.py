@@ -14,8 +14,9 @@ from xlaserve_loadtest.record.run_file import RunWriter
 from xlaserve_loadtest.run import crew, environment, fleet, usage
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.equality_run import compare_outputs
-from xlaserve_loadtest.run.fleet import Fleet, Progress
+from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.highest_rate import search_rates
+from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule import arms as arms_of
 from xlaserve_loadtest.schedule import arrivals, plan, steady

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from multiprocessing import Pipe
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from xlaserve_loadtest.run.worker import Worker, on_message
@@ -80,9 +79,7 @@ class WorkerProcess:
         self._watcher = asyncio.create_task(self._watch())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         asyncio.get_running_loop().remove_reader(self._connection.fileno())
         self._sender.submit(self._connection.close)
         try:

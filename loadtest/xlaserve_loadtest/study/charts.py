@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from xlaserve_loadtest.reports.chart import BAR_PX, Chart, colour, label, plain, rule
+from xlaserve_loadtest.reports.chart import BAR_PX, Chart, bar_layout, bars, label, plain, rule
 from xlaserve_loadtest.study.zoo import Group, Row
 
 _FASTER: Final = "#1a9e84"
@@ -65,28 +65,12 @@ def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Chart:
 def groups(found: Sequence[Group], *, name: str, title: str, what: str) -> Chart:
     """Returns images/s by group and mode; `what` says what the cells of a group have in common."""
     modes = list(dict.fromkeys(mode for group in found for mode in group.images_per_s))
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": label(mode),
-            "y": [label(group.name) for group in found],
-            "x": plain([group.images_per_s.get(mode, float("nan")) for group in found]),
-            "marker": {"color": colour(index)},
-            "hovertemplate": "%{y}: %{x:,.4~g} images/s<extra>%{fullData.name}</extra>",
-        }
-        for index, mode in enumerate(modes)
-    ]
+    rates = {mode: [group.images_per_s.get(mode, float("nan")) for group in found] for mode in modes}
     return Chart(
         name,
         title,
         f"Geometric mean of images/s over all cells of the same {what} that ran in every mode, so that the modes of "
         f"one {what} can be compared. Between bars of different {what} also the models differ: compare with care.",
-        traces,
-        {
-            "barmode": "group",
-            "height": 110 + len(found) * (BAR_PX + 10 * len(modes)),
-            "xaxis": {"title": {"text": "images/s"}, "rangemode": "tozero"},
-            "yaxis": {"autorange": "reversed", "type": "category"},
-        },
+        bars([group.name for group in found], rates, "%{y}: %{x:,.4~g} images/s<extra>%{fullData.name}</extra>"),
+        bar_layout("group", 110 + len(found) * (BAR_PX + 10 * len(modes)), "images/s"),
     )
