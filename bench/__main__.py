@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import processes
 from bench.bucket_sets import bucket_sets
-from bench.figures import Figure, ratio
+from bench.figures import Figure, at_most, finish, ratio
 from bench.generator import closed_loop, pixels_request
 from bench.generator_ceiling import generator
 from bench.reload import reload
@@ -118,14 +116,7 @@ def memory(requests: int) -> list[Figure]:
         closed_loop(server.address, pixels_request("digits", 32), 16, requests=requests // 2)
         closed_loop(server.address, pixels_request("noop", SIDE), 16, requests=requests // 2)
         growth = server.resident_bytes() / after_warm_up
-        figures.append(
-            Figure(
-                f"memory after {requests} requests / after warm-up",
-                *(growth, growth, growth),
-                f"<= {1 + MAX_GROWTH:.2f}",
-                growth <= 1 + MAX_GROWTH,
-            )
-        )
+        figures.append(at_most(f"memory after {requests} requests / after warm-up", [growth], 1 + MAX_GROWTH))
     return figures
 
 
@@ -158,11 +149,8 @@ def main() -> None:
             for figure in bench():
                 figures.append(figure)
                 print(figure.line(), flush=True)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     machine = {"processor": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version()}
-    result = {"machine": machine, "figures": [figure._asdict() for figure in figures]}
-    options.json.write_text(json.dumps(result, indent=2) + "\n")
-    sys.exit(0 if all(figure.is_met for figure in figures) else 1)
+    finish(options.json, figures, machine=machine)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ The yardstick of the server's overhead, in each flavour that grpcio offers.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from pathlib import Path
 import grpc
 import uvloop
 
+from xlaserve_loadtest.targets.null_server import announce, serve_until_sigterm
 from xlaserve_proto import open_inference_pb2 as pb
 
 METHOD = "ModelInfer"
@@ -51,13 +50,7 @@ async def serve_asyncio(ready: Path) -> None:
 
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((handler(infer),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    announce(ready, port)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await stop.wait()
-    await server.stop(0)
+    await serve_until_sigterm(server, ready)
 
 
 def serve_threads(ready: Path) -> None:
@@ -73,13 +66,6 @@ def serve_threads(ready: Path) -> None:
     server.start()
     announce(ready, port)
     server.wait_for_termination()
-
-
-def announce(ready: Path, port: int) -> None:
-    """Says where it listens."""
-    partial = ready.with_suffix(".partial")
-    partial.write_text(json.dumps({"grpc": f"127.0.0.1:{port}", "pid": os.getpid()}))
-    partial.replace(ready)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 
 class Figure(NamedTuple):
@@ -29,3 +32,17 @@ def ratio(name: str, pairs: Sequence[tuple[float, float]], least: float | None) 
     median = statistics.median(ratios)
     target = f">= {least:.2f}" if least else ""
     return Figure(name, median, min(ratios), max(ratios), target, least is None or median >= least)
+
+
+def at_most(name: str, values: Sequence[float], most: float | None) -> Figure:
+    """Returns the figure for values whose median is to stay at `most` or below."""
+    median = statistics.median(values)
+    target = "" if most is None else f"<= {most:g}"
+    return Figure(name, median, min(values), max(values), target, most is None or median <= most)
+
+
+def finish(file: Path, figures: Sequence[Figure], *, is_sound: bool = True, **more: object) -> NoReturn:
+    """Writes `figures` and `more` as JSON and ends the process: with 1 when a target is missed or it is not sound."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({**more, "figures": [figure._asdict() for figure in figures]}, indent=2) + "\n")
+    sys.exit(0 if is_sound and all(figure.is_met for figure in figures) else 1)

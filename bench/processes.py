@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -48,21 +48,21 @@ def xlaserve(config: Mapping[str, object], poll_s: float = POLL_S) -> Iterator[S
             yield server
 
 
-@contextmanager
-def bare(flavour: str) -> Iterator[Server]:
+def bare(flavour: str) -> AbstractContextManager[Server]:
     """Runs the bare servicer in one of its flavours: `uvloop`, `asyncio` or `threads`."""
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Path(folder, "ready.json")
-        with _started((sys.executable, "-m", "bench.bare", flavour, str(ready)), ready) as server:
-            yield server
+    return _servicer("bench.bare", flavour)
+
+
+def null() -> AbstractContextManager[Server]:
+    """Runs the load tester's null target, which does not even parse."""
+    return _servicer("xlaserve_loadtest.targets.null_server")
 
 
 @contextmanager
-def null() -> Iterator[Server]:
-    """Runs the load tester's null target, which does not even parse."""
+def _servicer(*words: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder, "ready.json")
-        with _started((sys.executable, "-m", "xlaserve_loadtest.targets.null_server", str(ready)), ready) as server:
+        with _started((sys.executable, "-m", *words, str(ready)), ready) as server:
             yield server
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import grpc
 import numpy as np
 
 from bench import processes
-from bench.figures import Figure
+from bench.figures import Figure, at_most
 from bench.generator import DEADLINE_S, METHOD, pixels_request
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -64,15 +63,10 @@ def reload(rounds: int) -> list[Figure]:
             slower_than_loop.append(float(during / loop))
             stalls.append(float(during_ms.max() - np.median(quiet_ms)))
     return [
-        _figure("reload: neighbour's p99 / alone", slower, MAX_SLOWER),
-        _figure("reload: neighbour's p99 / beside a loop that runs when idle", slower_than_loop),
-        _figure("reload: longest stall of the neighbour, ms", stalls, MAX_STALL_MS),
+        at_most("reload: neighbour's p99 / alone", slower, MAX_SLOWER),
+        at_most("reload: neighbour's p99 / beside a loop that runs when idle", slower_than_loop, None),
+        at_most("reload: longest stall of the neighbour, ms", stalls, MAX_STALL_MS),
     ]
-
-
-def _figure(name: str, values: list[float], most: float = math.inf) -> Figure:
-    median = float(np.median(values))
-    return Figure(name, median, min(values), max(values), f"<= {most:g}" if most < math.inf else "", median <= most)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from bench import processes
-from bench.figures import Figure
+from bench.figures import Figure, at_most
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import vision_pb2 as vision
 
@@ -45,17 +45,9 @@ def stalls(rounds: int) -> list[Figure]:
         for name, method, payload in requests():
             floor = _longest(bare.address, theirs, f"{OIP}/ModelInfer", payload, rounds=rounds, ping="ServerMetadata")
             found = _longest(server.address, ours, method, payload, rounds=rounds)
-            beyond = sorted(max(0.0, ms - floor[rounds // 2]) for ms in found)
-            median = beyond[rounds // 2]
+            beyond = [max(0.0, ms - floor[rounds // 2]) for ms in found]
             print(f"  {name}: {found[rounds // 2]:.1f} ms, of which grpcio's own {floor[rounds // 2]:.1f}", flush=True)
-            figures.append(
-                Figure(
-                    f"stall of ServerLive, ms: {name}",
-                    *(median, beyond[0], beyond[-1]),
-                    f"<= {MAX_STALL_MS:.0f}",
-                    median <= MAX_STALL_MS,
-                )
-            )
+            figures.append(at_most(f"stall of ServerLive, ms: {name}", beyond, MAX_STALL_MS))
     return figures
 
 

@@ -8,17 +8,14 @@ answers of the last two have to be identical, to the bit.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.figures import Figure
+from bench.figures import Figure, at_most, finish
 from bench.generator import answer, pixels_request
 from bench.processes import xlaserve
 from xlaserve.runtimes.tf.device import cpu_name
@@ -79,10 +76,7 @@ def measure(model: str, side: int | None, rounds: int) -> tuple[list[Figure], li
 
 
 def _ratio(name: str, ours: Sequence[Start], theirs: Sequence[Start], most: float | None) -> Figure:
-    ratios = [one.ready_s / other.ready_s for one, other in zip(ours, theirs, strict=True)]
-    median = statistics.median(ratios)
-    target = "" if most is None else f"<= {most:.2f}"
-    return Figure(name, median, min(ratios), max(ratios), target, most is None or median <= most)
+    return at_most(name, [one.ready_s / other.ready_s for one, other in zip(ours, theirs, strict=True)], most)
 
 
 def main() -> None:
@@ -98,18 +92,11 @@ def main() -> None:
     print(f"{cpu_name()}, {os.cpu_count()} cores, {rounds} rounds", flush=True)
     figures, defects = measure(options.model, side, rounds)
     for figure in figures:
-        verdict = "" if not figure.target else "met" if figure.is_met else "MISSED"
-        print(
-            f"{figure.name:<62} {figure.median:6.3f}  ({figure.least:.3f} to {figure.most:.3f})"
-            f"  {figure.target} {verdict}"
-        )
+        print(figure.line())
     for defect in defects:
         print(defect)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     machine = {"processor": cpu_name(), "cores": os.cpu_count()}
-    result = {"machine": machine, "figures": [figure._asdict() for figure in figures], "defects": defects}
-    options.json.write_text(json.dumps(result, indent=2) + "\n")
-    sys.exit(0 if not defects and all(figure.is_met for figure in figures) else 1)
+    finish(options.json, figures, is_sound=not defects, machine=machine, defects=defects)
 
 
 if __name__ == "__main__":

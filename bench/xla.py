@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.figures import Figure, ratio
+from bench.figures import Figure, finish, ratio
 from bench.processes import InProcess
 from bench.trials import fastest
 from xlaserve.config import Lowering
@@ -117,10 +115,7 @@ def main() -> None:
         for figure in compare(model, arms, plan):
             figures.append(figure)
             print(figure.line(), flush=True)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    result = {"processor": cpu_name(), "cores": os.cpu_count(), "figures": [figure._asdict() for figure in figures]}
-    options.json.write_text(json.dumps(result, indent=2) + "\n")
-    sys.exit(0 if all(figure.is_met for figure in figures) else 1)
+    finish(options.json, figures, processor=cpu_name(), cores=os.cpu_count())
 
 
 if __name__ == "__main__":

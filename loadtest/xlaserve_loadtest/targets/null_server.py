@@ -47,15 +47,25 @@ async def serve(ready: Path) -> None:
     handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+    await serve_until_sigterm(server, ready)
+
+
+async def serve_until_sigterm(server: grpc.aio.Server, ready: Path) -> None:
+    """Starts `server` on a free port of loopback, and stops it at SIGTERM."""
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    partial = ready.with_suffix(".partial")
-    partial.write_text(json.dumps({"grpc": f"127.0.0.1:{port}", "pid": os.getpid()}))
-    partial.replace(ready)
+    announce(ready, port)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
     await server.stop(grace=None)
+
+
+def announce(ready: Path, port: int) -> None:
+    """Says where the server listens."""
+    partial = ready.with_suffix(".partial")
+    partial.write_text(json.dumps({"grpc": f"127.0.0.1:{port}", "pid": os.getpid()}))
+    partial.replace(ready)
 
 
 def main() -> None:
