@@ -23,6 +23,7 @@ BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.
 FOLDERS = ("deploy", "scripts")
 """What the commands name files of."""
 PORTS = (8001, 8002)
+PORT_TAKEN = "another program listens on a port where README's commands serve"
 START_TIMEOUT_S = 60
 COMMAND_TIMEOUT_S = 90
 ACTIVATE = Path(sys.prefix, "bin", "activate")
@@ -70,21 +71,26 @@ class Reader:
                     os.killpg(process.pid, signal.SIGKILL)
 
     def press_ctrl_c(self) -> None:
-        """Ends the server that runs, if any."""
+        """Ends the server that runs, if any, as its user does."""
         if self._server is None:
             return
-        server, self._server = self._server, None
-        try:
-            with contextlib.suppress(ProcessLookupError):  # it ended by itself
-                os.killpg(server.pid, signal.SIGINT)
-            assert server.wait(COMMAND_TIMEOUT_S) == 0
-        finally:
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(self._server.pid, signal.SIGINT)
+        assert self._server.wait(COMMAND_TIMEOUT_S) == 0
+        self._server = None
+
+    def leave(self) -> None:
+        """Leaves no server behind."""
+        if self._server is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGKILL)
+                os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.wait()
 
     def _wait_until_ready(self, server: subprocess.Popen[bytes], output: Path) -> None:
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while not self._ready_file.exists():
+            if server.poll() is not None and "expected a free port" in output.read_text():
+                pytest.skip(PORT_TAKEN)
             assert server.poll() is None, f"the server ended with {server.returncode}\n{output.read_text()}"
             assert time.monotonic() < give_up_at, f"the server was not ready\n{output.read_text()}"
             time.sleep(0.05)
@@ -95,7 +101,7 @@ class Reader:
 def reader(tmp_path: Path) -> Iterator[Reader]:
     reader = Reader(tmp_path)
     yield reader
-    reader.press_ctrl_c()
+    reader.leave()
 
 
 def _is_of_make(block: str) -> bool:
@@ -122,11 +128,12 @@ def test_each_command_works_as_it_is_typed(reader: Reader) -> None:
     for port in PORTS:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
-                pytest.skip(f"another program listens on port {port}, where README's commands serve")
+                pytest.skip(PORT_TAKEN)
     blocks = [(language, block) for language, block in BLOCKS if not _is_of_make(block)]
     assert len(blocks) >= 6
     for language, block in blocks:
         reader.type(language, block)
+    reader.press_ctrl_c()
 
 
 def test_links_lead_to_files() -> None:
