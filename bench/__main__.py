@@ -38,14 +38,7 @@ def efficiency(
     """Images/s through gRPC at saturation over images/s of the same functions in process."""
     figures = []
     for name, least in MODELS.items():
-        model = {
-            "name": "model",
-            "source": f"keras.applications:{name}",
-            "weights": "random",
-            "modes": ("xla", "graph"),
-            "buckets": buckets,
-        }
-        config = {"models": [model]}
+        config = {"models": [processes.application(name, modes=("xla", "graph"), buckets=buckets)]}
         with processes.xlaserve(config) as server, processes.InProcess(config) as ceiling:
             # Each lane has its largest batch running and another waiting.
             concurrency = max(1, 2 * max(buckets) * ceiling.lanes // images_per_request)

@@ -77,14 +77,7 @@ def measure(plan: Plan, device: str) -> Iterator[Row]:
     """Measures one model in one variant after the other."""
     for name, side in plan.models.items():
         for variant in VARIANTS:
-            model = {
-                "name": "model",
-                "source": f"keras.applications:{name}",
-                "weights": "random",
-                "input_size": (side, side),
-                "buckets": plan.batches,
-                **variant.model,
-            }
+            model = processes.application(name, input_size=(side, side), buckets=plan.batches, **variant.model)
             config = {"device": device, "lanes": LANES, **variant.server}
             in_process = _in_process({**config, "models": [{**model, "modes": MODES}]})
             # Requests of many images go to the large buckets; nobody serves in eager mode.

@@ -37,6 +37,11 @@ class Server:
         return int(self.process.memory_info().rss)
 
 
+def application(name: str, **more: object) -> dict[str, object]:
+    """Returns the settings of an application of Keras, served as `model`."""
+    return {"name": "model", "source": f"keras.applications:{name}", "weights": "random", **more}
+
+
 @contextmanager
 def xlaserve(config: Mapping[str, object], poll_s: float = POLL_S) -> Iterator[Server]:
     """Runs `xlaserve serve` with `config`, ready; looks every `poll_s` whether it is."""

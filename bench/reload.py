@@ -21,7 +21,7 @@ from bench.generator import DEADLINE_S, METHOD, pixels_request
 from xlaserve_proto import open_inference_pb2 as pb
 
 LOAD: Final = "/inference.GRPCInferenceService/RepositoryModelLoad"
-MODEL: Final = {"name": "model", "source": "keras.applications:MobileNetV2", "weights": "random", "buckets": (1, 4, 8)}
+MODEL: Final = processes.application("MobileNetV2", buckets=(1, 4, 8))
 RATE_PER_S: Final = 100
 MAX_SLOWER: Final = 1.5
 MAX_STALL_MS: Final = 20.0

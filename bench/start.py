@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from bench.figures import Figure, at_most, finish
 from bench.generator import answer, pixels_request
-from bench.processes import xlaserve
+from bench.processes import application, xlaserve
 from xlaserve.runtimes.tf.device import cpu_name
 from xlaserve_client import VisionClient
 
@@ -40,8 +40,10 @@ class Start(NamedTuple):
 def start(model: str, side: int | None, cache: Path | None) -> Start:
     """Starts a server, asks it, and stops it."""
     size = {} if side is None else {"input_size": (side, side)}
-    served = {"name": "model", "source": f"keras.applications:{model}", "weights": "random", "buckets": BUCKETS, **size}
-    config = {"models": [served], "compile_cache": None if cache is None else str(cache)}
+    config = {
+        "models": [application(model, buckets=BUCKETS, **size)],
+        "compile_cache": None if cache is None else str(cache),
+    }
     began = time.perf_counter()
     with xlaserve(config, poll_s=0.005) as server:
         ready_s, cpu_s = time.perf_counter() - began, server.cpu_s()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.figures import Figure, finish, ratio
-from bench.processes import InProcess
+from bench.processes import InProcess, application
 from bench.trials import fastest
 from xlaserve.config import Lowering
 from xlaserve.runtimes.tf.device import cpu_name, usable_cores
@@ -81,14 +81,8 @@ def compare(name: str, arms: Mapping[str, Arm], plan: Plan) -> Iterator[Figure]:
 def _best(stack: ExitStack, name: str, arm: Arm, plan: Plan) -> InProcess:
     """Starts `arm` with one lane and with a lane for each core, and keeps the faster of the two."""
     cores = usable_cores()
-    model = {
-        "name": "model",
-        "source": f"keras.applications:{name}",
-        "weights": "random",
-        "modes": ("xla",) if arm.mode == "openvino" else (arm.mode,),
-        "buckets": plan.batches,
-        **arm.model,
-    }
+    modes = ("xla",) if arm.mode == "openvino" else (arm.mode,)
+    model = application(name, modes=modes, buckets=plan.batches, **arm.model)
     lanes = dict.fromkeys((1, cores))
     configs = [{"device": "cpu", "models": [model], "lanes": n, "threads_per_lane": cores // n} for n in lanes]
     tried = [stack.enter_context(InProcess(config, arm.module)) for config in configs]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -15,15 +15,13 @@ from xlaserve_loadtest.analysis import stages
 from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns, pooled_ns
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.analysis.statistics import PERCENTILES, Estimate, Latencies, Percentile, estimate, least_count
-from xlaserve_loadtest.record.lines import Block, Load, Rows, Status
+from xlaserve_loadtest.record.lines import Block, Load, Role, Rows, Status
 
 BUSY_LIMIT: Final = 0.8
 LATE_LIMIT: Final = 0.01
 
 _SLICES: Final = 240
 """Number of time slices for latency over time."""
-
-Role = Literal["measure", "search", "curve"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,10 @@ def answered(rows: Rows) -> Rows:
     return found
 
 
+Role = Literal["measure", "search", "curve"]
+"""What a block is for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to run a model."""
@@ -222,7 +226,7 @@ class Block:
     start_ns: int
     end_ns: int
     generator: Generator
-    role: Literal["measure", "search", "curve"] = "measure"
+    role: Role = "measure"
     server: int | None = None
     """Id of the block's server."""
     window_ns: tuple[int, int] | None = None

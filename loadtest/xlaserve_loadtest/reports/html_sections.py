@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 from markupsafe import Markup
 
@@ -15,8 +14,6 @@ from xlaserve_loadtest.reports import charts, tables
 from xlaserve_loadtest.reports.chart import MUTED
 from xlaserve_loadtest.reports.charts import Bar, Curve, Mark, Series
 from xlaserve_loadtest.reports.markup import Child, facts, table, tag
-
-_STAGES: Final = ("send", "network", "decode", "queue", "gather", "execute", "encode", "other")
 
 
 def throughput(summary: Summary) -> list[Child]:
@@ -89,11 +86,9 @@ def where(summary: Summary) -> list[Child]:
     """Returns stages of a request, and what the server used."""
     names = _names(summary)
     reported = [point for point in summary.points if point.stages]
-    found = {stage.name for point in reported for stage in point.stages}
     spent: dict[str, Sequence[float]] = {
         stage: [sum(part.mean_ms for part in point.stages if part.name == stage) for point in reported]
-        for stage in _STAGES
-        if stage in found
+        for stage in dict.fromkeys(part.name for point in reported for part in point.stages)
     }
     return [
         charts.stages([names[id(point)] for point in reported], spent).render() if reported else None,

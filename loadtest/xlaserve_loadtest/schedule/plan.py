@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from xlaserve_loadtest.record.lines import Role
 from xlaserve_loadtest.schedule.arrivals import Loop
 
 BLOCK_S: Final = 1.0
@@ -17,8 +18,6 @@ MIN_ROUNDS: Final = 4
 
 OVERHEAD_S: Final = 0.15
 """Seconds to begin and end a block."""
-
-Role = Literal["measure", "search", "curve"]
 
 
 @dataclass(frozen=True, slots=True)
