@@ -10,13 +10,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, assert_never
+from typing import Final, Literal, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 Process = Literal["poisson", "constant"]
-PROCESSES: Final[tuple[Process, ...]] = ("poisson", "constant")
+PROCESSES: Final[tuple[Process, ...]] = get_args(Process)
 Schedule = NDArray[np.int64]
 
 MEASURED_PART: Final = 1

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from xlaserve_proto import open_inference_pb2 as oip
 
 Kind = Literal["pixels", "encoded"]
-KINDS: Final[tuple[Kind, ...]] = ("pixels", "encoded")
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]
 """Height and width."""
