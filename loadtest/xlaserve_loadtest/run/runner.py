@@ -250,14 +250,8 @@ class _ClosedBlock(_Block):
 class _OpenBlock(_Block):
     """Sends on schedule, whether or not earlier requests were answered."""
 
-    def __init__(
-        self, task: Task, connection: Connection, feed: Iterator[Request], clock: Clock, spin_s: float
-    ) -> None:
-        super().__init__(task, connection, feed, clock, spin_s)
-        self._dispatcher: asyncio.Task[None] | None = None
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._next_due_ns: float = 0.0
-        self.is_warm.set()
+    _dispatcher: asyncio.Task[None] | None = None
+    _next_due_ns = 0.0
 
     async def finish(self, *, at_once: bool) -> Result:
         if self._dispatcher:
@@ -266,6 +260,8 @@ class _OpenBlock(_Block):
 
     async def _run(self, start_ns: int) -> None:
         assert self._task.schedule_ns is not None
+        self._under_way: set[asyncio.Task[None]] = set()
+        self.is_warm.set()
         self._dispatcher = asyncio.create_task(self._dispatch(start_ns, self._task.schedule_ns.tolist()))
         try:
             await asyncio.wait((self._dispatcher,))
