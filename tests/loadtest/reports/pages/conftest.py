@@ -15,8 +15,18 @@ from xlaserve_loadtest.analysis.scenario import HighestRate, ScenarioResult
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.analysis.statistics import Estimate, Percentile
 from xlaserve_loadtest.analysis.summary import BlockSpan, Summary, TimedEvent
-from xlaserve_loadtest.record.lines import Arm, End, Environment, Equality, Failure, Header, LedgerEntry, Load, Server
-from xlaserve_loadtest.schedule.plan import Role
+from xlaserve_loadtest.record.lines import (
+    Arm,
+    End,
+    Environment,
+    Equality,
+    Failure,
+    Header,
+    LedgerEntry,
+    Load,
+    Role,
+    Server,
+)
 
 RATE = {"xla": 251.0, "graph": 214.0, "graph (A/A)": 213.1}
 
