@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,12 @@ MIN_SHARE: Final = 0.1
 """What NICE guarantees, of one processor."""
 STARVATION_WINDOW_S: Final = 5.0
 
+TELLS_WAITS: Final = Path("/proc/self/schedstat")
+"""Where the kernel does not tell how long threads wait, starvation would go unseen."""
 NS_PER_S: Final = 1e9
+
+Times = Mapping[str, tuple[float, float]]
+"""For each thread."""
 
 
 def yield_to_traffic() -> None:
@@ -33,7 +39,7 @@ def lower(process: int, *, only_when_idle: bool) -> None:
     Beside a process at NICE, requests to other models had a p99 2.1 times as high as alone on two cores, beside one
     that runs only when idle 1.7 times; a mere loop of that kind makes it 1.6 times (`python -m bench --only reload`).
     """
-    if only_when_idle:
+    if only_when_idle and TELLS_WAITS.exists():
         try:
             os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
             return
@@ -55,14 +61,14 @@ class Starvation:
     def __init__(
         self,
         process: int,
-        times_s: Callable[[int], tuple[float, float]] | None = None,
+        times_s: Callable[[int], Times] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._process = process
         self._times_s = times_s or _times_s
         self._clock = clock
         self._since = clock()
-        self._before_s = 0.0, 0.0
+        self._before_s: Times = {}
 
     def is_starved(self) -> bool:
         """Returns what the last window of STARVATION_WINDOW_S showed; to be asked several times in each."""
@@ -70,20 +76,21 @@ class Starvation:
         if now - self._since < STARVATION_WINDOW_S:
             return False
         times_s = self._times_s(self._process)
-        ran_s, waited_s = (now_s - before_s for now_s, before_s in zip(times_s, self._before_s, strict=True))
+        ran_s = waited_s = 0.0  # of the threads that still live
+        for thread, (thread_ran_s, thread_waited_s) in times_s.items():
+            before_s = self._before_s.get(thread, (0.0, 0.0))
+            ran_s += thread_ran_s - before_s[0]
+            waited_s += thread_waited_s - before_s[1]
         self._since, self._before_s = now, times_s
         return waited_s > STARVATION_WINDOW_S / 2 and ran_s < MIN_SHARE * waited_s
 
 
-def _times_s(process: int) -> tuple[float, float]:
-    """Returns the seconds for which the threads of a process ran, and waited for a processor, together; zeros where the
-    kernel does not tell, or the process has ended. Its threads' first numbers in /proc: sched-stats in Linux."""
-    ran_ns = waited_ns = 0
-    try:
-        for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
-            ran, waited, _ = file.read_text().split()
-            ran_ns += int(ran)
-            waited_ns += int(waited)
-    except OSError:  # a thread has ended meanwhile
-        return 0.0, 0.0
-    return ran_ns / NS_PER_S, waited_ns / NS_PER_S
+def _times_s(process: int) -> Times:
+    """Returns the seconds for which each thread of a process ran, and waited for a processor: the first numbers of its
+    schedstat, as sched-stats in Linux's documentation says."""
+    times_s = {}
+    for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            ran_ns, waited_ns, _ = map(int, file.read_text().split())
+            times_s[file.parent.name] = ran_ns / NS_PER_S, waited_ns / NS_PER_S
+    return times_s

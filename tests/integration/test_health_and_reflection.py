@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.integration.conftest import Brake, StartServer
 
@@ -164,6 +165,29 @@ def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> N
     assert {method.name for method in inference.methods} >= {"ModelInfer", "ModelStreamInfer", "RepositoryIndex"}
     request = pool.FindMessageTypeByName("xlaserve.v1.ClassifyRequest")
     assert list(request.fields_by_name) == ["model", "images", "top_k", "mode", "version", "pixels"]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (b"\x0a\xff", "the protobuf message"),
+        (
+            reflection_pb2.ServerReflectionRequest(file_by_filename="x" * 60_000_000).SerializeToString(),
+            "at most 16384",
+        ),
+    ],
+)
+def test_what_is_no_question_to_reflection_is_refused(start_server: StartServer, message: bytes, expected: str) -> None:
+    server = start_server(NOOP)
+    with grpc.insecure_channel(server.grpc, [("grpc.max_send_message_length", -1)]) as channel:
+        ask = channel.stream_stream(f"/{REFLECTION}/ServerReflectionInfo")
+        with pytest.raises(grpc.RpcError) as caught:
+            next(ask(iter([message]), timeout=TIMEOUT_S))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert expected in caught.value.details()
+        server.wait_for(lambda: server.metric("xlaserve_in_flight_message_bytes") == 0, "messages stayed held")
+    assert "ERROR" not in server.stderr
+    assert "Traceback" not in server.stderr
 
 
 def test_channelz_is_absent_unless_asked_for(channel: grpc.Channel) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2
 from PIL import Image
 from tests.integration.conftest import Brake, StartServer
 
@@ -25,6 +26,7 @@ LARGE_BYTES = 60 * MIB
 LIMIT_BYTES = (1536 + 128) * MIB
 """What the server may take at its peak, with what it keeps for the next large message."""
 SETTINGS = {"max_resident_bytes": 640 * MIB, "max_inflight_bytes": 256 * MIB, "max_decode_bytes": 512 * MIB}
+REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 CALLERS = 12
@@ -138,6 +140,11 @@ def with_unknown_field() -> bytes:
     return small() + b"\xb2\x06" + large[1:]  # in field 102 instead
 
 
+def for_reflection() -> bytes:
+    """A question about a symbol with a name as long as a message may be."""
+    return reflection_pb2.ServerReflectionRequest(file_containing_symbol="x" * LARGE_BYTES).SerializeToString()
+
+
 def with_huge_png() -> bytes:
     file = io.BytesIO()
     Image.new("RGBA", (8000, 8000)).save(file, "PNG", compress_level=1)
@@ -154,6 +161,15 @@ def channels() -> Iterator[Any]:
             return stack.enter_context(grpc.insecure_channel(address, OPTIONS))
 
         yield connect
+
+
+def test_memory_stays_bounded_while_clients_ask_reflection_at_length(start_server: StartServer, channels: Any) -> None:
+    server = start_server({"models": [{"name": "noop", "source": "builtin:noop", "buckets": [1]}], **SETTINGS})
+    question = for_reflection()
+    calls = [channels(server.grpc).stream_stream(REFLECT)(iter([question]), timeout=PATIENCE_S) for _ in range(CALLERS)]
+    assert {call.code() for call in calls} <= {Status.INVALID_ARGUMENT, Status.RESOURCE_EXHAUSTED}
+    server.wait_for(lambda: server.metric("xlaserve_in_flight_message_bytes") == 0, "messages stayed held")
+    assert peak_bytes(Path(f"/proc/{server.pid}")) < LIMIT_BYTES
 
 
 def test_memory_stays_bounded_while_clients_do_their_worst_all_at_once(

@@ -34,6 +34,15 @@ def tensorflow_version() -> str:
 @cache
 def installed() -> Mapping[str, str]:
     """Returns which code makes programs. A process asks once, early: it may be replaced on the disk meanwhile."""
+    return _on_disk()
+
+
+def is_replaced() -> bool:
+    """Returns whether other code has been installed since this process began: its programs would not be ours."""
+    return _on_disk() != installed()
+
+
+def _on_disk() -> Mapping[str, str]:
     package = Path(__file__).parents[1]
     return {
         "tensorflow": tensorflow_version(),

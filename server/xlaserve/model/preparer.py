@@ -23,7 +23,7 @@ from typing import Final
 import psutil
 
 from xlaserve.cache.cache import CompileCache
-from xlaserve.cache.environment import installed
+from xlaserve.cache.environment import installed, is_replaced
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.model import catalog
@@ -89,6 +89,9 @@ class Preparer:
         self._check_stop()
         folder = None
         try:
+            if is_replaced():
+                _warn(model, "other code has been installed since the server began; restart it")
+                return None
             if self._is_kept:
                 assert self._configured is not None
                 return self._configured if self._run(model, self._configured.root) else None

@@ -9,14 +9,12 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
-from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
 
 from xlaserve.config import Settings
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
-from xlaserve.rpc import handlers, vision_messages
+from xlaserve.rpc import debugging, handlers, vision_messages
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.hang_up import hang_up
 from xlaserve.rpc.health import Health
@@ -101,16 +99,18 @@ class GrpcServer:
         for file, servicer in servicers:
             (service,) = file.DESCRIPTOR.services_by_name.values()
             handlers.add(servicer, service, server, self.intake, parsers=parsers, on_refused=on_refused)
-        handlers.add(health, health_pb2.DESCRIPTOR.services_by_name["Health"], server, self.intake)  # type: ignore[arg-type]
+        add = partial(handlers.add, server=server, intake=self.intake)
+        add(health, health_pb2.DESCRIPTOR.services_by_name["Health"])  # type: ignore[arg-type]
         if settings.channelz:
-            channelz.add_channelz_servicer(server)
+            add(debugging.Channelz(), debugging.CHANNELZ)  # type: ignore[arg-type]
         if settings.reflection:
             services = [
                 service.full_name
                 for file, _ in [*servicers, (health_pb2, health)]
                 for service in file.DESCRIPTOR.services_by_name.values()
             ]
-            reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
+            reflection = debugging.Reflection(services)
+            add(reflection, debugging.REFLECTION, parsers=debugging.PARSERS)  # type: ignore[arg-type]
         return server
 
     async def start(self) -> None:

@@ -147,6 +147,15 @@ async def test_where_the_process_fails_the_model_is_loaded_here_which_says_why(
     )
 
 
+async def test_code_that_was_installed_since_the_server_began_does_not_compile_for_it(
+    make: Callable[..., Preparer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("xlaserve.cache.environment._on_disk", lambda: {"xlaserve": "another"})
+    async with make("").prepare(MODEL) as prepared:
+        assert prepared is None
+    assert "other code has been installed since the server began; restart it" in caplog.text
+
+
 async def test_a_process_that_is_killed_fails_the_model(make: Callable[..., Preparer]) -> None:
     # By the kernel, for lack of memory: loading the model here would end the server.
     with pytest.raises(ModelFailed, match="signal 9"):

@@ -1,0 +1,54 @@
+"""Reflection and channelz, as grpcio answers them, with messages that are counted and bounded as all others are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+from grpc_channelz.v1 import channelz, channelz_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from xlaserve.errors import InvalidArgument
+from xlaserve.rpc.context import Context
+from xlaserve.rpc.handlers import Messages, Parser
+from xlaserve.rpc.refusal import no_message
+
+MAX_REQUEST_BYTES: Final = 16 * 1024
+"""Of a reflection request, whose answer repeats it; it holds a name or two."""
+
+CHANNELZ: Final = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"]
+REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+Channelz: Final = channelz.aio.ChannelzServicer
+
+
+class Reflection:
+    """Describes `services`, which are named in full, and itself."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._servicer: Any = reflection.aio.ReflectionServicer((*services, REFLECTION.full_name))
+
+    async def ServerReflectionInfo(self, messages: Messages, context: Context) -> None:
+        """Answers each request of a stream in turn. Raises InvalidArgument for bytes that are none."""
+
+        async def requests() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+            async for request, size_bytes in messages:
+                if request is None:
+                    raise no_message()
+                yield request
+                messages.release(size_bytes)
+
+        async for response in self._servicer.ServerReflectionInfo(requests(), context):
+            await context.write(response.SerializeToString())
+
+
+def _parse(data: bytes) -> reflection_pb2.ServerReflectionRequest | None:
+    if len(data) > MAX_REQUEST_BYTES:
+        raise InvalidArgument("message", f"at most {MAX_REQUEST_BYTES} bytes", f"{len(data)} bytes")
+    try:
+        return reflection_pb2.ServerReflectionRequest.FromString(data)
+    except DecodeError:
+        return None
+
+
+PARSERS: Final[dict[str, Parser]] = {"ServerReflectionRequest": _parse}
