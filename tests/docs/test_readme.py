@@ -27,6 +27,7 @@ PORT_TAKEN = "another program listens on a port where README's commands serve"
 START_TIMEOUT_S = 60
 COMMAND_TIMEOUT_S = 90
 ACTIVATE = Path(sys.prefix, "bin", "activate")
+ACTIVATION = "source .venv/bin/activate"
 
 
 class Reader:
@@ -40,20 +41,26 @@ class Reader:
         self._ready_file = folder / "ready.json"
         self._server: subprocess.Popen[bytes] | None = None
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
-        self._environment = {**inherited, "XLASERVE_READY_FILE": str(self._ready_file)}
+        # What is activated in the server's terminal is not in the other.
+        self._environments = {
+            is_server: {**inherited, "XLASERVE_READY_FILE": str(self._ready_file)} for is_server in (True, False)
+        }
 
     def type(self, language: str, block: str) -> None:
         """Runs a block; fails where a command of it does."""
         shell = [sys.executable, "-c"] if language == "python" else ["bash", "-e", "-c"]
         output = self._folder / "output"
         is_server = "xlaserve serve" in block
+        environment = self._environments[is_server]
         if is_server:
             self.press_ctrl_c()
+        if ACTIVATION in block:  # holds for the blocks that follow in that terminal
+            environment["PATH"] = f"{self._folder / '.venv' / 'bin'}{os.pathsep}{environment['PATH']}"
         with output.open("wb") as out:
             process = subprocess.Popen(
                 [*shell, block],
                 cwd=self._folder,
-                env=self._environment,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
