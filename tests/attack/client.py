@@ -12,6 +12,7 @@ import grpc
 
 PATIENCE_S: Final = 40.0
 """A call that has not settled by then is lost: no attack keeps a server that busy."""
+RETRY_S: Final = 0.05
 LOST: Final = "LOST"
 INFERENCE: Final = "/inference.GRPCInferenceService/"
 VISION: Final = "/xlaserve.v1.Vision/"
@@ -84,6 +85,15 @@ class Client:
         """Sends a message and returns the call, to be settled."""
         ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(method)
         return Call(ask.future(data, timeout=timeout_s), timeout_s)
+
+    def send_until_answered(self, method: str, data: bytes, outage_s: float) -> Call:
+        """Sends a message, and again while it is not answered for up to `outage_s`; returns the last call."""
+        give_up_at = time.monotonic() + outage_s
+        while True:
+            call = self.send(method, data)
+            if time.monotonic() >= give_up_at or call.outcome()[0] == "OK":
+                return call
+            time.sleep(RETRY_S)
 
     def stream(self, method: str, messages: Iterable[bytes], timeout_s: float = PATIENCE_S) -> Any:
         """Sends messages as a stream and returns the call, to be iterated."""

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Final
 
 from tests.attack import http2, samples
@@ -18,6 +19,8 @@ CONNECTIONS: Final = 300
 SHORT_CONNECTIONS: Final = 60
 RECOVERS_S: Final = 10.0
 """How long a server may be away after a call that ends grpcio's."""
+LISTENS_AGAIN: Final = "listening again"
+"""What the log says of it."""
 GARBAGE: Final = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500),  # TLS
@@ -37,15 +40,10 @@ def serving(round: Round) -> Iterator[Client]:
         yield client
 
 
-def check_serving(round: Round, client: Client, *, patience_s: float = 0.0) -> None:
-    """Accounts for a valid request, which must be answered despite other connections, or within `patience_s`."""
+def check_serving(round: Round, client: Client) -> None:
+    """Accounts for a valid request, which must be answered despite other connections."""
     valid = samples.noop([round.random.randrange(256)])
-    give_up_at = time.monotonic() + patience_s
-    while True:
-        call = client.send(valid.method, valid.message.SerializeToString())
-        if time.monotonic() > give_up_at or call.outcome()[0] == OK:
-            break
-        time.sleep(0.05)
+    call = client.send_until_answered(valid.method, valid.message.SerializeToString(), round.attack.outage_s)
     round.settle(call, "a valid request meanwhile", allowed=frozenset({OK}), check=valid.check)
 
 
@@ -96,7 +94,7 @@ def half_open_connections(round: Round) -> None:
         check_serving(round, client)
 
 
-@attack(allowed={OK, "refused"})
+@attack(allowed={OK, "refused"}, outage_s=RECOVERS_S)
 def garbage_frames(round: Round) -> None:
     """What is no HTTP/2, no gRPC, or lies about its length."""
     with serving(round) as client:
@@ -133,24 +131,30 @@ def garbage_frames(round: Round) -> None:
                     with suppress(OSError):
                         connection.socket.recv(1000)
             if number % 50 == 0:
-                check_serving(round, client, patience_s=RECOVERS_S)
-        check_serving(round, client, patience_s=RECOVERS_S)
+                check_serving(round, client)
+        check_serving(round, client)
 
 
-@attack(allowed={OK})
+@attack(allowed={OK}, outage_s=RECOVERS_S)
 def unreadable_paths(round: Round) -> None:
     """Calls whose path is no text: grpcio ends the whole server over them, which has to listen again at once."""
+    before = round.server.log.count(LISTENS_AGAIN)
+
+    def has_listened_again(times: int) -> bool:
+        return round.server.log.count(LISTENS_AGAIN) == before + times
+
     with serving(round) as client:
         number = 0
         while round.has_time:
             number += 1
             path = b"/\xff" + round.random.randbytes(round.random.choice((0, 3, 60)))
             block = http2.headers("/PATH").replace(b"\x05/PATH", bytes([len(path)]) + path)
-            with suppress(OSError), http2.Connection(round.server.grpc) as connection:
+            with http2.Connection(round.server.grpc) as connection:
                 connection.send(http2.frame(HEADERS, END_HEADERS, 1, block))
                 connection.send(http2.frame(DATA, END_STREAM, 1, http2.message(b"")))
-                connection.socket.recv(1000)
-            check_serving(round, client, patience_s=RECOVERS_S)
+                # Until then the ended one may still answer.
+                round.server.wait_for(partial(has_listened_again, number), "listen again", RECOVERS_S)
+            check_serving(round, client)
 
 
 @attack(allowed={OK, "refused"})

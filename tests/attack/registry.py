@@ -146,6 +146,8 @@ class Attack:
     """By how much the server's resident memory may grow at most while it runs."""
     expects: str
     """Text of an error that it should bring into the log."""
+    outage_s: float
+    """How long the server may be away after a call of it; 0 where never."""
 
     @property
     def summary(self) -> str:
@@ -164,12 +166,13 @@ def attack(
     is_short: bool = True,
     most_mib: int = 768,
     expects: str = "",
+    outage_s: float = 0.0,
 ) -> Callable[[Callable[[Round], None]], Callable[[Round], None]]:
     """Registers a function as an attack of its name."""
 
     def register(run: Callable[[Round], None]) -> Callable[[Round], None]:
         name = run.__name__.replace("_", "-")
-        ATTACKS[name] = Attack(name, run, frozenset(allowed), site, weight, is_short, most_mib, expects)
+        ATTACKS[name] = Attack(name, run, frozenset(allowed), site, weight, is_short, most_mib, expects, outage_s)
         return run
 
     return register

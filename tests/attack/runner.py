@@ -76,7 +76,7 @@ def _run_one(round: Round) -> Tally:
     if not tally.tried:
         tally.fault("nothing was tried")
     if server:
-        examine(server, tally, said)
+        examine(server, tally, said, round.attack.outage_s)
         grown_mib = (server.peak_bytes - before_bytes) / MIB
         tally.notes.append(f"+{max(0, grown_mib):.0f} MiB")
         if grown_mib > round.attack.most_mib:
@@ -88,13 +88,16 @@ def _run_one(round: Round) -> Tally:
     return tally
 
 
-def examine(server: Server, tally: Tally, said: int = 0) -> None:
-    """Notes in `tally` what is wrong with a server that nobody attacks any more; its log is read from `said` on."""
+def examine(server: Server, tally: Tally, said: int = 0, outage_s: float = 0.0) -> None:
+    """Notes in `tally` what is wrong with a server that nobody attacks any more, or not since `outage_s`.
+
+    Its log is read from `said` on.
+    """
     if not server.is_alive:
         tally.fault(f"the server died with {server.process.returncode}: {server.log[-2000:]}")
         return
     try:
-        _check_serves(server, tally)
+        _check_serves(server, tally, outage_s)
         give_up_at = time.monotonic() + QUIET_S
         while left := server.metric("xlaserve_in_flight_requests") + server.metric("xlaserve_in_flight_images"):
             if time.monotonic() > give_up_at:
@@ -111,18 +114,19 @@ def examine(server: Server, tally: Tally, said: int = 0) -> None:
         tally.fault(f"in the log: {line}")
 
 
-def _check_serves(server: Server, tally: Tally) -> None:
+def _check_serves(server: Server, tally: Tally, outage_s: float) -> None:
     config = server.config_file.read_text()
     with Client(server.grpc) as client:
         for valid in (samples.classify(list(range(10))), samples.noop([1, 200]), samples.shapes("Detect")):
             name = getattr(valid.message, "model", "") or getattr(valid.message, "model_name", "")
             if f'"name": "{name}"' not in config:
                 continue
-            outcome, data, details = client.send(valid.method, valid.message.SerializeToString()).outcome()
+            message = valid.message.SerializeToString()
+            outcome, data, details = client.send_until_answered(valid.method, message, outage_s).outcome()
             if wrong := (valid.check(data) if outcome == OK else f"{outcome} {details}"):
                 tally.fault(f"a normal request afterwards: {name}: {wrong}")
                 server.is_fit = False
-        outcome, *_ = client.send(f"{INFERENCE}ServerLive", b"").outcome()
+        outcome, *_ = client.send_until_answered(f"{INFERENCE}ServerLive", b"", outage_s).outcome()
         if outcome != OK:
             tally.fault(f"ServerLive afterwards: {outcome}")
             server.is_fit = False
