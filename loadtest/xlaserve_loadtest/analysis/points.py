@@ -223,11 +223,12 @@ def _padding(blocks: Sequence[Block]) -> Padding | None:
     batches: Counter[str] = Counter()
     for bucket, count in chain.from_iterable(counters.batches_by_bucket.items() for counters in reported):
         batches[bucket] += count
-    ordered = {bucket: batches[bucket] for bucket in sorted(batches, key=_bucket_order) if batches[bucket]}
+    ordered = {bucket: batches[bucket] for bucket in sorted(batches, key=bucket_order) if batches[bucket]}
     return Padding(images, padded, padded / (images + padded), ordered)
 
 
-def _bucket_order(bucket: str) -> tuple[tuple[int, ...], str]:
+def bucket_order(bucket: str) -> tuple[tuple[int, ...], str]:
+    """Returns the key by which buckets such as "8x224x224" are sorted, smallest first."""
     return tuple(int(part) for part in bucket.split("x") if part.isdecimal()), bucket
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -24,30 +23,21 @@ BAR_PX: Final = 30
 """Height of a bar and the room around it."""
 
 
-@dataclass(frozen=True)
-class Chart:
-    """What plotly draws, a title, and how to read it."""
-
-    name: str
-    """One word by which the page's HTML names it."""
-    title: str
-    reading: str
-    traces: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any] = field(default_factory=dict)
-
-    def render(self) -> Markup:
-        """Returns the figure as HTML."""
-        layout = _merge(_LAYOUT, self.layout)
-        height = f"height:{layout['height']}px"
-        source = data({"traces": list(self.traces), "layout": layout})
-        return tag(
-            "figure",
-            tag("h3", self.title),
-            tag("div", class_="plot", style=height, role="img", aria_label=self.title),
-            tag("script", source, type="application/json", class_="chart"),
-            tag("figcaption", self.reading),
-            data_name=self.name,
-        )
+def chart(
+    name: str, title: str, reading: str, traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]
+) -> Markup | None:
+    """Returns what plotly draws as HTML, None without `traces`; `name` is one word, `reading` says how to read it."""
+    if not traces:
+        return None
+    layout = _merge(_LAYOUT, layout)
+    return tag(
+        "figure",
+        tag("h3", title),
+        tag("div", class_="plot", style=f"height:{layout['height']}px", role="img", aria_label=title),
+        tag("script", data({"traces": traces, "layout": layout}), type="application/json", class_="chart"),
+        tag("figcaption", reading),
+        data_name=name,
+    )
 
 
 def label(text: str) -> str:

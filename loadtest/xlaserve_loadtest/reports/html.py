@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports import html_sections as sections
-from xlaserve_loadtest.reports import tables
-from xlaserve_loadtest.reports.markup import Child, join, page, table, tag
+from xlaserve_loadtest.reports import charts, tables
+from xlaserve_loadtest.reports.markup import Child, facts, join, page, table, tag
 
 
 def render(summaries: Sequence[Summary]) -> str:
@@ -19,17 +18,11 @@ def render(summaries: Sequence[Summary]) -> str:
 
 
 def _run(summary: Summary, index: int) -> Markup:
-    parts: list[tuple[str, list[Child]]] = [
-        ("Throughput", sections.throughput(summary)),
-        ("Latency", sections.latency(summary)),
-        ("Load and latency", sections.load(summary)),
-        ("Where time went", sections.where(summary)),
-        ("The price of compiling", sections.price(summary)),
-        ("Padding and buckets", sections.padding(summary)),
-        ("Are the figures sound?", sections.soundness(summary)),
-        ("How it was measured", sections.setting(summary)),
+    shown = [
+        (f"s{index}-{number}", name, body)
+        for number, (name, body) in enumerate(_sections(summary).items())
+        if any(body)
     ]
-    shown = [(f"s{index}-{number}", name, body) for number, (name, body) in enumerate(parts) if any(body)]
     return join(
         [
             tag("h1", _subject(summary)),
@@ -40,6 +33,34 @@ def _run(summary: Summary, index: int) -> Markup:
             [tag("section", tag("h2", name), body, id=anchor) for anchor, name, body in shown],
         ]
     )
+
+
+def _sections(summary: Summary) -> dict[str, list[Child]]:
+    """Returns every section by its title; one without data is empty."""
+    points = charts.drawn(summary)
+    return {
+        "Throughput": [charts.throughput(points), table(tables.throughput(summary))],
+        "Latency": [
+            table(tables.latency(summary)),
+            charts.percentiles(points),
+            charts.over_time(points, summary.events),
+        ],
+        "Load and latency": [
+            table(tables.highest_rates(summary)),
+            table(tables.scenario(summary)),
+            charts.load_curve(summary),
+        ],
+        "Where time went": [charts.stages(points), table(tables.use(summary))],
+        "The price of compiling": _price(summary),
+        "Padding and buckets": [charts.buckets(points), table(tables.padding(summary))],
+        "Are the figures sound?": [
+            table(tables.equality(summary)),
+            table(tables.generator(summary)),
+            table(tables.failures(summary)) or tag("p", "No request failed."),
+            [tag("p", note, class_="soft") for note in summary.notes],
+        ],
+        "How it was measured": _setting(summary),
+    }
 
 
 def _subject(summary: Summary) -> str:
@@ -87,3 +108,51 @@ def _comparisons(summary: Summary) -> Markup | None:
         if each.reason and not each.is_control
     ]
     return join([table(tables.ratios(summary)), reasons, tag("p", how, class_="soft")])
+
+
+def _price(summary: Summary) -> list[Child]:
+    number = sum(len(price.programs) for price in summary.prices)
+    if not number:
+        return []
+    return [
+        table(tables.prices(summary)),
+        charts.break_even(summary),
+        charts.ledger(summary.prices),
+        tag("details", tag("summary", f"All {number} programs"), table(tables.programs(summary))),
+    ]
+
+
+def _setting(summary: Summary) -> list[Child]:
+    header, machine = summary.header, summary.header.environment
+    return [
+        table(tables.arms(summary)),
+        facts(
+            [
+                ("CPU", f"{machine.cpu}, {machine.cores} cores"),
+                ("GPU", ", ".join(machine.gpus) or "none"),
+                ("System", machine.system),
+                ("Python", machine.python),
+                ("Packages", ", ".join(f"{name} {version}" for name, version in machine.packages.items())),
+                ("Flags", [tag("code", f"{name}={value} ") for name, value in machine.flags.items()]),
+                ("Git revision", machine.git_revision),
+                ("Seed", str(header.seed)),
+                ("Record", summary.path.name),
+            ]
+        ),
+        [
+            facts(
+                [
+                    (f"Server {server.id}", f"{server.name} at {server.address}"),
+                    ("Ready after", None if server.ready_s is None else f"{server.ready_s:.1f} s"),
+                ]
+            )
+            for server in summary.servers
+        ],
+        tag("pre", " ".join(header.command)),
+        tag(
+            "details",
+            tag("summary", "Every option in force"),
+            facts((name, str(value)) for name, value in header.configuration.items() if value is not None),
+        ),
+        tag("p", "This page holds everything it shows; the record named above holds every request.", class_="soft"),
+    ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from xlaserve_loadtest.reports.chart import BAR_PX, Chart, bar_layout, bars, label, plain, rule
+from markupsafe import Markup
+
+from xlaserve_loadtest.reports.chart import BAR_PX, bar_layout, bars, chart, label, plain, rule
 from xlaserve_loadtest.study.zoo import Group, Row
 
 _FASTER: Final = "#1a9e84"
@@ -15,8 +17,10 @@ _ROW_PX: Final = 20
 _TICKS: Final = (0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 5, 10, 20, 50)
 
 
-def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Chart:
+def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Markup | None:
     """Returns a bar for each row, in the order given; every row has a ratio."""
+    if not rows:
+        return None
     ratios = [row.result.ratio or 0.0 for row in rows]
     bounds = [row.result.ratio_interval or (ratio, ratio) for row, ratio in zip(rows, ratios, strict=True)]
     colours = {"faster": _FASTER, "slower": _SLOWER}
@@ -39,7 +43,7 @@ def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Chart:
         },
         "hovertemplate": "%{y}: %{customdata:.3~f} times<extra></extra>",
     }
-    return Chart(
+    return chart(
         f"speed-ups-{mode}",
         f"Every model by what {mode} is worth to it",
         f"Images/s in mode {mode} over those in mode {baseline}, for every model that ran in both; none is left out. "
@@ -62,11 +66,11 @@ def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Chart:
     )
 
 
-def groups(found: Sequence[Group], *, name: str, title: str, what: str) -> Chart:
+def groups(found: Sequence[Group], *, name: str, title: str, what: str) -> Markup | None:
     """Returns images/s by group and mode; `what` says what the cells of a group have in common."""
     modes = list(dict.fromkeys(mode for group in found for mode in group.images_per_s))
     rates = {mode: [group.images_per_s.get(mode, float("nan")) for group in found] for mode in modes}
-    return Chart(
+    return chart(
         name,
         title,
         f"Geometric mean of images/s over all cells of the same {what} that ran in every mode, so that the modes of "

@@ -92,7 +92,7 @@ def _speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Child:
     names = ", ".join(row.label for row in missing)
     return join(
         [
-            zoo_charts.speed_ups(ranked, mode, baseline).render() if ranked else None,
+            zoo_charts.speed_ups(ranked, mode, baseline),
             tag("p", f"Without a ratio, as one of the two modes did not run: {names}.", class_="soft")
             if names
             else None,
@@ -115,7 +115,7 @@ def _groups(groups: Sequence[Group], name: str, title: str, what: str) -> list[C
             if group.best
         ),
     )
-    return [zoo_charts.groups(told, name=name, title=title, what=what).render() if told else None, table(best)]
+    return [zoo_charts.groups(told, name=name, title=title, what=what), table(best)]
 
 
 def _failures(rows: Sequence[Row]) -> list[Child]:
