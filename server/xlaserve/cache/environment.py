@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.runtimes.tf import flags
-from xlaserve.runtimes.tf.device import Device, cpu_name
+from xlaserve.runtimes.tf.device import Device, cores, cpu_name
 
 _VARIABLES: Final = ("NVIDIA_TF32_OVERRIDE", "TF_ENABLE_ONEDNN_OPTS", flags.TF_XLA, flags.XLA)
 """Environment variables that change what is computed, or how."""
@@ -39,7 +39,10 @@ def installed() -> Mapping[str, str]:
 
 def is_replaced() -> bool:
     """Returns whether other code has been installed since this process began: its programs would not be ours."""
-    return _on_disk() != installed()
+    try:
+        return _on_disk() != installed()
+    except FileNotFoundError:  # it is being replaced at this moment
+        return True
 
 
 def _on_disk() -> Mapping[str, str]:
@@ -59,7 +62,7 @@ def environment(device: Device) -> dict[str, str]:
         "machine": platform.machine(),
         # XLA compiles for the features of this very processor, and divides work by the number of its cores.
         "processor": f"{cpu_name()} {_short(_cpu_flags())}",
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(cores()),
         **{name: _OUR_OWN.sub("", os.environ.get(name, "")).strip() for name in _VARIABLES},
     }
     if device.kind == "gpu":

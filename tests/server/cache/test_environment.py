@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import xlaserve
-from xlaserve.cache.environment import _CODE, digest, environment, installed, key
+from xlaserve.cache.environment import _CODE, digest, environment, installed, is_replaced, key
 from xlaserve.runtimes.tf.device import Device
 
 DEVICE = Device("cpu", "some processor", 2, 1)
@@ -41,6 +43,21 @@ def test_other_code_of_ours_is_another_environment_for_processes_that_run_it(
     assert key(environment(DEVICE)) == before
     installed.cache_clear()  # as in another process
     assert key(environment(DEVICE)) != before
+
+
+def test_code_that_is_just_being_installed_is_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_replaced()
+
+    def digest_of_what_is_removed(files: Iterable[Path]) -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("xlaserve.cache.environment.digest", digest_of_what_is_removed)
+    assert is_replaced()
+
+
+def test_where_no_process_has_cores_of_its_own_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert environment(DEVICE)["cores"] == str(os.cpu_count())
 
 
 def test_where_files_are_written_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

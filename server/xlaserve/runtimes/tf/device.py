@@ -180,14 +180,18 @@ def _stderr_to_log() -> Iterator[None]:
             log.debug("tensorflow: %s", line)
 
 
+def cores() -> int:
+    """Returns how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """Returns how many cores this process may use: its affinity, and a container's quota (Linux control groups v2)."""
-    cores = len(os.sched_getaffinity(0))
     try:
         quota, period = cpu_max.read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
+        return max(1, min(cores(), int(quota) // int(period)))
     except (OSError, ValueError):  # no control group, or "max": no quota
-        return cores
+        return cores()
 
 
 def cpu_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
