@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xlaserve import priority
-from xlaserve.priority import NICE, STARVATION_WINDOW_S, Starvation, lower, yield_to_traffic
+from xlaserve.priority import NICE, STARVATION_WINDOW_S, Starvation, hasten_end, lower, yield_to_traffic
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,59 @@ def test_a_process_that_can_not_run_when_idle_alone_is_nice(monkeypatch: pytest.
         process.communicate(b"\n")
 
 
-def test_a_process_is_nice_where_starvation_would_go_unseen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(priority, "TELLS_WAITS", tmp_path / "schedstat")
+@pytest.mark.parametrize("told", [None, "0 0 0\n", "no numbers"])
+def test_a_process_is_nice_where_starvation_would_go_unseen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str | None
+) -> None:
+    monkeypatch.setattr(priority, "SCHEDSTAT", tmp_path / "schedstat")
+    if told is not None:
+        (tmp_path / "schedstat").write_text(told)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         lower(process.pid, only_when_idle=True)
         assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.nice(0) + NICE
         process.communicate(b"\n")
+
+
+def test_a_process_that_is_nice_as_the_server_is_becomes_nicer() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        os.setpriority(os.PRIO_PROCESS, process.pid, os.nice(0) + 5)
+        lower(process.pid, only_when_idle=False)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.nice(0) + 5 + NICE
+        process.communicate(b"\n")
+
+
+def test_where_threads_have_no_priorities_of_their_own_no_other_process_gets_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "setpriority", lambda *arguments: pytest.fail(f"it set {arguments}"))
+    yield_to_traffic()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("is_permitted", [True, False])
+def test_all_threads_of_a_process_that_was_killed_are_to_run_as_others_do(
+    monkeypatch: pytest.MonkeyPatch, is_permitted: bool
+) -> None:
+    asked = {}
+
+    def set_scheduler(thread: int, policy: int, parameter: os.sched_param) -> None:
+        asked[str(thread)] = policy
+        if not is_permitted:
+            raise PermissionError(1, "not permitted")
+
+    code = "import threading; threading.Thread(target=input).start(); print(flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        threads = list(priority._times_s(process.pid))
+        monkeypatch.setattr(os, "sched_setscheduler", set_scheduler)
+        hasten_end(process.pid)
+        process.communicate(b"\n")
+    hasten_end(process.pid)  # which has ended
+    assert len(threads) == 2
+    assert asked == dict.fromkeys(threads, os.SCHED_OTHER)
 
 
 def test_only_the_thread_that_asks_yields_to_the_traffic() -> None:
