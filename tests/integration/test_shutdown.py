@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from grpc import StatusCode as Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -34,6 +35,8 @@ DIGITS = {"name": "digits", "source": "builtin:digits", "modes": ["xla", "graph"
 PATIENCE_S = 60.0
 SOON_S = 8.0
 """What takes a second at most, on a busy machine."""
+
+LOADS_NO_MORE = "the server is shutting down; no model is loaded any more"
 
 Health = health_pb2.HealthCheckResponse
 
@@ -372,8 +375,41 @@ def test_a_load_that_a_signal_ends_is_told_so(braked: Server, brake: Brake, conn
     braked.process.terminate()
     error = load.exception(timeout=PATIENCE_S)
     assert isinstance(error, grpc.RpcError)
-    assert error.code() is Status.UNAVAILABLE
+    assert (error.code(), error.details()) == (Status.UNAVAILABLE, LOADS_NO_MORE)
     assert braked.wait() == 0
+
+
+def test_a_signal_ends_a_load_with_its_process_and_its_folder_however_busy_the_machine_is(
+    start_server: StartServer, connect: Connect, tmp_path: Path
+) -> None:
+    server = start_server({"models": [{**DIGITS, "modes": ["xla"]}]}, env={"TMPDIR": str(tmp_path)})
+    load = connect(server).stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name="digits"))
+    server.wait_for(lambda: preparing(server), "it started no process")
+    (child,) = preparing(server)
+    processor = min(os.sched_getaffinity(0))
+    for thread in child.threads():
+        os.sched_setaffinity(thread.id, {processor})
+    assert list(tmp_path.glob("xlaserve-prepared-*"))
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            os.sched_setaffinity(busy.pid, {processor})
+            server.process.terminate()
+            error = load.exception(timeout=PATIENCE_S)
+            status = server.wait()
+        finally:
+            busy.kill()
+    assert isinstance(error, grpc.RpcError)
+    assert (error.code(), error.details()) == (Status.UNAVAILABLE, LOADS_NO_MORE)
+    assert status == 0
+    assert not list(tmp_path.glob("xlaserve-prepared-*"))
+    child.wait(PATIENCE_S)
+    assert "Traceback" not in server.stderr
+
+
+def preparing(server: Server) -> list[psutil.Process]:
+    """Returns the processes that compile a model for the server."""
+    children = psutil.Process(server.pid).children()
+    return [child for child in children if "xlaserve.model.preparer_process" in child.cmdline()]
 
 
 def test_a_killed_server_leaves_no_client_waiting(braked: Server, brake: Brake, connect: Connect) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Literal
 
-from xlaserve.errors import QueueFull, XlaserveError
+from xlaserve.errors import QueueFull, ShuttingDown, XlaserveError
 
 MAX_WAITING: Final = 8
 """Changes of one model that wait for the one under way: loads and unloads may be asked for in turns."""
@@ -45,7 +45,7 @@ class Changes:
     async def make(self, name: str, kind: Kind, work: Callable[[], Awaitable[None]]) -> None:
         """Does `work` for the model once its turn has come, or waits for a call that does the same.
 
-        Raises what that raises, and QueueFull where too many changes of the model wait already.
+        Raises what that raises, QueueFull where too many changes of the model wait already, and ShuttingDown.
         """
         under_way = self._under_way.setdefault(name, [])
         change = under_way[-1] if under_way else None
@@ -55,7 +55,17 @@ class Changes:
             change = _Change(kind, work, before=change)
             change.task.add_done_callback(partial(self._end, name, change))
             under_way.append(change)
-        await asyncio.shield(change.task)
+        await asyncio.wait([change.task])  # which goes on where this caller gives up
+        if change.task.cancelled():
+            raise ShuttingDown("the server is shutting down; no model is loaded any more")
+        change.task.result()
+
+    async def cancel(self) -> None:
+        """Ends all changes; their callers get ShuttingDown."""
+        if tasks := [change.task for under_way in self._under_way.values() for change in under_way]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     def _end(self, name: str, change: _Change, task: asyncio.Task[None]) -> None:
         self._under_way[name].remove(change)

@@ -8,34 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
-
-import psutil
 
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.environment import installed, is_replaced
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.model import catalog
-from xlaserve.priority import Starvation, lower
+from xlaserve.model.held_folder import held_folder, remove_left
+from xlaserve.priority import Starvation, hasten_end, lower
 from xlaserve.runtimes.tf.device import Device
 
 log = logging.getLogger(__name__)
 
 PROCESS: Final = (sys.executable, "-P", "-m", "xlaserve.model.preparer_process")
 PREFIX: Final = "xlaserve-prepared-"
-"""How the names of its folders begin; the server's process and something random follow."""
+"""How the names of its folders begin."""
 POLL_S: Final = 0.2
+KILL_S: Final = 5.0
+"""The longest wait for a process that was killed: where no processor is idle, it may need half a minute to end."""
 
 
 class Preparer:
@@ -57,7 +56,7 @@ class Preparer:
         # Not asyncio's own threads: large answers wait for those.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         installed()  # the code that this process runs, even if other code is installed later
-        self._thread.submit(_remove_left_folders)
+        self._thread.submit(remove_left, PREFIX)
 
     def stop(self) -> None:
         """Ends what is under way, and what follows."""
@@ -76,18 +75,17 @@ class Preparer:
             yield None
             return
         self._check_stop()
-        loop = asyncio.get_running_loop()
-        made = await loop.run_in_executor(self._thread, self._make, model)
+        temporary = ExitStack()
+        making = asyncio.get_running_loop().run_in_executor(self._thread, self._make, model, temporary)
         try:
-            yield made
+            yield await asyncio.shield(making)
         finally:
-            if made is not None and made is not self._configured:
-                await asyncio.to_thread(shutil.rmtree, made.root, ignore_errors=True)
+            await asyncio.wait([making])  # a cancelled load leaves no process and no folder
+            await asyncio.to_thread(temporary.close)
 
-    def _make(self, model: ModelSettings) -> CompileCache | None:
-        """Has the process compile the model, and returns where it is; blocks."""
+    def _make(self, model: ModelSettings, temporary: ExitStack) -> CompileCache | None:
+        """Has the process compile the model, and returns where it is, until `temporary` ends perhaps; blocks."""
         self._check_stop()
-        folder = None
         try:
             if is_replaced():
                 _warn(model, "other code has been installed since the server began; restart it")
@@ -97,15 +95,12 @@ class Preparer:
                 return self._configured if self._run(model, self._configured.root) else None
             if self._configured is not None and self._is_there(self._configured, model):
                 return None
-            folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+            folder = temporary.enter_context(held_folder(PREFIX))
             if self._run(model, folder):
-                made, folder = CompileCache(folder, read_only=True), None
-                return made
+                return CompileCache(folder, read_only=True)
+            temporary.close()
         except OSError as error:
             _warn(model, error.strerror or type(error).__name__)
-        finally:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
         return None
 
     def _is_there(self, cache: CompileCache, model: ModelSettings) -> bool:
@@ -133,21 +128,20 @@ class Preparer:
 
     def _run_process(self, settings: bytes, *, only_when_idle: bool) -> tuple[int | None, str]:
         """Returns the exit status of the process, None where it was ended since it starved, and what it said."""
-        with (
-            tempfile.TemporaryFile() as stderr,
+        with tempfile.TemporaryFile() as stderr:
             # A group of its own: signals to the server's are for the server to act on.
-            subprocess.Popen(
+            process = subprocess.Popen(
                 self._process, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr, process_group=0
-            ) as process,
-        ):
+            )
+            assert process.stdin
             try:
-                lower(process.pid, only_when_idle=only_when_idle)
-                assert process.stdin
-                process.stdin.write(settings)
-                process.stdin.flush()  # and stays open: its end is the end of this process
-                status = self._wait(process, Starvation(process.pid) if only_when_idle else None)
+                with process.stdin:  # whose end is the end of the process
+                    lower(process.pid, only_when_idle=only_when_idle)
+                    process.stdin.write(settings)
+                    process.stdin.flush()
+                    status = self._wait(process, Starvation(process.pid) if only_when_idle else None)
             finally:
-                process.kill()
+                _kill(process)
             stderr.seek(0)
             return status, stderr.read().decode(errors="replace").strip()
 
@@ -169,12 +163,12 @@ def _warn(model: ModelSettings, reason: str) -> None:
     log.warning("model %s: can't be compiled in a process of its own and is compiled here: %s", model.name, reason)
 
 
-def _remove_left_folders() -> None:
-    """Removes folders of servers that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdecimal() and (int(owner) == os.getpid() or not psutil.pid_exists(int(owner))):
-            shutil.rmtree(folder, ignore_errors=True)
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        hasten_end(process.pid)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_S)
 
 
 def can_be_prepared(model: ModelSettings) -> bool:

@@ -192,8 +192,9 @@ class Repository:
             self._preparer.stop()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stops loading and takes nothing new; fails what was accepted and does not finish in `timeout_s`."""
+        """Ends loads and takes nothing new; fails what was accepted and does not finish in `timeout_s`."""
         self.stop_loading()
+        await self._changes.cancel()
         await asyncio.gather(*(self._end(version, timeout_s) for version in self.index()))
         self._served.clear()
         self._compiling.shutdown(wait=False, cancel_futures=True)

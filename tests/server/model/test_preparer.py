@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 from xlaserve.cache.cache import CompileCache
 from xlaserve.config import BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.model.held_folder import held_folder
 from xlaserve.model.networks import cached
 from xlaserve.model.preparer import PROCESS, Preparer, can_be_prepared
 from xlaserve.priority import NICE, Starvation
@@ -110,18 +114,51 @@ async def test_a_process_that_can_not_be_started_leaves_the_model_to_be_loaded_h
     assert not prepared_folders(tmp_path)
 
 
-def test_folders_of_servers_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        pass
-    for pid in (dead.pid, os.getpid(), os.getppid()):
-        (tmp_path / f"xlaserve-prepared-{pid}-abc").mkdir()
-    preparer = Preparer(Settings(), DEVICE)
-    preparer.stop()
-    until = time.monotonic() + PATIENCE_S
-    while len(list(tmp_path.iterdir())) > 1:
-        assert time.monotonic() < until
-    assert [folder.name for folder in tmp_path.iterdir()] == [f"xlaserve-prepared-{os.getppid()}-abc"]
+async def test_a_server_removes_what_killed_ones_left_and_not_what_another_of_its_process_id_uses(
+    make: Callable[..., Preparer], tmp_path: Path
+) -> None:
+    # Process 1 of each of two containers that share a /tmp: here too both have one process id.
+    (tmp_path / f"xlaserve-prepared-{os.getpid()}-left").mkdir()
+    (tmp_path / "xlaserve-prepared-left").mkdir()
+    (tmp_path / "xlaserve-prepared-file").touch()
+    (tmp_path / "another").mkdir()
+    (tmp_path / "xlaserve-prepared-link").symlink_to(tmp_path / "another")
+    async with make("(f / 'made').touch()").prepare(MODEL) as prepared:
+        assert prepared is not None
+        another = make("")
+        await asyncio.to_thread(another._thread.shutdown)
+        left = [prepared.root.name, "another", "xlaserve-prepared-file", "xlaserve-prepared-link"]
+        assert names(tmp_path) == set(left)
+        assert names(prepared.root) == {"made"}
+    assert not prepared.root.exists()
+
+
+def test_a_folder_that_another_server_took_for_left_over_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder = tempfile.mkdtemp
+    with ExitStack() as of_another:
+
+        def lock(folder: str) -> None:
+            descriptor = os.open(folder, os.O_RDONLY)
+            of_another.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+        takes: list[Callable[[str], None]] = [os.rmdir, lock]
+        taken: list[str] = []
+
+        def make_and_lose(**named: Any) -> str:
+            folder = make_folder(dir=tmp_path, **named)
+            if takes:
+                takes.pop()(folder)
+                taken.append(folder)
+            return folder
+
+        monkeypatch.setattr("tempfile.mkdtemp", make_and_lose)
+        with held_folder("held-") as folder:
+            assert folder.is_dir()
+            assert len(taken) == 2
+            assert str(folder) not in taken
 
 
 async def test_a_process_that_ends_by_a_signal_as_the_server_stops_is_no_failure(
@@ -163,6 +200,10 @@ async def test_a_process_that_is_killed_fails_the_model(make: Callable[..., Prep
             pass
 
 
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
 def prepared_folders(folder: Path) -> list[Path]:
     return list(folder.glob("xlaserve-prepared-*"))
 
@@ -189,6 +230,28 @@ async def test_a_stop_ends_the_process(make: Callable[..., Preparer], tmp_path: 
         await asyncio.wait_for(preparing, PATIENCE_S)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+async def test_a_load_that_is_cancelled_leaves_no_process_and_no_folder(
+    make: Callable[..., Preparer], tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    preparer = make(f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); import time; time.sleep({PATIENCE_S})")
+
+    async def prepare() -> None:
+        async with preparer.prepare(MODEL):
+            pytest.fail("it was prepared")
+
+    preparing = asyncio.create_task(prepare())
+    await asyncio.to_thread(wait_for, pid)
+    assert prepared_folders(tmp_path)
+    preparer.stop()
+    preparing.cancel()
+    await asyncio.wait([preparing], timeout=PATIENCE_S)
+    assert preparing.cancelled()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    assert not prepared_folders(tmp_path)
 
 
 def test_the_process_ends_with_the_server(tmp_path: Path) -> None:

@@ -290,6 +290,20 @@ async def test_a_reload_takes_traffic_only_when_it_is_warm(house: House) -> None
     assert await house.ask() == [2]
 
 
+async def test_a_drain_ends_loads_whose_compilation_hangs(house: House) -> None:
+    await house.repository.load_all()
+    house.compiling.close()
+    loads = [asyncio.create_task(house.repository.load("a"))]
+    await house.compiling.reached()
+    loads.append(asyncio.create_task(house.repository.load("a")))
+    await asyncio.sleep(0)
+    await house.repository.drain(timeout_s=0)
+    for load in loads:
+        with pytest.raises(ShuttingDown, match="the server is shutting down"):
+            await asyncio.wait_for(load, PATIENCE_S)
+    assert house.states() == [State.UNLOADED] * 2
+
+
 async def test_a_reload_lets_the_old_one_finish_what_it_accepted(house: House) -> None:
     await house.repository.load_all()
     old = house.programs[0]
