@@ -50,7 +50,9 @@ def _on_disk() -> Mapping[str, str]:
     return {
         "tensorflow": tensorflow_version(),
         **{name: _version(name) for name in _PACKAGES},
-        "xlaserve": digest(file for part in _CODE for file in (package / part).rglob("*.py")),
+        "xlaserve": digest(
+            file for part in _CODE for kind in ("*.py", "data/*") for file in (package / part).rglob(kind)
+        ),
     }
 
 

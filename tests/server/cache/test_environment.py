@@ -29,12 +29,13 @@ def test_another_device_or_flag_is_another_environment(
     assert key(environment(DEVICE)) != key(facts)
 
 
+@pytest.mark.parametrize("file", ["model/lowering/stem.py", "model/sources/data/keras_cv.yaml"])
 def test_other_code_of_ours_is_another_environment_for_processes_that_run_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(installed.cache_clear)
     installed.cache_clear()
-    module = tmp_path / "model" / "lowering" / "stem.py"
+    module = tmp_path / file
     module.parent.mkdir(parents=True)
     module.write_text("1")
     monkeypatch.setattr("xlaserve.cache.environment.__file__", str(tmp_path / "cache" / "here.py"))
