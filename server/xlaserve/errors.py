@@ -1,24 +1,5 @@
 """Every error that xlaserve raises on purpose.
 
-    XlaserveError
-    ├── ConfigError                     the configuration is wrong; never reaches a client
-    ├── RequestError                    the client sent something wrong
-    │   ├── InvalidArgument             a field is not what was expected
-    │   ├── InvalidImage                bytes that are not a readable image
-    │   ├── ImageTooLarge               more bytes or pixels than the limits allow
-    │   ├── UnsupportedFeature          a protocol extension that this server does not speak
-    │   └── ModelNotFound               no model of that name and version
-    ├── ModelError                      the model can't answer
-    │   ├── ModelNotReady               loading, compiling, draining or unloaded
-    │   ├── ModelFailed                 loading or warm-up failed; the reason is in the index
-    │   ├── ExecutionFailed             a batch raised; its details are in the log only
-    │   └── OutOfDeviceMemory           the device's memory did not hold a batch; a smaller one may do
-    └── OverloadError                   nothing wrong with the request, but not now
-        ├── QueueFull                   a queue is at its bound
-        ├── ProfilerBusy                another profile is being recorded
-        ├── DeadlineExceeded            the job could not be run before its deadline
-        └── ShuttingDown                the server is draining
-
 A message is written for the client: it names the field, what was expected and what came, and never a path or a trace.
 The status that each protocol's clients get is in `xlaserve.status`.
 """
@@ -43,7 +24,7 @@ class XlaserveError(Exception):
 
 
 class ConfigError(XlaserveError):
-    """The configuration can't be used: names the field, the value and what was expected."""
+    """The configuration can't be used: names the field, the value and what was expected. Never reaches a client."""
 
 
 class RequestError(XlaserveError):
@@ -83,15 +64,15 @@ class ModelNotReady(ModelError):
 
 
 class ModelFailed(ModelError):
-    """The model failed to load or to warm up."""
+    """The model failed to load or to warm up; the reason is in the repository's index."""
 
 
 class ExecutionFailed(ModelError):
-    """Running a batch raised."""
+    """Running a batch raised; the details are in the log only."""
 
 
 class OutOfDeviceMemory(ModelError):
-    """The device's memory did not hold a batch."""
+    """The device's memory did not hold a batch; a smaller one may do."""
 
 
 class OverloadError(XlaserveError):
