@@ -207,7 +207,7 @@ def load_and_prepare(settings):
 
     # Not before the server has: it has to listen to TensorFlow from the start.
     import tensorflow as tf
-    from xlaserve.runtimes.tf.executable import FixedShape
+    from xlaserve.engine.program import FixedShape
 
     call = FixedShape.__call__
     resize = tf.function(lambda pixels, size: tf.image.resize(pixels, size), jit_compile=True)

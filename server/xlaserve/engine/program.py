@@ -37,6 +37,21 @@ class Executable(Protocol):
         """
 
 
+class FixedShape:
+    """Calls `run` with images of one shape only."""
+
+    def __init__(self, run: Executable, shape: tuple[int, ...]) -> None:
+        self.run = run
+        self.shape = shape
+
+    def __call__(self, images: Images) -> Outputs:
+        """Runs `images` and returns the outputs; raises ValueError where they are of another shape or type."""
+        # A concrete function of TensorFlow takes a tensor of any shape, and XLA then compiles again.
+        if images.shape != self.shape or images.dtype != np.uint8:
+            raise ValueError(f"pixels: expected uint8 {self.shape}, got {images.dtype} {images.shape}")
+        return self.run(images)
+
+
 @dataclass(frozen=True, slots=True)
 class Compilation:
     """An executable and what it took to make it."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.config import sources as kinds
@@ -17,7 +16,7 @@ from xlaserve.errors import ModelFailed, cause, telling_line
 from xlaserve.model import labels
 from xlaserve.model.networks.network import Network, Size
 from xlaserve.model.sources import noop
-from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
+from xlaserve.model.task import Detection, Embedding, Segmentation, Task
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +91,28 @@ def _network(settings: ModelSettings) -> Network:
     if kind is None:
         return _from_path(Path(settings.source), settings)
     _check_fields(settings, kind)
-    return _LOADERS[kind](settings.source.removeprefix(kind.prefix), settings)
+    name = settings.source.removeprefix(kind.prefix)
+    if kind is kinds.NOOP:
+        return noop.network()
+    # TensorFlow takes seconds to import, and KerasCV some more.
+    if kind is kinds.BUILT_IN:
+        from xlaserve.model.sources import built_in  # noqa: PLC0415
+
+        return built_in.network(name, settings)
+    if kind is kinds.APPLICATIONS:
+        from xlaserve.model.sources import applications  # noqa: PLC0415
+
+        return applications.application(name, settings)
+    if kind is kinds.KERAS_CV:
+        from xlaserve.model.sources import keras_cv_models  # noqa: PLC0415
+
+        return keras_cv_models.keras_cv_model(name, settings)
+    assert kind is kinds.KAGGLE
+    from xlaserve.model.sources import kaggle  # noqa: PLC0415
+
+    folder = kaggle.fetch(name)
+    files = sorted(folder.glob(f"*{kinds.KERAS_SUFFIX}"))
+    return _from_path(files[0] if len(files) == 1 else folder, settings)
 
 
 def _from_path(path: Path, settings: ModelSettings) -> Network:
@@ -108,49 +128,6 @@ def _from_path(path: Path, settings: ModelSettings) -> Network:
         f"source: expected {kinds.NAMES}, a {kinds.KERAS_SUFFIX} file or a SavedModel folder, got"
         f" {_name(settings.source)}{'' if path.exists() else ', which does not exist'}"
     )
-
-
-# TensorFlow takes seconds to import, and noop does without it.
-
-
-def _noop(name: str, settings: ModelSettings) -> Network:
-    return Network(noop.NoopProgram(), (noop.SIDE, noop.SIDE), Classification(noop.CLASSES), "built in")
-
-
-def _built_in(name: str, settings: ModelSettings) -> Network:
-    from xlaserve.model.sources import built_in  # noqa: PLC0415
-
-    return built_in.network(name, settings)
-
-
-def _application(name: str, settings: ModelSettings) -> Network:
-    from xlaserve.model.sources import applications  # noqa: PLC0415
-
-    return applications.application(name, settings)
-
-
-def _keras_cv(name: str, settings: ModelSettings) -> Network:
-    from xlaserve.model.sources import keras_cv_models  # noqa: PLC0415
-
-    return keras_cv_models.keras_cv_model(name, settings)
-
-
-def _kaggle(handle: str, settings: ModelSettings) -> Network:
-    from xlaserve.model.sources import kaggle  # noqa: PLC0415
-
-    folder = kaggle.fetch(handle)
-    files = sorted(folder.glob(f"*{kinds.KERAS_SUFFIX}"))
-    return _from_path(files[0] if len(files) == 1 else folder, settings)
-
-
-_LOADERS: Final[Mapping[Source, Callable[[str, ModelSettings], Network]]] = {
-    kinds.NOOP: _noop,
-    kinds.BUILT_IN: _built_in,
-    kinds.APPLICATIONS: _application,
-    kinds.KERAS_CV: _keras_cv,
-    kinds.KAGGLE: _kaggle,
-}
-"""By kind: what makes a network from the part of the source after its prefix."""
 
 
 def _check_fields(settings: ModelSettings, kind: Source) -> None:

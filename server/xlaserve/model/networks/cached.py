@@ -28,14 +28,14 @@ from xlaserve.cache.environment import digest
 from xlaserve.cache.records import Folder, Record, RecordError
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
 from xlaserve.errors import cause
 from xlaserve.model import catalog
 from xlaserve.model.networks.network import Network
 from xlaserve.model.task import Task
 from xlaserve.runtimes.tf import stablehlo
 from xlaserve.runtimes.tf.device import Device
-from xlaserve.runtimes.tf.executable import CHANNELS, FixedShape, Function, TensorFlowProgram
+from xlaserve.runtimes.tf.executable import CHANNELS, Function, TensorFlowProgram
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,9 @@ from typing import Final
 import numpy as np
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.program import Compilation, FixedShape
+from xlaserve.model.networks.network import Network
+from xlaserve.model.task import Classification
 
 SIDE: Final = 224
 CLASSES: Final = 1000
@@ -20,11 +22,12 @@ class NoopProgram:
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Returns an executable that is the same in every mode and takes no time to make."""
-        shape = (*bucket, 3)
-
-        def executable(images: Images) -> Outputs:
-            if images.shape != shape or images.dtype != np.uint8:
-                raise ValueError(f"pixels: expected uint8 {shape}, got {images.dtype} {images.shape}")
-            return (images.reshape(bucket.batch, -1)[:, :CLASSES].astype(np.float32),)
-
+        executable = FixedShape(
+            lambda images: (images.reshape(bucket.batch, -1)[:, :CLASSES].astype(np.float32),), (*bucket, 3)
+        )
         return Compilation(executable, trace_s=0.0, compile_s=0.0)
+
+
+def network() -> Network:
+    """Returns the network, which answers as a classifier does."""
+    return Network(NoopProgram(), (SIDE, SIDE), Classification(CLASSES), "built in")

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework import func_graph, ops
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
 from xlaserve.errors import ModelFailed
 from xlaserve.runtimes.tf.frozen import (
     CLUSTER_RUNS,
@@ -230,21 +230,6 @@ class Function:
         with memory_named():
             # `numpy` waits for the result and copies it out of TensorFlow's memory.
             return tuple(output.numpy() for output in self.function(tf.convert_to_tensor(images)))
-
-
-class FixedShape:
-    """Calls `run` with images of one shape only."""
-
-    def __init__(self, run: Executable, shape: tuple[int, ...]) -> None:
-        self.run = run
-        self.shape = shape
-
-    def __call__(self, images: Images) -> Outputs:
-        """Runs `images` and returns the outputs; raises ValueError where they are of another shape or type."""
-        # Checked here because a concrete function takes a tensor of any shape, and XLA then compiles again.
-        if images.shape != self.shape or images.dtype != np.uint8:
-            raise ValueError(f"pixels: expected uint8 {self.shape}, got {images.dtype} {images.shape}")
-        return self.run(images)
 
 
 def stablehlo(executable: Executable) -> str:
