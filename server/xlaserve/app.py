@@ -27,6 +27,7 @@ from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.inspection.profiler import Profiler
 from xlaserve.model import catalog, gauges
+from xlaserve.model.loader import Loader
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.repository import Repository
 from xlaserve.pipeline import Pipeline
@@ -84,16 +85,13 @@ class App:
             if settings.compile_cache is not None:
                 self._cache = CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
         self.device: Device = configure(settings, self._has_tensorflow)
-        self._preparer = None
-        if self._has_tensorflow and settings.load_process and self.device.kind == "cpu":
-            self._preparer = Preparer(settings, self.device, self._cache)
+        has_preparer = self._has_tensorflow and settings.load_process and self.device.kind == "cpu"
         self._load_replicated = _replicated(self.device.replicas)
         if self._cache and self._load_replicated:
             log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
         self._metrics = Metrics()
-        self._lanes = Lanes(self.device.lanes, self.device.count)
-        self._worker = Worker(self.device.lanes, self.device.count)
-        self._watch = CompileWatch(self._on_compiled, self._worker.is_lane)
+        worker = Worker(self.device.lanes, self.device.count)
+        self._watch = CompileWatch(self._on_compiled, worker.is_lane)
         self._is_watching = xla_events is not None
         if xla_events is not None:
             xla_events.restore_environment()
@@ -105,20 +103,24 @@ class App:
         """Set when the configuration is to be read again."""
         self._has_crashed = False
         self._last_signal_at = -math.inf
-        self.repository = Repository(
+        loader = Loader(
             settings=settings,
             load_model=self._load_model,
-            read_models=lambda: self._read_settings().models,
-            lanes=self._lanes,
-            worker=self._worker,
-            metrics=self._metrics,
+            lanes=Lanes(self.device.lanes, self.device.count),
+            worker=worker,
             expecting=self._watch.expecting,
-            on_change=lambda version: self._health.refresh(),
-            on_record=on_record,
             on_crash=self._crash,
-            preparer=self._preparer,
+            preparer=Preparer(settings, self.device, self._cache) if has_preparer else None,
             has_tf32=self.device.tf32,
             on_cpu=self.device.kind == "cpu",
+        )
+        self.repository = Repository(
+            settings=settings,
+            loader=loader,
+            read_models=lambda: self._read_settings().models,
+            metrics=self._metrics,
+            on_change=lambda version: self._health.refresh(),
+            on_record=on_record,
         )
         self._pipeline = Pipeline(settings)
         self._calls = Calls(self.repository, self._metrics, self._pipeline.clock)

@@ -34,10 +34,17 @@ class State(StrEnum):
 class Version:
     """One loading of one model."""
 
-    def __init__(self, settings: ModelSettings, telemetry: ModelTelemetry, on_record: Callable[[Entry], None]) -> None:
+    def __init__(
+        self,
+        settings: ModelSettings,
+        telemetry: ModelTelemetry,
+        on_record: Callable[[Entry], None],
+        on_change: Callable[[Version], None],
+    ) -> None:
         self.settings = settings
         self.telemetry = telemetry
         self.ledger = Ledger(settings.name, settings.version, on_record)
+        self._on_change = on_change
         self.state = State.LOADING
         self.reason = ""
         """Why it failed."""
@@ -52,6 +59,15 @@ class Version:
         """How far each mode's answers are from those in float32, where it computes in something else."""
         self.warnings: list[str] = []
         """What users should know about the answers and how they are served."""
+
+    def enter(self, state: State) -> None:
+        """Goes on to `state`, and says so."""
+        self.state = state
+        reason = f": {self.reason}" if self.reason else ""
+        log.log(
+            logging.ERROR if state is State.FAILED else logging.INFO, "model %s: %s%s", self.name, state.lower(), reason
+        )
+        self._on_change(self)
 
     def warn(self, warning: str) -> None:
         """Gives a warning once, in the log and in the list of models. May be called from any thread."""

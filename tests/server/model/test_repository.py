@@ -32,6 +32,7 @@ from xlaserve.errors import (
     ShuttingDown,
 )
 from xlaserve.model.catalog import Model
+from xlaserve.model.loader import Loader
 from xlaserve.model.repository import Repository
 from xlaserve.model.task import Classification
 from xlaserve.model.version import State, Version
@@ -131,16 +132,20 @@ class House:
     def repository(self) -> Repository:
         """Made at its first use, from what is configured then."""
         if self._repository is None:
+            settings = Settings(models=tuple(self.configured), **self.settings_of_all)
             self._repository = Repository(
-                settings=Settings(models=tuple(self.configured), **self.settings_of_all),
-                load_model=self._load_model,
+                settings=settings,
+                loader=Loader(
+                    settings=settings,
+                    load_model=self._load_model,
+                    lanes=self.lanes,
+                    worker=self._worker,
+                    on_crash=self._crash,
+                ),
                 read_models=self._read_models,
-                lanes=self.lanes,
-                worker=self._worker,
                 metrics=Metrics(),
                 on_change=self._change,
                 on_record=self.entries.append,
-                on_crash=self._crash,
             )
         return self._repository
 
@@ -704,7 +709,7 @@ async def test_auto_buckets_are_chosen_for_the_recorded_demand_and_only_they_ser
     def cost(executable: object, bucket: Bucket, lanes: int) -> Cost:
         return Cost(1.0 + bucket.batch, 1.0 + bucket.batch)
 
-    monkeypatch.setattr("xlaserve.model.repository.measure", cost)
+    monkeypatch.setattr("xlaserve.model.loader.measure", cost)
     demand.write(tmp_path / "demand.json", {(2, 2): Counter({3: 100})})
     choice = AutoBuckets(max_batch=4, demand=tmp_path / "demand.json")
     house.configured = [model("a", buckets="auto", auto_buckets=choice)]

@@ -1,0 +1,267 @@
+"""From a model's settings to what requests use: built, compiled, verified, and given a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+from xlaserve import interpreter
+from xlaserve.cache.cache import CompileCache
+from xlaserve.config import Bucket, Mode, ModelSettings, Settings
+from xlaserve.engine.batching.batcher import Batcher
+from xlaserve.engine.batching.lanes import Lanes
+from xlaserve.engine.batching.worker import Worker
+from xlaserve.engine.buckets import demand
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import AnySize, Executable, Sealed
+from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
+from xlaserve.engine.warmup.background import Background
+from xlaserve.engine.warmup.beside_traffic import BesideTraffic
+from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
+from xlaserve.engine.warmup.verify import Verifier
+from xlaserve.errors import ShuttingDown
+from xlaserve.model import verification
+from xlaserve.model.advice import slower
+from xlaserve.model.catalog import Model
+from xlaserve.model.preparer import Preparer
+from xlaserve.model.version import Served, State, Version
+from xlaserve.priority import yield_to_traffic
+from xlaserve.runtimes.tf.device import usable_cores
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class Loader:
+    """Brings versions up. All methods run on the event loop; loading and compiling on a thread.
+
+    `load_model` builds a model from its settings, or takes it from where `preparer` has it, and blocks. All that may
+    compile something is done in an `expecting()`. `on_crash` is called where a model's batch loop dies.
+    """
+
+    settings: Settings
+    load_model: Callable[[ModelSettings, CompileCache | None], Model]
+    lanes: Lanes
+    worker: Worker
+    expecting: Callable[[], AbstractContextManager[object]] = nullcontext
+    on_crash: Callable[[], None] = lambda: None
+    preparer: Preparer | None = None
+    has_tf32: bool = False
+    on_cpu: bool = True
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at the end.
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._compiling_in_background = ThreadPoolExecutor(1, "background", initializer=yield_to_traffic)
+
+    def stop(self) -> None:
+        """Ends loads and warm-ups as soon as they can be, and takes no more."""
+        self._stop.set()
+        if self.preparer is not None:
+            self.preparer.stop()
+
+    def close(self) -> None:
+        """Drops what still waits for a thread."""
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self._compiling_in_background.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it takes no more."""
+        return self._stop.is_set()
+
+    def check_stop(self) -> None:
+        """Raises ShuttingDown where it takes no more."""
+        if self.is_stopping:
+            raise ShuttingDown("the server is shutting down; no model is loaded any more")
+
+    async def load(self, version: Version, *, others_serve: bool) -> Served:
+        """Returns what requests use of a new version, once it is compiled and warmed.
+
+        Where `others_serve`, another process compiles, and programs are timed in their turn, so that the traffic is not
+        held up. Raises ShuttingDown, ModelFailed, and what loading and compiling raise.
+        """
+        settings = version.settings
+        began = time.perf_counter()
+        preparing: AbstractAsyncContextManager[CompileCache | None] = nullcontext()
+        if self.preparer is not None and others_serve:
+            preparing = self.preparer.prepare(settings)
+        async with preparing as prepared:
+            model = version.model = await self._compile(self.load_model, settings, prepared)
+            version.enter(State.COMPILING)
+            verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn)
+            # A prepared cache has all programs, and only until this block ends.
+            buckets = self._first_buckets(model) if prepared is None else model.buckets
+            timer = self._timer_beside(version, model) if others_serve else partial(measure, lanes=self.lanes.count)
+            programs = await self._compile(self._warm_up, version, model, buckets, timer, verifier)
+        if verification.is_narrow(model, has_tf32=self.has_tf32):
+            version.differences = verification.furthest(version.ledger)
+            is_large = any(found.is_large for found in version.differences.values())
+            level = logging.WARNING if is_large else logging.INFO
+            log.log(level, "model %s: precision %s", settings.name, version.precision_text)
+        for advice in slower(settings, programs, on_cpu=self.on_cpu):
+            version.warn(advice)
+        warmed = {bucket for _, bucket in programs}
+        if settings.has_auto_buckets or verifier.is_dependent:
+            model = version.model = replace(model, buckets=tuple(sorted(warmed)))
+        if Mode.AUTO in settings.modes:
+            version.auto = fastest(programs)
+            programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
+            log.info("model %s: auto runs %s", settings.name, version.auto_text)
+        any_size = await self._compile(_any_size, model) if settings.unmatched == "background" else None
+        batcher = Batcher(
+            name=settings.name,
+            programs=programs,
+            lanes=self.lanes,
+            worker=self.worker,
+            observer=version.telemetry,
+            max_images=settings.max_queue_images or self.settings.max_queue_images,
+            max_bytes=self.settings.max_queue_bytes,
+            max_queue_delay_s=settings.max_queue_delay_ms / 1000,
+            on_crash=self.on_crash,
+            on_retired=version.retired,
+        )
+        background = None
+        if any_size is not None:
+            # Graph mode is as independent of XLA as the model's own reference, which nobody may call while it serves.
+            resolutions = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn, reference=any_size)
+            background = Background(
+                settings=settings,
+                any_size=any_size,
+                sides=model.size,
+                buckets=model.buckets,
+                batcher=batcher,
+                beside=self._beside(version, model, resolutions),
+            )
+        log.info(
+            "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
+        )
+        served = version.served = Served(version, model, batcher, background)
+        if left := [bucket for bucket in model.buckets if bucket not in warmed]:
+            beside = self._beside(version, model, verifier)
+            version.growth = asyncio.create_task(_grow(served, left, programs, beside))
+        elif background is None:
+            version.model = served.model = await asyncio.to_thread(_sealed, model)
+        return served
+
+    async def _compile(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        """Does what may compile something on the compiling thread. Raises ShuttingDown, before it or after it."""
+
+        def expected() -> R:
+            with self.expecting(), interpreter.shared():
+                return work(*arguments, **named)
+
+        self.check_stop()
+        made = await asyncio.get_running_loop().run_in_executor(self._compiling, expected)
+        self.check_stop()
+        return made
+
+    def _first_buckets(self, model: Model) -> tuple[Bucket, ...]:
+        """Returns the buckets without which the model is not ready."""
+        if self.settings.ready_when == "all" or model.settings.has_auto_buckets:
+            return model.buckets
+        smallest = {(bucket.height, bucket.width): bucket for bucket in sorted(model.buckets, reverse=True)}
+        return tuple(sorted(smallest.values()))
+
+    def _beside(self, version: Version, model: Model, verifier: Verifier | None = None) -> BesideTraffic:
+        return BesideTraffic(
+            program=model.program,
+            lanes=self.lanes,
+            worker=self.worker,
+            ledger=version.ledger,
+            compiling=self._compiling_in_background,
+            expecting=self.expecting,
+            verifier=verifier,
+        )
+
+    def _timer_beside(self, version: Version, model: Model) -> Timer:
+        """Returns what times programs in their turn on one lane."""
+        loop = asyncio.get_running_loop()
+        beside = self._beside(version, model)
+
+        def time_beside(executable: Executable, bucket: Bucket) -> Cost:
+            turns = asyncio.run_coroutine_threadsafe(beside.time(executable, bucket, noise(bucket)), loop)
+            seconds = turns.result()
+            return Cost(seconds, seconds)  # of lanes that are as busy as they are
+
+        return time_beside
+
+    def _warm_up(
+        self, version: Version, model: Model, buckets: Iterable[Bucket], timer: Timer, verifier: Verifier
+    ) -> Programs:
+        settings = version.settings
+
+        def warm(modes: Iterable[Mode], buckets: Iterable[Bucket]) -> Programs:
+            return warm_up(
+                program=model.program,
+                modes=modes,
+                buckets=buckets,
+                timer=timer,
+                ledger=version.ledger,
+                stop=self._stop,
+                threads=self.settings.compile_threads or compile_threads(usable_cores()),
+                verifier=verifier,
+            )
+
+        if not settings.has_auto_buckets:
+            programs = warm(settings.compiled_modes, buckets)
+        else:
+            demand_file = settings.auto_buckets.demand
+            programs = warm_up_auto(warm, settings, buckets, demand.read(demand_file) if demand_file else {})
+        return verification.in_batches_of_one(programs, warm) if verifier.is_dependent else programs
+
+
+async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic) -> None:
+    """Makes what is left of `buckets` beside the traffic, the smallest first, and has each serve once it is there.
+
+    `programs` are those that serve, each resolution's smallest bucket among them.
+    """
+    version, settings = served.version, served.settings
+    known = {(mode, bucket[1:]): (bucket, warmed) for (mode, bucket), warmed in programs.items()}
+    for bucket in sorted(buckets, key=math.prod):
+        try:
+            made = {
+                (mode, bucket): await beside.make(mode, bucket, known[mode, bucket[1:]])
+                for mode in settings.compiled_modes
+            }
+        except Exception:
+            log.exception("model %s: %s did not compile; the other buckets serve in its place", version.name, bucket)
+            continue
+        if Mode.AUTO in settings.modes:
+            ((_, mode),) = chosen = tuple(fastest(made).items())
+            version.auto |= dict(chosen)
+            made[Mode.AUTO, bucket] = made[mode, bucket]
+        served.batcher.add(made)
+    if served.background is None:
+        version.model = served.model = await asyncio.to_thread(_sealed, served.model)
+    log.info("model %s: all %d programs are there", version.name, len(version.ledger))
+
+
+def _any_size(model: Model) -> Executable:
+    """Returns the model in graph mode for any size; as all that serves, it has run."""
+    assert isinstance(model.program, AnySize)
+    any_size = model.program.any_size()
+    any_size(np.zeros((*model.buckets[-1], 3), np.uint8))
+    return any_size
+
+
+def _sealed(model: Model) -> Model:
+    """Returns a model of which nothing more is compiled, without what only that needs."""
+    if isinstance(model.program, Sealed):
+        model.program.seal()
+    return replace(model, reference=None)
