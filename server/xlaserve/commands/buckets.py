@@ -87,12 +87,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     remote.add_server(parser, "the server to ask; by default the one that the settings describe")
     parser.add_argument("--mode", default="", help="the mode to choose for; the model's default by default")
-    parser.add_argument("--max-batch", type=arguments.count, metavar="N", default=None, help="no larger bucket")
+    parser.add_argument("--max-batch", type=arguments.count, metavar="N", help="no larger bucket")
     parser.add_argument("--max-buckets", type=arguments.count, metavar="N", default=MAX_BUCKETS, help="6 by default")
-    parser.add_argument(
-        "--save", type=Path, metavar="FILE", default=None, help="write the demand, for auto_buckets.demand"
-    )
-    parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of a table")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the demand, for auto_buckets.demand")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _ask(server: str, name: str) -> pb.Model:

@@ -93,7 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a configured name, or a source such as keras.applications:ResNet50; all that are configured by default",
     )
-    parser.add_argument("--all", action="store_true", default=False, help="check every model of the catalog")
+    parser.add_argument("--all", action="store_true", help="check every model of the catalog")
     modes_help = f"some of {','.join(MODES)}; without autocluster by default"
     parser.add_argument("--modes", type=_modes, default=USUAL_MODES, metavar="LIST", help=modes_help)
     parser.add_argument(
@@ -102,15 +102,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lowerings",
         action="store_true",
-        default=False,
         help="try XLA without each lowering of the model as well (see disable_lowerings)",
     )
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the records, after each model")
-    parser.add_argument("--markdown", type=Path, default=None, metavar="FILE", help="write a page such as docs/zoo.md")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the records, after each model")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a page such as docs/zoo.md")
     parser.add_argument(
         "--resume",
         action="store_true",
-        default=False,
         help="keep the records in --json FILE, and check only what is not in it or failed",
     )
     timeout_help = f"seconds for one model; {TIMEOUT_S:g} by default"

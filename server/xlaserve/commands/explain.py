@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bucket", type=arguments.bucket, metavar="BxHxW", help="the bucket: 8, or 8x224x224")
     parser.add_argument("--stage", choices=STAGES, help="print this program instead of the explanation")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write programs, graph and explain.html there")
-    parser.add_argument("--json", action="store_true", default=False, help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     top_help = "instructions to list (%(default)s)"
     parser.add_argument("--top", type=arguments.count, default=10, metavar="N", help=top_help)
     parser.add_argument("--peak-gflops", type=arguments.positive, metavar="G", help="its peak; measured by default")

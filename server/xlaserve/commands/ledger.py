@@ -45,7 +45,7 @@ def run(invocation: Invocation) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
     remote.add_server(parser, "the server to ask; by default the one that the settings describe")
-    parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _entry(model: pb.Model, program: pb.Program) -> Entry:

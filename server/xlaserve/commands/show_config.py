@@ -21,7 +21,7 @@ def run(invocation: Invocation) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
-    parser.add_argument("--show", action="store_true", default=False, help="print the effective configuration")
+    parser.add_argument("--show", action="store_true", help="print the effective configuration")
 
 
 COMMAND = Command("config", "check the configuration", run, add_options)

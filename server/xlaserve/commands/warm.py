@@ -32,7 +32,7 @@ def run(invocation: Invocation) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
-    parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 COMMAND = Command("warm", "compile every model, print the ledger, and exit", run, add_options)
