@@ -12,18 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-BITS: Final = {
-    **{"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32},
-    **{"s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0},
-    "opaque": 0,
-}
-"""Bits of an element; the 8-bit floats, of which there are many, all begin with f8."""
-
+_BITS: Final = {"pred": 8, "token": 0, "opaque": 0}
+"""Bits of an element, where the type does not say it: `f32`, `bf16`, `s4`, `f8e4m3fn`."""
+_NUMBER_TYPE: Final = re.compile(r"(?:[suc]|b?f)(\d+)")
 _COMMENT: Final = re.compile(r"/\*.*?\*/")
 _ARRAY: Final = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
-_MODULE: Final = re.compile(r"^HloModule ([^\s,]+)")
 _COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([^\s(]+) ?(?:\(.*\) -> .*)?\{$")
-_INSTRUCTION: Final = re.compile(r"^\s+(ROOT )?%?([^\s=]+) = (.*)$")
+_INSTRUCTION: Final = re.compile(r"^\s+(?:ROOT )?%?([^\s=]+) = (.*)$")
 _OPCODE: Final = re.compile(r" ?([a-z][a-z0-9-]*)\(")
 _CALLED: Final = ("calls", "to_apply", "body", "condition", "branch_computations", "true_computation")
 _OPENING: Final = {"(": ")", "{": "}", "[": "]"}
@@ -53,8 +48,11 @@ class Shape:
         """Bytes of the data."""
         if not self.dtype:
             return sum(shape.size_bytes for shape in self.elements)
-        bits = 8 if self.dtype.startswith("f8") else BITS.get(self.dtype)
-        if bits is None:
+        if self.dtype in _BITS:
+            bits = _BITS[self.dtype]
+        elif number := _NUMBER_TYPE.match(self.dtype):
+            bits = int(number[1])
+        else:
             raise HloSyntaxError(f"an array of unknown type {self.dtype}")
         return math.ceil(self.size * bits / 8)
 
@@ -81,7 +79,6 @@ class Instruction:
     literal: str = ""
     """What stands between the parentheses, as text."""
     attributes: dict[str, str] = field(default_factory=dict)
-    is_root: bool = False
 
     @property
     def op_name(self) -> str:
@@ -111,14 +108,7 @@ class Instruction:
 class Computation:
     """Instructions in their order, by name."""
 
-    name: str
     instructions: dict[str, Instruction]
-
-    @property
-    def root(self) -> Instruction:
-        """The instruction whose value is the computation's."""
-        instructions = tuple(self.instructions.values())
-        return next((instruction for instruction in instructions if instruction.is_root), instructions[-1])
 
     @property
     def parameters(self) -> tuple[Instruction, ...]:
@@ -139,7 +129,6 @@ class Computation:
 class Module:
     """A program."""
 
-    name: str
     computations: dict[str, Computation]
     entry: Computation
 
@@ -159,7 +148,7 @@ NO_OPERATION: Final = frozenset(
 
 def parse(text: str) -> Module:
     """Parses a module. Raises HloSyntaxError with the line that is not understood."""
-    name, computations = "", {}
+    computations = {}
     entry: Computation | None = None
     current: Computation | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -169,14 +158,12 @@ def parse(text: str) -> Module:
             elif line.strip():
                 instruction = _instruction(line, number)
                 current.instructions[instruction.name] = instruction
-        elif found := _MODULE.match(line):
-            name = found[1]
         elif found := _COMPUTATION.match(line):
-            current = computations[found[2]] = Computation(found[2], {})
+            current = computations[found[2]] = Computation({})
             entry = current if found[1] else entry
     if entry is None or not entry.instructions:
         raise HloSyntaxError("expected a module with an ENTRY computation")
-    return Module(name, computations, entry)
+    return Module(computations, entry)
 
 
 def parse_shape(text: str) -> Shape:
@@ -192,7 +179,7 @@ def _instruction(line: str, number: int) -> Instruction:
         found = _INSTRUCTION.match(_COMMENT.sub("", line))
         if found is None:
             raise HloSyntaxError("no instruction")
-        shape, rest = _take_shape(found[3])
+        shape, rest = _take_shape(found[2])
         opcode = _OPCODE.match(rest)
         if opcode is None:
             raise HloSyntaxError("no opcode")
@@ -200,7 +187,7 @@ def _instruction(line: str, number: int) -> Instruction:
         literal = inside[1:-1]
         is_leaf = opcode[1] in ("parameter", "constant", "iota")
         operands = () if is_leaf else tuple(part.split()[-1].lstrip("%") for part in _split(literal))
-        return Instruction(found[2], shape, opcode[1], operands, literal, _attributes(rest), bool(found[1]))
+        return Instruction(found[1], shape, opcode[1], operands, literal, _attributes(rest))
     except HloSyntaxError as error:
         raise HloSyntaxError(f"line {number}: {error} in {line.strip()[:80]!r}") from None
 
@@ -223,14 +210,6 @@ def _take_shape(text: str) -> tuple[Shape, str]:
 
 def _take_group(text: str) -> tuple[str, str]:
     """Returns the group in brackets that `text` begins with, and what follows."""
-    end = next(_ends(text), None)
-    if end is None:
-        raise HloSyntaxError("an open bracket")
-    return text[: end + 1], text[end + 1 :]
-
-
-def _ends(text: str) -> Iterator[int]:
-    """Yields where brackets at the outermost level close."""
     open_brackets = []
     for index, letter in _outside_quotes(text):
         if letter in _OPENING:
@@ -238,7 +217,8 @@ def _ends(text: str) -> Iterator[int]:
         elif open_brackets and letter == open_brackets[-1]:
             open_brackets.pop()
             if not open_brackets:
-                yield index
+                return text[: index + 1], text[index + 1 :]
+    raise HloSyntaxError("an open bracket")
 
 
 def _outside_quotes(text: str) -> Iterator[tuple[int, str]]:
