@@ -306,19 +306,11 @@ class ModelSettings(Frozen):
         return value
 
     @model_validator(mode="after")
-    def _check_default_mode(self) -> Self:
+    def _check_together(self) -> Self:
         if self.default_mode is not None and self.default_mode not in self.modes:
             raise ValueError(f"default_mode {self.default_mode} is not one of modes {', '.join(self.modes)}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_sizes(self) -> Self:
         if self.resolutions and self.input_size:
             raise ValueError("input_size and resolutions are both set; expected one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _check_queue(self) -> Self:
         if self.max_queue_images is not None:
             self.check_queue(self.max_queue_images)
         return self

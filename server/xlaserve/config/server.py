@@ -157,13 +157,9 @@ class Settings(Frozen):
         return value
 
     @model_validator(mode="after")
-    def _check_ports(self) -> Self:
+    def _check_together(self) -> Self:
         if self.grpc_port == self.http_port != 0:
             raise ValueError(f"grpc_port and http_port: expected two ports, got {self.grpc_port} for both")
-        return self
-
-    @model_validator(mode="after")
-    def _check_queues(self) -> Self:
         for model in self.models:
             if model.max_queue_images is None:
                 model.check_queue(self.max_queue_images)
