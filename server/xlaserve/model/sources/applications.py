@@ -6,8 +6,7 @@ import difflib
 import inspect
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -100,37 +99,22 @@ def _family(constructor: Callable[..., Any]) -> str:
     return constructor.__module__.rpartition(".")[2]
 
 
-@contextmanager
-def _no_endless_wait() -> Iterator[None]:
-    """Bounds each wait for the network; Keras bounds none, and all models load on one thread."""
+def _download(constructor: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Builds a model with weights from the network. Raises ModelFailed with what to do where they can't be had."""
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(STALL_TIMEOUT_S)
+    socket.setdefaulttimeout(STALL_TIMEOUT_S)  # Keras bounds no wait, and all models load on one thread
     try:
-        yield
+        return constructor(weights="imagenet", **arguments)
+    except Exception as error:
+        if fetch := re.search(r"URL fetch failure on (\S+): (?:\S+ -- )?(.*)", str(error)):
+            url, reason = fetch.groups()
+        elif isinstance(error, TimeoutError):  # what was begun and stalled
+            url, reason = "the file", f"nothing came for {STALL_TIMEOUT_S:g} s"
+        else:
+            raise
+        raise ModelFailed(
+            f"weights: {url} could not be downloaded: {reason}; put the file into ~/.keras/models (or"
+            " KERAS_HOME/models), or set weights to the path of a weights file, or to random"
+        ) from error
     finally:
         socket.setdefaulttimeout(before)
-
-
-def _download(constructor: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    try:
-        with _no_endless_wait():
-            return constructor(weights="imagenet", **arguments)
-    except Exception as error:
-        if (failure := _download_failure(error)) is None:
-            raise
-        raise failure from error
-
-
-def _download_failure(error: Exception) -> ModelFailed | None:
-    """Returns the reason and what to do about it, where `error` comes from fetching weights."""
-    fetch = re.search(r"URL fetch failure on (\S+): (?:\S+ -- )?(.*)", str(error))
-    if fetch is not None:
-        url, reason = fetch.groups()
-    elif isinstance(error, TimeoutError):  # what was begun and stalled
-        url, reason = "the file", f"nothing came for {STALL_TIMEOUT_S:g} s"
-    else:
-        return None
-    return ModelFailed(
-        f"weights: {url} could not be downloaded: {reason}; put the file into ~/.keras/models (or KERAS_HOME/models), "
-        "or set weights to the path of a weights file, or to random"
-    )

@@ -30,7 +30,11 @@ def build() -> Any:
 
 def load() -> Any:
     """Returns the trained Keras model."""
-    model = build()
-    with (resources.files("xlaserve.model.sources") / "data" / WEIGHTS).open("rb") as file, np.load(file) as weights:
-        model.set_weights([weights[variable.path] for variable in model.weights])
+    return trained(build(), WEIGHTS)
+
+
+def trained(model: Any, weights: str) -> Any:
+    """Gives a model of the same variables the weights in `data/<weights>`, and returns it."""
+    with (resources.files("xlaserve.model.sources") / "data" / weights).open("rb") as file, np.load(file) as arrays:
+        model.set_weights([arrays[variable.path] for variable in model.weights])
     return model

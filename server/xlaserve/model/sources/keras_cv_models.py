@@ -13,7 +13,7 @@ from xlaserve.model.networks import preprocess
 from xlaserve.model.networks.network import Network
 from xlaserve.model.sources import keras_cv_detector, keras_models, random_weights
 from xlaserve.model.sources.applications import advise, check_file
-from xlaserve.model.sources.keras_cv_table import BACKBONES, HEADS, IMAGENET_CLASSES, Backbone, Head, names
+from xlaserve.model.sources.keras_cv_table import BACKBONES, HEADS, IMAGENET_CLASSES, Head, names
 
 
 def keras_cv_model(name: str, settings: ModelSettings) -> Network:
@@ -45,7 +45,11 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
             input_shape=(*size, 3) if backbone.fixed_size else (None, None, 3),
             **backbone.arguments,
         )
-        model = _classifier(body, settings) if head is None else _with_head(body, head, backbone_name, settings)
+        if head is None:
+            classes = settings.classes or IMAGENET_CLASSES
+            model = keras_cv.models.ImageClassifier(backbone=body, num_classes=classes)
+        else:
+            model = _with_head(body, head, backbone_name, settings)
     how = "none" if settings.preprocess == "auto" else settings.preprocess
     stated = "random"
     if settings.weights == "random":
@@ -60,12 +64,7 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
     if settings.task == "embedding":
         model = keras_models.features(model)
     return keras_models.network(
-        model,
-        settings,
-        preprocessing=how,
-        weights=stated,
-        default_size=size,
-        multiple=multiple,
+        model, settings, preprocessing=how, weights=stated, default_size=size, multiple=multiple
     )
 
 
@@ -77,19 +76,11 @@ def find(name: str) -> tuple[Head | None, str]:
     if not dash:
         return None, backbone_name
     head = HEADS[head_name]
-    if not _fits(head, BACKBONES[backbone_name]):
+    # MiT numbers its feature maps from P1, and only SegFormer takes what it has.
+    if (head.constructor == "SegFormer") != (BACKBONES[backbone_name].constructor == "MiTBackbone"):
         expected = ", ".join(f"{head_name}-{known}" for known in head.backbones)
         raise ModelFailed(f"source: {head_name} can't be built on {backbone_name}; expected one of {expected}")
     return head, backbone_name
-
-
-def _fits(head: Head, backbone: Backbone) -> bool:
-    # MiT numbers its feature maps from P1, and only SegFormer takes what it has.
-    return (head.constructor == "SegFormer") == (backbone.constructor == "MiTBackbone")
-
-
-def _classifier(body: Any, settings: ModelSettings) -> Any:
-    return keras_cv.models.ImageClassifier(backbone=body, num_classes=settings.classes or IMAGENET_CLASSES)
 
 
 def _with_head(body: Any, head: Head, backbone_name: str, settings: ModelSettings) -> Any:

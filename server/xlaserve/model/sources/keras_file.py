@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import re
 import zipfile
 from pathlib import Path
@@ -69,13 +70,10 @@ def _needs_keras_cv(file: Path) -> bool:
 
 def _import(name: str, path: str) -> Any:
     """Returns what `package.module:attribute` names."""
-    module_name, colon, attribute = path.partition(":")
-    if not (module_name and colon and attribute):
+    module, _, attribute = path.partition(":")
+    if not (module and attribute):
         raise ModelFailed(f"custom_objects.{name}: expected package.module:attribute, got {path}")
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ModelFailed(f"custom_objects.{name}: {path} can't be imported: {error}") from error
-    return found

@@ -37,7 +37,7 @@ def settle(model: Any, size: tuple[int, int], call: Callable[[tf.Tensor], object
     would get the same answer. With the statistics of smooth images only, noise would grow from layer to layer, and
     rounding with it. `call` runs the model on pixels from 0 to 255 as in training.
     """
-    normalizations = [layer for layer in _layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    normalizations = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
     if not normalizations:
         return
     for layer in normalizations:
@@ -46,9 +46,3 @@ def settle(model: Any, size: tuple[int, int], call: Callable[[tf.Tensor], object
     grids = ((8, 8), (32, 32), (128, 128), size)
     images = [tf.image.resize(noise.uniform(0, 255, (1, *grid, 3)), size) for grid in grids]
     call(tf.concat(images, axis=0))
-
-
-def _layers(model: Any) -> list[Any]:
-    """Returns the layers of a model, and those within them."""
-    layers: list[Any] = model._flatten_layers()
-    return layers

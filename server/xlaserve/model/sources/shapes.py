@@ -6,12 +6,12 @@ wrote.
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import Any, Final
 
 import numpy as np
 
 from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.sources.digits import trained
 
 LABELS: Final = ("circle", "square", "triangle")
 SIDE: Final = 128
@@ -80,7 +80,7 @@ def detector() -> Any:
     `boxes` `[n, 256, 4]`, left, top, right and bottom in pixels of the input, and `scores` `[n, 256, 3]`, probabilities
     of the labels, are still to be suppressed.
     """
-    grid = _trained(build_detector(), DETECTOR_WEIGHTS)
+    grid = trained(build_detector(), DETECTOR_WEIGHTS)
     cells = SIDE // STRIDE
     y, x = (np.mgrid[:cells, :cells].astype(np.float32) + 0.5) * STRIDE
     centres = np.stack([x, y], axis=-1)
@@ -97,10 +97,4 @@ def detector() -> Any:
 
 def segmenter() -> Any:
     """Returns the trained Keras segmenter."""
-    return _trained(build_segmenter(), SEGMENTER_WEIGHTS)
-
-
-def _trained(model: Any, weights: str) -> Any:
-    with (resources.files("xlaserve.model.sources") / "data" / weights).open("rb") as file, np.load(file) as arrays:
-        model.set_weights([arrays[variable.path] for variable in model.weights])
-    return model
+    return trained(build_segmenter(), SEGMENTER_WEIGHTS)
