@@ -143,7 +143,6 @@ class App:
             settings.host,
             settings.http_port,
             self._metrics.registry,
-            is_live=lambda: True,
             is_ready=lambda: self._was_ready,
             refresh=partial(on_loop, asyncio.get_running_loop(), self._take_snapshot),
         )

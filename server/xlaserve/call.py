@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from types import TracebackType
 from typing import Final, Self
 
 from xlaserve.errors import DeadlineExceeded, ModelNotFound, ShuttingDown, XlaserveError
@@ -139,9 +138,7 @@ class Call:
         self._answer = answer
         return timings
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._calls.leave()
         if error is not None:
             self._count_failure(error)

@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -39,9 +38,7 @@ class WarmUp:
             _log_to_stderr()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:

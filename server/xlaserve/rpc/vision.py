@@ -17,12 +17,11 @@ from xlaserve.rpc.parts import Wire
 from xlaserve.rpc.vision_messages import VisionMessage
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve_proto import vision_pb2 as pb
-from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 
 @dataclass(eq=False)
-class Vision(pb_grpc.VisionServicer):
-    """`xlaserve.v1.Vision`."""
+class Vision:
+    """`xlaserve.v1.Vision`, whose requests arrive as `vision_messages.PARSERS` give them."""
 
     calls: Calls
     pipeline: Pipeline
@@ -30,27 +29,19 @@ class Vision(pb_grpc.VisionServicer):
     max_message_bytes: int
     unexpected: Collection[XlaCompilation] = ()
 
-    async def Classify(  # type: ignore[override] # what rpc.server parses for it
-        self, request: VisionMessage[pb.ClassifyRequest], context: Context
-    ) -> Wire:
+    async def Classify(self, request: VisionMessage[pb.ClassifyRequest], context: Context) -> Wire:
         """Names what is in the images."""
         return await self._run("Classify", request, context, messages.parse_classify, messages.classifications)
 
-    async def Detect(  # type: ignore[override] # what rpc.server parses for it
-        self, request: VisionMessage[pb.DetectRequest], context: Context
-    ) -> Wire:
+    async def Detect(self, request: VisionMessage[pb.DetectRequest], context: Context) -> Wire:
         """Finds the objects in the images."""
         return await self._run("Detect", request, context, messages.parse_detect, messages.detections)
 
-    async def Segment(  # type: ignore[override] # what rpc.server parses for it
-        self, request: VisionMessage[pb.SegmentRequest], context: Context
-    ) -> Wire:
+    async def Segment(self, request: VisionMessage[pb.SegmentRequest], context: Context) -> Wire:
         """Names the pixels of the images."""
         return await self._run("Segment", request, context, self._parse_segment, messages.class_maps)
 
-    async def Embed(  # type: ignore[override] # what rpc.server parses for it
-        self, request: VisionMessage[pb.EmbedRequest], context: Context
-    ) -> Wire:
+    async def Embed(self, request: VisionMessage[pb.EmbedRequest], context: Context) -> Wire:
         """Makes vectors of the images."""
         return await self._run("Embed", request, context, messages.parse_embed, messages.embeddings)
 

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Entry
-from xlaserve.model.version import State, Version
+from xlaserve.model.version import Version
 from xlaserve.rpc.describe import source_name
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve_proto import vision_pb2 as pb
-
-STATES: Final = {
-    State.LOADING: pb.Model.STATE_LOADING,
-    State.COMPILING: pb.Model.STATE_COMPILING,
-    State.READY: pb.Model.STATE_READY,
-    State.DRAINING: pb.Model.STATE_DRAINING,
-    State.UNLOADED: pb.Model.STATE_UNLOADED,
-    State.FAILED: pb.Model.STATE_FAILED,
-}
 
 
 def model(version: Version) -> pb.Model:
@@ -31,7 +20,7 @@ def model(version: Version) -> pb.Model:
     return pb.Model(
         name=settings.name,
         version=settings.version,
-        state=STATES[version.state],
+        state=pb.Model.State.Value(f"STATE_{version.state}"),
         reason=version.reason,
         source=source_name(settings.source),
         weights=loaded.weights if loaded else "",

@@ -44,7 +44,7 @@ class _Answer(NamedTuple):
 class HttpEndpoint:
     """Serves /metrics, /healthz and /readyz from one thread of its own, even while the event loop is busy.
 
-    `is_live` and `is_ready` are called on that thread. So is `refresh`, before /metrics and /readyz are answered: it
+    `is_ready` is called on that thread. So is `refresh`, before /metrics and /readyz are answered: it
     has what they show read again elsewhere, and its future says when that is done.
     """
 
@@ -54,14 +54,12 @@ class HttpEndpoint:
         port: int,
         registry: CollectorRegistry,
         *,
-        is_live: Callable[[], bool],
         is_ready: Callable[[], bool],
         refresh: Callable[[], Future[None]] | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._metrics = make_wsgi_app(registry)
-        self._is_live = is_live
         self._is_ready = is_ready
         self._refresh = refresh
         self._socket: socket.socket | None = None
@@ -194,10 +192,12 @@ class HttpEndpoint:
         if path == "/":
             return _text(HTTPStatus.OK, _INDEX)
         if path == "/healthz":
-            holds, yes, no = self._is_live(), "ok\n", "not live\n"
-        else:
-            holds, yes, no = self._is_ready(), "ready\n", "not ready\n"
-        return _text(HTTPStatus.OK, yes) if holds else _text(HTTPStatus.SERVICE_UNAVAILABLE, no)
+            return _text(HTTPStatus.OK, "ok\n")
+        return (
+            _text(HTTPStatus.OK, "ready\n")
+            if self._is_ready()
+            else _text(HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
+        )
 
     async def _wait_for_refresh(self) -> None:
         if self._refresh is None:

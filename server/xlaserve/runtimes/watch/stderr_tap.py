@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TextIO
 
 from xlaserve.runtimes.watch.xla_log import VMODULE
@@ -81,9 +80,7 @@ class StderrTap:
         """Calls `hear` with each line of XLA's events, on a thread of its own."""
         threading.Thread(target=self._listen, args=(hear,), name="xla-events", daemon=True).start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Puts stderr back where it was, once everything has come out."""
         self._is_closing = True
         self.restore_environment()
