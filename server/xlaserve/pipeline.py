@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -38,12 +39,45 @@ class Rendering(Protocol):
         """Returns what does it for one request to a model of this task. It may raise a RequestError."""
 
 
-class Pending(NamedTuple):
-    """Pixels that take too long for the event loop to be checked there: the arguments of `image.check_pixels`."""
+class Readable(Protocol):
+    """An array, or what becomes one. Plain data, which can be pickled."""
 
-    pixels: NDArray[Any]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+
+    def __array__(self) -> NDArray[Any]:
+        """Returns the array. May raise InvalidArgument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Pixels that take too long for the event loop to be read and checked there."""
+
+    pixels: Readable
     """`[n, height, width, 3]`, of another type than uint8."""
     pixel_range: PixelRange
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[n, height, width, 3]`."""
+        return self.pixels.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self.pixels.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def check(self) -> Images:
+        """Reads the pixels and checks them as `image.check_pixels` does. Raises InvalidArgument."""
+        return check_pixels(np.asarray(self.pixels), self.pixel_range)
 
 
 class Request(NamedTuple):
@@ -103,10 +137,7 @@ class Pipeline:
         """Returns the model's answer. Raises any RequestError, ModelError or OverloadError."""
         mode = served.mode(request.mode)
         images = request.images
-        pending: Pending | None = None
-        if isinstance(images, Pending):
-            pending, images = images, images.pixels
-        if isinstance(images, np.ndarray):
+        if isinstance(images, (np.ndarray, Pending)):
             size = images.shape[1:3]
             if size not in served.sizes:
                 _check_without_buckets(served, images)
@@ -119,9 +150,9 @@ class Pipeline:
         try:
             rendered: list[Any] = []
             frames: Sequence[Frame]
-            if isinstance(images, np.ndarray):
-                if pending:
-                    images = await self._checked(served, pending, request.deadline)
+            if isinstance(images, (np.ndarray, Pending)):
+                if isinstance(images, Pending):
+                    images = await self._checked(served, images, request.deadline)
                 if size not in served.sizes:
                     assert served.background is not None
                     mode = await served.background.open((size[0], size[1]), mode)
@@ -151,7 +182,7 @@ class Pipeline:
         self._threads.stop()
 
     async def _checked(self, served: Served, pending: Pending, deadline: float) -> Images:
-        (images,) = await self._threads.map(served.settings.name, lambda row: check_pixels(*pending), 1, deadline)
+        (images,) = await self._threads.map(served.settings.name, lambda row: pending.check(), 1, deadline)
         return images
 
     async def _decode(
@@ -237,7 +268,7 @@ async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: fl
     return Result(gathered, Timings.slowest(result.timings for result in results))
 
 
-def _check_without_buckets(served: Served, pixels: Images) -> None:
+def _check_without_buckets(served: Served, pixels: Images | Pending) -> None:
     """Raises InvalidArgument for pixels, of a size that has no buckets, where none is served without."""
     height, width = pixels.shape[1:3]
     if served.background is not None:

@@ -527,6 +527,40 @@ async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admit
     assert batcher.ran[0][0].dtype == np.uint8
 
 
+class Unread:
+    """Pixels that become an array when they are asked to."""
+
+    shape = (2, 4, 6, 3)
+    nbytes = 2 * 4 * 6 * 3 * 4
+
+    def __init__(self, batcher: Batcher, error: Exception | None = None) -> None:
+        self._batcher = batcher
+        self._error = error
+        self.threads: list[threading.Thread] = []
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        self.threads.append(threading.current_thread())
+        assert self._batcher.admitted == [(2, self.nbytes)]
+        if self._error:
+            raise self._error
+        return np.full(self.shape, 7, np.int32)
+
+
+async def test_pixels_that_take_long_are_read_on_a_thread_once_they_are_admitted(
+    pipe: Pipeline, served: Served, batcher: Batcher
+) -> None:
+    unread = Unread(batcher)
+    assert levels(await pipe.run(served, Request("", Pending(unread, PixelRange.LEVELS), DEADLINE))) == [7, 7]
+    (thread,) = unread.threads
+    assert thread is not threading.current_thread()
+
+
+async def test_pixels_that_cannot_be_read_leave(pipe: Pipeline, served: Served, batcher: Batcher) -> None:
+    unread = Unread(batcher, InvalidArgument("contents", "packed values", "other bytes"))
+    with pytest.raises(InvalidArgument, match="contents: expected packed values"):
+        await pipe.run(served, Request("", Pending(unread, PixelRange.LEVELS), DEADLINE))
+
+
 async def test_pixels_of_a_wrong_size_are_refused_before_they_are_checked(pipe: Pipeline, served: Served) -> None:
     pending = Pending(np.full((1, 9, 9, 3), 300, np.float32), PixelRange.LEVELS)
     with pytest.raises(InvalidArgument, match="pixels: expected shape"):

@@ -17,12 +17,13 @@ import numpy as np
 from xlaserve import __version__
 from xlaserve.call import Call, Calls
 from xlaserve.config import Mode, PixelRange
-from xlaserve.engine.program import Outputs
+from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument, UnsupportedFeature, XlaserveError
+from xlaserve.image import Encoded
 from xlaserve.model.repository import Repository
 from xlaserve.model.task import Classification, Task, TensorSpec
 from xlaserve.model.version import Served, State
-from xlaserve.pipeline import Answer, Pipeline, Render, Rendering, Request
+from xlaserve.pipeline import Answer, Pending, Pipeline, Render, Rendering, Request
 from xlaserve.rpc import describe, parts, tensors
 from xlaserve.rpc.context import Context, deadline
 from xlaserve.rpc.handlers import Messages
@@ -30,7 +31,7 @@ from xlaserve.rpc.infer_message import Asked, InferMessage
 from xlaserve.rpc.parts import Wire
 from xlaserve.rpc.refusal import explain, no_message
 from xlaserve.rpc.streams import Streams
-from xlaserve.rpc.vision_messages import count, is_brief
+from xlaserve.rpc.vision_messages import is_brief
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.timings import STAGES, Timings
 from xlaserve_proto import open_inference_pb2 as pb
@@ -306,7 +307,7 @@ class TypedValues(NamedTuple):
         return lambda outputs, frame: [tensors.piece_of_values(outputs[index]) for index in self.outputs]
 
 
-def _rendering(request: InferMessage, served: Served, images: object) -> Rendering | None:
+def _rendering(request: InferMessage, served: Served, images: Images | Pending | Sequence[Encoded]) -> Rendering | None:
     """Returns what makes an image's part of the response on a thread, where all of it takes long; else None."""
     task = served.model.task
     as_raw = bool(request.raw)
@@ -317,10 +318,10 @@ def _rendering(request: InferMessage, served: Served, images: object) -> Renderi
         return None if is_brief(images, min(k, task.classes), task.classes) else Classes(k, as_raw)
     wanted = _wanted(request, task)
     pixels = max(height * width for height, width in served.inputs)
-    if isinstance(images, np.ndarray):
+    if isinstance(images, (np.ndarray, Pending)):
         pixels = images.shape[1] * images.shape[2]
     values = sum(pixels if -1 in spec.shape[1:] else math.prod(spec.shape[1:]) for _, spec in wanted)
-    if count(images) * values <= MAX_INLINE_VALUES:
+    if len(images) * values <= MAX_INLINE_VALUES:
         return None
     return TypedValues([index for index, _ in wanted])
 

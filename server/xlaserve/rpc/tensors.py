@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
@@ -39,9 +40,11 @@ OUTPUT_FIELDS: Final = {
 }
 """By an output's NumPy type: its datatype, and the field of `contents` that holds it."""
 MAX_TYPED_VALUES: Final = 2**21
-"""Values in one request's `contents`: integers become an array at some nanoseconds each, on the event loop."""
+"""Values in one request's `contents`."""
 MAX_INLINE_VALUES: Final = 2**19
 """INT32 and FP32 pixels become levels at about a nanosecond each. More are left to a thread."""
+MAX_INLINE_VARINT_BYTES: Final = 2**16
+"""INT32 and UINT8 pixels in `contents` become an array at up to ten nanoseconds a byte. More are left to a thread."""
 MAX_TYPED_BYTES: Final = 4 * MAX_TYPED_VALUES
 MAX_COPIED_BYTES: Final = 64 * 1024
 """Outputs up to this size are copied before the response is put together: that costs less than a view."""
@@ -82,6 +85,8 @@ def images_of(
         raise InvalidArgument("parameters.pixel_range", f"{PixelRange.UNIT} with FP32 {PIXELS!r} alone", got)
     if tensor.name == PIXELS:
         pixels = _pixels(request, data)
+        if isinstance(pixels, PackedIntegers):
+            return Pending(pixels, pixel_range or default_range)
         if pixels.dtype == np.uint8:
             levels = check_pixels(pixels)
             if raw:  # of which there are as many bytes in every message with this head
@@ -103,8 +108,8 @@ def reject_parameters(parameters: Mapping[str, pb.InferParameter], where: str) -
         raise InvalidArgument(f"{where}.parameters", "none", repr(key[:64]))
 
 
-def _pixels(request: InferMessage, raw: memoryview | None) -> NDArray[np.generic]:
-    """Returns an array of the tensor's type and shape: a view of `raw`, or a copy of `contents`."""
+def _pixels(request: InferMessage, raw: memoryview | None) -> NDArray[np.generic] | PackedIntegers:
+    """Returns an array of the tensor's type and shape, or what becomes one: views or a copy of what was sent."""
     (tensor,) = request.fields.inputs
     if tensor.datatype not in PIXEL_DTYPES:
         expected = " or ".join(PIXEL_DTYPES)
@@ -118,34 +123,77 @@ def _pixels(request: InferMessage, raw: memoryview | None) -> NDArray[np.generic
             raise InvalidArgument(f"raw_input_contents of {PIXELS}", expected, f"{len(raw)} bytes")
         return np.frombuffer(raw, dtype).reshape(shape)
     contents = getattr(tensor.contents, field)
+    packed: NDArray[np.uint8] | None = None
+    count = len(contents)
     if views := request.contents.get(field):
-        contents = _typed(field, views)
-    if len(contents) != elements:
+        packed, count = _packed(field, views, has_others=count > 0)
+    if count != elements:
         expected = f"{elements} values in {field} for {list(shape)}"
-        raise InvalidArgument(f"contents of {PIXELS}", expected, f"{len(contents)} values")
-    if field == "uint_contents":  # wider on the wire than the tensor's type: checked as INT32 is
-        array = np.array(contents, np.uint32)
-        return np.minimum(array, np.iinfo(np.int32).max).astype(np.int32).reshape(shape)
-    return np.array(contents, dtype).reshape(shape)
+        raise InvalidArgument(f"contents of {PIXELS}", expected, f"{count} values")
+    if packed is None:
+        values = np.array(contents, np.uint32 if field == "uint_contents" else dtype)
+        return _narrowed(values).reshape(shape)
+    if field == "fp32_contents":
+        return packed.view(dtype).reshape(shape)
+    integers = PackedIntegers(field, packed, shape)
+    return integers if packed.nbytes > MAX_INLINE_VARINT_BYTES else np.asarray(integers)
 
 
-def _typed(field: str, views: Sequence[memoryview]) -> Any:
-    """Returns the numbers of a list as they stand on the wire, packed."""
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """INT32 or UINT8 pixels as they stand in `contents`, for `pipeline.Pending`."""
+
+    field: str
+    octets: NDArray[np.uint8]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * 4
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NDArray[np.int32]:
+        try:
+            values = parts.unpacked(self.octets)
+        except DecodeError:
+            raise _not_packed(self.field) from None
+        is_signed = self.field == "int_contents"
+        return _narrowed(values.view(np.int32) if is_signed else values).reshape(self.shape)
+
+
+def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
+    """UINT8 pixels, which are wider on the wire than the tensor's type, are checked as INT32 is."""
+    return np.minimum(values, np.iinfo(np.int32).max).astype(np.int32) if values.dtype == np.uint32 else values
+
+
+def _packed(field: str, views: Sequence[memoryview], has_others: bool) -> tuple[NDArray[np.uint8], int]:
+    """Returns a list as it stands on the wire, and how many values it has.
+
+    Raises InvalidArgument for too many, and where the list `has_others`, one by one: nobody knows in which order.
+    """
     size_bytes = sum(map(len, views))
-    values = size_bytes / 4
-    if field != "fp32_contents":  # each ends with its only byte below 0x80
-        values = sum(int(np.count_nonzero(np.frombuffer(view, np.int8) >= 0)) for view in views)
-    if size_bytes > MAX_TYPED_BYTES or values > MAX_TYPED_VALUES:
-        expected = f"at most {MAX_TYPED_VALUES} values; raw_input_contents takes more"
-        raise InvalidArgument(f"contents of {PIXELS}", expected, f"{size_bytes} bytes")
-    if field == "fp32_contents" and size_bytes % 4 == 0:
-        return np.frombuffer(b"".join(views), "<f4")
-    number = pb.InferTensorContents.DESCRIPTOR.fields_by_name[field].number
-    try:
-        contents = pb.InferTensorContents.FromString(b"".join(parts.record(number, *views)))
-    except DecodeError:
-        raise InvalidArgument(f"contents of {PIXELS}", f"packed values in {field}", "other bytes") from None
-    return getattr(contents, field)
+    too_many = InvalidArgument(
+        f"contents of {PIXELS}",
+        f"at most {MAX_TYPED_VALUES} values; raw_input_contents takes more",
+        f"{size_bytes} bytes",
+    )
+    if size_bytes > MAX_TYPED_BYTES:
+        raise too_many
+    octets = np.frombuffer(views[0] if len(views) == 1 else b"".join(views), np.uint8)
+    if field == "fp32_contents":
+        count, is_cut = size_bytes // 4, any(len(view) % 4 for view in views)
+    else:
+        is_end = octets < 0x80  # each ends with its only byte below
+        count, is_cut = int(np.count_nonzero(is_end)), any(view[-1] >= 0x80 for view in views if view)
+    if count > MAX_TYPED_VALUES:
+        raise too_many
+    if is_cut or has_others:
+        raise _not_packed(field)
+    return octets, count
+
+
+def _not_packed(field: str) -> InvalidArgument:
+    return InvalidArgument(f"contents of {PIXELS}", f"packed values in {field}", "other bytes")
 
 
 def _encoded(request: InferMessage, raw: memoryview | None) -> list[Encoded]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import lru_cache, partial
 from itertools import chain
 from threading import Lock
@@ -20,7 +20,7 @@ from xlaserve.frame import Frame
 from xlaserve.image import Encoded
 from xlaserve.model.task import Classification, Detection, Embedding, Objects, Segmentation, Task, best
 from xlaserve.model.version import Served
-from xlaserve.pipeline import CHANNELS, Answer, Pending, Render, Request
+from xlaserve.pipeline import CHANNELS, Answer, Render, Request
 from xlaserve.rpc import parts
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.rpc.tensors import MAX_IMAGES
@@ -178,7 +178,7 @@ def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadl
     if fields.max_detections < 0:
         raise InvalidArgument("max_detections", "a number of objects, or 0 for all", fields.max_detections)
     parsed = _request(request, deadline)
-    if count(parsed.images) * (IMAGE_US + task.max_detections * DETECTION_US) <= MAX_INLINE_US:
+    if len(parsed.images) * (IMAGE_US + task.max_detections * DETECTION_US) <= MAX_INLINE_US:
         return parsed
     return parsed._replace(rendering=DetectedObjects(fields.min_score, fields.max_detections))
 
@@ -323,14 +323,9 @@ def _task(served: Served, kind: type[TaskT]) -> TaskT:
     raise InvalidArgument("model", f"a model for {kind.name}", got)
 
 
-def count(images: object) -> int:
-    """Returns how many images there are."""
-    return len(images.pixels if isinstance(images, Pending) else images)  # type: ignore[arg-type]
-
-
-def is_brief(images: object, k: int, classes: int) -> bool:
+def is_brief(images: Sized, k: int, classes: int) -> bool:
     """Whether the `k` likeliest of `classes` classes of each image are found and written on the event loop."""
-    return count(images) * (k * CATEGORY_US + classes * SORT_US) <= MAX_INLINE_US
+    return len(images) * (k * CATEGORY_US + classes * SORT_US) <= MAX_INLINE_US
 
 
 def _request(message: VisionMessage[FieldsT], deadline: float) -> Request:

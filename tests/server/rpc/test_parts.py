@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -19,6 +19,7 @@ FIELDS: parts.Fields = {
     vision_pb2.ClassifyRequest.PIXELS_FIELD_NUMBER: {vision_pb2.Pixels.RGB_FIELD_NUMBER: "rgb"},
 }
 INT_CONTENTS = pb.InferTensorContents.INT_CONTENTS_FIELD_NUMBER
+UINT_CONTENTS = pb.InferTensorContents.UINT_CONTENTS_FIELD_NUMBER
 
 
 @given(hnp.arrays(np.int32, st.integers(1, 40), elements=st.integers(-(2**31), 2**31 - 1)))
@@ -32,6 +33,43 @@ def test_many_integers_are_packed_in_steps() -> None:
     values = np.arange(-70_000, 70_000, dtype=np.int32).reshape(2, -1)
     data = b"".join(parts.record(INT_CONTENTS, parts.packed(values)))
     assert list(pb.InferTensorContents.FromString(data).int_contents) == values.ravel().tolist()
+
+
+def unpacked(data: bytes) -> list[int] | None:
+    """The numbers, None where `data` is no packed list."""
+    try:
+        return list(map(int, parts.unpacked(np.frombuffer(data, np.uint8))))
+    except DecodeError:
+        return None
+
+
+OCTETS = st.lists(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0x81, 0xFF, *[0x80] * 4]), max_size=60).map(bytes)
+
+
+@given(OCTETS | st.binary(max_size=60))
+@example(b"\x80" * 9 + b"\x01")
+@example(b"\x80" * 10 + b"\x01")
+@example(b"\x01" + b"\x80" * 10)
+def test_a_packed_list_has_the_integers_that_protobuf_finds_in_it(data: bytes) -> None:
+    try:
+        whole = pb.InferTensorContents.FromString(b"".join(parts.record(UINT_CONTENTS, data)))
+    except DecodeError:
+        assert unpacked(data) is None
+        return
+    assert unpacked(data) == list(whole.uint_contents)
+
+
+@given(
+    seed=st.integers(0, 99),
+    widths=st.lists(st.sampled_from([7, 8, 14, 20, 31]), min_size=1, max_size=3),
+    cut=st.integers(0, 1),
+)
+def test_many_integers_are_unpacked_in_steps_wherever_these_end(seed: int, widths: list[int], cut: int) -> None:
+    random = np.random.default_rng(seed)
+    values = np.concatenate([random.integers(0, 2**width, 30_011) for width in widths])
+    data = parts.packed(values)
+    assert unpacked(data) == values.tolist()
+    assert unpacked(data + b"\x80" * cut + b"\x80" * 10) is None
 
 
 @given(st.lists(st.binary(max_size=300), max_size=6), st.binary(max_size=300), st.integers(0, 9))

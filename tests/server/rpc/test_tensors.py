@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pickle
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +15,7 @@ from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.image import Encoded
 from xlaserve.pipeline import Pending
-from xlaserve.rpc import infer_message, tensors
+from xlaserve.rpc import infer_message, parts, tensors
 from xlaserve_proto import open_inference_pb2 as pb
 
 FIELDS = {"UINT8": ("uint_contents", "u1"), "INT32": ("int_contents", "<i4"), "FP32": ("fp32_contents", "<f4")}
@@ -53,14 +56,112 @@ def test_pixels_come_out_as_they_were_sent_whatever_their_type_and_manner(
     np.testing.assert_array_equal(images, levels)
 
 
+@pytest.mark.parametrize("raw", [True, False])
 @pytest.mark.parametrize("datatype", FIELDS)
-def test_large_pixels_come_out_as_they_were_sent(datatype: str) -> None:
+def test_large_pixels_come_out_as_they_were_sent(datatype: str, raw: bool) -> None:
     levels = np.random.default_rng(0).integers(0, 256, LARGE_SHAPE, np.uint8)
-    np.testing.assert_array_equal(images_of(pixels_request(levels, datatype, raw=True)), levels)
+    np.testing.assert_array_equal(images_of(pixels_request(levels, datatype, raw)), levels)
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "UINT8"])
+def test_many_typed_integers_are_left_to_a_thread_with_no_look_at_their_values(
+    datatype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = np.random.default_rng(0).integers(0, 256, (1, 224, 224, 3), np.uint8)
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "unpacked", None)
+        pending = images_of(pixels_request(levels, datatype, raw=False))
+    assert isinstance(pending, Pending)
+    assert (pending.shape, pending.nbytes) == (levels.shape, levels.size * 4)
+    assert isinstance(pending.pixels, tensors.PackedIntegers)
+    assert pending.pixels.octets.base is not None, "they are viewed where they lie"
+    for one in (pending, pickle.loads(pickle.dumps(pending))):
+        np.testing.assert_array_equal(one.check(), levels)
+
+
+def typed_request(datatype: str, shape: tuple[int, ...], *lists: bytes, others: tuple[int, ...] = ()) -> bytes:
+    """A request whose contents are these lists as they stand on the wire, and these values one by one."""
+    number = pb.InferTensorContents.DESCRIPTOR.fields_by_name[FIELDS[datatype][0]].number
+    packed = [part for octets in lists for part in parts.record(number, octets)]
+    single = [bytes([number << 3, value]) for value in others]
+    tensor = pb.ModelInferRequest.InferInputTensor(name="pixels", datatype=datatype, shape=shape).SerializeToString()
+    contents = parts.record(pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER, *packed, *single)
+    return b"".join(parts.record(pb.ModelInferRequest.INPUTS_FIELD_NUMBER, tensor, *contents))
+
+
+def read(data: bytes) -> np.ndarray:
+    """The pixels of a request, once a thread has read them."""
+    message = infer_message.InferMessages().parse(data)
+    assert message is not None
+    images = tensors.images_of(message)
+    return images.check() if isinstance(images, Pending) else np.asarray(images)
+
+
+@given(seed=st.integers(0, 99), cuts=st.sets(st.integers(0, 120 * 80 * 3), max_size=4), times=st.sampled_from([1, 4]))
+@pytest.mark.parametrize("datatype", FIELDS)
+def test_typed_pixels_may_be_sent_in_several_lists(datatype: str, seed: int, cuts: set[int], times: int) -> None:
+    levels = np.random.default_rng(seed).integers(0, 256, (times, 120, 80, 3), np.uint8)
+    values = levels.ravel().astype(np.float32 if datatype == "FP32" else np.int64)
+    lists = [parts.packed(part) if len(part) else b"" for part in np.split(values, sorted(cuts))]
+    data = typed_request(datatype, levels.shape, *lists)
+    np.testing.assert_array_equal(read(data), levels)
+    whole = pb.ModelInferRequest.FromString(data)
+    assert getattr(whole.inputs[0].contents, FIELDS[datatype][0]) == values.tolist()
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "UINT8"])
+def test_typed_integers_may_be_sent_one_by_one(datatype: str) -> None:
+    levels = np.random.default_rng(0).integers(0, 128, (2, 10, 10, 3), np.uint8)
+    np.testing.assert_array_equal(read(typed_request(datatype, levels.shape, others=tuple(levels.ravel()))), levels)
+
+
+@pytest.mark.parametrize("side", [128, 256])
+@pytest.mark.parametrize("datatype", ["INT32", "UINT8"])
+def test_varints_longer_than_they_need_be_are_read(datatype: str, side: int) -> None:
+    shape = (1, side, side, 3)
+    one = b"\x87" + b"\x80" * 8 + b"\x00"
+    data = typed_request(datatype, shape, one + b"\x05" * (side * side * 3 - 1))
+    assert read(data).ravel()[:3].tolist() == [7, 5, 5]
+
+
+@pytest.mark.parametrize("side", [96, 256])
+@pytest.mark.parametrize(
+    ("lists", "others", "says"),
+    [
+        ((b"\x81",), (), "packed values in {field}, got other bytes"),
+        ((b"\x81", b"\x01\x01"), (), "packed values in {field}, got other bytes"),
+        ((b"\x80" * 10 + b"\x01",), (), "packed values in {field}, got other bytes"),
+        ((), (1,), "packed values in {field}, got other bytes"),
+        ((b"\x01",), (), r"{count} values in {field} for {shape}, got {more} values"),
+    ],
+    ids=["cut off", "cut in two", "a varint of 11 bytes", "some one by one", "one too many"],
+)
+@pytest.mark.parametrize("datatype", ["INT32", "UINT8"])
+def test_typed_integers_that_are_none_are_refused_on_whichever_thread(
+    datatype: str, lists: tuple[bytes, ...], others: tuple[int, ...], says: str, side: int
+) -> None:
+    count = side * side * 3
+    shape = (1, side, side, 3)
+    first, *rest = lists or (b"",)
+    good = bytes(count - (1 if first.startswith(b"\x80") or rest else 0))
+    data = typed_request(datatype, shape, good + first, *rest, others=others)
+    field = FIELDS[datatype][0]
+    expected = says.format(field=field, count=count, more=count + 1, shape=list(shape))
+    with pytest.raises(InvalidArgument, match=re.escape(f"contents of pixels: expected {expected}")):
+        read(data)
+
+
+@pytest.mark.parametrize(("datatype", "got"), [("INT32", "-1"), ("UINT8", "2147483647")])
+@pytest.mark.parametrize("side", [128, 256])
+def test_typed_integers_beyond_the_levels_are_refused(datatype: str, got: str, side: int) -> None:
+    shape = (1, side, side, 3)
+    data = typed_request(datatype, shape, bytes(side * side * 3 - 1) + b"\xff\xff\xff\xff\x0f")
+    with pytest.raises(InvalidArgument, match=f"pixels: expected values from 0 to 255, got {got}"):
+        read(data)
 
 
 @pytest.mark.parametrize("datatype", FIELDS)
-def test_more_typed_values_than_the_event_loop_has_time_for_are_refused_however_few_bytes_each_takes(
+def test_more_typed_values_than_are_taken_are_refused_however_few_bytes_each_takes(
     datatype: str,
 ) -> None:
     side = 837
