@@ -6,10 +6,11 @@ import io
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 import numpy as np
+from grpc_reflection.v1alpha import reflection_pb2
 from PIL import Image
 
 from bench import processes
@@ -22,6 +23,7 @@ MAX_STALL_MS: Final = 20.0
 """Beyond what ServerLive takes on an idle server, and what grpcio takes to copy the message, which `bare` shows."""
 UNLIMITED: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 OIP: Final = "/inference.GRPCInferenceService"
+REFLECTION: Final = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 DEADLINE_S: Final = 120.0
 SETTLE_S: Final = 0.2
 
@@ -42,46 +44,64 @@ def stalls(rounds: int) -> list[Figure]:
         grpc.insecure_channel(server.address, UNLIMITED) as ours,
         grpc.insecure_channel(bare.address, UNLIMITED) as theirs,
     ):
-        for name, method, payload in requests():
-            floor = _longest(bare.address, theirs, f"{OIP}/ModelInfer", payload, rounds=rounds, ping="ServerMetadata")
-            found = _longest(server.address, ours, method, payload, rounds=rounds)
+        for case in cases():
+            to_bare = case._replace(method=f"{OIP}/ModelInfer")
+            floor = _longest(bare.address, theirs, to_bare, rounds=rounds, ping="ServerMetadata")
+            found = _longest(server.address, ours, case, rounds=rounds)
             beyond = [max(0.0, ms - floor[rounds // 2]) for ms in found]
-            print(f"  {name}: {found[rounds // 2]:.1f} ms, of which grpcio's own {floor[rounds // 2]:.1f}", flush=True)
-            figures.append(at_most(f"stall of ServerLive, ms: {name}", beyond, MAX_STALL_MS))
+            print(
+                f"  {case.name}: {found[rounds // 2]:.1f} ms, of which grpcio's own {floor[rounds // 2]:.1f}",
+                flush=True,
+            )
+            figures.append(at_most(f"stall of ServerLive, ms: {case.name}", beyond, MAX_STALL_MS))
     return figures
 
 
-def requests() -> Iterator[tuple[str, str, bytes]]:
-    """Yields the largest valid requests, each with its name and its method; one whose image is none as well."""
-    yield (
+class Case(NamedTuple):
+    """What is sent while others wait."""
+
+    name: str
+    method: str
+    payload: bytes
+    at_once: int = 1
+    """Calls side by side."""
+
+
+def cases() -> Iterator[Case]:
+    """Yields the largest valid requests; one whose image is none as well."""
+    yield Case(
         "one Classify of 1,000 JPEGs, top_k 1000",
         "/xlaserve.v1.Vision/Classify",
         vision.ClassifyRequest(model="noop", images=[_jpeg()] * 1000, top_k=1000).SerializeToString(),
     )
-    yield "64 FP32 images", f"{OIP}/ModelInfer", _tensor("FP32", np.float32)
-    yield "64 INT32 images", f"{OIP}/ModelInfer", _tensor("INT32", np.int32)
-    yield "420 UINT8 images", f"{OIP}/ModelInfer", _tensor("UINT8", np.uint8, images=420)
-    yield "2,097,152 typed FP32 values", f"{OIP}/ModelInfer", _typed()
-    yield (
+    yield Case("64 FP32 images", f"{OIP}/ModelInfer", _tensor("FP32", np.float32))
+    yield Case("64 INT32 images", f"{OIP}/ModelInfer", _tensor("INT32", np.int32))
+    yield Case("420 UINT8 images", f"{OIP}/ModelInfer", _tensor("UINT8", np.uint8, images=420))
+    yield Case("13 typed FP32 images", f"{OIP}/ModelInfer", _typed("FP32", "fp32_contents"))
+    yield Case("13 typed INT32 images", f"{OIP}/ModelInfer", _typed("INT32", "int_contents"))
+    yield Case("13 typed INT32 images, 8 times at once", f"{OIP}/ModelInfer", _typed("INT32", "int_contents"), 8)
+    yield Case(
         "classification of 400 images, 1000 classes",
         f"{OIP}/ModelInfer",
         _tensor("UINT8", np.uint8, images=400, classes=1000),
     )
-    yield (
+    yield Case(
         "Detect in 1,000 images",
         "/xlaserve.v1.Vision/Detect",
         vision.DetectRequest(model="detector", images=[_jpeg(128)] * 1000).SerializeToString(),
     )
-    yield (
+    yield Case(
         "Segment of 1,000 images",
         "/xlaserve.v1.Vision/Segment",
         vision.SegmentRequest(model="segmenter", images=[_jpeg(128)] * 1000, pixel_counts=True).SerializeToString(),
     )
-    yield (
+    yield Case(
         "60 MB that are no image",
         "/xlaserve.v1.Vision/Classify",
         vision.ClassifyRequest(model="noop", images=[bytes(60_000_000)]).SerializeToString(),
     )
+    described = reflection_pb2.ServerReflectionRequest(host="h" * 16_000, file_containing_symbol=OIP[1:])
+    yield Case("a reflection request with the largest answer", REFLECTION, described.SerializeToString())
 
 
 def _jpeg(side: int = SIDE) -> bytes:
@@ -105,18 +125,16 @@ def _tensor(datatype: str, dtype: type[np.generic], images: int = 64, classes: i
     return request.SerializeToString()
 
 
-def _typed() -> bytes:
+def _typed(datatype: str, field: str) -> bytes:
     images = 2**21 // (SIDE * SIDE * 3)
-    request = _request("FP32", images, 0)
-    request.inputs[0].contents.fp32_contents.extend([7.0] * (images * SIDE * SIDE * 3))
+    request = _request(datatype, images, 0)
+    levels = np.random.default_rng(0).integers(0, 256, images * SIDE * SIDE * 3, np.uint8)
+    getattr(request.inputs[0].contents, field).extend(levels.tolist())
     return request.SerializeToString()
 
 
-def _longest(
-    address: str, channel: grpc.Channel, method: str, payload: bytes, *, rounds: int, ping: str = "ServerLive"
-) -> list[float]:
+def _longest(address: str, channel: grpc.Channel, case: Case, *, rounds: int, ping: str = "ServerLive") -> list[float]:
     """Returns, in ascending order, the longest ping in milliseconds of each round, less the longest while idle."""
-    call: Callable[..., bytes] = channel.unary_unary(method)
     longest = []
     with processes.asked(_ping, address, ping) as worst_ms:
         time.sleep(SETTLE_S)
@@ -124,13 +142,20 @@ def _longest(
             worst_ms()
             time.sleep(SETTLE_S)
             beside_nothing = worst_ms()
-            try:
-                call(payload, timeout=DEADLINE_S)
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
-                    raise
+            _send(channel, case)
             longest.append(max(0.0, worst_ms() - beside_nothing))
     return sorted(longest)
+
+
+def _send(channel: grpc.Channel, case: Case) -> None:
+    if case.method == REFLECTION:
+        ask: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(case.method)
+        next(iter(ask(iter([case.payload]), timeout=DEADLINE_S)))
+        return
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(case.method)
+    for answer in [call.future(case.payload, timeout=DEADLINE_S) for _ in range(case.at_once)]:
+        if (code := answer.code()) not in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT):
+            raise RuntimeError(f"{case.name}: {code}")
 
 
 def _ping(address: str, method: str, pipe: Connection) -> None:
