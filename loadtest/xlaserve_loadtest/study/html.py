@@ -22,7 +22,7 @@ def render(sweep: Sweep) -> str:
         ("Every model", [_speed_ups(rows, mode, sweep.baseline) for mode in modes]),
         ("By family", _groups(zoo.by_family(sweep), "by-family", "Throughput by family", "family")),
         ("By resolution", _groups(zoo.by_resolution(sweep), "by-resolution", "Throughput by resolution", "resolution")),
-        ("What did not run", _failures(zoo.failures(rows))),
+        ("What did not run", _failures(rows)),
         ("Published figures", _published(sweep, rows)),
         ("All figures", [table(_figures(rows))]),
         ("How it was measured", _setting(sweep)),
@@ -119,7 +119,8 @@ def _groups(groups: Sequence[Group], name: str, title: str, what: str) -> list[C
 
 
 def _failures(rows: Sequence[Row]) -> list[Child]:
-    cells = ({"model": row.label, "mode": row.mode, "reason": row.result.reason} for row in rows)
+    failed = [row for row in rows if row.result.reason is not None]
+    cells = ({"model": row.label, "mode": row.mode, "reason": row.result.reason} for row in failed)
     return [table(Table.of("", cells))]
 
 
@@ -127,17 +128,14 @@ def _published(sweep: Sweep, rows: Sequence[Row]) -> list[Child]:
     figures = catalog.published(list(sweep.environment.get("gpus", ())))
     if not figures:
         return []
-    eager = {
-        (row.name, row.resolution): row.result.images_per_s
-        for row in rows
-        if row.mode == "eager" and row.batch == catalog.PUBLISHED_BATCH
-    }
     compared: list[dict[str, Cell]] = []
     for row in rows:
-        theirs = figures.get((row.name, row.resolution or 0))
-        if theirs is None or row.mode != "xla" or row.batch != catalog.PUBLISHED_BATCH:
+        cell = row.entry.cell
+        theirs = figures.get((row.entry.name, cell.resolution or 0))
+        if theirs is None or row.mode != "xla" or cell.batch != catalog.PUBLISHED_BATCH:
             continue
-        rate, over = row.result.images_per_s, eager.get((row.name, row.resolution))
+        eager = row.entry.results.get("eager")
+        rate, over = row.result.images_per_s, eager and eager.images_per_s
         low, high = theirs.images_per_s or (None, None)
         compared.append(
             {
@@ -165,7 +163,7 @@ def _figures(rows: Sequence[Row]) -> Table:
         (
             {
                 "model": row.label,
-                "family": row.family,
+                "family": row.entry.family,
                 "mode": row.mode,
                 **_rate_and_ratio(row.result),
                 "verdict": ": ".join(filter(None, (row.result.verdict, row.result.verdict_reason))) or None,

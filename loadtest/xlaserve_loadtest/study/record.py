@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+from pydantic import TypeAdapter, ValidationError
+
 SCHEMA: Final = "xlaserve.loadtest.sweep/1"
 FILE_NAME: Final = "sweep.jsonl"
 
@@ -73,6 +75,9 @@ class Entry:
     """Time that the cell took."""
 
 
+_ENTRY: Final = TypeAdapter(Entry)
+
+
 @dataclass
 class Sweep:
     """The contents of a state file."""
@@ -110,7 +115,8 @@ class SweepFile:
             if self._path.stat().st_size:
                 self._resume()
             else:
-                self._write({"kind": "header", "schema": SCHEMA, **_without_entries(self.sweep)})
+                head = {name: value for name, value in vars(self.sweep).items() if name != "entries"}
+                self._write({"kind": "header", "schema": SCHEMA, **head})
         except BlockingIOError:
             self._file.close()
             raise SweepFileError(f"{self._path} is in use by another sweep") from None
@@ -156,33 +162,17 @@ def read(path: Path) -> Sweep:
         if head.get("schema") != SCHEMA:
             raise SweepFileError(f"{path}: expected schema {SCHEMA}, got {head.get('schema')}")
         sweep = Sweep(head["environment"], head["options"], head["baseline"], head["started_at"])
-        for entry in map(_entry, map(json.loads, lines[1:])):
+        for entry in map(_ENTRY.validate_json, lines[1:]):
             sweep.entries[entry.cell] = entry
     except OSError as error:
         raise SweepFileError(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field_name = ".".join(map(str, first["loc"]))
+        raise SweepFileError(f"{path} is not the state of a sweep: {field_name}: {first['msg'].lower()}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SweepFileError(f"{path} is not the state of a sweep: {error}") from error
     return sweep
-
-
-def _entry(line: Mapping[str, Any]) -> Entry:
-    return Entry(
-        Cell(**line["cell"]),
-        line["name"],
-        line["family"],
-        {mode: _result(result) for mode, result in line["results"].items()},
-        line["at"],
-        line["seconds"],
-    )
-
-
-def _result(fields: Mapping[str, Any]) -> ModeResult:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return ModeResult(**values)
-
-
-def _without_entries(sweep: Sweep) -> dict[str, Any]:
-    return {key: value for key, value in vars(sweep).items() if key != "entries"}
 
 
 def _comparable(value: Any) -> Any:

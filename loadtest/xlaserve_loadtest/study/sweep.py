@@ -44,7 +44,8 @@ class Plan:
         return [
             (model, Cell(model.source, resolution, batch))
             for model in self.models
-            for resolution in dict.fromkeys(_own(model, resolution) for resolution in self.resolutions)
+            # A model's own resolution is one cell with that number, where it is known.
+            for resolution in dict.fromkeys(asked or model.size for asked in self.resolutions)
             for batch in self.batches
         ]
 
@@ -135,11 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if interrupted:
         return 130
     return 0 if any(result.images_per_s for entry in sweep.entries.values() for result in entry.results.values()) else 1
-
-
-def _own(model: catalog.Model, resolution: int | None) -> int | None:
-    """Returns the resolution in pixels where it is known, so that naming it in two ways makes one cell."""
-    return model.size if resolution is None else resolution
 
 
 def _in_words(result: ModeResult) -> str:

@@ -15,13 +15,9 @@ PODIUM: Final = 3
 
 @dataclass(frozen=True)
 class Row:
-    """One model, resolution, batch and mode."""
+    """One mode of a cell."""
 
-    name: str
-    family: str
-    resolution: int | None
-    """Resolution in pixels; None for the model's own."""
-    batch: int
+    entry: Entry
     mode: str
     result: ModeResult
     baseline_images_per_s: float | None
@@ -29,8 +25,9 @@ class Row:
     @property
     def label(self) -> str:
         """The model, its resolution and its batch."""
-        size = "" if self.resolution is None else f" {self.resolution}"
-        return f"{self.name}{size} b{self.batch}"
+        cell = self.entry.cell
+        size = "" if cell.resolution is None else f" {cell.resolution}"
+        return f"{self.entry.name}{size} b{cell.batch}"
 
     @property
     def gain_images_per_s(self) -> float | None:
@@ -65,15 +62,7 @@ class Group:
 def rows(sweep: Sweep) -> list[Row]:
     """Returns a row for each mode of each cell, in the order in which they were measured."""
     return [
-        Row(
-            entry.name,
-            entry.family,
-            entry.cell.resolution,
-            entry.cell.batch,
-            mode,
-            result,
-            _rate(entry, sweep.baseline),
-        )
+        Row(entry, mode, result, _rate(entry, sweep.baseline))
         for entry in sweep.entries.values()
         for mode, result in entry.results.items()
     ]
@@ -104,11 +93,6 @@ def without_ratio(of: Iterable[Row], mode: str) -> list[Row]:
     return [row for row in of if row.mode == mode and row.result.ratio is None]
 
 
-def failures(of: Iterable[Row]) -> list[Row]:
-    """Returns every row without a figure."""
-    return [row for row in of if row.result.reason is not None]
-
-
 def by_family(sweep: Sweep) -> list[Group]:
     """Returns a group for each family, the fastest first."""
     groups = _groups(sweep, lambda entry: entry.family)
@@ -130,8 +114,7 @@ def _groups(sweep: Sweep, key: Callable[[Entry], Hashable]) -> list[Group]:
     for name, entries in members.items():
         modes = list(dict.fromkeys(mode for entry in entries for mode in entry.results))
         whole = [entry for entry in entries if all(_rate(entry, mode) for mode in modes)]
-        own = {(entry.name, entry.cell.resolution, entry.cell.batch) for entry in entries}
-        ran = [row for row in every if (row.name, row.resolution, row.batch) in own and row.result.images_per_s]
+        ran = [row for row in every if row.entry in entries and row.result.images_per_s]
         groups.append(
             Group(
                 str(name),
@@ -149,7 +132,7 @@ def _podium(title: str, unit: str, of: Iterable[Row], value: Callable[[Row], flo
     )
     best: dict[str, tuple[Row, float]] = {}
     for row, found in ranked:
-        best.setdefault(row.name, (row, found))
+        best.setdefault(row.entry.name, (row, found))
     return Podium(title, unit, tuple(best.values())[:PODIUM])
 
 

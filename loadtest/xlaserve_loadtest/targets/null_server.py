@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,33 +17,17 @@ import grpc
 import grpc.aio
 import uvloop
 
-from xlaserve_proto import open_inference_pb2 as oip
-
-NAME: Final = "null"
 _SERVICE: Final = "inference.GRPCInferenceService"
 
 
-async def _infer(request: bytes, context: Any) -> bytes:
+async def _answer(request: bytes, context: Any) -> bytes:
     return b""
-
-
-async def _server_metadata(request: bytes, context: Any) -> bytes:
-    return oip.ServerMetadataResponse(name=NAME, version="1").SerializeToString()
-
-
-async def _model_metadata(request: bytes, context: Any) -> bytes:
-    name = oip.ModelMetadataRequest.FromString(request).name
-    return oip.ModelMetadataResponse(name=name).SerializeToString()
 
 
 async def serve(ready: Path) -> None:
     """Serves on a free port of loopback, which it writes to `ready` as `{"grpc": HOST:PORT}`."""
-    methods: Mapping[str, Any] = {
-        "ModelInfer": _infer,
-        "ServerMetadata": _server_metadata,
-        "ModelMetadata": _model_metadata,
-    }
-    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    handler: Any = grpc.unary_unary_rpc_method_handler(_answer)
+    handlers = dict.fromkeys(("ModelInfer", "ServerMetadata"), handler)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
     await serve_until_sigterm(server, ready)

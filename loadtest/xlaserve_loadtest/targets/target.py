@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -108,8 +108,7 @@ class GrpcTarget:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     await asyncio.gather(*(channel.channel_ready() for channel in channels))
-            connections = [_GrpcConnection(channel, model, self._deadline_s) for channel in channels]
-            yield connections[0] if len(connections) == 1 else _Spread(connections)
+            yield _GrpcConnection(channels, model, self._deadline_s)
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
@@ -145,44 +144,33 @@ async def describe(address: str, model: str) -> ModelInfo:
     )
 
 
-class _Spread:
-    """Distributes requests over several connections in turn."""
-
-    def __init__(self, connections: Sequence[Connection]) -> None:
-        self._turns = cycle(connections)
-
-    async def send(self, request: Request) -> Reply:
-        return await next(self._turns).send(request)
-
-    async def outputs(self, request: Request) -> list[Array]:
-        return await next(self._turns).outputs(request)
-
-
 class _GrpcConnection:
-    def __init__(self, channel: grpc.aio.Channel, model: ModelInfo, deadline_s: float) -> None:
+    """Distributes requests over several channels in turn."""
+
+    def __init__(self, channels: Sequence[grpc.aio.Channel], model: ModelInfo, deadline_s: float) -> None:
         # Without serialisers: bytes go out as they are and come back as they are.
-        self._infer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer"
+        self._turns: Iterator[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = cycle(
+            [channel.unary_unary("/inference.GRPCInferenceService/ModelInfer") for channel in channels]
         )
         self._model = model
         self._deadline_s = deadline_s
 
     async def send(self, request: Request) -> Reply:
-        try:
-            data = await self._infer(request.data, timeout=self._deadline_s)
-        except grpc.aio.AioRpcError as error:
-            return Reply(Status(error.code().value[0]), detail=error.details() or "")
-        return read_reply(data, request, self._model)
+        reply, _ = await self._infer(request)
+        return reply
 
     async def outputs(self, request: Request) -> list[Array]:
-        try:
-            data = await self._infer(request.data, timeout=self._deadline_s)
-        except grpc.aio.AioRpcError as error:
-            raise TargetError(f"{error.code().name}: {error.details()}") from None
-        reply = read_reply(data, request, self._model)
+        reply, data = await self._infer(request)
         if reply.status is not Status.OK:
             raise TargetError(f"{reply.status.name}: {reply.detail}")
         return read_outputs(data)
+
+    async def _infer(self, request: Request) -> tuple[Reply, bytes]:
+        try:
+            data = await next(self._turns)(request.data, timeout=self._deadline_s)
+        except grpc.aio.AioRpcError as error:
+            return Reply(Status(error.code().value[0]), detail=error.details() or ""), b""
+        return read_reply(data, request, self._model), data
 
 
 def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
