@@ -130,24 +130,12 @@ def estimate(values: Sequence[float] | Floats, *, seed: int) -> Estimate:
     Blocks are resampled, not requests, since requests of one block are not independent. Of the methods tried, this
     is the one whose coverage is as stated with few blocks.
     """
-    blocks = np.asarray(values, np.float64)
-    mean = float(blocks.mean())
-    if blocks.size < MIN_BLOCKS:
-        return Estimate(mean, None, None)
-    error = float(blocks.std(ddof=1)) / math.sqrt(blocks.size)
-    if error <= abs(mean) * 1e-12:
-        return Estimate(mean, mean, mean)
-    picks = np.random.default_rng(seed).integers(0, blocks.size, (_RESAMPLES, blocks.size))
-    resampled = blocks[picks]
-    errors = resampled.std(axis=1, ddof=1) / math.sqrt(blocks.size)
-    half = _reach(np.abs(resampled.mean(axis=1) - mean), errors, error)
-    return Estimate(mean, None, None) if half is None else Estimate(mean, mean - half, mean + half)
+    return _estimate((np.asarray(values, np.float64),), seed)
 
 
 def ratio(log_ratios: Sequence[float] | Floats, *, seed: int) -> Estimate:
     """Returns the geometric mean of ratios, given by their logarithms, with its 95% interval."""
-    found = estimate(log_ratios, seed=seed)
-    return Estimate(math.exp(found.value), _exp(found.low), _exp(found.high))
+    return _exp(estimate(log_ratios, seed=seed))
 
 
 def unpaired_ratio(arm_logs: Floats, baseline_logs: Floats, *, seed: int) -> Estimate:
@@ -155,21 +143,7 @@ def unpaired_ratio(arm_logs: Floats, baseline_logs: Floats, *, seed: int) -> Est
 
     As `estimate`, with both sides resampled on their own and the errors of a Welch test.
     """
-    difference = float(arm_logs.mean() - baseline_logs.mean())
-    if min(arm_logs.size, baseline_logs.size) < MIN_BLOCKS:
-        return Estimate(math.exp(difference), None, None)
-    sides = (arm_logs, baseline_logs)
-    error = math.sqrt(sum(side.var(ddof=1) / side.size for side in sides))
-    if error <= abs(difference) * 1e-12:
-        return Estimate(math.exp(difference), math.exp(difference), math.exp(difference))
-    random = np.random.default_rng(seed)
-    resampled = [side[random.integers(0, side.size, (_RESAMPLES, side.size))] for side in sides]
-    errors = np.sqrt(sum(side.var(axis=1, ddof=1) / side.shape[1] for side in resampled))
-    off = np.abs(resampled[0].mean(axis=1) - resampled[1].mean(axis=1) - difference)
-    half = _reach(off, errors, error)
-    if half is None:
-        return Estimate(math.exp(difference), None, None)
-    return Estimate(math.exp(difference), math.exp(difference - half), math.exp(difference + half))
+    return _exp(_estimate((arm_logs, baseline_logs), seed))
 
 
 def pooled_percentile_ratio(
@@ -205,13 +179,23 @@ def _pseudo_logs(blocks: Sequence[Nanoseconds], percentile: float) -> tuple[floa
     return whole, len(blocks) * whole - (len(blocks) - 1) * np.log(np.array(without))
 
 
-def _reach(off: Floats, errors: Floats, error: float) -> float | None:
-    """Returns how far the interval reaches to each side: 95% of resamples deviate less, in units of their errors."""
-    # A resample of one block repeated has no error of its own and counts as infinitely far off.
+def _estimate(sides: Sequence[Floats], seed: int) -> Estimate:
+    """Returns the mean of the first side, less that of the second where there is one, with its interval."""
+    value = float(sides[0].mean() - sum(side.mean() for side in sides[1:]))
+    if min(side.size for side in sides) < MIN_BLOCKS:
+        return Estimate(value, None, None)
+    error = math.sqrt(sum(side.var(ddof=1) / side.size for side in sides))
+    if error <= abs(value) * 1e-12:
+        return Estimate(value, value, value)
+    random = np.random.default_rng(seed)
+    resampled = [side[random.integers(0, side.size, (_RESAMPLES, side.size))] for side in sides]
+    errors = np.sqrt(sum(side.var(axis=1, ddof=1) / side.shape[1] for side in resampled))
+    off = np.abs(resampled[0].mean(axis=1) - sum(side.mean(axis=1) for side in resampled[1:]) - value)
+    # In units of its error; a resample of one block repeated has none and counts as infinitely far off.
     distance = np.full(off.size, np.inf)
     np.divide(off, errors, out=distance, where=errors > error * 1e-9)
     half = float(np.quantile(distance, _CONFIDENCE, method="inverted_cdf")) * error
-    return half if math.isfinite(half) else None
+    return Estimate(value, value - half, value + half) if math.isfinite(half) else Estimate(value, None, None)
 
 
 def _at_nearest_rank(ordered: Nanoseconds, percentile: float) -> float:
@@ -225,6 +209,8 @@ def _nearest_rank(count: int, percentile: float) -> int:
     return max(math.ceil(round(count * percentile / 100, 6)), 1)
 
 
-def _exp(value: float | None) -> float | None:
-    """Returns a bound of a ratio, limited to a millionfold: a few extreme blocks would overflow a float."""
-    return None if value is None else math.exp(max(-_WILD_LOG, min(_WILD_LOG, value)))
+def _exp(log: Estimate) -> Estimate:
+    """Returns a ratio of its logarithm; bounds are limited to a millionfold: extreme blocks would overflow a float."""
+    bounds = (log.low, log.high)
+    low, high = (None if bound is None else math.exp(max(-_WILD_LOG, min(_WILD_LOG, bound))) for bound in bounds)
+    return Estimate(math.exp(log.value), low, high)

@@ -8,7 +8,6 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
 
 import psutil
@@ -23,50 +22,33 @@ GPU_LOOK_S: Final = 1.0
 _TIMEOUT_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """A server's counters for one model at one moment."""
-
-    batches_by_bucket: Mapping[str, float]
-    padded_rows: float
-    images: float
-    compilations: float
-
-
-def read_counts(text: str, model: str) -> Counts:
-    """Reads /metrics of an xlaserve server, summed over modes: only the arm under measurement gets load."""
-    totals: defaultdict[str, float] = defaultdict(float)
-    buckets: defaultdict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.labels.get("model") != model:
-                continue
-            totals[sample.name] += sample.value
-            if sample.name == "xlaserve_bucket_batches_total":
-                buckets[sample.labels["bucket"]] += sample.value
-    return Counts(
-        dict(buckets),
-        padded_rows=totals["xlaserve_padded_rows_total"],
-        images=totals["xlaserve_images_total"],
-        compilations=totals["xlaserve_compilations_total"],
-    )
+Counts = Mapping[tuple[str, str], float]
+"""A server's counters for one model at one moment, by name and bucket."""
 
 
 def change(before: Counts | None, after: Counts | None) -> Counters | None:
     """Returns how counters moved; None where one look found nothing."""
     if before is None or after is None:
         return None
-    moved = {name: round(n - before.batches_by_bucket.get(name, 0)) for name, n in after.batches_by_bucket.items()}
+    moved = {key: round(number - before.get(key, 0)) for key, number in after.items()}
+
+    def total(counter: str) -> int:
+        return sum(number for (name, _), number in moved.items() if name == f"xlaserve_{counter}_total")
+
     return Counters(
-        batches_by_bucket={name: number for name, number in moved.items() if number},
-        padded_rows=round(after.padded_rows - before.padded_rows),
-        images=round(after.images - before.images),
-        compilations=round(after.compilations - before.compilations),
+        batches_by_bucket={
+            bucket: number
+            for (name, bucket), number in moved.items()
+            if name == "xlaserve_bucket_batches_total" and number
+        },
+        padded_rows=total("padded_rows"),
+        images=total("images"),
+        compilations=total("compilations"),
     )
 
 
 async def counts(http_address: str | None, model: str) -> Counts | None:
-    """Asks a server for its counters; None where it has none."""
+    """Asks a server for its counters, summed over modes: only the arm under measurement gets load; None without one."""
     if http_address is None:
         return None
 
@@ -74,10 +56,15 @@ async def counts(http_address: str | None, model: str) -> Counts | None:
         with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=_TIMEOUT_S) as answer:
             return str(answer.read(), "utf-8")
 
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
     try:
-        return read_counts(await asyncio.to_thread(fetch), model)
+        for family in text_string_to_metric_families(await asyncio.to_thread(fetch)):
+            for sample in family.samples:
+                if sample.labels.get("model") == model:
+                    found[sample.name, sample.labels.get("bucket", "")] += sample.value
     except (OSError, ValueError):
         return None
+    return found
 
 
 class Usage:
