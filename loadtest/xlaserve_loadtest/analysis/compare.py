@@ -136,18 +136,12 @@ def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample, 
 
 def _mind_controls(arms: Sequence[Arm], found: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Withdraws verdicts under loads where two equal arms came out different."""
-    failed = {(comparison.baseline, comparison.label) for comparison in found if comparison.has_failed}
     models = {arm.name: arm.model for arm in arms}
-
-    def is_spoilt(comparison: Comparison) -> bool:
-        return (
-            any(load == comparison.label and models[of] == models[comparison.arm] for of, load in failed)
-            and not comparison.is_control
-        )
-
+    spoilt = {(models[comparison.arm], comparison.label) for comparison in found if comparison.has_failed}
+    withdrawn = "the A/A control failed: two equal arms came out different"
     return tuple(
-        replace(comparison, verdict="inconclusive", reason="the A/A control failed: two equal arms came out different")
-        if is_spoilt(comparison)
+        replace(comparison, verdict="inconclusive", reason=withdrawn)
+        if (models[comparison.arm], comparison.label) in spoilt and not comparison.is_control
         else comparison
         for comparison in found
     )

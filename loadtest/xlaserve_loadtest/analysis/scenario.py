@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,24 +96,18 @@ def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate,
 
 def results(header: Header, points: Sequence[Point], rates: Sequence[HighestRate]) -> tuple[ScenarioResult, ...]:
     """Returns the metric of the run's scenario for each arm; nothing where the run had no scenario."""
-    if header.scenario == "server":
-        by_arm = {rate.arm: rate for rate in rates}
-        return tuple(
-            _result(header, point, f"highest rate with {by_arm[point.arm].slo}, 1/s", by_arm[point.arm].rate_per_s)
-            for point in _longest(points)
-            if point.arm in by_arm
-        )
-    metrics: Mapping[str, str] = {"single-stream": "p90", "multi-stream": "p99"}
-    if (name := metrics.get(header.scenario or "")) is not None:
-        return tuple(
-            _result(header, point, f"{name} latency, ms", point.percentile(name).value_ms) for point in _longest(points)
-        )
-    if header.scenario == "offline":
-        return tuple(
-            _result(header, point, "images/s", point.images_per_s.value if point.images_per_s else None)
-            for point in _longest(points)
-        )
-    return ()
+    by_arm = {rate.arm: rate for rate in rates}
+    found = []
+    for point in _longest(points):
+        match header.scenario:
+            case "server" if rate := by_arm.get(point.arm):
+                found.append(_result(header, point, f"highest rate with {rate.slo}, 1/s", rate.rate_per_s))
+            case "single-stream" | "multi-stream" as scenario:
+                name = "p90" if scenario == "single-stream" else "p99"
+                found.append(_result(header, point, f"{name} latency, ms", point.percentile(name).value_ms))
+            case "offline":
+                found.append(_result(header, point, "images/s", point.images_per_s and point.images_per_s.value))
+    return tuple(found)
 
 
 def _keeps(point: Point, slo: Condition) -> bool:

@@ -42,15 +42,10 @@ def sentence(comparison: Comparison, points: Sequence[Point]) -> str:
     parts = [f"{arms} at {comparison.label}: "]
     if comparison.reason:
         parts.append(f"{comparison.reason}; ")
-    if comparison.ratio is not None:
-        what = (
-            "the images/s"
-            if comparison.decides == "images_per_s"
-            else f"the {MEASURE_NAMES[comparison.decides]} latency"
-        )
-        parts.append(
-            f"{times(comparison.ratio)} {what} ({interval(comparison.ratio)}{comparison.pairs} pairs of blocks)"
-        )
+    if (ratio := comparison.ratio) is not None:
+        latency = f"{MEASURE_NAMES[comparison.decides]} latency"
+        what = "images/s" if comparison.decides == "images_per_s" else latency
+        parts.append(f"{ratio.value:.3f} times the {what} ({_interval(ratio)}{comparison.pairs} pairs of blocks)")
     names = (comparison.arm, comparison.baseline)
     limited = [
         point.arm
@@ -71,12 +66,7 @@ def disagreement(equality: Equality) -> str:
     )
 
 
-def times(estimate: Estimate) -> str:
-    """Returns a ratio in words."""
-    return f"{estimate.value:.3f} times"
-
-
-def interval(estimate: Estimate) -> str:
+def _interval(estimate: Estimate) -> str:
     """Returns an interval in words, followed by a comma; empty where there is none."""
     if estimate.low is None or estimate.high is None:
         return ""

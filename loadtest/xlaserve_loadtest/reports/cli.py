@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 
 from xlaserve_loadtest.analysis.conditions import failures
@@ -106,17 +105,7 @@ def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: 
 
 def to_json(summaries: Sequence[Summary]) -> dict[str, Any]:
     """Returns everything in JSON's types; infinite and unknown values are null."""
-    return {"schema": SCHEMA, "runs": [_as_json(dataclasses.asdict(summary)) for summary in summaries]}
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_as_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+    return {"schema": SCHEMA, "runs": to_jsonable_python(summaries, inf_nan_mode="null")}
 
 
 def _file(text: str) -> Path:
@@ -124,7 +113,3 @@ def _file(text: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no folder {path.parent}")
     return path
-
-
-if __name__ == "__main__":
-    sys.exit(main())

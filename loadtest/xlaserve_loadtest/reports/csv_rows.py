@@ -23,10 +23,8 @@ def render(summaries: Sequence[Summary]) -> str:
 
 def _row(summary: Summary, point: Point) -> dict[str, object]:
     arm = next((arm for arm in summary.header.arms if arm.name == point.arm), None)
-    comparison = next(
-        (found for found in summary.comparisons if (found.arm, found.label) == (point.arm, point.label)), None
-    )
-    is_compared = comparison is not None and point.role == "measure"
+    own = (found for found in summary.comparisons if (found.arm, found.label) == (point.arm, point.label))
+    comparison = next(own, None) if point.role == "measure" else None
     latencies: dict[str, object] = {}
     for name in (f"p{percentile:g}" for percentile in PERCENTILES):
         found = point.percentile(name)
@@ -34,8 +32,8 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
     return {
         "run": summary.header.started_at,
         "arm": point.arm,
-        "model": arm.model if arm else None,
-        "mode": arm.mode if arm else None,
+        "model": arm and arm.model,
+        "mode": arm and arm.mode,
         "role": point.role,
         "load": point.label,
         "blocks": point.blocks,
@@ -50,12 +48,12 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
         "errors": sum(point.errors.values()),
         "dropped": point.dropped,
         "is_generator_limited": point.generator.is_limited,
-        "padding_waste": point.padding.waste if point.padding else None,
+        "padding_waste": point.padding and point.padding.waste,
         "server_cpu_ms_per_image": point.server.cpu_ms_per_image,
         "server_peak_rss_bytes": point.server.peak_rss_bytes,
-        "baseline": comparison.baseline if comparison and is_compared else None,
-        **_estimate("ratio", comparison.ratio if comparison and is_compared else None),
-        "verdict": comparison.verdict if comparison and is_compared else None,
+        "baseline": comparison and comparison.baseline,
+        **_estimate("ratio", comparison and comparison.ratio),
+        "verdict": comparison and comparison.verdict,
     }
 
 

@@ -16,19 +16,13 @@ NOTHING: Final = "\N{EN DASH}"
 class Number(str):
     """A number that is text already."""
 
-    __slots__ = ()
-
 
 class Strong(str):
     """Text that must not be overlooked."""
 
-    __slots__ = ()
-
 
 class Ratio(Estimate):
     """A ratio with its interval: shown with three decimals."""
-
-    __slots__ = ()
 
 
 Cell = str | int | float | Estimate | Percentile | None

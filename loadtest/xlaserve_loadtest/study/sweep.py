@@ -185,7 +185,3 @@ def parser() -> argparse.ArgumentParser:
 
 def _resolutions(text: str) -> tuple[int | None, ...]:
     return tuple(itertools.chain.from_iterable((None,) if part == NATIVE else counts(part) for part in names(text)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
