@@ -7,6 +7,7 @@ window of measurement is open, and when to end.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -100,8 +101,7 @@ class Generator:
     async def prepare(self, task: Task) -> None:
         """Opens a fresh connection for a block."""
         connection = await self._stack.enter_async_context(self._target.connect(self._models[task.arm], task.targets))
-        kind = _ClosedBlock if task.slots else _OpenBlock
-        self._block = kind(task, connection, self._feeds[task.arm], self._clock, self._spin_s)
+        self._block = _Block(task, connection, self._feeds[task.arm], self._clock, self._spin_s)
 
     async def begin(self, start_ns: int) -> None:
         """Starts sending at `start_ns`."""
@@ -139,7 +139,10 @@ class Generator:
 
 
 class _Block:
-    """What both loops share: sending one request, and counting."""
+    """One block: its load, and what became of each request.
+
+    Load goes on after the window so that the last measured requests have as many batch-mates as the others.
+    """
 
     def __init__(
         self, task: Task, connection: Connection, feed: Iterator[Request], clock: Clock, spin_s: float
@@ -160,6 +163,9 @@ class _Block:
         self._result = Result()
         self._cpu_before_s = 0.0
         self._main: asyncio.Task[None] | None = None
+        self._dispatcher: asyncio.Task[None] | None = None
+        self._next_due_ns = math.inf
+        """When an open loop's next request is due."""
 
     def begin(self, start_ns: int) -> None:
         self._cpu_before_s = time.process_time()
@@ -167,6 +173,8 @@ class _Block:
 
     async def finish(self, *, at_once: bool) -> Result:
         self._is_over = True
+        if self._dispatcher:
+            self._dispatcher.cancel()
         if self._main:
             if at_once:
                 self._main.cancel()
@@ -187,7 +195,50 @@ class _Block:
         return Live(sum(row[6] for row in answered), latencies_ms, len(rows) - len(answered))
 
     async def _run(self, start_ns: int) -> None:
-        raise NotImplementedError
+        async with asyncio.TaskGroup() as sends:
+            if self._task.schedule_ns is not None:
+                self.is_warm.set()
+                self._dispatcher = sends.create_task(self._dispatch(sends, start_ns, self._task.schedule_ns.tolist()))
+                return
+            await self._sleep_until(start_ns)
+            self._unheard = self._task.slots
+            for _ in range(self._task.slots):
+                sends.create_task(self._run_slot())
+
+    async def _run_slot(self) -> None:
+        """Sends one request after the other until the block is over."""
+        due_ns = self._clock()
+        is_heard = False
+        while not self._is_over:
+            status, due_ns = await self._send(due_ns)
+            if not is_heard:
+                is_heard = True
+                self._unheard -= 1
+                if not self._unheard:
+                    self.is_warm.set()
+            if status is not Status.OK and not self._is_over:
+                await asyncio.sleep(FAILURE_PAUSE_S)
+                due_ns = self._clock()
+
+    async def _dispatch(self, sends: asyncio.TaskGroup, start_ns: int, schedule_ns: Sequence[int]) -> None:
+        """Sends on schedule, whether or not earlier requests were answered."""
+        sent = 0
+        for offset_ns in schedule_ns:
+            self._next_due_ns = due_ns = start_ns + offset_ns
+            # Yields at least once, so that sent requests progress even when the generator is behind.
+            await asyncio.sleep(0)
+            await self._sleep_until(due_ns)
+            if sent - self._result.sends >= self._task.max_in_flight:
+                self._result.dropped_ns.append(due_ns)
+                continue
+            sent += 1
+            sends.create_task(self._send(due_ns))
+            self._check_settled(self._clock())
+        self._next_due_ns = math.inf
+        # The window may still move to an earlier end.
+        while self.window is None or self._clock() < self.window[1]:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+        self._check_settled(self._clock())
 
     async def _send(self, due_ns: int) -> tuple[Status, int]:
         """Sends one request; returns how it ended and when."""
@@ -207,95 +258,14 @@ class _Block:
         else:
             count, first = self._result.failures.get(status, (0, detail))
             self._result.failures[status] = (count + 1, first)
+        self._check_settled(end_ns)
         return status, end_ns
 
     def _check_settled(self, now_ns: int) -> None:
-        if self.window is not None and now_ns >= self.window[1] and not self._measured_under_way:
+        window = self.window
+        if window and min(now_ns, self._next_due_ns) >= window[1] and not self._measured_under_way:
             self.is_settled.set()
 
     async def _sleep_until(self, due_ns: int) -> None:
         while (left_s := (due_ns - self._clock()) / 1e9) > 0:  # noqa: ASYNC110 - time, not an event, is waited for
             await asyncio.sleep(left_s - self._spin_s if left_s > self._spin_s else 0)
-
-
-class _ClosedBlock(_Block):
-    """A fixed number of slots that send one after the other until the block is over.
-
-    Load goes on after the window so that the last measured requests have as many batch-mates as the others.
-    """
-
-    async def _run(self, start_ns: int) -> None:
-        await self._sleep_until(start_ns)
-        self._unheard = self._task.slots
-        async with asyncio.TaskGroup() as slots:
-            for _ in range(self._task.slots):
-                slots.create_task(self._run_slot())
-
-    async def _run_slot(self) -> None:
-        due_ns = self._clock()
-        is_heard = False
-        while not self._is_over:
-            status, due_ns = await self._send(due_ns)
-            if not is_heard:
-                is_heard = True
-                self._unheard -= 1
-                if not self._unheard:
-                    self.is_warm.set()
-            self._check_settled(due_ns)
-            if status is not Status.OK and not self._is_over:
-                await asyncio.sleep(FAILURE_PAUSE_S)
-                due_ns = self._clock()
-
-
-class _OpenBlock(_Block):
-    """Sends on schedule, whether or not earlier requests were answered."""
-
-    _dispatcher: asyncio.Task[None] | None = None
-    _next_due_ns = 0.0
-
-    async def finish(self, *, at_once: bool) -> Result:
-        if self._dispatcher:
-            self._dispatcher.cancel()
-        return await super().finish(at_once=at_once)
-
-    async def _run(self, start_ns: int) -> None:
-        assert self._task.schedule_ns is not None
-        self._under_way: set[asyncio.Task[None]] = set()
-        self.is_warm.set()
-        self._dispatcher = asyncio.create_task(self._dispatch(start_ns, self._task.schedule_ns.tolist()))
-        try:
-            await asyncio.wait((self._dispatcher,))
-            if not self._dispatcher.cancelled():
-                self._dispatcher.result()
-            while self._under_way:
-                await asyncio.wait(tuple(self._under_way))
-        finally:
-            for task in (self._dispatcher, *self._under_way):
-                task.cancel()
-
-    async def _dispatch(self, start_ns: int, schedule_ns: Sequence[int]) -> None:
-        for offset_ns in schedule_ns:
-            self._next_due_ns = due_ns = start_ns + offset_ns
-            # Yields at least once, so that sent requests progress even when the generator is behind.
-            await asyncio.sleep(0)
-            await self._sleep_until(due_ns)
-            if len(self._under_way) >= self._task.max_in_flight:
-                self._result.dropped_ns.append(due_ns)
-                continue
-            task = asyncio.create_task(self._send_and_check(due_ns))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
-            self._check_settled(self._clock())
-        self._next_due_ns = float("inf")
-        # The window may still move to an earlier end.
-        while self.window is None or self._clock() < self.window[1]:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_S)
-        self._check_settled(self._clock())
-
-    def _check_settled(self, now_ns: int) -> None:
-        if self.window is not None and self._next_due_ns >= self.window[1]:
-            super()._check_settled(now_ns)
-
-    async def _send_and_check(self, due_ns: int) -> None:
-        _, now_ns = await self._send(due_ns)
-        self._check_settled(now_ns)
