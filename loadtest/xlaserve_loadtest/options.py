@@ -15,11 +15,13 @@ from xlaserve_loadtest.schedule import arrivals, payload
 from xlaserve_loadtest.schedule.arms import ALL, MODES
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, OpenLoop
 from xlaserve_loadtest.schedule.payload import Mix
-from xlaserve_loadtest.schedule.scenarios import SCENARIOS
 from xlaserve_loadtest.schedule.search import Slo
 from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
 
 FOLDER: Final = Path("loadtest-results")
+SCENARIO_IMAGES: Final = {"single-stream": 1, "multi-stream": 8, "server": 1, "offline": None}
+"""Images of a query in each scenario of MLPerf Inference; None: the largest bucket, as one query of everything is sent
+in pieces."""
 OFFLINE_SLOTS: Final = 16
 """Requests of the largest bucket under way: enough that no lane waits, few enough for the queues."""
 
@@ -76,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     )
     load.add_argument("--save-arrivals", type=Path, metavar="FILE", help="write the schedule for --replay")
     load.add_argument("--max-in-flight", type=count, default=MAX_IN_FLIGHT, metavar="N", help="more is dropped")
-    load.add_argument("--scenario", choices=tuple(SCENARIOS), help="of MLPerf Inference")
+    load.add_argument("--scenario", choices=tuple(SCENARIO_IMAGES), help="of MLPerf Inference")
     load.add_argument("--find-max", action="store_true", help="search the highest rate that keeps --slo")
     load.add_argument("--slo", type=checked(Slo.parse), metavar="COND", help="such as p99<50ms")
     load.add_argument("--slo-ms", type=positive, metavar="MS", help="the same for p99, for --scenario server")
@@ -108,11 +110,10 @@ def settings_of(options: argparse.Namespace, found: argparse.ArgumentParser) -> 
     """Checks how the options fit together, and returns the settings. Ends with status 2 on a wrong command line."""
     targets = (IN_PROCESS,) if options.in_process else options.target
     _check(options, found)
-    scenario = SCENARIOS.get(options.scenario)
     slo = Slo(99.0, options.slo_ms) if options.slo_ms else options.slo
     mix = options.images_per_request or Mix({1: 1.0})
-    if scenario and scenario.images_per_request:
-        mix = Mix({scenario.images_per_request: 1.0})
+    if images := SCENARIO_IMAGES.get(options.scenario):
+        mix = Mix({images: 1.0})
     return Settings(
         models=options.model,
         modes=options.mode,
@@ -133,7 +134,7 @@ def settings_of(options: argparse.Namespace, found: argparse.ArgumentParser) -> 
         workers=options.workers,
         most_in_flight=options.max_in_flight,
         ends_when_steady=not options.full_duration,
-        scenario=scenario,
+        scenario=options.scenario,
         slo=slo,
         find_max=options.find_max or options.scenario == "server",
         equality_images=options.equality_images,
@@ -195,9 +196,10 @@ def _rates(text: str) -> tuple[tuple[float, float | None], ...]:
     rates = []
     for part in names(text):
         match = _RATE.fullmatch(part)
-        if not match or not float(match[1]) or (match[2] and not float(match[2])):
+        ends = [float(end) for end in match.groups() if end] if match else []
+        if not ends or not all(0 < end < float("inf") for end in ends):
             raise argparse.ArgumentTypeError(f"expected rates such as 50,100 or a ramp such as 50..200, got {text!r}")
-        rates.append((float(match[1]), float(match[2]) if match[2] else None))
+        rates.append((ends[0], ends[1] if len(ends) > 1 else None))
     return tuple(rates)
 
 

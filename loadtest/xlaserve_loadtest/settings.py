@@ -9,7 +9,6 @@ from typing import Any
 
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop
 from xlaserve_loadtest.schedule.payload import Kind, Mix, Size
-from xlaserve_loadtest.schedule.scenarios import Scenario
 from xlaserve_loadtest.schedule.search import Slo
 
 NULL = "null"
@@ -52,7 +51,8 @@ class Settings:
     most_in_flight: int
     """Largest number of requests under way in an open loop."""
     ends_when_steady: bool
-    scenario: Scenario | None
+    scenario: str | None
+    """Name of a scenario of MLPerf Inference."""
     slo: Slo | None
     find_max: bool
     equality_images: int
@@ -89,7 +89,6 @@ class Settings:
         """Returns every option in JSON's types."""
         document: dict[str, Any] = {name: _plain(value) for name, value in vars(self).items()}
         document["loops"] = [{"type": type(loop).__name__, **asdict(loop)} for loop in self.loops]
-        document["scenario"] = self.scenario.name if self.scenario else None
         return document
 
 

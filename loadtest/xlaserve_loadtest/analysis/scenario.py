@@ -106,7 +106,9 @@ def results(header: Header, points: Sequence[Point], rates: Sequence[HighestRate
                 name = "p90" if scenario == "single-stream" else "p99"
                 found.append(_result(header, point, f"{name} latency, ms", point.percentile(name).value_ms))
             case "offline":
-                found.append(_result(header, point, "images/s", point.images_per_s and point.images_per_s.value))
+                found.append(
+                    _result(header, point, "images/s", point.images_per_s.value if point.images_per_s else None)
+                )
     return tuple(found)
 
 

@@ -52,7 +52,7 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
         "server_cpu_ms_per_image": point.server.cpu_ms_per_image,
         "server_peak_rss_bytes": point.server.peak_rss_bytes,
         "baseline": comparison and comparison.baseline,
-        **_estimate("ratio", comparison and comparison.ratio),
+        **_estimate("ratio", comparison.ratio if comparison else None),
         "verdict": comparison and comparison.verdict,
     }
 

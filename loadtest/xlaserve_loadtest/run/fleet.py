@@ -187,8 +187,7 @@ class Fleet:
             sizes = settings.sizes or ((info.size,) if info.size else ())
             if not sizes and not (settings.images and settings.payload == "encoded"):
                 raise TargetError(f"{model} takes images of several sizes: choose one with --size HEIGHTxWIDTH")
-            is_offline = settings.scenario is not None and settings.scenario.images_per_request is None
-            mix = Mix({_largest_batch(info): 1.0}) if is_offline else settings.mix
+            mix = Mix({_largest_batch(info): 1.0}) if settings.scenario == "offline" else settings.mix
             by_mode = payload.make_requests(
                 payload.pictures(settings.images, sizes, settings.seed),
                 model=model,

@@ -71,7 +71,7 @@ class Session:
                     command=tuple(command),
                     configuration=settings.document(),
                     seed=settings.seed,
-                    scenario=settings.scenario.name if settings.scenario else None,
+                    scenario=settings.scenario,
                     baseline=baseline,
                     arms=tuple(arms),
                     environment=environment.describe(),
@@ -238,7 +238,7 @@ def _covering(requests: Sequence[Request], images: int) -> int:
 def _free_path(folder: Path, models: Sequence[str], settings: Settings, started_at: datetime) -> Path:
     """Returns a path where there is no file yet; makes its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    what = settings.scenario.name if settings.scenario else "find-max" if settings.find_max else "run"
+    what = settings.scenario or ("find-max" if settings.find_max else "run")
     subject = models[0] if len(models) == 1 else f"{len(models)}-models"
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{subject}-{what}-{started_at:%Y%m%dT%H%M%SZ}")
     path = folder / f"{name}{SUFFIX}"

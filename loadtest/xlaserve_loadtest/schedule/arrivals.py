@@ -26,7 +26,7 @@ _NS: Final = 1e9
 
 
 class ArrivalsError(ValueError):
-    """An invalid arrival process; the message says why."""
+    """A replay that can't be read; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,6 @@ class ClosedLoop:
     is_offline: bool = False
     """As many requests as the target can take: only throughput counts."""
 
-    def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise ArrivalsError(f"concurrency: expected at least 1, got {self.slots}")
-
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
@@ -49,13 +45,6 @@ class OpenLoop:
     rate_per_s: float
     process: Process = "poisson"
     end_rate_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for rate in (self.rate_per_s, self.end_rate_per_s):
-            if rate is not None and not 0 < rate < float("inf"):
-                raise ArrivalsError(f"rate: expected requests per second over 0, got {rate:g}")
-        if self.process not in PROCESSES:
-            raise ArrivalsError(f"arrivals: expected one of {', '.join(PROCESSES)}, got {self.process}")
 
     def mean_rate_per_s(self) -> float:
         """Returns requests per second over the whole duration."""

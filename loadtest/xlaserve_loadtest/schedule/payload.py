@@ -103,8 +103,6 @@ def synthetic(count: int, *, size: Size, seed: int) -> list[Picture]:
 
 def from_folder(folder: Path, *, size: Size | None) -> list[Picture]:
     """Reads every JPEG, PNG and WebP file of a folder, by name; pixels are fitted to `size`. Raises PayloadError."""
-    if not folder.is_dir():
-        raise PayloadError(f"--images: no folder {folder}")
     pictures = []
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() not in SUFFIXES:

@@ -50,10 +50,6 @@ def mirrored(
     The blocks come in rounds: the arms in a random order and then in the reverse of it (A B C, C B A). An arm's first
     block warms up for `warmup_s`, a later one for a quarter of that. An arm alone is measured in one piece.
     """
-    if not arms or len(set(arms)) != len(arms):
-        raise ValueError(f"arms: expected one or more, each once, got {list(arms)}")
-    if duration_s <= 0 or warmup_s < 0:
-        raise ValueError(f"expected a duration over 0 and a warm-up of 0 or more, got {duration_s} and {warmup_s} s")
     if len(arms) == 1:
         return (Block(arms[0], loop, warmup_s, duration_s),)
     rounds = rounds or max(MIN_ROUNDS, round(duration_s / (2 * BLOCK_S)))
