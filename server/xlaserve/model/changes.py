@@ -1,4 +1,4 @@
-"""Changes of models, each model's one after the other."""
+"""Changes of models, each model's one after the other, and work that the callers of several share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
 from xlaserve.errors import QueueFull, ShuttingDown, XlaserveError
 
@@ -14,6 +14,7 @@ MAX_WAITING: Final = 8
 """Changes of one model that wait for the one under way: loads and unloads may be asked for in turns."""
 
 Kind = Literal["start", "load", "unload"]
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -74,3 +75,24 @@ class Changes:
         # The caller may have given up, and then nobody else takes the error.
         if not task.cancelled() and (error := task.exception()) and not isinstance(error, XlaserveError):
             log.error("model %s: a %s failed", name, change.kind, exc_info=error)
+
+
+class Shared(Generic[R]):
+    """Does `work` on a thread, once at a time: all who ask before it begins share what it returns or raises."""
+
+    def __init__(self, work: Callable[[], R]) -> None:
+        self._work = work
+        self._under_way: asyncio.Task[R] | None = None
+        self._next: asyncio.Task[R] | None = None
+
+    async def __call__(self) -> R:
+        """Returns what the next piece of work returns, or raises what it raises."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._do(self._under_way))
+        return await asyncio.shield(self._next)
+
+    async def _do(self, before: asyncio.Task[R] | None) -> R:
+        if before is not None:
+            await asyncio.wait([before])
+        self._under_way, self._next = self._next, None
+        return await asyncio.to_thread(self._work)

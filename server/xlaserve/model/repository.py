@@ -13,7 +13,7 @@ from xlaserve.engine.program import Dismantled
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError, cause
 from xlaserve.model.catalog import Model
-from xlaserve.model.changes import Changes
+from xlaserve.model.changes import Changes, Shared
 from xlaserve.model.loader import Loader
 from xlaserve.model.version import Served, State, Version
 from xlaserve.telemetry.metrics import Metrics
@@ -41,10 +41,10 @@ class Repository:
     ) -> None:
         self._settings = settings
         self._loader = loader
-        self._read_models = read_models
         self._metrics = metrics
         self._on_change = on_change
         self._on_record = on_record
+        self._configured = Shared(lambda: {model.name: model for model in read_models()})
         self._versions: dict[str, list[Version]] = {}
         self._served: dict[str, Served] = {}
         self._changes = Changes()
@@ -107,6 +107,8 @@ class Repository:
         Calls that come before a load has begun share it, and it goes on when they give up. Raises ModelNotFound,
         ShuttingDown, or ModelFailed with the reason; the one that serves then goes on.
         """
+        if name not in self._versions:  # before anything is kept for a name that anybody may make up
+            await self._configured_model(name)
         await self._changes.make(name, "load", partial(self._load, name))
 
     async def unload(self, name: str) -> None:
@@ -153,9 +155,9 @@ class Repository:
         self._served.clear()
         self._loader.close()
 
-    def _configured_model(self, name: str) -> ModelSettings:
+    async def _configured_model(self, name: str) -> ModelSettings:
         try:
-            models = {model.name: model for model in self._read_models()}
+            models = await self._configured()
         except ConfigError as error:
             log.error("model %s: %s", name[:128], error)
             raise ModelFailed("the configuration is no longer valid; the server's log says why") from error
@@ -169,7 +171,7 @@ class Repository:
 
     async def _load(self, name: str) -> None:
         self._loader.check_stop()
-        settings = await asyncio.to_thread(self._configured_model, name)
+        settings = await self._configured_model(name)
         self._loader.check_stop()
         await self._bring_up(self._begin(settings))
 

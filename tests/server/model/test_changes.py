@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 
 import pytest
 
 from xlaserve.errors import ModelFailed, QueueFull
-from xlaserve.model.changes import MAX_WAITING, Changes
+from xlaserve.model.changes import MAX_WAITING, Changes, Shared
 
 
 class Work:
@@ -57,6 +58,34 @@ async def test_a_failure_that_nobody_waits_for_any_more_is_said_only_where_it_is
     gc.collect()
     await asyncio.sleep(0)
     assert [record.message.removeprefix("model a: ") for record in caplog.records] == said
+
+
+async def test_work_is_shared_by_those_who_ask_before_it_begins_and_by_no_others() -> None:
+    begun, may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+    times = 0
+
+    def work() -> int:
+        nonlocal times
+        times += 1
+        begun.release()
+        assert may_go_on.acquire(timeout=20)
+        if times == 2:
+            raise ModelFailed("what went wrong")
+        return times
+
+    shared = Shared(work)
+    first = [asyncio.create_task(shared()) for _ in range(3)]
+    await asyncio.to_thread(begun.acquire)
+    later = [asyncio.create_task(shared()) for _ in range(3)]
+    await asyncio.sleep(0)
+    later.pop().cancel()
+    may_go_on.release(2)
+    assert await asyncio.gather(*first) == [1, 1, 1]
+    for task in later:
+        with pytest.raises(ModelFailed):
+            await task
+    may_go_on.release()
+    assert await shared() == 3
 
 
 async def nothing() -> None: ...

@@ -123,6 +123,7 @@ class House:
         self.changes: list[tuple[str, State]] = []
         self.entries: list[Entry] = []
         self.crashes = 0
+        self.reads = 0
         self._changed = asyncio.Event()
         self._worker = Worker(4)
         self.lanes = Lanes(4)
@@ -191,6 +192,7 @@ class House:
         return Model(self.programs[-1], (None, None), Classification(1), "built in", settings=settings, buckets=buckets)
 
     def _read_models(self) -> Iterable[ModelSettings]:
+        self.reads += 1
         self.reading()
         if self.read_error:
             raise self.read_error
@@ -279,6 +281,21 @@ async def test_an_unknown_model_is_refused_with_those_that_there_are(house: Hous
     with pytest.raises(ModelNotFound):
         await house.repository.unload("z")
     assert house.repository.get("a", "1") is house.repository.get("a")
+
+
+async def test_a_flood_of_made_up_names_reads_the_configuration_twice_at_most(house: House) -> None:
+    await house.repository.load_all()
+    house.reading.close()
+    loads = [asyncio.create_task(house.repository.load("made-up-0"))]
+    await house.reading.reached()
+    loads += [asyncio.create_task(house.repository.load(f"made-up-{number}")) for number in range(1, 1000)]
+    await asyncio.sleep(0)
+    house.reading.open()
+    results = await asyncio.wait_for(asyncio.gather(*loads, return_exceptions=True), PATIENCE_S)
+    assert [str(result) for result in results] == [
+        f"no model 'made-up-{number}' is configured; there are: a" for number in range(1000)
+    ]
+    assert house.reads == 2
 
 
 async def test_a_reload_takes_traffic_only_when_it_is_warm(house: House) -> None:
