@@ -1,8 +1,8 @@
 """A worker process: a `Worker` whose methods its parent calls. `python -m xlaserve_loadtest.run.worker DESCRIPTOR`.
 
-Calls come over a `multiprocessing.connection` as `(number, path of the method, arguments, options)` and run
-concurrently; the answers are `(number, is_right, value)`. The connection's end ends the process, and with it all load:
-no worker outlives its parent.
+Calls come over a `multiprocessing.connection` as `(number, path of the method, pickled arguments and options)` and run
+concurrently; the answers are `(number, is_right, pickled value)`. Each is read whatever it holds, so that a call always
+ends. The connection's end ends the process, and with it all load: no worker outlives its parent.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from xlaserve_loadtest.run.runner import Generator
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.target import Array, GrpcTarget, ModelInfo, Target
+from xlaserve_loadtest.targets.target import Array, GrpcTarget, ModelInfo, Target, TargetError
 
 if TYPE_CHECKING:
     from xlaserve_loadtest.targets.in_process import Described
@@ -81,13 +83,18 @@ async def serve(connection: Connection) -> None:
     loop, worker, is_over = asyncio.get_running_loop(), Worker(), asyncio.Event()
     calls: set[asyncio.Task[None]] = set()
 
-    async def answer(number: int, path: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+    async def answer(number: int, path: str, call: bytes) -> None:
+        value: object
         try:
-            reply = (number, True, await attrgetter(path)(worker)(*arguments, **options))
+            arguments, options = pickle.loads(call)
+            value, is_right = await attrgetter(path)(worker)(*arguments, **options), True
+        except asyncio.CancelledError:  # which at the parent would be its own
+            value, is_right = TargetError(f"worker: {path} was cancelled"), False
         except Exception as error:
-            reply = (number, False, error)
-        # Blocks while the parent is slow to read, which it is not while it measures.
-        connection.send(reply)
+            value, is_right = error, False
+        with suppress(ConnectionError):  # the parent has gone
+            # Blocks while the parent is slow to read, which it is not while it measures.
+            connection.send((number, *_pickled(path, is_right, value)))
 
     def receive() -> None:
         try:
@@ -101,6 +108,19 @@ async def serve(connection: Connection) -> None:
 
     on_message(connection, receive)
     await is_over.wait()
+
+
+def _pickled(path: str, is_right: bool, value: object) -> tuple[bool, bytes]:
+    """Returns the answer of the method at `path`; a TargetError in place of one that the parent could not take."""
+    try:
+        pickled = pickle.dumps(value)
+        if not is_right:
+            pickle.loads(pickled)  # an error may be pickled and not read back
+    except Exception as error:
+        kind = type(value).__name__
+        what = f"its answer, a {kind}, can't be sent: {error}" if is_right else f"{kind}: {value}"
+        return False, pickle.dumps(TargetError(f"worker: {path}: {what}"))
+    return is_right, pickled
 
 
 def on_message(connection: Connection, receive: Callable[[], None]) -> None:

@@ -56,7 +56,7 @@ class WorkerProcess:
         self.calls = cast(Worker, _Remote(self._call))
         """The worker. Its methods raise what they raise there, and WorkerDied."""
         self._numbers = count()
-        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[tuple[bool, bytes]]] = {}
         self._end: Exception | None = None
 
     async def __aenter__(self) -> Self:
@@ -100,27 +100,31 @@ class WorkerProcess:
     async def _call(self, path: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         if self._end:
             raise self._end
-        number = next(self._numbers)
+        number, call = next(self._numbers), pickle.dumps((arguments, options))
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
         # A worker that died makes its pending calls fail, whether they could be sent or not.
-        self._sender.submit(self._connection.send_bytes, pickle.dumps((number, path, arguments, options)))
+        self._sender.submit(self._connection.send, (number, path, call))
         try:
-            return await answer
+            is_right, pickled = await answer
         finally:
             del self._pending[number]
+        try:
+            value = pickle.loads(pickled)
+        except Exception as error:
+            raise TargetError(f"worker: {path}: its answer can't be read: {error}") from error
+        if not is_right:
+            raise value
+        return value
 
     def _receive(self) -> None:
         try:
-            number, is_right, value = self._connection.recv()
+            number, is_right, pickled = self._connection.recv()
         except (EOFError, ConnectionError):
             asyncio.get_running_loop().remove_reader(self._connection.fileno())
             return
         answer = self._pending.get(number)
         if answer and not answer.done():
-            if is_right:
-                answer.set_result(value)
-            else:
-                answer.set_exception(value)
+            answer.set_result((is_right, pickled))
 
     async def _watch(self) -> None:
         status = await self._process.wait()

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+from typing import Any, cast
 
 import pytest
 import uvloop
 from tests.loadtest.conftest import StartPuppet
+from tests.loadtest.run.odd_worker import Unreadable
 
 from xlaserve_loadtest.run import crew
 from xlaserve_loadtest.run.runner import Task
@@ -14,8 +17,9 @@ from xlaserve_loadtest.run.workers import WorkerDied, WorkerProcess, choose_numb
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.plan import Block
-from xlaserve_loadtest.targets.target import ModelInfo
+from xlaserve_loadtest.targets.target import ModelInfo, TargetError
 
+PATIENCE_S = 60
 BLOCK = Block("xla", ClosedLoop(2), 0.0, 0.1)
 SETUP = Setup({"xla": ModelInfo("digits", (32, 32), (), {}, "")}, {"xla": [Request(b"", 1, "xla")]}, deadline_s=1)
 
@@ -51,6 +55,28 @@ async def test_an_error_in_a_worker_is_raised_here() -> None:
             await worker.calls.generator.prepare(
                 crew.tasks(Block("other", ClosedLoop(1), 0, 1), (), 1, seed=0, most_in_flight=1)[0]
             )
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("value", (), "worker: value: its answer, a Loop, can't be sent: ."),
+        ("unreadable_value", (), "worker: unreadable_value: its answer can't be read: .*why"),
+        ("unpicklable_error", (), "worker: unpicklable_error: Unpicklable: what went wrong"),
+        ("unreadable_error", (), "worker: unreadable_error: Unreadable: what went wrong"),
+        ("cancelled", (), "worker: cancelled was cancelled"),
+        ("right", (Unreadable("what", why="why"),), "required keyword-only argument: 'why'"),
+    ],
+)
+async def test_an_answer_that_does_not_travel_ends_its_call_with_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, method: str, arguments: tuple[object, ...], message: str
+) -> None:
+    script = "from tests.loadtest.run import odd_worker; odd_worker.main()"
+    monkeypatch.setattr("xlaserve_loadtest.run.workers._COMMAND", (sys.executable, "-c", script))
+    async with WorkerProcess() as process:
+        with pytest.raises((TargetError, TypeError), match=message):
+            await asyncio.wait_for(getattr(process.calls, method)(*arguments), PATIENCE_S)
+        assert await cast(Any, process.calls).right() == "right"
 
 
 async def test_a_worker_that_dies_is_noticed_by_whoever_waits_for_it() -> None:
