@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Final
+
+from xlaserve_loadtest.targets.embedded import served_name
 
 APPLICATIONS: Final = "keras.applications:"
 PUBLISHED_BATCH: Final = 4
@@ -88,8 +89,7 @@ def published(gpus: Sequence[str]) -> dict[tuple[str, int], Published]:
 
 
 def _other(source: str) -> Model:
-    name = Path(source).stem if "/" in source or source.endswith(".keras") else source.rpartition(":")[2]
-    return Model(source, name, "other", None)
+    return Model(source, served_name(source), "other", None)
 
 
 def _rows(name: str) -> Iterable[dict[str, str]]:

@@ -83,6 +83,8 @@ def _entry(model: str, modes: Sequence[str]) -> dict[str, object]:
 
 
 def _is_path(model: str) -> bool:
+    if ":" in model:  # the server takes it for a source's name, which may hold a slash
+        return model.startswith(("/", "./", "../"))
     return "/" in model or model.endswith(".keras")
 
 

@@ -12,6 +12,7 @@ import yaml
 from tests.loadtest.conftest import PuppetCommand
 
 from xlaserve import config
+from xlaserve.config import sources
 from xlaserve_loadtest.targets import embedded
 from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name
 from xlaserve_loadtest.targets.target import TargetError, describe
@@ -122,7 +123,11 @@ async def test_a_configuration_file_is_passed_on(server: MakeServer, tmp_path: P
         ("digits", "digits", "builtin:digits", None),
         ("builtin:noop", "noop", "builtin:noop", None),
         ("keras.applications:ResNet50", "ResNet50", "keras.applications:ResNet50", "random"),
+        ("kagglehub:a/b", "a-b", "kagglehub:a/b", None),
+        ("kagglehub:a/b.keras", "a-b.keras", "kagglehub:a/b.keras", None),
         ("/models/my net.keras", "my-net", "/models/my net.keras", None),
+        ("/models/a:b", "a-b", "/models/a:b", None),
+        ("./a:b", "a-b", str(Path("a:b").absolute()), None),
     ],
 )
 def test_a_configuration_is_made_for_a_model(model: str, name: str, source: str, weights: str | None) -> None:
@@ -133,6 +138,14 @@ def test_a_configuration_is_made_for_a_model(model: str, name: str, source: str,
     assert (entry["source"], entry.get("weights")) == (source, weights)
     assert entry["modes"] == ["xla", "graph"]
     assert json.loads(text)
+
+
+@pytest.mark.parametrize("source", [sources.BUILT_IN, sources.APPLICATIONS, sources.KERAS_CV, sources.KAGGLE])
+def test_a_name_is_a_path_to_the_load_tester_where_it_is_one_to_the_server(source: sources.Source) -> None:
+    for model in (f"{source.prefix}a/b", f"./{source.prefix}a/b", f"/{source.prefix}a", f"{source.prefix}a.keras"):
+        (entry,) = yaml.safe_load(configuration([model], ["xla"]))["models"]
+        is_path = sources.looks_like_path(model)
+        assert entry["source"] == (str(Path(model).absolute()) if is_path else model)
 
 
 def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path: Path) -> None:
