@@ -80,7 +80,7 @@ class Preparer:
         try:
             yield await asyncio.shield(making)
         finally:
-            await asyncio.wait([making])  # a cancelled load leaves no process and no folder
+            await asyncio.wait([making], timeout=2 * KILL_S)  # a cancelled load leaves no process and no folder
             await asyncio.to_thread(temporary.close)
 
     def _make(self, model: ModelSettings, temporary: ExitStack) -> CompileCache | None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -252,6 +253,32 @@ async def test_a_load_that_is_cancelled_leaves_no_process_and_no_folder(
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
     assert not prepared_folders(tmp_path)
+
+
+async def test_a_load_that_is_cancelled_waits_for_its_thread_only_so_long(
+    make: Callable[..., Preparer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xlaserve.model.preparer.KILL_S", 0.01)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def hang(*arguments: object) -> None:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+
+    monkeypatch.setattr(Preparer, "_make", hang)
+
+    async def prepare() -> None:
+        async with make("").prepare(MODEL):
+            pytest.fail("it was prepared")
+
+    preparing = asyncio.create_task(prepare())
+    try:
+        await asyncio.to_thread(begun.wait)
+        preparing.cancel()
+        await asyncio.wait([preparing], timeout=PATIENCE_S / 2)
+        assert preparing.cancelled()
+    finally:
+        may_end.set()
 
 
 def test_the_process_ends_with_the_server(tmp_path: Path) -> None:
