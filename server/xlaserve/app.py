@@ -37,8 +37,8 @@ from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.server import GrpcServer
 from xlaserve.rpc.streams import Streams
 from xlaserve.rpc.vision import Vision
+from xlaserve.runtimes.tf import persistent_cache
 from xlaserve.runtimes.tf.device import Device, configure
-from xlaserve.runtimes.tf.persistent_cache import Executables
 from xlaserve.runtimes.watch.compile_watch import CompileWatch
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
@@ -81,7 +81,7 @@ class App:
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
         self._cache: CompileCache | None = None
         if self._has_tensorflow:
-            Executables().set_environment(has_all_compiled=settings.compile_cache is not None)
+            persistent_cache.set_environment(has_all_compiled=settings.compile_cache is not None)
             if settings.compile_cache is not None:
                 self._cache = CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
         self.device: Device = configure(settings, self._has_tensorflow)

@@ -333,15 +333,14 @@ import json, os, sys
 from pathlib import Path
 
 from xlaserve.runtimes.tf import device
-from xlaserve.runtimes.tf import flags
+from xlaserve.runtimes.tf import flags, persistent_cache
 from xlaserve.runtimes.watch import stderr_tap
 from xlaserve.runtimes.watch import xla_log
-from xlaserve.runtimes.tf.persistent_cache import FOLDER, Executables
+from xlaserve.runtimes.tf.persistent_cache import FOLDER
 
 folder = Path(sys.argv[1])
 device._set_flags()
-executables = Executables()
-executables.set_environment()
+persistent_cache.set_environment()
 flags.add(flags.XLA, f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE=xla_log.VMODULE)
 
@@ -354,7 +353,7 @@ from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MAX_CLUSTERED, FrozenGraph
 def probed(images, size):
     return tf.image.resize(images, size)
 tf.function(probed, autograph=False, jit_compile=True)(tf.zeros((1, 4, 4, 3)), tf.constant([9, 7]))
-kept = list(executables.take("probed"))
+kept = list(persistent_cache.take("probed"))
 
 # Clusters: as many shapes as there may be, each run as often as it takes, and then again.
 def clustered(pixels):

@@ -15,7 +15,6 @@ from xlaserve.cache.records import Folder, check_writable
 from xlaserve.errors import ConfigError
 from xlaserve.runtimes.tf import flags
 from xlaserve.runtimes.tf.device import Device
-from xlaserve.runtimes.tf.persistent_cache import Executables
 
 FORMAT: Final = 1
 """Format of the cache; with another one everything is made again."""
@@ -50,7 +49,6 @@ class CompileCache:
             self._read_only = True
         self.is_filling = not self._read_only
         """Whether what is not there is to be kept once it is made."""
-        self.executables = Executables()
         if not self._read_only:
             self._set_autotuning()
 

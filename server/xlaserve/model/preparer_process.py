@@ -16,8 +16,8 @@ from xlaserve.cache.cache import CompileCache
 from xlaserve.config import Settings
 from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.model import catalog, verification
+from xlaserve.runtimes.tf import persistent_cache
 from xlaserve.runtimes.tf.device import configure
-from xlaserve.runtimes.tf.persistent_cache import Executables
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     quiet_tensorflow()
     assert settings.compile_cache
-    Executables().set_environment()
+    persistent_cache.set_environment()
     cache = CompileCache(settings.compile_cache)
     device = configure(settings, uses_tensorflow=True)
     from xlaserve.model.networks import cached  # noqa: PLC0415 - imports TensorFlow

@@ -33,7 +33,7 @@ from xlaserve.errors import cause
 from xlaserve.model import catalog
 from xlaserve.model.networks.network import Network
 from xlaserve.model.task import Task
-from xlaserve.runtimes.tf import stablehlo
+from xlaserve.runtimes.tf import persistent_cache, stablehlo
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.tf.executable import CHANNELS, Function, TensorFlowProgram
 
@@ -71,7 +71,7 @@ def identity(settings: ModelSettings) -> dict[str, Any] | None:
 
 def network(cache: CompileCache, device: Device, settings: ModelSettings, build: Callable[[], Network]) -> Network:
     """Returns the network of `build`, which is only called where the cache lacks it."""
-    cache.executables.sweep()  # what models that are not kept have left
+    persistent_cache.sweep()  # what models that are not kept have left
     try:
         model = identity(settings)
         folder = None if model is None else cache.folder(device, model)
@@ -172,7 +172,6 @@ class CachedProgram:
         self, cache: CompileCache, folder: Folder, device: Device, build: Callable[[], Network], model: str
     ) -> None:
         self._cache = cache
-        self._executables = cache.executables
         self._folder = folder
         self._device = device
         self._build = build
@@ -195,7 +194,7 @@ class CachedProgram:
         compilation = (
             self._compile_jit(mode, bucket, cost) if mode.traits.is_jit else self._program.compile(mode, bucket)
         )
-        self._executables.sweep()
+        persistent_cache.sweep()
         return replace(compilation, cost=cost, keep_cost=partial(self._keep_cost, name))
 
     def seal(self) -> None:
@@ -262,9 +261,9 @@ class CachedProgram:
         if (weights := self._read_weights(header["weights"])) is None:
             return None
         blobs = dict(record.blobs)
-        outputs = tuple(stablehlo.Output(dtype, tuple(shape)) for dtype, shape in header["outputs"])
+        outputs = tuple(tf.TensorSpec(shape, dtype) for dtype, shape in header["outputs"])
         traced = stablehlo.TracedFunction(bytes(blobs.pop(MODULE)), weights, outputs)
-        self._executables.put(blobs)
+        persistent_cache.put(blobs)
         compilation, compiled = self._run(traced, bucket, began, cost)
         from_cache = compiled.keys() <= blobs.keys()
         if not from_cache:
@@ -289,7 +288,7 @@ class CachedProgram:
             if cost is None:
                 executable(blank)
         finally:
-            executables = self._executables.take(traced.name)  # one that can't be loaded fails the next try as well
+            executables = persistent_cache.take(traced.name)  # one that can't be loaded fails the next try as well
         run_s = time.perf_counter() - compiled if cost is None else cost.alone_s
         compile_s = max(0.0, compiled - loaded - run_s)
         return Compilation(executable, loaded - began, compile_s), executables
@@ -297,7 +296,7 @@ class CachedProgram:
     def _keep(self, name: str, traced: stablehlo.TracedFunction, executables: Mapping[str, bytes]) -> None:
         header = {
             "weights": self._keep_weights(traced.arguments),
-            "outputs": [(output.dtype, output.shape) for output in traced.outputs],
+            "outputs": [(output.dtype.name, output.shape.as_list()) for output in traced.outputs],
         }
         self._folder.write(name, header, {MODULE: traced.module, **executables})
 

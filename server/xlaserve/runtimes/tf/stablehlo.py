@@ -26,21 +26,13 @@ MUST_COMPILE: Final = "_XlaMustCompile"
 
 
 @dataclass(frozen=True)
-class Output:
-    """A tensor that a function returns."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class TracedFunction:
     """A function of images of one shape and of `arguments`, the model's weights."""
 
     module: bytes
     """Serialized StableHLO."""
     arguments: tuple[tf.Tensor, ...]
-    outputs: tuple[Output, ...]
+    outputs: tuple[tf.TensorSpec, ...]
 
     @property
     def name(self) -> str:
@@ -65,7 +57,7 @@ def export(function: Callable[[tf.Tensor], Sequence[tf.Tensor]], shape: tuple[in
     return TracedFunction(
         traced.experimental_get_compiler_ir(pixels)(stage="stablehlo_serialized"),
         tuple(arguments),
-        tuple(Output(output.dtype.name, tuple(output.shape)) for output in concrete.outputs),
+        tuple(tf.TensorSpec(output.shape, output.dtype) for output in concrete.outputs),
     )
 
 
@@ -127,9 +119,9 @@ def _library(traced: TracedFunction, platform: str) -> Any:
         module.input.append(name)
         module.attr["Tin"].list.type.append(dtype.as_datatype_enum)
     for index, output in enumerate(traced.outputs):
-        name, dtype = f"output_{index}", tf.as_dtype(output.dtype)
-        function.signature.output_arg.add(name=name, type=dtype.as_datatype_enum)
+        name, dtype = f"output_{index}", output.dtype.as_datatype_enum
+        function.signature.output_arg.add(name=name, type=dtype)
         function.ret[name] = f"module:output:{index}"
-        module.attr["Tout"].list.type.append(dtype.as_datatype_enum)
-        module.attr["Sout"].list.shape.append(tf.TensorShape(output.shape).as_proto())
+        module.attr["Tout"].list.type.append(dtype)
+        module.attr["Sout"].list.shape.append(output.shape.as_proto())
     return library

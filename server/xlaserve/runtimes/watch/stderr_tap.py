@@ -34,7 +34,7 @@ class StderrTap:
 
     Must be entered before TensorFlow is imported. Python's own sys.stderr and log lines are written straight to where
     stderr was: they are neither delayed nor lost, even if the filter dies. XLA tells the values of constants,
-    which its events need, only where it has a folder of executables to look into (`cache.executables`).
+    which its events need, only where it has a folder of executables to look into (`persistent_cache`).
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ def test_a_function_is_the_same_from_its_stablehlo_with_its_weights_as_arguments
         return scores, tf.argmax(scores, axis=1, output_type=tf.int32)
 
     traced = stablehlo.export(forward, SHAPE)
-    assert traced.outputs == (stablehlo.Output("float32", (2, 7)), stablehlo.Output("int32", (2,)))
+    assert traced.outputs == (tf.TensorSpec((2, 7), tf.float32), tf.TensorSpec((2,), tf.int32))
     expected = tf.function(forward, jit_compile=True, autograph=False)(tf.constant(images()))
     for got, wanted in zip(outputs_of(traced), expected, strict=True):
         np.testing.assert_array_equal(got, wanted.numpy())
