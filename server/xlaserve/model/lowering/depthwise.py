@@ -15,8 +15,7 @@ import tensorflow as tf
 from xlaserve.model.lowering import slices
 from xlaserve.model.lowering.grouped import has_groups
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
-from xlaserve.model.lowering.sums import total
-from xlaserve.model.lowering.windows import Windows
+from xlaserve.model.lowering.windows import Windows, total
 from xlaserve.model.networks.keras_runtime import keras
 
 VECTOR: Final = 16

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from xlaserve.model.lowering import slices
 from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
-from xlaserve.model.lowering.sums import total
-from xlaserve.model.lowering.windows import Windows
+from xlaserve.model.lowering.windows import Windows, total
 from xlaserve.model.networks.keras_runtime import keras
 
 MAX_TERMS: Final = 36

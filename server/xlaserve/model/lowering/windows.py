@@ -1,8 +1,8 @@
-"""A window's positions over padded images, as slices of them."""
+"""A window's positions over padded images, as slices of them, and sums of what lies there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -57,5 +57,18 @@ class Windows:
         if self.padding == "valid":
             return 0, 0, (size - extent) // stride + 1
         output = -(-size // stride)
-        total = max(0, (output - 1) * stride + extent - size)
-        return total // 2, total - total // 2, output
+        padding = max(0, (output - 1) * stride + extent - size)
+        return padding // 2, padding - padding // 2, output
+
+
+def total(terms: Iterable[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of `terms`, added in pairs, and these in pairs.
+
+    XLA adds in the order that it is given. In a chain each addition waits for the one before, and what comes after the
+    sum, such as an exponential, waits for all of them.
+    """
+    sums = list(terms)
+    while len(sums) > 1:
+        pairs = zip(sums[::2], sums[1::2], strict=False)
+        sums = [*(first + second for first, second in pairs), *sums[len(sums) // 2 * 2 :]]
+    return sums[0]

@@ -12,7 +12,7 @@ from tests.required import required
 
 from xlaserve.config import Lowering
 from xlaserve.model import lowering
-from xlaserve.model.lowering.sums import total
+from xlaserve.model.lowering.windows import total
 from xlaserve.model.networks.keras_runtime import keras
 
 TOLERANCE = 1e-5
