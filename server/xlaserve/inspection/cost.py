@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from xlaserve.inspection.hlo import NO_OPERATION, Computation, Instruction, Module, Shape
 
@@ -47,19 +47,12 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
 
-class Costed(NamedTuple):
-    """An instruction of the entry computation: one thing that is run."""
-
-    instruction: Instruction
-    cost: Cost
-
-
-def instructions(module: Module) -> list[Costed]:
-    """Returns what the program runs, in its order, with what each costs."""
+def instructions(module: Module) -> list[tuple[Instruction, Cost]]:
+    """Returns what the program runs, the instructions of the entry computation in their order, with what each costs."""
     entry = module.entry
     costs = _Costs(module)
     return [
-        Costed(each, Cost(costs.flops(each, entry), costs.bytes(each, entry)))
+        (each, Cost(costs.flops(each, entry), costs.bytes(each, entry)))
         for each in entry.instructions.values()
         if each.opcode not in FREE
     ]
@@ -125,31 +118,25 @@ class _Costs:
     def dot(self, instruction: Instruction, within: Computation) -> int:
         """Twice the output times what is contracted."""
         lhs = within.instructions[instruction.operands[0]].shape
-        contracted = math.prod(lhs.dims[axis] for axis in _numbers(instruction.attributes["lhs_contracting_dims"]))
+        contracted = math.prod(
+            lhs.dims[int(axis)] for axis in re.findall(r"\d+", instruction.attributes["lhs_contracting_dims"])
+        )
         return 2 * instruction.shape.size * contracted
 
     def convolution(self, instruction: Instruction, within: Computation) -> int:
         """Twice the batch times the features of kernel and output times the places where the window lies on data."""
         lhs, kernel = (within.instructions[name].shape for name in instruction.operands[:2])
         attributes = instruction.attributes
-        input_labels, kernel_labels, output_labels = re.split("_|->", attributes["dim_labels"])
+        inputs, kernels, outputs = re.split("_|->", attributes["dim_labels"])
         output = instruction.shape.first
         window = _window(attributes.get("window", ""))
         places = 1
         for axis in range(len(lhs.dims) - 2):
             label = str(axis)
-            places *= _valid_places(
-                input_side=lhs.dims[input_labels.index(label)],
-                kernel_side=kernel.dims[kernel_labels.index(label)],
-                output_side=output.dims[output_labels.index(label)],
-                stride=_side(window, "stride", axis, 1),
-                pad_low=_pad_low(window, axis),
-                input_dilation=_side(window, "lhs_dilate", axis, 1),
-                kernel_dilation=_side(window, "rhs_dilate", axis, 1),
-            )
-        batch = lhs.dims[input_labels.index("b")] // int(attributes.get("batch_group_count", 1))
-        features = kernel.dims[kernel_labels.index("i")] * output.dims[output_labels.index("f")]
-        return 2 * batch * features * places
+            sides = lhs.dims[inputs.index(label)], kernel.dims[kernels.index(label)], output.dims[outputs.index(label)]
+            places *= _valid_places(*sides, window, axis)
+        batch = lhs.dims[inputs.index("b")] // int(attributes.get("batch_group_count", 1))
+        return 2 * batch * kernel.dims[kernels.index("i")] * output.dims[outputs.index("f")] * places
 
     def reduce(self, instruction: Instruction, within: Computation) -> int:
         """The body for each element but the first of each reduction."""
@@ -198,17 +185,12 @@ _FLOPS: Final[dict[str, Callable[[_Costs, Instruction, Computation], int]]] = {
 }
 
 
-def _valid_places(
-    *,
-    input_side: int,
-    kernel_side: int,
-    output_side: int,
-    stride: int,
-    pad_low: int,
-    input_dilation: int,
-    kernel_dilation: int,
-) -> int:
+def _valid_places(input_side: int, kernel_side: int, output_side: int, window: dict[str, str], axis: int) -> int:
     """Returns how many pairs of an output and a kernel position meet data, along one axis."""
+    stride, input_dilation, kernel_dilation = (
+        int(window[key].split("x")[axis]) if key in window else 1 for key in ("stride", "lhs_dilate", "rhs_dilate")
+    )
+    pad_low = int(window["pad"].split("x")[axis].split("_")[0]) if "pad" in window else 0
     dilated_side = (input_side - 1) * input_dilation + 1 if input_side else 0
     positions = (
         output * stride - pad_low + kernel * kernel_dilation
@@ -222,21 +204,9 @@ def _window(text: str) -> dict[str, str]:
     return dict(_WINDOW_FIELD.findall(text))
 
 
-def _side(window: dict[str, str], key: str, axis: int, default: int) -> int:
-    return int(window[key].split("x")[axis]) if key in window else default
-
-
-def _pad_low(window: dict[str, str], axis: int) -> int:
-    return int(window["pad"].split("x")[axis].split("_")[0]) if "pad" in window else 0
-
-
 def _trips(instruction: Instruction) -> int:
     found = re.search(r'known_trip_count\\?"?\s*[:=]\s*\{\\?"?n\\?"?\s*:\s*\\?"?(\d+)', str(instruction.attributes))
     return int(found[1]) if found else 1
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _json(text: str) -> dict[str, object]:

@@ -5,18 +5,17 @@ S. Williams, A. Waterman, D. Patterson: Roofline, an insightful visual performan
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from xlaserve.engine.warmup.compiler import time_runs
 from xlaserve.inspection.cost import Cost
 
 MATRIX_SIDE: Final = 1024
 COPIED_BYTES: Final = 128 * 1024 * 1024
 """More than the caches of most processors hold, so that memory is what is measured."""
-BUDGET_S: Final = 0.5
-MIN_RUNS: Final = 3
+MAX_RUNS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,4 @@ def _copy() -> Callable[[], object]:
 
 def _best_s(run: Callable[[], object]) -> float:
     run()
-    best_s, began, runs = float("inf"), time.perf_counter(), 0
-    while runs < MIN_RUNS or time.perf_counter() - began < BUDGET_S:
-        start = time.perf_counter()
-        run()
-        best_s = min(best_s, time.perf_counter() - start)
-        runs += 1
-    return best_s
+    return min(time_runs(run, MAX_RUNS))

@@ -108,11 +108,12 @@ def fastest(warmed: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Bucket, Mode]:
 def measure(executable: Executable, bucket: Bucket, lanes: int, clock: Callable[[], float] = time.perf_counter) -> Cost:
     """Returns the median seconds of several runs: alone, and with all `lanes` running the same."""
     images = noise(bucket)
-    alone_s = statistics.median(_time_runs(executable, images, clock))
+    run = partial(executable, images)
+    alone_s = statistics.median(time_runs(run, clock=clock))
     if lanes == 1:
         return Cost(alone_s, alone_s)
     with ThreadPoolExecutor(lanes, thread_name_prefix="warm-up") as pool:
-        runs = [pool.submit(_time_runs, executable, images, clock) for _ in range(lanes)]
+        runs = [pool.submit(time_runs, run, clock=clock) for _ in range(lanes)]
         loaded_s = statistics.median(second for run in runs for second in run.result())
     return Cost(alone_s, loaded_s)
 
@@ -125,10 +126,13 @@ def noise(bucket: Bucket) -> Images:
     return np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
 
 
-def _time_runs(executable: Executable, images: Images, clock: Callable[[], float]) -> list[float]:
+def time_runs(
+    run: Callable[[], object], most: int = MAX_RUNS, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Returns the seconds of each of several runs: MIN_RUNS, and more within TIMING_BUDGET_S, `most` in all."""
     seconds: list[float] = []
-    while len(seconds) < MIN_RUNS or (len(seconds) < MAX_RUNS and sum(seconds) < TIMING_BUDGET_S):
+    while len(seconds) < MIN_RUNS or (len(seconds) < most and sum(seconds) < TIMING_BUDGET_S):
         start = clock()
-        executable(images)
+        run()
         seconds.append(clock() - start)
     return seconds
