@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from xlaserve.config import ModelSettings, Settings
@@ -22,6 +23,7 @@ from xlaserve.telemetry.model import ModelTelemetry
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class Repository:
     """Loads, serves and unloads models. All methods run on the event loop.
 
@@ -29,22 +31,15 @@ class Repository:
     state, `on_record` with every program that was compiled (on the compiling thread).
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        loader: Loader,
-        read_models: Callable[[], Iterable[ModelSettings]],
-        metrics: Metrics,
-        on_change: Callable[[Version], None] = lambda version: None,
-        on_record: Callable[[Entry], None] = lambda entry: None,
-    ) -> None:
-        self._settings = settings
-        self._loader = loader
-        self._metrics = metrics
-        self._on_change = on_change
-        self._on_record = on_record
-        self._configured = Shared(lambda: {model.name: model for model in read_models()})
+    settings: Settings
+    loader: Loader
+    read_models: Callable[[], Iterable[ModelSettings]]
+    metrics: Metrics
+    on_change: Callable[[Version], None] = lambda version: None
+    on_record: Callable[[Entry], None] = lambda entry: None
+
+    def __post_init__(self) -> None:
+        self._configured = Shared(lambda: {model.name: model for model in self.read_models()})
         self._versions: dict[str, list[Version]] = {}
         self._served: dict[str, Served] = {}
         self._changes = Changes()
@@ -85,7 +80,7 @@ class Repository:
 
         What is loaded later is ready or not for itself: it takes nothing from those that serve.
         """
-        return self._is_serving and not self._loader.is_stopping
+        return self._is_serving and not self.loader.is_stopping
 
     @property
     def _is_serving(self) -> bool:
@@ -93,11 +88,11 @@ class Repository:
 
     async def load_all(self) -> None:
         """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""
-        for version in [self._begin(model) for model in self._settings.models]:
+        for version in [self._begin(model) for model in self.settings.models]:
             try:
                 await self._changes.make(version.name, "start", partial(self._start, version))
             except ModelFailed:
-                if self._settings.exit_on_model_failure:
+                if self.settings.exit_on_model_failure:
                     raise
         self._has_started = True
 
@@ -145,7 +140,7 @@ class Repository:
 
     def stop_loading(self) -> None:
         """Ends loads and warm-ups as soon as they can be, and takes no more."""
-        self._loader.stop()
+        self.loader.stop()
 
     async def drain(self, timeout_s: float) -> None:
         """Ends loads and takes nothing new; fails what was accepted and does not finish in `timeout_s`."""
@@ -153,7 +148,7 @@ class Repository:
         await self._changes.cancel()
         await asyncio.gather(*(self._end(version, timeout_s) for version in self.index()))
         self._served.clear()
-        self._loader.close()
+        self.loader.close()
 
     async def _configured_model(self, name: str) -> ModelSettings:
         try:
@@ -170,16 +165,16 @@ class Repository:
             await self._bring_up(version)  # else a client loaded or unloaded it meanwhile
 
     async def _load(self, name: str) -> None:
-        self._loader.check_stop()
+        self.loader.check_stop()
         settings = await self._configured_model(name)
-        self._loader.check_stop()
+        self.loader.check_stop()
         await self._bring_up(self._begin(settings))
 
     async def _unload(self, name: str) -> None:
         self._served.pop(name, None)
         ended = [_to_dismantle(version) for version in self._versions[name]]
         for version in self._versions[name]:
-            await self._end(version, self._settings.drain_timeout_s)
+            await self._end(version, self.settings.drain_timeout_s)
         self._versions[name] = self._versions[name][:1]
         await asyncio.to_thread(_free, ended)
 
@@ -188,16 +183,16 @@ class Repository:
         versions = self._versions.setdefault(settings.name, [])
         # What serves stays until the newcomer is ready; anything else is replaced.
         versions[:] = [version for version in versions if version.state is State.READY]
-        telemetry = ModelTelemetry(self._metrics, settings.name)
+        telemetry = ModelTelemetry(self.metrics, settings.name)
 
         def record(entry: Entry) -> None:
             if entry.from_cache:
                 telemetry.loaded(entry.mode)
             elif seconds := entry.trace_s + entry.compile_s:
                 telemetry.compiled(entry.mode, seconds, in_background=entry.in_background)
-            self._on_record(entry)
+            self.on_record(entry)
 
-        version = Version(settings, telemetry, record, self._on_change)
+        version = Version(settings, telemetry, record, self.on_change)
         versions.append(version)
         version.enter(State.LOADING)
         return version
@@ -206,7 +201,7 @@ class Repository:
         """Makes `newcomer` serve in place of the version that serves now; `load` says how."""
         name = newcomer.name
         try:
-            served = await self._loader.load(newcomer, others_serve=self._is_serving)
+            served = await self.loader.load(newcomer, others_serve=self._is_serving)
         except ShuttingDown:
             raise
         except Exception as error:
@@ -222,7 +217,7 @@ class Repository:
         newcomer.enter(State.READY)
         for old in [version for version in self._versions[name] if version is not newcomer]:
             ended = [_to_dismantle(old)]
-            await self._end(old, self._settings.drain_timeout_s)
+            await self._end(old, self.settings.drain_timeout_s)
             self._versions[name].remove(old)
             await asyncio.to_thread(_free, ended)
 

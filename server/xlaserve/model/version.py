@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from xlaserve.config import Bucket, Mode, ModelSettings
@@ -113,16 +114,18 @@ class Version:
         return self.reason
 
 
+@dataclass(eq=False)
 class Served:
     """What requests use of a version that is ready."""
 
-    def __init__(self, version: Version, model: Model, batcher: Batcher, background: Background | None = None) -> None:
-        self.version = version
-        self.model = model
-        self.batcher = batcher
-        self.background = background
-        """Takes pixels of other sizes as well, where that is configured."""
-        self.sizes = frozenset((bucket.height, bucket.width) for bucket in model.buckets)
+    version: Version
+    model: Model
+    batcher: Batcher
+    background: Background | None = None
+    """Takes pixels of other sizes as well, where that is configured."""
+
+    def __post_init__(self) -> None:
+        self.sizes = frozenset((bucket.height, bucket.width) for bucket in self.model.buckets)
         """The resolutions that have buckets."""
         self.inputs = sorted(self.sizes)
         """Heights and widths that encoded images may be fitted to."""

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 GREY: Final = 127
 
 
+@dataclass(eq=False, kw_only=True)
 class Background:
     """Serves one model's resolutions without buckets. All methods run on the event loop.
 
@@ -41,26 +43,19 @@ class Background:
     not None; `buckets` were compiled at warm-up; `beside` makes the model's programs.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: ModelSettings,
-        any_size: Executable,
-        sides: tuple[int | None, int | None],
-        buckets: Collection[Bucket],
-        batcher: Batcher,
-        beside: BesideTraffic,
-    ) -> None:
-        self._settings = settings
-        self._model = settings.name
-        self._any_size = any_size
-        self._sides = sides
-        self._compiled_modes = [mode for mode in settings.compiled_modes if mode is not Mode.GRAPH]
-        self._batches = sorted({bucket.batch for bucket in buckets})
-        self._sizes = {(bucket.height, bucket.width) for bucket in buckets}
-        self._most_pixels = max(map(math.prod, buckets))
-        self._batcher = batcher
-        self._beside = beside
+    settings: ModelSettings
+    any_size: Executable
+    sides: tuple[int | None, int | None]
+    buckets: Collection[Bucket]
+    batcher: Batcher
+    beside: BesideTraffic
+
+    def __post_init__(self) -> None:
+        self._model = self.settings.name
+        self._compiled_modes = [mode for mode in self.settings.compiled_modes if mode is not Mode.GRAPH]
+        self._batches = sorted({bucket.batch for bucket in self.buckets})
+        self._sizes = {(bucket.height, bucket.width) for bucket in self.buckets}
+        self._most_pixels = max(map(math.prod, self.buckets))
         self._opened: dict[Resolution, asyncio.Task[bool]] = {}
         self._compilations: set[asyncio.Task[None]] = set()
 
@@ -68,12 +63,12 @@ class Background:
         """Raises InvalidArgument where images of `size`, height and width, are not taken."""
         if size in self._opened:
             return
-        if any(side not in (None, got) for side, got in zip(self._sides, size, strict=True)):
-            sides = ", ".join("any" if side is None else str(side) for side in self._sides)
+        if any(side not in (None, got) for side, got in zip(self.sides, size, strict=True)):
+            sides = ", ".join("any" if side is None else str(side) for side in self.sides)
             raise self._refusal(size, f"shape [n, {sides}, 3], as the network takes no other")
         if math.prod(size) > self._most_pixels:
             raise self._refusal(size, f"at most {self._most_pixels} pixels an image, as the largest bucket has")
-        if len(self._opened) >= self._settings.max_background_resolutions:
+        if len(self._opened) >= self.settings.max_background_resolutions:
             known = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted({*self._sizes, *self._opened}))
             raise self._refusal(size, f"shape {known}; no more are taken (max_background_resolutions)")
 
@@ -93,7 +88,7 @@ class Background:
             raise
         if not works:
             raise self._refusal(size, "a size that the network can take")
-        return mode if self._batcher.has_queue(mode, *size) else Mode.GRAPH
+        return mode if self.batcher.has_queue(mode, *size) else Mode.GRAPH
 
     def stop_compiling(self) -> None:
         """Compiles nothing more; what is under way can't be interrupted, and is dropped."""
@@ -114,16 +109,16 @@ class Background:
     async def _begin(self, size: Resolution) -> bool:
         """Makes the resolution ready in graph mode and has its buckets compiled; False where it can't be run."""
         try:
-            image_s = await self._beside.time(self._any_size, Bucket(1, *size), np.full((1, *size, 3), GREY, np.uint8))
+            image_s = await self.beside.time(self.any_size, Bucket(1, *size), np.full((1, *size, 3), GREY, np.uint8))
         except Exception as error:
             log.warning("model %s: images of %d x %d can't be run", self._model, *size, exc_info=error)
             return False
         buckets = [Bucket(batch, *size) for batch in self._batches if batch * math.prod(size) <= self._most_pixels]
         buckets = buckets or [Bucket(1, *size)]
         graph = {
-            bucket: Warmed(self._any_size, Cost(image_s * bucket.batch, image_s * bucket.batch)) for bucket in buckets
+            bucket: Warmed(self.any_size, Cost(image_s * bucket.batch, image_s * bucket.batch)) for bucket in buckets
         }
-        self._batcher.add({(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()})
+        self.batcher.add({(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()})
         if self._compiled_modes:
             compilation = asyncio.create_task(self._compile(size, graph))
             self._compilations.add(compilation)
@@ -137,16 +132,16 @@ class Background:
             for mode in self._compiled_modes:
                 programs: dict[tuple[Mode, Bucket], Warmed] = {}
                 for bucket in graph:
-                    programs[mode, bucket] = await self._beside.make(mode, bucket)
-                self._batcher.add(programs)
+                    programs[mode, bucket] = await self.beside.make(mode, bucket)
+                self.batcher.add(programs)
                 compiled |= programs
         except Exception:
             log.exception("model %s: %d x %d stays in graph mode, as it did not compile", self._model, *size)
             return
         finally:
-            self._beside.forget(*size)
-        if Mode.AUTO in self._settings.modes:
-            self._batcher.add(
+            self.beside.forget(*size)
+        if Mode.AUTO in self.settings.modes:
+            self.batcher.add(
                 {(Mode.AUTO, bucket): compiled[mode, bucket] for bucket, mode in fastest(compiled).items()}
             )
         log.info("model %s: %d x %d switched from graph mode to its own buckets", self._model, *size)
