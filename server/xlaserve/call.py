@@ -65,10 +65,6 @@ class Calls:
         if self._is_draining and not self.under_way:
             self._idle.set()
 
-    def begin(self) -> None:
-        """Counts a request as under way."""
-        self.under_way += 1
-
     async def drain(self) -> None:
         """Refuses new requests and returns once the accepted ones are answered."""
         self._is_draining = True
@@ -126,7 +122,7 @@ class Call:
         self._answer: Answer | None = None
 
     def __enter__(self) -> Self:
-        self._calls.begin()
+        self._calls.under_way += 1
         return self
 
     def end(self, answer: Answer) -> Timings:

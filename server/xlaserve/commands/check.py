@@ -121,15 +121,13 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
         raise ConfigError("--resume: expected --json FILE with it, got none")
     if own.all and own.names:
         raise ConfigError(f"--all: expected no MODEL with it, got {', '.join(own.names)}")
-    names = _whole_catalog() if own.all else own.names or tuple(model.name for model in settings.models)
+    names = own.names or tuple(model.name for model in settings.models)
+    if own.all:
+        names = tuple(name for name in catalog.names() if name != NOOP.prefix)
     return [
         runner.Asked(name, _with(subject.model_settings(settings, name), own.modes, own.batches))
         for name in dict.fromkeys(names)
     ]
-
-
-def _whole_catalog() -> tuple[str, ...]:
-    return tuple(name for name in catalog.names() if name != NOOP.prefix)
 
 
 def _with(model: ModelSettings, modes: tuple[Mode, ...], batches: Sequence[int]) -> ModelSettings:

@@ -169,11 +169,6 @@ class Segmentation(_Classes):
         """Returns the share of pixels whose class is the same."""
         return float(np.mean(wanted[0] == got[0]))
 
-    def class_maps(self, outputs: Outputs) -> NDArray[Value]:
-        """Returns the class maps `[n, height, width]`, uint8 or int32."""
-        (class_maps,) = outputs
-        return class_maps
-
 
 @dataclass(frozen=True)
 class Embedding(_Comparable):
@@ -187,11 +182,6 @@ class Embedding(_Comparable):
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs, in the order in which the program gives them."""
         return (TensorSpec("embedding", "FP32", (-1, self.dimensions)),)
-
-    def vectors(self, outputs: Outputs) -> NDArray[Value]:
-        """Returns the vectors `[n, dimensions]`, float32."""
-        (vectors,) = outputs
-        return vectors
 
 
 def best(scores: NDArray[Value], k: int) -> NDArray[np.intp]:

@@ -265,7 +265,7 @@ class ClassMaps(NamedTuple):
 
         def render(outputs: Outputs, frame: Frame) -> bytes:
             nonlocal rendered_bytes
-            (classes,) = task.class_maps(outputs)
+            ((classes,),) = outputs
             rendered = b"".join(parts.record(_MAPS, self._map(task, classes, frame).SerializeToString()))
             with lock:
                 rendered_bytes += len(rendered)
@@ -301,7 +301,7 @@ def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadlin
 
 def embeddings(request: pb.EmbedRequest, served: Served, answer: Answer) -> Response:
     """Returns the vector of each image."""
-    vectors = _task(served, Embedding).vectors(answer.outputs).astype("<f4", copy=False)
+    vectors = answer.outputs[0].astype("<f4", copy=False)
     records = (parts.record(_EMBEDDINGS, *parts.record(_VALUES, vector.tobytes())) for vector in vectors)
     return Response(pb.EmbedResponse(), list(chain.from_iterable(records)))
 

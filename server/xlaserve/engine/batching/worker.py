@@ -119,17 +119,15 @@ class Worker:
         # Padding repeats a real row: it is as finite as that.
         return Run(outputs, gathered - begin, start - gathered, end - start, is_finite(outputs))
 
-    def _run_to(self, batch: Batch, done: Done) -> None:
-        try:
-            result: Run | BaseException = self.run(batch)
-        except BaseException as error:  # even SystemExit: nobody else would tell those who wait
-            result = error
-        done(result)
-
     def _work(self) -> None:
         while submitted := self._submitted.get():
-            self._run_to(*submitted)
-            del submitted  # which holds a request's images
+            batch, done = submitted
+            try:
+                result: Run | BaseException = self.run(batch)
+            except BaseException as error:  # even SystemExit: nobody else would tell those who wait
+                result = error
+            done(result)
+            del submitted, batch, done, result  # which hold a request's images
 
     def _take_buffer(self, bucket: Bucket) -> Images:
         try:

@@ -24,7 +24,7 @@ takes milliseconds for the 8 candidates up to 16, and a second or two for the 16
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,7 +109,7 @@ def choose(candidates: Iterable[Candidate], demand: Demand, limits: Limits) -> t
     Of the sets within MARGIN of the least, one of the smallest, and of those the cheapest. Empty where not even one
     candidate keeps to the limits. Raises ValueError without any demand.
     """
-    found = dict(_cheapest_by_size(tuple(candidates), demand, limits))
+    found = _cheapest_by_size(candidates, demand, limits)
     if not found:
         return ()
     least_s = min(cost_s for cost_s, _ in found.values())
@@ -118,9 +118,9 @@ def choose(candidates: Iterable[Candidate], demand: Demand, limits: Limits) -> t
 
 
 def _cheapest_by_size(
-    candidates: tuple[Candidate, ...], demand: Demand, limits: Limits
-) -> Iterator[tuple[int, tuple[float, tuple[Candidate, ...]]]]:
-    """Yields for each number of buckets the cheapest set, with its cost, if one keeps to the limits."""
+    candidates: Iterable[Candidate], demand: Demand, limits: Limits
+) -> dict[int, tuple[float, tuple[Candidate, ...]]]:
+    """Returns for each number of buckets the cheapest set, with its cost, if one keeps to the limits."""
     weights = _weights(demand)
     nothing = np.full(len(weights), np.inf)
     nothing[0] = 0.0
@@ -148,7 +148,7 @@ def _cheapest_by_size(
                 search(_with(least, ordered[index].batch, ordered[index].cost_s), larger, index + 1)
 
     search(nothing, (), 0)
-    yield from best.items()
+    return best
 
 
 def _with(least: _Least, batch: int, cost_s: float) -> _Least:
