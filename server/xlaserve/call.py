@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Final, Self
 
 from xlaserve.errors import DeadlineExceeded, ModelNotFound, ShuttingDown, XlaserveError
@@ -27,17 +27,19 @@ def shutting_down() -> ShuttingDown:
     return ShuttingDown("the server is shutting down; try another one")
 
 
+@dataclass(eq=False)
 class Calls:
     """The inference requests under way, of all protocols. `clock` is the pipeline's."""
 
-    def __init__(self, repository: Repository, metrics: Metrics, clock: Callable[[], float]) -> None:
-        self._repository = repository
-        self._metrics = metrics
-        self.clock = clock
+    repository: Repository
+    metrics: Metrics
+    clock: Callable[[], float]
+    under_way: int = 0
+    """Requests that were accepted and not yet answered."""
+
+    def __post_init__(self) -> None:
         self._is_draining = False
         self._refused = asyncio.Event()
-        self.under_way = 0
-        """Requests that were accepted and not yet answered."""
         self._idle = asyncio.Event()
         """Set once, when the last request is answered while draining."""
 
@@ -53,7 +55,7 @@ class Calls:
             self.count_failure(method, model, refusal)
             raise refusal
         try:
-            served = self._repository.get(model, version)
+            served = self.repository.get(model, version)
         except XlaserveError as error:
             self.count_failure(method, model, error, seconds=self.clock() - began)
             raise
@@ -92,9 +94,9 @@ class Calls:
         """Counts a request that failed after `seconds`, in one of the model's modes, if it came so far."""
         status = CANCELLED if isinstance(error, asyncio.CancelledError) else status_of(error)[0].grpc
         try:
-            known = version or self._repository.find(model)
+            known = version or self.repository.find(model)
         except ModelNotFound:
-            self._metrics.refused.labels(method, status).inc()
+            self.metrics.refused.labels(method, status).inc()
             model = ""
         else:
             known.telemetry.request_failed(method, mode, status, seconds)

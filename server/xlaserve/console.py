@@ -70,8 +70,12 @@ def _log_to_stderr() -> None:
             handler.setStream(sys.stderr)
 
 
-def ledger_table(entries: Iterable[Entry]) -> Table:
-    """Returns the ledger as a table."""
+def print_ledger(entries: Iterable[Entry], as_json: bool) -> None:
+    """Prints the ledger on stdout, as a table or as JSON."""
+    if as_json:
+        json.dump([ledger_json(entry) for entry in entries], sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model")
     table.add_column("mode")
@@ -91,16 +95,7 @@ def ledger_table(entries: Iterable[Entry]) -> Table:
             f"{entry.at.astimezone():%m-%d %H:%M:%S}",
             ", ".join(["from cache"] * entry.from_cache + ["in background"] * entry.in_background),
         )
-    return table
-
-
-def print_ledger(entries: Iterable[Entry], as_json: bool) -> None:
-    """Prints the ledger on stdout."""
-    if as_json:
-        json.dump([ledger_json(entry) for entry in entries], sys.stdout, indent=2)
-        sys.stdout.write("\n")
-    else:
-        Console(width=None if sys.stdout.isatty() else 120).print(ledger_table(entries))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def ledger_json(entry: Entry) -> dict[str, object]:

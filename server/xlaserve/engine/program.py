@@ -37,12 +37,12 @@ class Executable(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
 class FixedShape:
     """Calls `run` with images of one shape only."""
 
-    def __init__(self, run: Executable, shape: tuple[int, ...]) -> None:
-        self.run = run
-        self.shape = shape
+    run: Executable
+    shape: tuple[int, ...]
 
     def __call__(self, images: Images) -> Outputs:
         """Runs `images` and returns the outputs; raises ValueError where they are of another shape or type."""

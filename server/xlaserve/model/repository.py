@@ -11,7 +11,7 @@ from functools import partial
 
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.program import Dismantled
-from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError, cause
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes, Shared
@@ -192,7 +192,8 @@ class Repository:
                 telemetry.compiled(entry.mode, seconds, in_background=entry.in_background)
             self.on_record(entry)
 
-        version = Version(settings, telemetry, record, self.on_change)
+        ledger = Ledger(settings.name, settings.version, record)
+        version = Version(settings, telemetry, ledger, self.on_change)
         versions.append(version)
         version.enter(State.LOADING)
         return version

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.difference import Difference
-from xlaserve.engine.warmup.ledger import Entry, Ledger
+from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
@@ -32,34 +32,28 @@ class State(StrEnum):
     FAILED = "FAILED"
 
 
+@dataclass(eq=False)
 class Version:
-    """One loading of one model."""
+    """One loading of one model. `on_change` is called with it at every change of state."""
 
-    def __init__(
-        self,
-        settings: ModelSettings,
-        telemetry: ModelTelemetry,
-        on_record: Callable[[Entry], None],
-        on_change: Callable[[Version], None],
-    ) -> None:
-        self.settings = settings
-        self.telemetry = telemetry
-        self.ledger = Ledger(settings.name, settings.version, on_record)
-        self._on_change = on_change
-        self.state = State.LOADING
-        self.reason = ""
-        """Why it failed."""
-        self.model: Model | None = None
-        self.served: Served | None = None
-        """Its parts that requests use, once it is ready."""
-        self.growth: asyncio.Task[None] | None = None
-        """Makes the buckets that the model did not wait for."""
-        self.auto: dict[Bucket, Mode] = {}
-        """The mode that `auto` runs each bucket in."""
-        self.differences: dict[Mode, Difference] = {}
-        """How far each mode's answers are from those in float32, where it computes in something else."""
-        self.warnings: list[str] = []
-        """What users should know about the answers and how they are served."""
+    settings: ModelSettings
+    telemetry: ModelTelemetry
+    ledger: Ledger
+    on_change: Callable[[Version], None]
+    state: State = State.LOADING
+    reason: str = ""
+    """Why it failed."""
+    model: Model | None = None
+    served: Served | None = None
+    """Its parts that requests use, once it is ready."""
+    growth: asyncio.Task[None] | None = None
+    """Makes the buckets that the model did not wait for."""
+    auto: dict[Bucket, Mode] = field(default_factory=dict)
+    """The mode that `auto` runs each bucket in."""
+    differences: dict[Mode, Difference] = field(default_factory=dict)
+    """How far each mode's answers are from those in float32, where it computes in something else."""
+    warnings: list[str] = field(default_factory=list)
+    """What users should know about the answers and how they are served."""
 
     def enter(self, state: State) -> None:
         """Goes on to `state`, and says so."""
@@ -68,7 +62,7 @@ class Version:
         log.log(
             logging.ERROR if state is State.FAILED else logging.INFO, "model %s: %s%s", self.name, state.lower(), reason
         )
-        self._on_change(self)
+        self.on_change(self)
 
     def warn(self, warning: str) -> None:
         """Gives a warning once, in the log and in the list of models. May be called from any thread."""

@@ -27,7 +27,6 @@ from xlaserve.rpc.tensors import MAX_IMAGES
 from xlaserve.timings import STAGES, Timings
 from xlaserve_proto import vision_pb2 as pb
 
-InferenceRequest = pb.ClassifyRequest | pb.DetectRequest | pb.SegmentRequest | pb.EmbedRequest
 FieldsT = TypeVar("FieldsT", pb.ClassifyRequest, pb.DetectRequest, pb.SegmentRequest, pb.EmbedRequest)
 InferenceResponse = pb.ClassifyResponse | pb.DetectResponse | pb.SegmentResponse | pb.EmbedResponse
 TaskT = TypeVar("TaskT", bound=Task)

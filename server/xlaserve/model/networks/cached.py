@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
@@ -160,22 +160,22 @@ def _weights_name(kinds: object, contents: Sequence[memoryview]) -> str:
     return f"{WEIGHTS}-{sha256.hexdigest()[:24]}"
 
 
+@dataclass(eq=False)
 class CachedProgram:
     """A `Program` that reads what was compiled before, and keeps what it compiles.
 
     What can't be kept is compiled as usual: a failure to keep it never fails the model.
     """
 
+    cache: CompileCache
+    folder: Folder
+    device: Device
+    build: Callable[[], Network]
+    model: str
+
     platform = TensorFlowProgram.platform
 
-    def __init__(
-        self, cache: CompileCache, folder: Folder, device: Device, build: Callable[[], Network], model: str
-    ) -> None:
-        self._cache = cache
-        self._folder = folder
-        self._device = device
-        self._build = build
-        self._model = model
+    def __post_init__(self) -> None:
         self.not_kept = False
         """Whether a program was seen that can't be kept."""
         self._lock = threading.Lock()
@@ -185,12 +185,12 @@ class CachedProgram:
     @cached_property
     def built(self) -> Network:
         """The network as its source builds it."""
-        return self._build()
+        return self.build()
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket`, from the cache if it can. Raises what TensorFlow raises."""
-        name = f"cost-{self._device.lanes}x{self._device.threads_per_lane}-{mode}-{bucket}"
-        cost = self._folder.read(name, _cost)
+        name = f"cost-{self.device.lanes}x{self.device.threads_per_lane}-{mode}-{bucket}"
+        cost = self.folder.read(name, _cost)
         compilation = (
             self._compile_jit(mode, bucket, cost) if mode.traits.is_jit else self._program.compile(mode, bucket)
         )
@@ -218,10 +218,10 @@ class CachedProgram:
     def _compile_jit(self, mode: Mode, bucket: Bucket, cost: Cost | None) -> Compilation:
         name = f"{mode}-{bucket}"
         if name not in self._forgotten:
-            compilation = self._folder.read(name, lambda record: self._load(name, record, bucket, cost))
+            compilation = self.folder.read(name, lambda record: self._load(name, record, bucket, cost))
             if compilation is not None:
                 return compilation
-        if not self._cache.is_filling:
+        if not self.cache.is_filling:
             log.info("compile cache: %s is not kept", name)
             return self._program.compile(mode, bucket)
         program = self._program  # whose errors are the model's own
@@ -251,7 +251,7 @@ class CachedProgram:
         if is_first:
             log.warning(
                 "model %s: compile_cache can't keep its programs, each start compiles them: %s",
-                *(self._model, f"{type(error).__name__}: {cause(error)}"),
+                *(self.model, f"{type(error).__name__}: {cause(error)}"),
             )
         log.debug("compile cache: %s", name, exc_info=error)
 
@@ -272,7 +272,7 @@ class CachedProgram:
 
     def _forget(self, name: str) -> None:
         self._forgotten.add(name)  # what is read-only stays where it is
-        self._folder.discard(name, "its answers are not the model's")
+        self.folder.discard(name, "its answers are not the model's")
 
     def _run(
         self, traced: stablehlo.TracedFunction, bucket: Bucket, began: float, cost: Cost | None
@@ -281,7 +281,7 @@ class CachedProgram:
         shape = (*bucket, CHANNELS)
         blank = np.zeros(shape, np.uint8)
         try:
-            executable = FixedShape(Function(stablehlo.load(traced, shape, self._device.kind)), shape)
+            executable = FixedShape(Function(stablehlo.load(traced, shape, self.device.kind)), shape)
             loaded = time.perf_counter()
             executable(blank)
             compiled = time.perf_counter()
@@ -298,7 +298,7 @@ class CachedProgram:
             "weights": self._keep_weights(traced.arguments),
             "outputs": [(output.dtype.name, output.shape.as_list()) for output in traced.outputs],
         }
-        self._folder.write(name, header, {MODULE: traced.module, **executables})
+        self.folder.write(name, header, {MODULE: traced.module, **executables})
 
     def _keep_weights(self, weights: tuple[tf.Tensor, ...]) -> str:
         arrays = [weight.numpy() for weight in weights]
@@ -308,18 +308,18 @@ class CachedProgram:
         with self._lock:
             if name not in self._weights:
                 blobs = {str(index): content for index, content in enumerate(contents)}
-                self._folder.write(name, {"arrays": kinds}, blobs)
+                self.folder.write(name, {"arrays": kinds}, blobs)
                 self._weights[name] = weights
         return name
 
     def _read_weights(self, name: str) -> tuple[tf.Tensor, ...] | None:
         with self._lock:
             if name not in self._weights:
-                if (weights := self._folder.read(name, partial(_weights, name))) is None:
+                if (weights := self.folder.read(name, partial(_weights, name))) is None:
                     return None
                 self._weights[name] = weights
             return self._weights[name]
 
     def _keep_cost(self, name: str, cost: Cost) -> None:
-        if self._cache.is_filling:
-            self._folder.write(name, cost._asdict(), {})
+        if self.cache.is_filling:
+            self.folder.write(name, cost._asdict(), {})

@@ -7,8 +7,6 @@ computes in float32 as well, as Keras advises for a softmax.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -41,23 +39,17 @@ def with_reference(network: Network, model: Any, precision: Precision) -> Networ
         return network
 
     def reference(images: Images) -> Outputs:
-        with _float32(model):
+        layers = list(model._flatten_layers())
+        policies = [layer.dtype_policy for layer in layers]
+        try:
+            for layer in layers:
+                layer.dtype_policy = "float32"
             return run(images)
+        finally:
+            for layer, policy in zip(layers, policies, strict=True):
+                layer.dtype_policy = policy
 
     return replace(network, reference=reference)
-
-
-@contextmanager
-def _float32(model: Any) -> Iterator[None]:
-    layers = list(model._flatten_layers())
-    policies = [layer.dtype_policy for layer in layers]
-    for layer in layers:
-        layer.dtype_policy = "float32"
-    try:
-        yield
-    finally:
-        for layer, policy in zip(layers, policies, strict=True):
-            layer.dtype_policy = policy
 
 
 def widen(outputs: Any) -> Any:

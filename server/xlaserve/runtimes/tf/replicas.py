@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -83,11 +84,10 @@ class ReplicatedProgram:
         return _Executable(executables, self._replicas)
 
 
-class _Executable:
-    def __init__(self, executables: Sequence[Executable], replicas: Replicas) -> None:
-        self._executables = tuple(executables)
-        self._replicas = replicas
+class _Executable(NamedTuple):
+    executables: Sequence[Executable]
+    replicas: Replicas
 
     def __call__(self, images: Images) -> Outputs:
-        with self._replicas.take() as index:
-            return self._executables[index](images)
+        with self.replicas.take() as index:
+            return self.executables[index](images)

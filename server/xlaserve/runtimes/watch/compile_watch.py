@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from xlaserve.runtimes.watch.xla_log import Reader, XlaCompilation
@@ -25,6 +26,7 @@ PATIENCE_S: Final = 5.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class CompileWatch:
     """Counts what XLA compiled: `on_compiled` is called with each, and whether it was expected.
 
@@ -34,15 +36,11 @@ class CompileWatch:
     A thread that runs batches may never compile, not even then; `is_serving` knows them by their number.
     """
 
-    def __init__(
-        self,
-        on_compiled: Callable[[XlaCompilation, bool], None],
-        is_serving: Callable[[int], bool],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._on_compiled = on_compiled
-        self._is_serving = is_serving
-        self._clock = clock
+    on_compiled: Callable[[XlaCompilation, bool], None]
+    is_serving: Callable[[int], bool]
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._reader = Reader()
         self._lock = threading.Lock()
         self._open: list[float] = []
@@ -74,7 +72,7 @@ class CompileWatch:
     @contextmanager
     def expecting(self) -> Iterator[None]:
         """Compilations that begin meanwhile are expected. On any thread, several at a time."""
-        began = self._clock()
+        began = self.clock()
         with self._lock:
             self._open.append(began)
         try:
@@ -83,7 +81,7 @@ class CompileWatch:
             with self._lock:
                 self._open.remove(began)
                 # Lines arrive later than what they tell of.
-                self._past.append((began, self._clock()))
+                self._past.append((began, self.clock()))
 
     def read(self, line: str) -> None:
         """Takes a line of XLA's events."""
@@ -111,10 +109,10 @@ class CompileWatch:
                     "compile_s": compilation.seconds,
                 },
             )
-        self._on_compiled(compilation, is_expected)
+        self.on_compiled(compilation, is_expected)
 
     def _is_expected(self, compilation: XlaCompilation) -> bool:
-        if self._is_serving(compilation.thread):
+        if self.is_serving(compilation.thread):
             return False
         began_s = compilation.at_s - compilation.seconds
         with self._lock:
