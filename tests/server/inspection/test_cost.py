@@ -20,7 +20,7 @@ BODIES = """
 
 def costs(entry: str, bodies: str = BODIES) -> dict[str, Cost]:
     module = hlo.parse(f"HloModule m\n{bodies}\nENTRY %main () -> f32[] {{\n{textwrap.indent(entry.strip(), '  ')}\n}}")
-    return {costed.instruction.name: costed.cost for costed in cost.instructions(module)}
+    return {instruction.name: price for instruction, price in cost.instructions(module)}
 
 
 def test_a_matrix_product_is_two_operations_for_each_product() -> None:
