@@ -146,7 +146,7 @@ class Pipeline:
             pixels = max(height * width for height, width in served.inputs)
             size_bytes = len(images) * pixels * CHANNELS + sum(map(len, images))
         batcher = served.batcher
-        batcher.admit(len(images), size_bytes)
+        batcher.admission.admit(len(images), size_bytes)
         try:
             rendered: list[Any] = []
             frames: Sequence[Frame]
@@ -174,7 +174,7 @@ class Pipeline:
                 rendered = await self._render(served, request, outputs, frames)
                 timings.encode_s = self.clock() - began
         finally:
-            batcher.leave(len(images), size_bytes)
+            batcher.admission.leave(len(images), size_bytes)
         return Answer(mode, len(images), outputs, frames, rendered, timings, self.clock())
 
     def stop(self) -> None:

@@ -35,6 +35,7 @@ class Batcher:
     """Answers each image with its first level, and keeps count of what is under way."""
 
     def __init__(self) -> None:
+        self.admission = self
         self.admitted: list[tuple[int, int]] = []
         self.left: list[tuple[int, int]] = []
         self.ran: list[tuple[Images, Mode, float]] = []

@@ -27,8 +27,8 @@ def _traffic(versions: Collection[Version]) -> Iterator[Metric]:
         if version.served:
             batcher = version.served.batcher
             waiting.add_metric((version.name,), batcher.waiting_images)
-            admitted.add_metric((version.name,), batcher.admitted_images)
-            size.add_metric((version.name,), batcher.admitted_bytes)
+            admitted.add_metric((version.name,), batcher.admission.images)
+            size.add_metric((version.name,), batcher.admission.size_bytes)
         for state in State:
             labels = (version.name, version.settings.version, state.lower())
             states.add_metric(labels, float(version.state is state))

@@ -153,12 +153,12 @@ class House:
     async def ask(self, name: str = "a", images: int = 1) -> list[int]:
         """Returns what the model that serves `name` answers: for each image, which loading that model was of."""
         served = self.repository.get(name)
-        served.batcher.admit(images, images)
+        served.batcher.admission.admit(images, images)
         try:
             pixels = np.zeros((images, *served.inputs[0], 3), np.uint8)
             result = await served.batcher.run(pixels, served.mode(""), NEVER)
         finally:
-            served.batcher.leave(images, images)
+            served.batcher.admission.leave(images, images)
         parts = sorted(result.parts, key=lambda part: part.rows[0])
         return [int(answer) for part in parts for answer in part.outputs[0][:, 0]]
 

@@ -17,10 +17,12 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Final, Protocol
 
 from xlaserve.config import Bucket, Mode
+from xlaserve.engine.batching.admission import Admission
 from xlaserve.engine.batching.costs import Costs
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.queue import Job, Part, Piece, Queue, Result, Shape, Taken, cut, fail, scatter
@@ -28,15 +30,7 @@ from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import Demand, note
 from xlaserve.engine.buckets.planner import Cost, Step
 from xlaserve.engine.program import Images, Warmed, is_finite
-from xlaserve.errors import (
-    DeadlineExceeded,
-    ExecutionFailed,
-    InvalidArgument,
-    ModelNotReady,
-    OutOfDeviceMemory,
-    QueueFull,
-    ShuttingDown,
-)
+from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, OutOfDeviceMemory, ShuttingDown
 from xlaserve.timings import Timings
 
 log = logging.getLogger(__name__)
@@ -55,71 +49,56 @@ class Observer(Protocol):
         """A batch raised."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Batcher:
     """Serves one model's `programs` on the device's `lanes`.
 
-    `max_images` and `max_bytes` bound what is admitted: decoding, waiting or running. `on_crash` is called if the batch
-    loop dies, which is a defect: the process should end. A bucket for which the device's memory did not suffice is
-    retired with all larger ones, `on_retired` is called, and its batch runs in smaller ones, if there are any.
+    `max_images` and `max_bytes` bound its `admission`. `on_crash` is called if the batch loop dies, which is a defect:
+    the process should end. A bucket for which the device's memory did not suffice is retired with all larger ones,
+    `on_retired` is called, and its batch runs in smaller ones, if there are any.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        programs: Mapping[tuple[Mode, Bucket], Warmed],
-        lanes: Lanes,
-        worker: Worker,
-        observer: Observer,
-        max_images: int,
-        max_bytes: int,
-        max_queue_delay_s: float = 0.0,
-        clock: Callable[[], float] = time.perf_counter,
-        on_crash: Callable[[], None] = lambda: None,
-        on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None,
-    ) -> None:
-        self._name = name
+    name: str
+    programs: InitVar[Mapping[tuple[Mode, Bucket], Warmed]]
+    lanes: Lanes
+    worker: Worker
+    observer: Observer
+    max_images: InitVar[int]
+    max_bytes: InitVar[int]
+    max_queue_delay_s: float = 0.0
+    clock: Callable[[], float] = time.perf_counter
+    on_crash: Callable[[], None] = lambda: None
+    on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None
+
+    def __post_init__(self, programs: Mapping[tuple[Mode, Bucket], Warmed], max_images: int, max_bytes: int) -> None:
+        self.admission = Admission(self.name, max_images, max_bytes)
+        self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
+        """The demand by height and width, of all modes together."""
         self._programs: dict[tuple[Mode, Bucket], Warmed] = {}
-        self._lanes = lanes
         self._queues: dict[Shape, Queue] = {}
         self._reserved: set[Bucket] = set()
-        self._worker = worker
-        self._observer = observer
-        self._max_images = max_images
-        self._max_bytes = max_bytes
-        self._max_queue_delay_s = max_queue_delay_s
-        self._clock = clock
-        self._on_crash = on_crash
-        self._on_retired = on_retired
         self._too_large: deque[tuple[Queue, Sequence[Piece]]] = deque()
         self._share = Share(self._is_next_full)
         self._virtual_s = 0.0
-        self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
-        """The demand by height and width, of all modes together."""
         self._unsettled: set[Job] = set()
         self._changed = asyncio.Event()
-        self._emptied = asyncio.Event()
-        """Set once, when the last request leaves while it drains."""
-        self._is_closed = False
         self._has_ended = False
-        self.admitted_images = 0
-        self.admitted_bytes = 0
         self.add(programs)
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._serve(), name=f"batcher {name}")
+        self._task = self._loop.create_task(self._serve(), name=f"batcher {self.name}")
         self._task.add_done_callback(self._crashed)
 
     def add(self, programs: Mapping[tuple[Mode, Bucket], Warmed]) -> None:
         """Serves `programs` as well: more buckets, modes and resolutions. What waits is planned again."""
         buckets = {bucket for _, bucket in programs} - self._reserved
-        self._worker.reserve(buckets)
+        self.worker.reserve(buckets)
         self._reserved |= buckets
         self._programs.update(programs)
         for shape, costs in _costs_by_shape(programs).items():
             if shape in self._queues:
                 self._queues[shape].costs.add(costs)
             else:
-                self._queues[shape] = Queue(shape, Costs(costs, self._lanes.count))
+                self._queues[shape] = Queue(shape, Costs(costs, self.lanes.count))
 
     def has_queue(self, mode: Mode, height: int, width: int) -> bool:
         """Returns whether there are buckets for images of this mode and resolution."""
@@ -130,37 +109,6 @@ class Batcher:
         """Images in the queues."""
         return sum(queue.images for queue in self._queues.values())
 
-    def admit(self, images: int, size_bytes: int) -> None:
-        """Accepts `images` that take `size_bytes` in all, until `leave`. Raises ModelNotReady, QueueFull, or
-        InvalidArgument for more than it ever takes."""
-        if self._is_closed:
-            raise ModelNotReady(f"model {self._name} is draining")
-        if images > self._max_images:
-            raise InvalidArgument("images", f"at most {self._max_images} in a request (max_queue_images)", images)
-        if size_bytes > self._max_bytes:
-            raise InvalidArgument(
-                "images", f"at most {self._max_bytes} bytes in a request (max_queue_bytes)", f"{size_bytes} bytes"
-            )
-        if self.admitted_images + images > self._max_images:
-            raise QueueFull(
-                f"model {self._name}: {images} more images exceed max_queue_images {self._max_images};"
-                f" {self.admitted_images} are under way"
-            )
-        if self.admitted_bytes + size_bytes > self._max_bytes:
-            raise QueueFull(
-                f"model {self._name}: {size_bytes} more bytes exceed max_queue_bytes {self._max_bytes};"
-                f" {self.admitted_bytes} are under way"
-            )
-        self.admitted_images += images
-        self.admitted_bytes += size_bytes
-
-    def leave(self, images: int, size_bytes: int) -> None:
-        """Ends what `admit` began."""
-        self.admitted_images -= images
-        self.admitted_bytes -= size_bytes
-        if self._is_closed and not self.admitted_images:
-            self._emptied.set()
-
     async def run(self, pixels: Images, mode: Mode, deadline: float) -> Result:
         """Runs `pixels` `[n, height, width, 3]`, n >= 1, in a `mode` that has buckets of that size.
 
@@ -168,19 +116,19 @@ class Batcher:
         call takes its images out of the queue.
         """
         if self._has_ended:
-            raise ModelNotReady(f"model {self._name} was unloaded")
+            raise ModelNotReady(f"model {self.name} was unloaded")
         queue = self._queues[mode, pixels.shape[1], pixels.shape[2]]
-        is_brief = len(pixels) in queue.costs.brief and not queue.jobs and not self._max_queue_delay_s
-        if is_brief and self._lanes.try_acquire(self._share):
+        is_brief = len(pixels) in queue.costs.brief and not queue.jobs and not self.max_queue_delay_s
+        if is_brief and self.lanes.try_acquire(self._share):
             return self._run_here(queue, pixels)
-        job = Job(queue, pixels, deadline, self._clock(), self._loop.create_future())
+        job = Job(queue, pixels, deadline, self.clock(), self._loop.create_future())
         self._unsettled.add(job)
         if not queue.jobs:
             queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next, but without credit for its rest
         queue.append(job)
         try:
             self._changed.set()
-            self._lanes.grant()
+            self.lanes.grant()
             return await job.settled
         finally:
             queue.remove(job)
@@ -188,35 +136,34 @@ class Batcher:
 
     async def drain(self, timeout_s: float) -> None:
         """Admits nothing more, lets what was admitted finish for at most `timeout_s`, fails the rest, and ends."""
-        self._is_closed = True
-        self._max_queue_delay_s = 0.0  # no more images will come
+        self.admission.is_closed = True
+        self.max_queue_delay_s = 0.0  # no more images will come
         self._changed.set()
         try:
             async with asyncio.timeout(timeout_s):
-                if self.admitted_images:
-                    await self._emptied.wait()
+                await self.admission.emptied()
         except TimeoutError:
-            log.warning("model %s: %d images did not finish in %g s", self._name, self.admitted_images, timeout_s)
-            fail(self._unsettled, ShuttingDown, f"model {self._name} was unloaded before this could run")
+            log.warning("model %s: %d images did not finish in %g s", self.name, self.admission.images, timeout_s)
+            fail(self._unsettled, ShuttingDown, f"model {self.name} was unloaded before this could run")
         self._has_ended = True
         self._task.cancel()
         await asyncio.wait([self._task])
-        self._worker.free(self._reserved)
+        self.worker.free(self._reserved)
         self._reserved = set()
 
     async def _serve(self) -> None:
         while True:
             await self._wait_for_work()
-            await self._lanes.acquire(self._share)
+            await self.lanes.acquire(self._share)
             try:
                 started = self._start_batch()
             except Exception:
-                log.exception("model %s: no batch could be formed", self._name)
+                log.exception("model %s: no batch could be formed", self.name)
                 waiting = [job for job in self._unsettled if job.waiting]
-                fail(waiting, ExecutionFailed, f"model {self._name} could not run this request")
+                fail(waiting, ExecutionFailed, f"model {self.name} could not run this request")
                 started = False
             if not started:
-                self._lanes.release()
+                self.lanes.release()
 
     async def _wait_for_work(self) -> None:
         while (patience_s := self._patience_s()) > 0:
@@ -232,15 +179,15 @@ class Batcher:
         """Returns how long the next batch may still wait for images; infinite without any."""
         if self._too_large:
             return 0.0
-        return min(queue.due(self._max_queue_delay_s) for queue in self._queues.values()) - self._clock()
+        return min(queue.due(self.max_queue_delay_s) for queue in self._queues.values()) - self.clock()
 
     def _next_queue(self, now: float) -> Queue | None:
         """Returns the queue whose batch is next: of those that are due, the one with the least virtual time."""
-        due = [queue for queue in self._queues.values() if queue.due(self._max_queue_delay_s) <= now]
+        due = [queue for queue in self._queues.values() if queue.due(self.max_queue_delay_s) <= now]
         return min(due, key=lambda queue: (queue.virtual_s, queue.jobs[0].arrived), default=None)
 
     def _is_next_full(self) -> bool:
-        queue = self._next_queue(self._clock())
+        queue = self._next_queue(self.clock())
         return queue is not None and queue.is_full
 
     def _run_here(self, queue: Queue, pixels: Images) -> Result:
@@ -251,28 +198,28 @@ class Batcher:
         mode, height, width = queue.shape
         images = len(pixels)
         bucket = Bucket(images, height, width)
-        began = self._clock()
+        began = self.clock()
         run: Run | BaseException
         try:
             outputs = self._programs[mode, bucket].executable(pixels)
-            run = Run(outputs, 0.0, 0.0, self._clock() - began, is_finite(outputs))
+            run = Run(outputs, 0.0, 0.0, self.clock() - began, is_finite(outputs))
         except Exception as error:
             run = error
-        execute_s = self._clock() - began
+        execute_s = self.clock() - began
         queue.virtual_s = max(queue.virtual_s, self._virtual_s)
         self._charge(queue, execute_s)
         note(self.demand[height, width], images, images)
-        self._lanes.release()
+        self.lanes.release()
         self._observe(mode, bucket, images, run)
         if isinstance(run, Run):
             return Result([Part(range(images), run.outputs)], Timings(execute_s=execute_s))
-        raise ExecutionFailed(f"model {self._name} could not run this batch") from run
+        raise ExecutionFailed(f"model {self.name} could not run this batch") from run
 
     def _start_batch(self) -> bool:
         """Starts the batch that the plan puts first; False where every job has gone."""
         if self._too_large:
             return self._start_again()
-        now = self._clock()
+        now = self.clock()
         queue = self._next_queue(now)
         if queue is None:
             return False
@@ -292,10 +239,10 @@ class Batcher:
         if not left:
             return False
         try:
-            step, taken = self._planned(queue, sum(stop - start for _, start, stop in left), self._clock())
+            step, taken = self._planned(queue, sum(stop - start for _, start, stop in left), self.clock())
             taken.pieces, rest = cut(left, step.images)
         except Exception:  # nobody else knows of them
-            fail((piece.job for piece in left), ExecutionFailed, f"model {self._name} could not run this batch")
+            fail((piece.job for piece in left), ExecutionFailed, f"model {self.name} could not run this batch")
             raise
         if rest:
             self._too_large.appendleft((queue, rest))
@@ -304,8 +251,8 @@ class Batcher:
 
     def _planned(self, queue: Queue, waiting: int, now: float) -> tuple[Step, Taken]:
         """Returns the step to start now with `waiting` images, and its batch, which is charged."""
-        busy = self._lanes.busy
-        step = queue.costs.planner.next_step(waiting, self._lanes.count - busy, busy)
+        busy = self.lanes.busy
+        step = queue.costs.planner.next_step(waiting, self.lanes.count - busy, busy)
         _, height, width = queue.shape
         expected_s = queue.costs.turn_s(step.bucket, busy + 1)
         taken = Taken(queue, Bucket(step.bucket, height, width), now, busy + 1, expected_s)
@@ -321,13 +268,13 @@ class Batcher:
             pixels = [job.pixels[start:stop] for job, start, stop in taken.pieces]
             batch = Batch(self._programs[taken.mode, taken.bucket].executable, taken.bucket, pixels)
             finish = partial(self._finish, taken)
-            self._worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
+            self.worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
         except Exception as error:  # the worker was stopped, or memory is short: the jobs left their queue already
             self._finish(taken, error)
 
     def _charge(self, queue: Queue, seconds: float) -> None:
         """Counts what a batch is expected to take, and later what it took more, or less."""
-        self._lanes.charge(self._share, seconds)
+        self.lanes.charge(self._share, seconds)
         queue.virtual_s += seconds
 
     def _drop_late(self, queue: Queue, now: float) -> None:
@@ -339,11 +286,11 @@ class Batcher:
                 late.append(job)
                 continue
             images += job.waiting
-            if images >= queue.costs.planner.largest * self._lanes.count:
+            if images >= queue.costs.planner.largest * self.lanes.count:
                 break
         if any(job.deadline >= now for job in late):
             queue.costs.doubt()
-        fail(late, DeadlineExceeded, f"model {self._name}: the deadline passed while the request waited")
+        fail(late, DeadlineExceeded, f"model {self.name}: the deadline passed while the request waited")
 
     def _finish(self, taken: Taken, run: Run | BaseException) -> None:
         """Settles the jobs of a batch, charges what it took and gives its lane back. Raises nothing.
@@ -365,31 +312,31 @@ class Batcher:
         try:
             if not is_again and not isinstance(run, Run):
                 jobs = (piece.job for piece in taken.pieces)
-                fail(jobs, ExecutionFailed, f"model {self._name} could not run this batch")
+                fail(jobs, ExecutionFailed, f"model {self.name} could not run this batch")
         finally:
-            self._lanes.release()
+            self.lanes.release()
         self._observe(taken.mode, taken.bucket, taken.images, run)
 
     def _has_smaller(self, taken: Taken) -> bool:
         """Returns whether a batch that the device's memory did not hold has smaller buckets; only those go on."""
         mode, height, width = taken.queue.shape
         if retired := taken.queue.costs.retire(taken.bucket.batch):
-            self._on_retired(mode, [Bucket(batch, height, width) for batch in retired])
+            self.on_retired(mode, [Bucket(batch, height, width) for batch in retired])
         return taken.queue.costs.smallest < taken.bucket.batch
 
     def _observe(self, mode: Mode, bucket: Bucket, images: int, run: Run | BaseException) -> None:
         """Tells the observer and the log what came of a batch. Raises nothing."""
         try:
             if isinstance(run, Run):
-                self._observer.batch_ran(mode, bucket, images, run)
+                self.observer.batch_ran(mode, bucket, images, run)
             else:
-                log.error("model %s: a batch in %s %s raised", self._name, mode, bucket, exc_info=run)
-                self._observer.batch_failed(mode, bucket, images)
+                log.error("model %s: a batch in %s %s raised", self.name, mode, bucket, exc_info=run)
+                self.observer.batch_failed(mode, bucket, images)
         except Exception:
-            log.exception("model %s: a batch in %s %s could not be observed", self._name, mode, bucket)
+            log.exception("model %s: a batch in %s %s could not be observed", self.name, mode, bucket)
 
     def _account(self, taken: Taken, run: Run) -> None:
-        now = self._clock()
+        now = self.clock()
         turn_s = now - taken.at - run.wait_s
         self._charge(taken.queue, turn_s - taken.expected_s)
         taken.queue.costs.observe(taken.bucket.batch, taken.running, turn_s=turn_s, execute_s=run.execute_s, now=now)
@@ -397,10 +344,10 @@ class Batcher:
     def _crashed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
-        log.critical("model %s: the batch loop died", self._name, exc_info=task.exception())
-        self._is_closed = self._has_ended = True
-        fail(self._unsettled, ExecutionFailed, f"model {self._name} stopped serving")
-        self._on_crash()
+        log.critical("model %s: the batch loop died", self.name, exc_info=task.exception())
+        self.admission.is_closed = self._has_ended = True
+        fail(self._unsettled, ExecutionFailed, f"model {self.name} stopped serving")
+        self.on_crash()
 
 
 def _costs_by_shape(programs: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Shape, dict[int, Cost]]:

@@ -100,11 +100,11 @@ class Model:
         """Runs images as a request does: admits them, runs them, and leaves."""
         pixels = self._pictures(numbers)
         pixels = np.broadcast_to(pixels[:, :1, :1], (len(pixels), *size, 3))
-        self.batcher.admit(len(pixels), pixels.nbytes)
+        self.batcher.admission.admit(len(pixels), pixels.nbytes)
         try:
             return await self.batcher.run(pixels, mode, deadline)
         finally:
-            self.batcher.leave(len(pixels), pixels.nbytes)
+            self.batcher.admission.leave(len(pixels), pixels.nbytes)
 
     def ask(
         self,
@@ -122,7 +122,7 @@ class Model:
 
     def is_empty(self) -> bool:
         batcher = self.batcher
-        return not (batcher.admitted_images or batcher.admitted_bytes or batcher.waiting_images)
+        return not (batcher.admission.images or batcher.admission.size_bytes or batcher.waiting_images)
 
 
 Make = Callable[..., Model]
@@ -543,7 +543,7 @@ async def test_a_dying_loop_says_so_and_settles_everything(
     assert not any(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
     assert model.crashes == 1
     with pytest.raises(ModelNotReady):
-        model.batcher.admit(1, 1)
+        model.batcher.admission.admit(1, 1)
     with pytest.raises(ModelNotReady):
         await model.batcher.run(np.zeros((1, 2, 2, 3), np.uint8), Mode.XLA, NO_DEADLINE)
     await model.batcher.drain(1.0)
@@ -671,13 +671,13 @@ async def test_too_many_bytes_are_refused_at_once(virtual_time: object, make: Ma
 async def test_what_can_never_fit_is_an_invalid_argument(virtual_time: object, make: Make) -> None:
     model = make(max_images=10, max_bytes=60)
     with pytest.raises(InvalidArgument, match=r"images: expected at most 10 in a request \(max_queue_images\), got 11"):
-        model.batcher.admit(11, 12)
+        model.batcher.admission.admit(11, 12)
     expected = r"images: expected at most 60 bytes in a request \(max_queue_bytes\), got 61 bytes"
     with pytest.raises(InvalidArgument, match=expected):
-        model.batcher.admit(1, 61)
+        model.batcher.admission.admit(1, 61)
     assert model.is_empty()
-    model.batcher.admit(10, 60)
-    model.batcher.leave(10, 60)
+    model.batcher.admission.admit(10, 60)
+    model.batcher.admission.leave(10, 60)
 
 
 async def test_images_that_run_count_until_their_request_has_left(virtual_time: object, make: Make) -> None:
@@ -712,13 +712,13 @@ async def test_drain_lets_admitted_work_finish_and_takes_nothing_new(virtual_tim
 
 async def test_drain_waits_for_what_was_admitted_and_is_still_decoded(virtual_time: object, make: Make) -> None:
     model = make()
-    model.batcher.admit(1, 12)
+    model.batcher.admission.admit(1, 12)
     drained = asyncio.create_task(model.batcher.drain(100.0))
     await asyncio.sleep(3)
     result = await model.batcher.run(np.zeros((1, 2, 2, 3), np.uint8), Mode.XLA, NO_DEADLINE)
     assert numbers_of(result) == [0]
     assert not drained.done()
-    model.batcher.leave(1, 12)
+    model.batcher.admission.leave(1, 12)
     await drained
 
 
@@ -749,7 +749,7 @@ async def test_after_drain_nothing_can_be_run(virtual_time: object, make: Make) 
     await model.batcher.drain(0.0)
     await model.batcher.drain(0.0)
     with pytest.raises(ModelNotReady):
-        model.batcher.admit(1, 1)
+        model.batcher.admission.admit(1, 1)
     with pytest.raises(ModelNotReady):
         await model.batcher.run(np.zeros((1, 2, 2, 3), np.uint8), Mode.XLA, NO_DEADLINE)
     assert not model.crashes
@@ -1032,8 +1032,8 @@ class Chaos:
         assert busy or not self.worker.staged
         assert busy or self.delay_s or not any(model.batcher.waiting_images for model in self.models)
         for model in self.models:
-            assert 0 <= model.batcher.waiting_images <= model.batcher.admitted_images <= self.limits["max_images"]
-            assert 0 <= model.batcher.admitted_bytes <= self.limits["max_bytes"]
+            assert 0 <= model.batcher.waiting_images <= model.batcher.admission.images <= self.limits["max_images"]
+            assert 0 <= model.batcher.admission.size_bytes <= self.limits["max_bytes"]
 
     def check_outcomes(self) -> None:
         answered = 0

@@ -148,10 +148,10 @@ async def main():
     ran.clear()
     answers = {}
     for mode in MODES:
-        batcher.admit(40, pixels.nbytes)
+        batcher.admission.admit(40, pixels.nbytes)
         jobs = [batcher.run(pixels[n : n + 1], mode, float("inf")) for n in range(40)]
         answers[mode] = np.concatenate([result.parts[0].outputs[0] for result in await asyncio.gather(*jobs)])
-        batcher.leave(40, pixels.nbytes)
+        batcher.admission.leave(40, pixels.nbytes)
     expected = built[0].predict_on_batch(pixels.astype(np.float32))
     for mode, scores in answers.items():
         np.testing.assert_allclose(scores, expected, atol=1e-5, err_msg=mode)
