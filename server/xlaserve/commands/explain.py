@@ -16,12 +16,12 @@ from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.inspection import dump, graph, page
+from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row
 from xlaserve.inspection.words import amount, seconds
 from xlaserve.runtimes.tf.device import check_temporary_folder
 
 if TYPE_CHECKING:
     from xlaserve.inspection.explain import Explained
-    from xlaserve.inspection.explanation import Explanation, Row
 
 STAGES: Final = ("hlo", "optimized_hlo", "stablehlo", "dot")
 
@@ -84,7 +84,10 @@ def _write(folder: Path, explained: Explained) -> None:
 def _print(explained: Explanation, top: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     console.print(_summary(explained))
-    console.print("\n[bold]By opcode[/bold]", _groups(explained))
+    groups = _table(GROUP_COLUMNS[0], numbers=GROUP_COLUMNS[1:])
+    for cells in explained.group_cells():
+        groups.add_row(*cells)
+    console.print("\n[bold]By opcode[/bold]", groups)
     tables = (
         ("took longest", lambda row: row.measured_s or 0.0),
         ("most FLOPs", lambda row: row.cost.flops),
@@ -126,17 +129,6 @@ def _summary(explained: Explanation) -> Table:
     table.add_column()
     for line in lines:
         table.add_row(*line)
-    return table
-
-
-def _groups(explained: Explanation) -> Table:
-    table = _table("opcode", numbers=("count", "took", "share", "roofline", "FLOPs", "bytes"))
-    total_s = explained.traced_s or 1.0
-    for group in explained.groups():
-        table.add_row(
-            *(group.opcode, str(group.count), seconds(group.measured_s), f"{group.measured_s / total_s:.0%}"),
-            *(seconds(group.bound_s), amount(group.cost.flops, "FLOP"), amount(group.cost.bytes, "B")),
-        )
     return table
 
 

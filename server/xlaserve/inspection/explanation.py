@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import reduce
+from typing import Final
 
 from xlaserve.config import Bucket
 from xlaserve.inspection import cost
@@ -13,6 +14,9 @@ from xlaserve.inspection.buffers import Memory
 from xlaserve.inspection.cost import Cost
 from xlaserve.inspection.hlo import Module
 from xlaserve.inspection.roofline import Machine
+from xlaserve.inspection.words import amount, seconds
+
+GROUP_COLUMNS: Final = ("opcode", "count", "took", "share", "roofline", "FLOPs", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,17 @@ class Explanation:
             for opcode, members in rows.items()
         ]
         return sorted(groups, key=lambda group: (group.measured_s, group.bound_s), reverse=True)
+
+    def group_cells(self) -> list[tuple[str, ...]]:
+        """Returns the groups as text, in GROUP_COLUMNS."""
+        total_s = self.traced_s or 1.0
+        return [
+            (
+                *(group.opcode, str(group.count), seconds(group.measured_s), f"{group.measured_s / total_s:.0%}"),
+                *(seconds(group.bound_s), amount(group.cost.flops, "FLOP"), amount(group.cost.bytes, "B")),
+            )
+            for group in self.groups()
+        ]
 
     def json(self) -> dict[str, object]:
         """Returns it as JSON's types; seconds, bytes, FLOPs and FLOP/s."""

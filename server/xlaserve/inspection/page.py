@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from xlaserve.inspection.explanation import Explanation, Row
+from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row
 from xlaserve.inspection.words import amount, seconds
 
 HEAVIEST: Final = 25
@@ -44,7 +44,7 @@ def render(explanation: Explanation, graph_svg: str = "") -> str:
     title = f"{explanation.model} {explanation.bucket}"
     occasion = f"{explanation.source} · {explanation.device} · {explanation.versions}"
     sections = [
-        ("Where the time goes", _bars(explanation) + _groups(explanation)),
+        ("Where the time goes", _bars(explanation) + _html_table(GROUP_COLUMNS, explanation.group_cells())),
         ("The roofline", _roofline(explanation)),
         ("Memory", _memory(explanation)),
         ("The program", _graph(graph_svg)),
@@ -114,18 +114,6 @@ def _bars(explanation: Explanation) -> str:
 def _short(row: Row) -> str:
     text = f"{row.layer or row.name} · {row.opcode}"
     return text if len(text) <= 50 else f"…{text[-49:]}"
-
-
-def _groups(explanation: Explanation) -> str:
-    total_s = explanation.traced_s or 1.0
-    lines = (
-        (
-            *(group.opcode, f"{group.count}", seconds(group.measured_s), f"{group.measured_s / total_s:.0%}"),
-            *(seconds(group.bound_s), amount(group.cost.flops, "FLOP"), amount(group.cost.bytes, "B")),
-        )
-        for group in explanation.groups()
-    )
-    return _html_table(("opcode", "count", "took", "share", "roofline", "FLOPs", "bytes"), lines)
 
 
 def _table(rows: Sequence[Row]) -> str:
