@@ -9,9 +9,9 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -86,8 +86,7 @@ class App:
                 self._cache = CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
         self.device: Device = configure(settings, self._has_tensorflow)
         has_preparer = self._has_tensorflow and settings.load_process and self.device.kind == "cpu"
-        self._load_replicated = _replicated(self.device.replicas)
-        if self._cache and self._load_replicated:
+        if self._cache and self.device.replicas:
             log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
         self._metrics = Metrics()
         worker = Worker(self.device.lanes, self.device.count)
@@ -183,13 +182,21 @@ class App:
             raise ModelFailed("the server was started without any TensorFlow model; restart it to serve this one")
         if not catalog.uses_tensorflow(settings):
             return catalog.load(settings)
-        if self._load_replicated:
-            return self._load_replicated(settings)
+        if self.device.replicas:
+            return self._replicated(settings)
         if (cache := prepared or self._cache) is None:
             return catalog.load(settings)
         from xlaserve.model.networks import cached  # noqa: PLC0415 - imports TensorFlow
 
         return catalog.load(settings, partial(cached.network, cache, self.device))
+
+    @cached_property
+    def _replicated(self) -> Callable[[ModelSettings], catalog.Model]:
+        """Loads models on all devices, which share the turns."""
+        from xlaserve.model import replicas  # noqa: PLC0415
+        from xlaserve.runtimes.tf.replicas import Replicas  # noqa: PLC0415 - imports TensorFlow
+
+        return partial(replicas.load, replicas=Replicas(self.device.replicas))
 
     async def _load(self) -> bool:
         """Loads every model; False where a signal came first."""
@@ -354,13 +361,3 @@ class App:
             None if is_blind is None else not is_blind,
         )
         yield gauge("xlaserve_ready", "1 when every model is ready.", self._is_ready())
-
-
-def _replicated(devices: Sequence[str]) -> Callable[[ModelSettings], catalog.Model] | None:
-    """Returns what loads models on all `devices`, if there are any; they share the turns."""
-    if not devices:
-        return None
-    from xlaserve.model import replicas  # noqa: PLC0415
-    from xlaserve.runtimes.tf.replicas import Replicas  # noqa: PLC0415 - imports TensorFlow
-
-    return partial(replicas.load, replicas=Replicas(devices))

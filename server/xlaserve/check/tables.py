@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from rich.table import Table
 
@@ -14,22 +14,15 @@ MIB: Final = 1024 * 1024
 NOTHING: Final = "-"
 
 
-class Grid(NamedTuple):
-    """A header and rows of text."""
-
-    header: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-
-def grid(checked: Sequence[Checked]) -> Grid:
-    """Returns a row for each model, with a column of milliseconds for each arm and batch that any was checked with."""
+def grid(checked: Sequence[Checked]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns a header, and a row for each model, with a column of milliseconds for each arm and batch of any model."""
     columns = _columns(checked)
     header = (
         *("model", "input", "in order", "load s", "trace s", "compile s"),
         *(f"{arm} {batch} ms" for arm, batch in columns),
         *("difference", "lowered", "weights MiB", "temporaries MiB", "peak MiB"),
     )
-    return Grid(header, [_row(model, columns) for model in checked])
+    return header, [_row(model, columns) for model in checked]
 
 
 def rich_table(checked: Sequence[Checked]) -> Table:

@@ -150,7 +150,7 @@ def _labelled(task: Task, settings: ModelSettings) -> Task:
 
 
 def _buckets(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
-    size = _own_size(network)
+    size = (network.size[0] or network.default_size[0], network.size[1] or network.default_size[1])
     field = "resolutions" if settings.resolutions else "input_size"
     own = settings.resolutions or (settings.input_size or size,)
     for resolution in own:
@@ -179,11 +179,6 @@ def _check_unmatched(settings: ModelSettings, network: Network) -> None:
         )
     if not isinstance(network.program, AnySize):
         raise ModelFailed("unmatched: expected reject, as this kind of model is fixed to its buckets, got background")
-
-
-def _own_size(network: Network) -> Size:
-    height, width = network.size
-    return (height or network.default_size[0], width or network.default_size[1])
 
 
 def _check_size(field: str, got: Size, network: Network) -> None:

@@ -64,14 +64,10 @@ class _Comparable:
 
 @dataclass(frozen=True)
 class _Classes(_Comparable):
-    """A task with classes, and perhaps names for them."""
+    """A task with classes, and perhaps as many names for them."""
 
     classes: int
     labels: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.labels is not None and len(self.labels) != self.classes:
-            raise ValueError(f"labels: expected {self.classes}, one for each class, got {len(self.labels)}")
 
     def label(self, index: int) -> str:
         """Returns the name of a class, or its index as text where it has no label."""

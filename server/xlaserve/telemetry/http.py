@@ -55,7 +55,7 @@ class HttpEndpoint:
         registry: CollectorRegistry,
         *,
         is_ready: Callable[[], bool],
-        refresh: Callable[[], Future[None]] | None = None,
+        refresh: Callable[[], Future[None]],
     ) -> None:
         self._host = host
         self._port = port
@@ -200,8 +200,6 @@ class HttpEndpoint:
         )
 
     async def _wait_for_refresh(self) -> None:
-        if self._refresh is None:
-            return
         try:
             await asyncio.wait_for(asyncio.wrap_future(self._refresh()), REFRESH_TIMEOUT_S)
         except TimeoutError:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from http.client import HTTPConnection
 from urllib.request import Request, urlopen
 
@@ -20,6 +21,13 @@ from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import Metrics, gauge_family
 
 
+def refreshed() -> Future[None]:
+    """Returns a future that is done: there is nothing to read again."""
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
+
+
 class Server:
     """What the endpoint looks at."""
 
@@ -29,7 +37,7 @@ class Server:
         self.registry = CollectorRegistry()
 
     def endpoint(self, host: str = "127.0.0.1", port: int = 0) -> HttpEndpoint:
-        return HttpEndpoint(host, port, self.registry, is_ready=lambda: self.ready)
+        return HttpEndpoint(host, port, self.registry, is_ready=lambda: self.ready, refresh=refreshed)
 
 
 @pytest.fixture

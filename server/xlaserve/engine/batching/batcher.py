@@ -274,7 +274,7 @@ class Batcher:
 
     def _charge(self, queue: Queue, seconds: float) -> None:
         """Counts what a batch is expected to take, and later what it took more, or less."""
-        self.lanes.charge(self._share, seconds)
+        self._share.virtual_s += seconds
         queue.virtual_s += seconds
 
     def _drop_late(self, queue: Queue, now: float) -> None:

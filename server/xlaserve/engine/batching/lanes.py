@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 
+@dataclass(eq=False)
 class Share:
     """One model's part of the device."""
 
-    def __init__(self, is_full: Callable[[], bool]) -> None:
-        self.is_full = is_full
-        """Whether its next batch gains nothing by waiting for more images."""
-        self.virtual_s = 0.0
+    is_full: Callable[[], bool]
+    """Whether its next batch gains nothing by waiting for more images."""
+    virtual_s: float = 0.0
+    """Seconds of its batches: what each should take when it begins, and what it took more, or less, when it ends."""
 
 
 class Lanes:
@@ -71,13 +73,6 @@ class Lanes:
         share.virtual_s = self._virtual_s = max(share.virtual_s, self._virtual_s)
         self._under_way += 1
         return True
-
-    def charge(self, share: Share, cost_s: float) -> None:
-        """Counts the seconds of a batch for which `share` acquired its lane.
-
-        What it should take when it begins, and what it took more, or less, when it ends.
-        """
-        share.virtual_s += cost_s
 
     def release(self) -> None:
         """Gives a lane back: its batch has run, or there was none."""

@@ -171,33 +171,29 @@ def fail(jobs: Iterable[Job], error: type[XlaserveError], message: str) -> None:
 
 
 def scatter(pieces: Sequence[Piece], run: Run) -> None:
-    """Gives each job its rows of the batch."""
-    row = 0
-    for piece in pieces:
-        stop = row + piece.stop - piece.start
-        answer(piece, tuple(output[row:stop] for output in run.outputs), run)
-        row = stop
+    """Gives each job its rows of the batch, and settles it with the last of them.
 
-
-def answer(piece: Piece, outputs: Outputs, run: Run) -> None:
-    """Gives a job its rows of one batch, and settles it with the last of them. Raises ValueError for other outputs than
-    the job's other batches gave."""
-    job, start, stop = piece
-    if job.settled.done():
-        return
-    if any(len(output) != stop - start for output in outputs):
-        raise ValueError(f"a batch gave too few rows for {stop - start} images")
-    if job.parts and _kinds(outputs) != _kinds(job.parts[0].outputs):
-        raise ValueError(f"a batch gave {_kinds(outputs)}, another {_kinds(job.parts[0].outputs)}")
-    job.parts.append(Part(range(start, stop), outputs))
-    job.answered += stop - start
-    timings = job.timings
-    timings.gather_s = max(timings.gather_s, run.gather_s)
-    timings.execute_s = max(timings.execute_s, run.execute_s)
-    if start == 0:
-        timings.queue_s += run.wait_s
-    if job.answered == len(job.pixels):
-        job.settled.set_result(Result(job.parts, timings))
+    Raises ValueError for other outputs than the job's other batches gave.
+    """
+    stop_row = 0
+    for job, start, stop in pieces:
+        row, stop_row = stop_row, stop_row + stop - start
+        if job.settled.done():
+            continue
+        outputs = tuple(output[row:stop_row] for output in run.outputs)
+        if any(len(output) != stop - start for output in outputs):
+            raise ValueError(f"a batch gave too few rows for {stop - start} images")
+        if job.parts and _kinds(outputs) != _kinds(job.parts[0].outputs):
+            raise ValueError(f"a batch gave {_kinds(outputs)}, another {_kinds(job.parts[0].outputs)}")
+        job.parts.append(Part(range(start, stop), outputs))
+        job.answered += stop - start
+        timings = job.timings
+        timings.gather_s = max(timings.gather_s, run.gather_s)
+        timings.execute_s = max(timings.execute_s, run.execute_s)
+        if start == 0:
+            timings.queue_s += run.wait_s
+        if job.answered == len(job.pixels):
+            job.settled.set_result(Result(job.parts, timings))
 
 
 def _kinds(outputs: Outputs) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:

@@ -102,7 +102,7 @@ class BesideTraffic:
     def _settle(self, ran: asyncio.Future[Run | BaseException], run: Run | BaseException) -> None:
         """Ends a run, even one that nobody waits for any more."""
         if isinstance(run, Run):
-            self.lanes.charge(self._share, run.execute_s)
+            self._share.virtual_s += run.execute_s
         self.lanes.release()
         if not ran.done():
             ran.set_result(run)

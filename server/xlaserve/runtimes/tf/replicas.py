@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,11 +40,10 @@ class Replicas:
             with self._lock:
                 self._running[index] -= 1
 
-    @contextmanager
-    def on(self, index: int) -> Iterator[None]:
+    def on(self, index: int) -> AbstractContextManager[object]:
         """Has TensorFlow put what this thread makes and runs meanwhile on one of the devices."""
-        with tf.device(self.devices[index]):
-            yield
+        device: AbstractContextManager[object] = tf.device(self.devices[index])
+        return device
 
 
 class ReplicatedProgram:

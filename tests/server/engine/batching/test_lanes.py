@@ -24,7 +24,7 @@ class Device:
         asked = asyncio.get_running_loop().time()
         await self.lanes.acquire(model.share)
         model.waits_s.append(asyncio.get_running_loop().time() - asked)
-        self.lanes.charge(model.share, model.cost_s)
+        model.share.virtual_s += model.cost_s
         task = asyncio.create_task(self._run(model))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
