@@ -136,7 +136,7 @@ class App:
             else None
         )
         self._grpc = GrpcServer(
-            *(settings, open_inference, vision, self._health, admin), metrics=self._metrics, on_crash=self._crash
+            settings, open_inference, vision, self._health, admin, metrics=self._metrics, on_crash=self._crash
         )
         self._http = HttpEndpoint(
             settings.host,

@@ -137,11 +137,7 @@ def _rows(rows: list[Row]) -> Table:
         "instruction", "opcode", "layer", "result", numbers=("FLOPs", "bytes", "FLOPs/B", "roofline", "took")
     )
     for row in rows:
-        table.add_row(
-            *(row.name, row.opcode, row.layer, row.shape, amount(row.cost.flops, "FLOP"), amount(row.cost.bytes, "B")),
-            *(f"{row.cost.intensity:.1f}", seconds(row.bound_s)),
-            "" if row.measured_s is None else seconds(row.measured_s),
-        )
+        table.add_row(row.name, row.opcode, row.layer, row.shape, *row.figures)
     return table
 
 

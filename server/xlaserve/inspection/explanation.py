@@ -34,6 +34,14 @@ class Row:
     measured_s: float | None
     """Mean of the traced runs; None where the trace does not know it."""
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """FLOPs, bytes, FLOPs a byte, the roofline's bound and what it took, as text."""
+        took = "" if self.measured_s is None else seconds(self.measured_s)
+        cost = self.cost
+        flops, moved = amount(cost.flops, "FLOP"), amount(cost.bytes, "B")
+        return flops, moved, f"{cost.intensity:.1f}", seconds(self.bound_s), took
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -117,14 +117,7 @@ def _short(row: Row) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = (
-        (
-            *(row.name, row.layer, row.opcode, row.shape, amount(row.cost.flops, "FLOP"), amount(row.cost.bytes, "B")),
-            *(f"{row.cost.intensity:.1f}", seconds(row.bound_s)),
-            "" if row.measured_s is None else seconds(row.measured_s),
-        )
-        for row in rows
-    )
+    lines = ((row.name, row.layer, row.opcode, row.shape, *row.figures) for row in rows)
     titles = ("instruction", "layer", "opcode", "result", "FLOPs", "bytes", "FLOPs/byte", "roofline", "took")
     return f'<div class="scroll">{_html_table(titles, lines, text_columns=4)}</div>'
 
