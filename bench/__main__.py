@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from bench import processes
 from bench.bucket_sets import bucket_sets
@@ -17,6 +18,7 @@ from bench.generator import closed_loop, pixels_request
 from bench.generator_ceiling import generator
 from bench.reload import reload
 from bench.stalls import stalls
+from bench.trials import interleaved
 from xlaserve.runtimes.tf.device import cpu_name
 
 SIDE = 224
@@ -44,13 +46,14 @@ def efficiency(
             concurrency = max(1, 2 * max(buckets) * ceiling.lanes // images_per_request)
             for mode, wanted in (("xla", least), ("graph", None)):
                 payload = pixels_request("model", SIDE, mode, images_per_request)
-                pairs = []
+                served, alone = [], []
                 for _ in range(blocks):
-                    requests = closed_loop(server.address, payload, concurrency, seconds=block_s)
-                    pairs.append((requests.per_s * images_per_request, ceiling.images_per_s(mode, block_s)))
-                figures.append(ratio(f"efficiency {name} {mode}", pairs, wanted))
-                served, alone = (statistics.median(arm) for arm in zip(*pairs, strict=True))
-                print(f"  {name} {mode}: {served:.1f} images/s served, {alone:.1f} in process", flush=True)
+                    load = closed_loop(server.address, payload, concurrency, seconds=block_s)
+                    served.append(load.per_s * images_per_request)
+                    alone.append(ceiling.images_per_s(mode, block_s))
+                figures.append(ratio(f"efficiency {name} {mode}", served, alone, wanted))
+                medians = f"{median(served):.1f} images/s served, {median(alone):.1f} in process"
+                print(f"  {name} {mode}: {medians}", flush=True)
     return figures
 
 
@@ -58,8 +61,7 @@ def overhead(blocks: int, block_s: float) -> list[Figure]:
     """Requests/s of builtin:noop over those of the bare servicer, and processor time a request."""
     config = {"models": [{"name": "noop", "source": "builtin:noop", "buckets": (1, 2, 4, 8, 16, 32)}]}
     payload = pixels_request("noop", SIDE)
-    rates: dict[tuple[int, str], list[float]] = defaultdict(list)
-    cpu_ms: dict[tuple[int, str], list[float]] = defaultdict(list)
+    runs: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for start in range(min(STARTS, blocks)):
         with (
             processes.xlaserve(config) as ours,
@@ -69,30 +71,26 @@ def overhead(blocks: int, block_s: float) -> list[Figure]:
         ):
             arms = {"noop": ours, "uvloop": uvloop, "asyncio": asyncio, "threads": threads}
             for concurrency in OVERHEAD:
-                for block in range(start, blocks, STARTS):
-                    for name in list(arms) if block % 2 == 0 else reversed(arms):
-                        before = arms[name].cpu_s()
-                        load = closed_loop(arms[name].address, payload, concurrency, seconds=block_s)
-                        cpu_ms[concurrency, name].append((arms[name].cpu_s() - before) / load.requests * 1000)
-                        rates[concurrency, name].append(load.per_s)
+                loads = {name: partial(_load, server, payload, concurrency, block_s) for name, server in arms.items()}
+                for name, found in interleaved(loads, len(range(start, blocks, STARTS))).items():
+                    runs[concurrency, name] += found
     figures = []
     for concurrency, least in OVERHEAD.items():
-        figures += [
-            ratio(
-                f"overhead requests/s at {concurrency}, noop / bare {name}",
-                list(zip(rates[concurrency, "noop"], rates[concurrency, name], strict=True)),
-                least if name == "uvloop" else None,
-            )
-            for name in ("uvloop", "asyncio", "threads")
-        ]
-        figures.append(
-            ratio(
-                f"overhead processor time at {concurrency}, noop / bare uvloop",
-                list(zip(cpu_ms[concurrency, "noop"], cpu_ms[concurrency, "uvloop"], strict=True)),
-                None,
-            )
-        )
+        rates, cpu_ms = ({name: [run[column] for run in runs[concurrency, name]] for name in arms} for column in (0, 1))
+        for name in ("uvloop", "asyncio", "threads"):
+            wanted = least if name == "uvloop" else None
+            what = f"overhead requests/s at {concurrency}, noop / bare {name}"
+            figures.append(ratio(what, rates["noop"], rates[name], wanted))
+        what = f"overhead processor time at {concurrency}, noop / bare uvloop"
+        figures.append(ratio(what, cpu_ms["noop"], cpu_ms["uvloop"], None))
     return figures
+
+
+def _load(server: processes.Server, payload: bytes, concurrency: int, block_s: float) -> tuple[float, float]:
+    """Returns requests/s, and milliseconds of processor time that the server took for each."""
+    before_s = server.cpu_s()
+    load = closed_loop(server.address, payload, concurrency, seconds=block_s)
+    return load.per_s, (server.cpu_s() - before_s) / load.requests * 1000
 
 
 def memory(requests: int) -> list[Figure]:
@@ -135,13 +133,8 @@ def main() -> None:
         "buckets": lambda: bucket_sets(blocks, requests // 50),
         "efficiency": lambda: efficiency(blocks, block_s, options.buckets, options.images_per_request),
     }
-    figures: list[Figure] = []
     print(f"{cpu_name()}, {os.cpu_count()} cores, {blocks} pairs of blocks of {block_s:g} s", flush=True)
-    for name, bench in benches.items():
-        if options.only in (None, name):
-            for figure in bench():
-                figures.append(figure)
-                print(figure.line(), flush=True)
+    figures = (figure for name, bench in benches.items() if options.only in (None, name) for figure in bench())
     machine = {"processor": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version()}
     finish(options.json, figures, machine=machine)
 

@@ -24,7 +24,7 @@ OPTIONS = (("grpc.max_receive_message_length", -1),)
 THREADS = 16
 
 
-def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+def answer(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
     """Returns the answer to anything."""
     response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
     response.outputs.add(name="scores", datatype="FP32", shape=(1, 1000))
@@ -46,7 +46,7 @@ async def serve_asyncio(ready: Path) -> None:
     """Serves on the running loop until SIGTERM."""
 
     async def infer(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
-        return answer(request)
+        return answer(request, context)
 
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((handler(infer),))
@@ -55,12 +55,8 @@ async def serve_asyncio(ready: Path) -> None:
 
 def serve_threads(ready: Path) -> None:
     """Serves on a thread pool until SIGTERM."""
-
-    def infer(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
-        return answer(request)
-
     server = grpc.server(ThreadPoolExecutor(THREADS), options=OPTIONS)
-    server.add_generic_rpc_handlers((handler(infer),))
+    server.add_generic_rpc_handlers((handler(answer),))
     signal.signal(signal.SIGTERM, lambda *_: server.stop(0))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

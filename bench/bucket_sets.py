@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.figures import Figure, ratio
-from bench.in_process import warm
 from xlaserve.config import Settings
 from xlaserve.engine.buckets.choice import OVERHEAD_S, Candidate, Limits, choose, expected_cost_s, powers_of_two
 from xlaserve.engine.buckets.demand import Demand, even
@@ -20,6 +19,7 @@ from xlaserve.engine.buckets.planner import Sequences
 from xlaserve.engine.program import Warmed
 from xlaserve.runtimes.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
+from xlaserve_loadtest.targets.in_process import warm
 
 SEED = 5
 RECORDED = {1: 3146, 2: 150, 3: 252, 4: 200, 5: 195, 6: 168, 7: 133, 8: 352, 9: 8}
@@ -44,16 +44,15 @@ def bucket_sets(blocks: int, demands: int) -> list[Figure]:
             assert process.stdout
             about = json.loads(process.stdout.readline())
             for kind, chosen in about.items():
-                pairs = []
+                seconds: dict[str, list[float]] = {"powers": [], "chosen": []}
                 for block in range(blocks):
-                    seconds: dict[str, float] = {}
-                    for name in ("chosen", "powers") if block % 2 else ("powers", "chosen"):
+                    for name in list(seconds)[:: 1 if block % 2 == 0 else -1]:
                         process.stdin.write(f"{kind} {name} {block} {demands}\n")
                         process.stdin.flush()
-                        seconds[name] = float(process.stdout.readline())
-                    pairs.append((seconds["powers"], seconds["chosen"]))
+                        seconds[name].append(float(process.stdout.readline()))
                 name = f"buckets {chosen['buckets']}, {kind} demand, {source.split(':')[1]}"
-                figures.append(ratio(f"{name} (expected {chosen['gain']:.3f})", pairs, None))
+                name = f"{name} (expected {chosen['gain']:.3f})"
+                figures.append(ratio(name, seconds["powers"], seconds["chosen"], None))
             process.stdin.close()
     return figures
 
@@ -66,7 +65,7 @@ def main() -> None:
     device = configure(settings, uses_tensorflow=True)
     (of_model,) = settings.models
     limits = of_model.auto_buckets
-    warmed = warm(of_model, device.lanes)
+    _, warmed = warm(of_model, device.lanes)
     (size,) = {bucket[1:] for _, bucket in warmed}
     programs = {bucket.batch: program for (_, bucket), program in warmed.items()}
     cost_s = {batch: program.cost.loaded_s + OVERHEAD_S for batch, program in programs.items()}

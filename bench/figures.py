@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -26,9 +26,9 @@ class Figure(NamedTuple):
         return f"{self.name:<58} {self.median:6.3f}  ({self.least:.3f} to {self.most:.3f})  {self.target} {verdict}"
 
 
-def ratio(name: str, pairs: Sequence[tuple[float, float]], least: float | None) -> Figure:
-    """Returns the figure for pairs of (ours, theirs)."""
-    ratios = [ours / theirs for ours, theirs in pairs]
+def ratio(name: str, ours: Iterable[float], theirs: Iterable[float], least: float | None) -> Figure:
+    """Returns the figure of the ratios of each block's two values."""
+    ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
     median = statistics.median(ratios)
     target = f">= {least:.2f}" if least else ""
     return Figure(name, median, min(ratios), max(ratios), target, least is None or median >= least)
@@ -41,8 +41,15 @@ def at_most(name: str, values: Sequence[float], most: float | None) -> Figure:
     return Figure(name, median, min(values), max(values), target, most is None or median <= most)
 
 
-def finish(file: Path, figures: Sequence[Figure], *, is_sound: bool = True, **more: object) -> NoReturn:
-    """Writes `figures` and `more` as JSON and ends the process: with 1 when a target is missed or it is not sound."""
+def finish(file: Path, figures: Iterable[Figure], *, is_sound: bool = True, **more: object) -> NoReturn:
+    """Prints `figures` as they come, and writes them and `more` as JSON.
+
+    Ends the process, with 1 when a target is missed or it is not sound.
+    """
+    found = []
+    for figure in figures:
+        found.append(figure)
+        print(figure.line(), flush=True)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**more, "figures": [figure._asdict() for figure in figures]}, indent=2) + "\n")
-    sys.exit(0 if is_sound and all(figure.is_met for figure in figures) else 1)
+    file.write_text(json.dumps({**more, "figures": [figure._asdict() for figure in found]}, indent=2) + "\n")
+    sys.exit(0 if is_sound and all(figure.is_met for figure in found) else 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import uvloop
 from bench import processes
 from bench.figures import Figure, ratio
 from bench.generator import closed_loop, pixels_request
+from bench.trials import interleaved
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.run import crew
 from xlaserve_loadtest.run.worker import Setup
@@ -42,18 +43,14 @@ class Load(NamedTuple):
 def generator(blocks: int, block_s: float) -> list[Figure]:
     """Requests/s and processor time a request of one worker and of two over those of the bare loop, and the ceiling."""
     payload = pixels_request("noop", SIDE)
-    loads: dict[str, list[Load]] = {"bare": [], "one worker": [], "two workers": [], "null target": []}
     with processes.bare("uvloop") as server, processes.null() as null:
-        for block in range(blocks):
-            order = list(loads) if block % 2 == 0 else list(reversed(loads))
-            for name in order:
-                if name == "bare":
-                    load = _bare(server.address, payload, block_s)
-                elif name == "null target":
-                    load = uvloop.run(_own(null.address, NULL, payload, block_s, 1))
-                else:
-                    load = uvloop.run(_own(server.address, MODEL, payload, block_s, 1 if name == "one worker" else 2))
-                loads[name].append(load)
+        arms: dict[str, Callable[[], Load]] = {
+            "bare": lambda: _bare(server.address, payload, block_s),
+            "one worker": lambda: uvloop.run(_own(server.address, MODEL, payload, block_s, 1)),
+            "two workers": lambda: uvloop.run(_own(server.address, MODEL, payload, block_s, 2)),
+            "null target": lambda: uvloop.run(_own(null.address, NULL, payload, block_s, 1)),
+        }
+        loads = interleaved(arms, blocks)
     for name, found in loads.items():
         per_s, cpu_ms = (statistics.median(column) for column in zip(*found, strict=True))
         print(f"  generator, {name}: {per_s:,.0f} requests/s, {cpu_ms:.3f} ms of processor time each", flush=True)
@@ -65,11 +62,10 @@ def generator(blocks: int, block_s: float) -> list[Figure]:
 
 
 def _figures(name: str, ours: Sequence[Load], theirs: Sequence[Load], least: float | None) -> list[Figure]:
+    rates, cpu_ms = ([[load[column] for load in arm] for arm in (ours, theirs)] for column in (0, 1))
     return [
-        ratio(f"generator requests/s, {name}", [(a.per_s, b.per_s) for a, b in zip(ours, theirs, strict=True)], least),
-        ratio(
-            f"generator processor time, {name}", [(a.cpu_ms, b.cpu_ms) for a, b in zip(ours, theirs, strict=True)], None
-        ),
+        ratio(f"generator requests/s, {name}", *rates, least),
+        ratio(f"generator processor time, {name}", *cpu_ms, None),
     ]
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from bench.trials import TRIAL_S, fastest
-from xlaserve.config import Bucket, Mode, ModelSettings, Settings
-from xlaserve.engine.program import Executable, Warmed
-from xlaserve.engine.warmup.compiler import measure, noise, warm_up
-from xlaserve.engine.warmup.ledger import Ledger
-from xlaserve.model import catalog
+from xlaserve.config import Bucket, Mode, Settings
+from xlaserve.engine.program import Executable
+from xlaserve.engine.warmup.compiler import noise
 from xlaserve.runtimes.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
+from xlaserve_loadtest.targets.in_process import warm
 
 
 def main() -> None:
@@ -25,26 +22,13 @@ def main() -> None:
     settings = Settings.model_validate(json.loads(sys.argv[1]))
     quiet_tensorflow()
     device = configure(settings, uses_tensorflow=True)
-    warmed = warm(settings.models[0], device.lanes)
+    _, warmed = warm(settings.models[0], device.lanes)
     programs = {at: one.executable for at, one in warmed.items()}
     bests = {mode: best({at[1]: programs[at] for at in programs if at[0] is mode}, device.lanes) for mode, _ in warmed}
     print(device.lanes, flush=True)
     for line in sys.stdin:
         mode, seconds = line.split()
         print(images_per_s(*bests[Mode(mode)], device.lanes, float(seconds)), flush=True)
-
-
-def warm(settings: ModelSettings, lanes: int) -> dict[tuple[Mode, Bucket], Warmed]:
-    """Loads a model, and compiles and times it as the server does."""
-    model = catalog.load(settings)
-    return warm_up(
-        program=model.program,
-        modes=settings.modes,
-        buckets=model.buckets,
-        timer=partial(measure, lanes=lanes),
-        ledger=Ledger(settings.name, settings.version),
-        stop=threading.Event(),
-    )
 
 
 def best(programs: Mapping[Bucket, Executable], lanes: int) -> tuple[Bucket, Executable]:

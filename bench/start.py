@@ -93,8 +93,6 @@ def main() -> None:
     rounds, side = (1, options.side or 64) if options.quick else (options.rounds, options.side)
     print(f"{cpu_name()}, {os.cpu_count()} cores, {rounds} rounds", flush=True)
     figures, defects = measure(options.model, side, rounds)
-    for figure in figures:
-        print(figure.line())
     for defect in defects:
         print(defect)
     machine = {"processor": cpu_name(), "cores": os.cpu_count()}

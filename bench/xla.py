@@ -11,12 +11,13 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.figures import Figure, finish, ratio
 from bench.processes import InProcess, application
-from bench.trials import fastest
+from bench.trials import fastest, interleaved
 from xlaserve.config import Lowering
 from xlaserve.runtimes.tf.device import cpu_name, usable_cores
 
@@ -65,17 +66,14 @@ def compare(name: str, arms: Mapping[str, Arm], plan: Plan) -> Iterator[Figure]:
     """Yields the ratios of XLA's images/s on one model to those of each other arm, over interleaved blocks."""
     with ExitStack() as stack:
         running = {arm: _best(stack, name, arms[arm], plan) for arm in arms}
-        rates: dict[str, list[float]] = {arm: [] for arm in arms}
-        for block in range(plan.blocks):
-            for arm in list(arms)[:: 1 if block % 2 == 0 else -1]:
-                rates[arm].append(running[arm].images_per_s(arms[arm].mode, plan.block_s))
+        runs = {arm: partial(running[arm].images_per_s, arms[arm].mode, plan.block_s) for arm in arms}
+        rates = interleaved(runs, plan.blocks)
     for arm, measured in rates.items():
         lanes = running[arm].lanes
         print(f"  {name} {arm}, {lanes} lanes: {min(measured):.1f} to {max(measured):.1f} images/s", flush=True)
     targets = {"graph": TARGETS.get(name), "openvino": OPENVINO_TARGETS.get(name)}
     for other in (arm for arm in arms if arm != "xla"):
-        pairs = list(zip(rates["xla"], rates[other], strict=True))
-        yield ratio(f"{name}: xla / {other}", pairs, targets.get(other))
+        yield ratio(f"{name}: xla / {other}", rates["xla"], rates[other], targets.get(other))
 
 
 def _best(stack: ExitStack, name: str, arm: Arm, plan: Plan) -> InProcess:
@@ -104,11 +102,7 @@ def main() -> None:
     print(f"{cpu_name()}, {os.cpu_count()} cores, {plan.blocks} blocks of {plan.block_s:g} s", flush=True)
     if "openvino" in names and not has_openvino:
         print("openvino is not installed, and is left out", flush=True)
-    figures = []
-    for model in options.models.split(","):
-        for figure in compare(model, arms, plan):
-            figures.append(figure)
-            print(figure.line(), flush=True)
+    figures = (figure for model in options.models.split(",") for figure in compare(model, arms, plan))
     finish(options.json, figures, processor=cpu_name(), cores=os.cpu_count())
 
 

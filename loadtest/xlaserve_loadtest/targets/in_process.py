@@ -9,7 +9,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -56,15 +56,7 @@ class InProcessTarget:
         self._warmed: dict[str, dict[tuple[Mode, Bucket], Warmed]] = {}
         models = {}
         for model_settings in settings.models:
-            model = catalog.load(model_settings)
-            self._warmed[model_settings.name] = warm_up(
-                program=model.program,
-                modes=model_settings.modes,
-                buckets=model.buckets,
-                timer=partial(measure, lanes=device.lanes),
-                ledger=Ledger(model_settings.name, model_settings.version, entries.append),
-                stop=threading.Event(),
-            )
+            model, self._warmed[model_settings.name] = warm(model_settings, device.lanes, entries.append)
             models[model_settings.name] = _describe(model_settings, model)
         self.described = Described(
             models,
@@ -88,6 +80,22 @@ class InProcessTarget:
     async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[_InProcess]:
         """There is nothing to connect to."""
         yield _InProcess(self._warmed[model.name], self._lanes)
+
+
+def warm(
+    settings: ModelSettings, lanes: int, on_record: Callable[[Entry], None] = lambda entry: None
+) -> tuple[catalog.Model, dict[tuple[Mode, Bucket], Warmed]]:
+    """Loads a model, and compiles and times its programs as the server does."""
+    model = catalog.load(settings)
+    warmed = warm_up(
+        program=model.program,
+        modes=settings.modes,
+        buckets=model.buckets,
+        timer=partial(measure, lanes=lanes),
+        ledger=Ledger(settings.name, settings.version, on_record),
+        stop=threading.Event(),
+    )
+    return model, warmed
 
 
 def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
