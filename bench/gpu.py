@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +22,7 @@ from bench.generator import closed_loop, pixels_request
 from xlaserve.runtimes.tf.device import cpu_name
 from xlaserve_loadtest.reports import markdown
 from xlaserve_loadtest.reports.table import Cell, Number, Table
-from xlaserve_loadtest.run import gpus
+from xlaserve_loadtest.run import environment, gpus
 
 PAGE: Final = Path("docs/gpu.md")
 BEGIN: Final = "<!-- made by make bench-gpu: begin -->"
@@ -120,13 +119,13 @@ def report(rows: Iterable[Row], plan: Plan, machine: str) -> str:
         "",
         "In process, images/s with all lanes busy, as warm-up measures them, by batch:",
         "",
-        *markdown.lines(Table.of("", in_process)),
+        *markdown.lines(Table.of(in_process)),
         "",
         f"Served over gRPC to a client on the same machine, {plan.images_per_request} images a request,",
         f"{plan.concurrency} requests in flight: images/s, the median of {plan.blocks} interleaved blocks of",
         f"{plan.block_s:g} s (least to most):",
         "",
-        *markdown.lines(Table.of("", served)),
+        *markdown.lines(Table.of(served)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -178,13 +177,9 @@ def _served(config: Mapping[str, object], side: int, plan: Plan) -> dict[str, tu
 
 
 def _versions() -> str:
-    found = []
-    for package in ("tensorflow", "tensorflow-cpu", "keras", "grpcio"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
+    packages = environment.describe().packages
+    named = ("tensorflow", "tensorflow-cpu", "keras", "grpcio")
+    return ", ".join(f"{package} {packages[package]}" for package in named if package in packages)
 
 
 if __name__ == "__main__":

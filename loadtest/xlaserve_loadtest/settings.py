@@ -18,7 +18,7 @@ EMBEDDED = "embedded"
 
 @dataclass(frozen=True)
 class Settings:
-    """A load test."""
+    """A load test. The help of the command explains what is not explained here."""
 
     models: tuple[str, ...]
     modes: tuple[str, ...]
@@ -36,23 +36,16 @@ class Settings:
     targets: tuple[str, ...]
     """HOST:PORT of running servers, or `null` or `in-process` alone; empty starts servers."""
     target_http: str | None
-    """HOST:PORT of the target's /metrics."""
     config: Path | None
-    """Configuration of the server to start."""
     is_shared: bool
-    """One server process for all modes that can share one."""
     is_isolated: bool
-    """A fresh server process for each block."""
     baseline: str
-    """Mode that the others are compared with."""
     has_control: bool
     workers: int | None
     """Processes that send; None: by the number of cores."""
     most_in_flight: int
-    """Largest number of requests under way in an open loop."""
     ends_when_steady: bool
     scenario: str | None
-    """Name of a scenario of MLPerf Inference."""
     slo: Slo | None
     find_max: bool
     equality_images: int
@@ -62,7 +55,6 @@ class Settings:
     """The run file; None: a new name."""
     seed: int
     deadline_s: float
-    """Deadline of each request."""
     start_timeout_s: float
 
     @property

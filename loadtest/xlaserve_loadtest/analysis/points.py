@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from xlaserve_loadtest.analysis import stages
-from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns, pooled_ns
+from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.analysis.statistics import PERCENTILES, Estimate, Latencies, Percentile, estimate, least_count
 from xlaserve_loadtest.record.lines import Block, Load, Role, Rows, Status
@@ -136,7 +136,7 @@ def point(samples: Sequence[Sample], *, span_ns: tuple[int, int], seed: int) -> 
     rows = np.concatenate([sample.rows for sample in samples])
     measured = rows[rows["measured"]]
     answered = measured[measured["status"] == Status.OK]
-    latencies = Latencies(pooled_ns(samples))
+    latencies = Latencies(np.concatenate([sample.latencies_ns for sample in samples]))
     images_per_s = [sample.images_per_s for sample in samples]
     asked_steady = [block.steady for block in blocks if block.steady is not None]
     return Point(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +20,6 @@ class Sample:
     """All requests of the block, those of warm-up included."""
 
     @property
-    def measured(self) -> Rows:
-        """Requests that were due inside the window."""
-        return record.measured(self.rows)
-
-    @property
     def answered(self) -> Rows:
         """Measured requests that were answered as they should be."""
         return record.answered(self.rows)
@@ -39,7 +33,7 @@ class Sample:
     def seconds(self) -> float:
         """Length of the measured window."""
         if self.block.load.type == "offline":
-            measured = self.measured
+            measured = record.measured(self.rows)
             return float(measured["end_ns"].max() - measured["scheduled_ns"].min()) / 1e9 if measured.size else 0.0
         window = self.block.window_ns
         return (window[1] - window[0]) / 1e9 if window else 0.0
@@ -65,7 +59,8 @@ class Sample:
         def count(rows: Rows) -> int:
             return int(rows["images"].sum()) if images else int(rows.size)
 
-        measured, answered, window, load = self.measured, self.answered, self.block.window_ns, self.block.load
+        measured, answered = record.measured(self.rows), self.answered
+        window, load = self.block.window_ns, self.block.load
         if not answered.size or window is None:
             return None
         if load.type == "offline":
@@ -91,11 +86,6 @@ def latencies_ns(rows: Rows) -> Nanoseconds:
     """Returns latencies, which count from the time when a request was due."""
     found: Nanoseconds = rows["end_ns"] - rows["scheduled_ns"]
     return found
-
-
-def pooled_ns(samples: Sequence[Sample]) -> Nanoseconds:
-    """Returns the latencies of all answers of several blocks."""
-    return np.concatenate([sample.latencies_ns for sample in samples]) if samples else np.empty(0, np.int64)
 
 
 def label(load: Load) -> str:

@@ -24,7 +24,7 @@ from xlaserve_loadtest.analysis.compare import (
     verdict_of,
 )
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
-from xlaserve_loadtest.analysis.statistics import Estimate, Floats, pooled_percentile_ratio, unpaired_ratio
+from xlaserve_loadtest.analysis.statistics import Estimate, pooled_percentile_ratio, unpaired_ratio
 from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.record.lines import Environment, Run
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
@@ -115,7 +115,7 @@ def _groups(run: Run) -> dict[tuple[str, str], list[Sample]]:
 
 
 def _change(arm: str, load: str, first: Sequence[Sample], second: Sequence[Sample], seed: int) -> Change:
-    rates = [_rates(samples) for samples in (first, second)]
+    rates = [np.array([sample.images_per_s for sample in side], np.float64) for side in (first, second)]
     latencies = [[sample.latencies_ns for sample in samples] for samples in (second, first)]
     ratios: dict[Measure, Estimate | None] = {
         "images_per_s": unpaired_ratio(np.log(rates[1]), np.log(rates[0]), seed=seed)
@@ -126,10 +126,6 @@ def _change(arm: str, load: str, first: Sequence[Sample], second: Sequence[Sampl
     verdict, reason = verdict_of(ratios[decides], decides)
     means = float(rates[0].mean()), float(rates[1].mean())
     return Change(arm, load, means, ratios, decides, verdict, reason)
-
-
-def _rates(samples: Sequence[Sample]) -> Floats:
-    return np.array([sample.images_per_s for sample in samples], np.float64)
 
 
 def _difference(name: str, one: Any, other: Any) -> Iterator[str]:
@@ -155,7 +151,6 @@ def _show(found: Sequence[Change], apart: Sequence[str], console: Console) -> No
     if not found:
         return
     table = Table.of(
-        "B over A, with 95% intervals over blocks",
         (
             {
                 "arm": change.arm,
@@ -166,6 +161,7 @@ def _show(found: Sequence[Change], apart: Sequence[str], console: Console) -> No
             }
             for change in found
         ),
+        "B over A, with 95% intervals over blocks",
     )
     show_table(table, console)
     console.print(

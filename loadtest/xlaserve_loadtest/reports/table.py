@@ -37,7 +37,7 @@ class Table:
     columns: Mapping[str, Sequence[Cell]]
 
     @classmethod
-    def of(cls, title: str, rows: Iterable[Mapping[str, Cell]]) -> Table:
+    def of(cls, rows: Iterable[Mapping[str, Cell]], title: str = "") -> Table:
         """Returns a table of rows, each with its cells by heading.
 
         Columns without any value are left out, and a load that all rows share moves to the title.

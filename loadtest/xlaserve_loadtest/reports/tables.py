@@ -13,7 +13,7 @@ Rows = Iterator[Mapping[str, Cell]]
 
 
 def _titled(title: str) -> Callable[[Callable[[Summary], Rows]], Callable[[Summary], Table]]:
-    return lambda rows: lambda summary: Table.of(title, rows(summary))
+    return lambda rows: lambda summary: Table.of(rows(summary), title)
 
 
 @_titled("Throughput, with 95% intervals over blocks; * generator-limited")

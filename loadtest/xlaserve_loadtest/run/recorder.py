@@ -24,7 +24,7 @@ from xlaserve_loadtest.record.lines import Block as BlockLine
 from xlaserve_loadtest.record.run_file import RunWriter
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.schedule import steady
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, OpenLoop, Replay
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, Replay
 from xlaserve_loadtest.schedule.plan import Block
 
 _CHUNK_ROWS: Final = 8192
@@ -37,14 +37,10 @@ class Recorder:
         self.answered_images = {arm.name: 0 for arm in arms}
         self.windows: dict[str, list[steady.Window]] = {}
         """Windows of each arm under the present load."""
-        self._writer = writer
-        self._blocks = 0
-        self._failures: dict[tuple[str, Status], tuple[int, str]] = {}
-
-    @property
-    def blocks(self) -> int:
+        self.blocks = 0
         """How many were written."""
-        return self._blocks
+        self._writer = writer
+        self._failures: dict[tuple[str, Status], tuple[int, str]] = {}
 
     def write(self, line: Line) -> None:
         """Writes a line as it is."""
@@ -71,7 +67,7 @@ class Recorder:
 
         Whether an arm became steady is recorded with its last block under a load.
         """
-        index = self._blocks
+        index = self.blocks
         for start in range(0, len(outcome.rows), _CHUNK_ROWS):
             self.write(Requests(index, outcome.rows[start : start + _CHUNK_ROWS]))
         answered = outcome.answered
@@ -101,12 +97,14 @@ class Recorder:
                 counters=counters,
             )
         )
-        self._blocks += 1
+        self.blocks += 1
         self.answered_images[block.arm] += int(answered["images"].sum())
         for status, (count, message) in outcome.failures.items():
             before, first = self._failures.get((block.arm, status), (0, message))
             self._failures[block.arm, status] = (before + count, first)
-        self._remark(block, outcome, counters)
+        if counters and counters.compilations:
+            text = f"{block.arm}: {counters.compilations} programs were compiled while requests waited"
+            self.event(outcome.end_ns, "compile", text)
 
     def end(self, end: End) -> None:
         """Writes the last lines."""
@@ -114,24 +112,18 @@ class Recorder:
             self.write(Failure(arm, status.name, count, message))
         self.write(end)
 
-    def _remark(self, block: Block, outcome: Outcome, counters: Counters | None) -> None:
-        if counters and counters.compilations:
-            text = f"{block.arm}: {counters.compilations} programs were compiled while requests waited"
-            self.event(outcome.end_ns, "compile", text)
-
 
 def describe_load(loop: Loop, images_per_request: str) -> Load:
     """Returns a load as the record names it."""
-    match loop:
-        case ClosedLoop():
-            kind: Literal["offline", "closed"] = "offline" if loop.is_offline else "closed"
-            return Load(kind, concurrency=loop.slots, images_per_request=images_per_request)
-        case Replay():
-            rate_per_s = loop.mean_rate_per_s()
-            return Load("open", rate_per_s=rate_per_s, arrivals="replay", images_per_request=images_per_request)
-        case OpenLoop():
-            rate_per_s, arrivals = loop.mean_rate_per_s(), loop.process if loop.end_rate_per_s is None else "ramp"
-            return Load("open", rate_per_s=rate_per_s, arrivals=arrivals, images_per_request=images_per_request)
+    if isinstance(loop, ClosedLoop):
+        kind: Literal["offline", "closed"] = "offline" if loop.is_offline else "closed"
+        return Load(kind, concurrency=loop.slots, images_per_request=images_per_request)
+    return Load(
+        "open",
+        rate_per_s=loop.mean_rate_per_s(),
+        arrivals="replay" if isinstance(loop, Replay) else "ramp" if loop.end_rate_per_s else loop.process,
+        images_per_request=images_per_request,
+    )
 
 
 def _as_window(outcome: Outcome) -> steady.Window:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 
 from xlaserve_loadtest.record.lines import SUFFIX, Arm, End, Header, Status
@@ -83,9 +84,7 @@ class Session:
         reason = ""
         try:
             async with Fleet(
-                *(self._settings, arms, self._progress),
-                on_server=self._recorder.write,
-                make_server=self._make_server,
+                self._settings, arms, self._progress, on_server=self._recorder.write, make_server=self._make_server
             ) as self._fleet:
                 await self._check_equality(arms)
                 await self._measure([arm.name for arm in arms])
@@ -165,7 +164,9 @@ class Session:
         async with self._fleet.site_for(block.arm) as site:
             workers = self._fleet.crew(site)
             shares = crew.tasks(
-                *(block, site.addresses, len(workers)),
+                block,
+                site.addresses,
+                len(workers),
                 seed=self._arrival_seed(block),
                 most_in_flight=self._settings.most_in_flight,
             )
@@ -174,14 +175,17 @@ class Session:
             use = usage.Usage(site.pid)
             with use.looking():
                 outcome = await crew.run_block(
-                    *(block, [worker.generator for worker in workers], shares),
+                    block,
+                    [worker.generator for worker in workers],
+                    shares,
                     end_when_steady=self._settings.ends_when_steady and block.role == "measure" and block.round is None,
                     on_live=self._progress.live,
                 )
             used = use.result()
             after = await usage.counts(site.http_address, model)
             self._recorder.block(
-                *(block, outcome),
+                block,
+                outcome,
                 images_per_request=str(self._fleet.mixes[block.arm]),
                 server=site.id,
                 workers=len(workers),
@@ -216,7 +220,8 @@ def _blocks(loop: Loop, names: Sequence[str], settings: Settings, *, first_round
             rounds = plan.MIN_ROUNDS
             duration_s *= 2 * rounds
     return plan.mirrored(
-        *(names, loop),
+        names,
+        loop,
         duration_s=duration_s,
         warmup_s=settings.warmup_s,
         seed=settings.seed,
@@ -227,12 +232,8 @@ def _blocks(loop: Loop, names: Sequence[str], settings: Settings, *, first_round
 
 def _covering(requests: Sequence[Request], images: int) -> int:
     """Returns how many requests it takes to send that many images."""
-    sent = 0
-    for number, request in enumerate(requests, start=1):
-        sent += request.images
-        if sent >= images:
-            return number
-    return len(requests)
+    sent = accumulate(request.images for request in requests)
+    return next((number for number, total in enumerate(sent, start=1) if total >= images), len(requests))
 
 
 def _free_path(folder: Path, models: Sequence[str], settings: Settings, started_at: datetime) -> Path:

@@ -31,12 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to know before its first block."""
+    """What a worker needs to know before its first block: models and requests by arm."""
 
     models: Mapping[str, ModelInfo]
-    """Models by arm."""
     requests: Mapping[str, Sequence[Request]]
-    """Requests by arm."""
     deadline_s: float
     offset: int = 0
     """Index of the request that it sends first."""

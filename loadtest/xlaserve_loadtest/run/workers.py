@@ -64,7 +64,8 @@ class WorkerProcess:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(*_COMMAND, str(theirs.fileno())),
+                *_COMMAND,
+                str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=self._log,

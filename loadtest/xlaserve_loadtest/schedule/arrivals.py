@@ -96,15 +96,10 @@ def schedule(loop: OpenLoop | Replay, duration_s: float, seed: Sequence[int]) ->
 
 def with_margins(loop: OpenLoop | Replay, *, before_s: float, duration_s: float, after_s: float, seed: int) -> Schedule:
     """Returns a schedule with load at the first rate before the measured part, and at the last rate after it."""
-    process: Process
-    match loop:
-        case Replay():
-            first = last = loop.mean_rate_per_s()
-            process = "poisson"
-        case OpenLoop():
-            first, last, process = loop.rate_per_s, loop.end_rate_per_s or loop.rate_per_s, loop.process
-        case _:
-            assert_never(loop)
+    process: Process = "poisson"
+    first = last = loop.mean_rate_per_s()
+    if isinstance(loop, OpenLoop):
+        first, last, process = loop.rate_per_s, loop.end_rate_per_s or loop.rate_per_s, loop.process
     parts = (
         (OpenLoop(first, process), before_s, 0.0),
         (loop, duration_s, before_s),

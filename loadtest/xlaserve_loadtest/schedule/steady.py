@@ -28,8 +28,6 @@ def is_steady(windows: Sequence[Window]) -> bool:
     It looks at one arm at a time and never at a difference between arms, so that ending a run on it favours none.
     """
     last = windows[-WINDOWS:]
-    if len(last) < WINDOWS:
-        return False
     medians = [window.p50_ms for window in last if window.p50_ms is not None]
     if len(medians) < WINDOWS:
         return False

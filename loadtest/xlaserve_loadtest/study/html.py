@@ -55,7 +55,6 @@ def verdict(rows: Sequence[Row], modes: Iterable[str], baseline: str) -> str:
 def outcomes(sweep: Sweep) -> Table:
     """Returns what became of every cell: a row for each model, resolution, batch and mode."""
     return Table.of(
-        "Every cell",
         (
             {
                 "model": row.label,
@@ -65,6 +64,7 @@ def outcomes(sweep: Sweep) -> Table:
             }
             for row in zoo.rows(sweep)
         ),
+        "Every cell",
     )
 
 
@@ -72,17 +72,14 @@ def _podium(podium: Podium) -> Child:
     if not podium.places:
         return None
     places = Table.of(
-        "",
-        (
-            {
-                "": str(place),
-                "model": row.label,
-                "mode": row.mode,
-                podium.title.lower(): Number(f"{number(value)} {podium.unit}"),
-                **_rate_and_ratio(row.result),
-            }
-            for place, (row, value) in enumerate(podium.places, start=1)
-        ),
+        {
+            "": str(place),
+            "model": row.label,
+            "mode": row.mode,
+            podium.title.lower(): Number(f"{number(value)} {podium.unit}"),
+            **_rate_and_ratio(row.result),
+        }
+        for place, (row, value) in enumerate(podium.places, start=1)
     )
     return join([tag("h3", podium.title), table(places)])
 
@@ -93,9 +90,7 @@ def _speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Child:
     return join(
         [
             zoo_charts.speed_ups(ranked, mode, baseline),
-            tag("p", f"Without a ratio, as one of the two modes did not run: {names}.", class_="soft")
-            if names
-            else None,
+            names and tag("p", f"Without a ratio, as one of the two modes did not run: {names}.", class_="soft"),
         ]
     )
 
@@ -103,17 +98,14 @@ def _speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Child:
 def _groups(groups: Sequence[Group], name: str, title: str, what: str) -> list[Child]:
     told = [group for group in groups if group.images_per_s]
     best = Table.of(
-        "",
-        (
-            {
-                what: group.name,
-                "cells": group.cells,
-                "fastest": f"{group.best.label} ({group.best.mode})",
-                "images/s": _rate_and_ratio(group.best.result)["images/s"],
-            }
-            for group in groups
-            if group.best
-        ),
+        {
+            what: group.name,
+            "cells": group.cells,
+            "fastest": f"{group.best.label} ({group.best.mode})",
+            "images/s": _rate_and_ratio(group.best.result)["images/s"],
+        }
+        for group in groups
+        if group.best
     )
     return [zoo_charts.groups(told, name=name, title=title, what=what), table(best)]
 
@@ -121,7 +113,7 @@ def _groups(groups: Sequence[Group], name: str, title: str, what: str) -> list[C
 def _failures(rows: Sequence[Row]) -> list[Child]:
     failed = [row for row in rows if row.result.reason is not None]
     cells = ({"model": row.label, "mode": row.mode, "reason": row.result.reason} for row in failed)
-    return [table(Table.of("", cells))]
+    return [table(Table.of(cells))]
 
 
 def _published(sweep: Sweep, rows: Sequence[Row]) -> list[Child]:
@@ -154,28 +146,25 @@ def _published(sweep: Sweep, rows: Sequence[Row]) -> list[Child]:
         "100 calls without a server and without a spread, and their arm without XLA ran eagerly: their speed-ups "
         "answer another question than the ratios to graph mode on this page."
     )
-    return [table(Table.of("", compared)), tag("p", how, class_="soft")]
+    return [table(Table.of(compared)), tag("p", how, class_="soft")]
 
 
 def _figures(rows: Sequence[Row]) -> Table:
     return Table.of(
-        "",
-        (
-            {
-                "model": row.label,
-                "family": row.entry.family,
-                "mode": row.mode,
-                **_rate_and_ratio(row.result),
-                "verdict": ": ".join(filter(None, (row.result.verdict, row.result.verdict_reason))) or None,
-                "p50, ms": row.result.p50_ms,
-                "p99, ms": row.result.p99_ms,
-                "trace, s": row.result.trace_s,
-                "compile, s": row.result.compile_s,
-                "outputs agree": row.result.outputs_agree,
-            }
-            for row in rows
-            if row.result.reason is None
-        ),
+        {
+            "model": row.label,
+            "family": row.entry.family,
+            "mode": row.mode,
+            **_rate_and_ratio(row.result),
+            "verdict": ": ".join(filter(None, (row.result.verdict, row.result.verdict_reason))) or None,
+            "p50, ms": row.result.p50_ms,
+            "p99, ms": row.result.p99_ms,
+            "trace, s": row.result.trace_s,
+            "compile, s": row.result.compile_s,
+            "outputs agree": row.result.outputs_agree,
+        }
+        for row in rows
+        if row.result.reason is None
     )
 
 

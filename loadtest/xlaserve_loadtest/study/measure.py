@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -106,15 +107,19 @@ def result_of(summary: Summary, mode: str, failure: str | None = None) -> ModeRe
 def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path) -> list[str]:
     size = {} if cell.resolution is None else {"input_size": [cell.resolution, cell.resolution]}
     config.write_text(configuration([cell.source], modes, buckets=[cell.batch], **size))
-    return [
-        *("--config", str(config), "--model", served_name(cell.source), "--mode", ",".join(modes)),
-        *("--baseline", how.baseline if how.baseline in modes else modes[0]),
-        *("--duration", f"{how.duration_s:g}", "--concurrency", str(how.concurrency)),
-        *("--images-per-request", str(cell.batch), "--deadline", f"{_DEADLINE_S:g}"),
-        *("--start-timeout", f"{how.timeout_s:g}"),
-        *(["--in-process"] if how.is_in_process else []),
-        *([] if how.has_control else ["--no-control"]),
-    ]
+    options = {
+        "--config": str(config),
+        "--model": served_name(cell.source),
+        "--mode": ",".join(modes),
+        "--baseline": how.baseline if how.baseline in modes else modes[0],
+        "--duration": f"{how.duration_s:g}",
+        "--concurrency": str(how.concurrency),
+        "--images-per-request": str(cell.batch),
+        "--deadline": f"{_DEADLINE_S:g}",
+        "--start-timeout": f"{how.timeout_s:g}",
+    }
+    flags = ["--in-process"] * how.is_in_process + ["--no-control"] * (not how.has_control)
+    return [*chain.from_iterable(options.items()), *flags]
 
 
 def _run(command: Sequence[str], timeout_s: float) -> str | None:

@@ -37,17 +37,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class ModeResult:
-    """The figures of one mode in a cell, or why there are none."""
+    """The figures of one mode in a cell, with 95% intervals, or why there are none."""
 
     reason: str | None = None
     """Why there is no figure: it did not load or compile, failed, or took too long."""
     images_per_s: float | None = None
     images_per_s_interval: tuple[float, float] | None = None
-    """95% interval."""
     ratio: float | None = None
     """Images/s over those of the baseline."""
     ratio_interval: tuple[float, float] | None = None
-    """95% interval."""
     verdict: str | None = None
     """faster, slower or inconclusive; None for the baseline."""
     verdict_reason: str | None = None

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -19,7 +20,6 @@ from xlaserve_loadtest.targets.target import TargetError
 
 COMMAND: Final = (sys.executable, "-m", "xlaserve", "serve")
 CHECK: Final = (sys.executable, "-m", "xlaserve", "config")
-SHOW: Final = (*CHECK, "--show")
 STOP_TIMEOUT_S: Final = 35.0
 """A little more than the server's own limit for finishing accepted requests."""
 
@@ -48,9 +48,7 @@ def check(models: Sequence[str], modes: Sequence[str]) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(configuration(models, modes))
         file.flush()
-        checked = subprocess.run([*CHECK, "--config", file.name], capture_output=True, text=True, check=False)
-    if checked.returncode:
-        raise TargetError(f"--model {','.join(models)}: {checked.stderr.strip().removeprefix('xlaserve: ')}")
+        _ask(file.name, f"--model {','.join(models)}")
 
 
 def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:
@@ -59,10 +57,7 @@ def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:
     The server reads the file and prints it with paths resolved. Blocks. Raises TargetError where the server refuses it,
     or where it has no such model.
     """
-    shown = subprocess.run([*SHOW, "--config", str(config)], capture_output=True, text=True, check=False)
-    if shown.returncode:
-        raise TargetError(f"--config {config}: {shown.stderr.strip().removeprefix('xlaserve: ')}")
-    document = yaml.safe_load(shown.stdout)
+    document = yaml.safe_load(_ask(str(config), f"--config {config}", "--show"))
     entries = {entry["name"]: entry for entry in document["models"]}
     if unknown := [model for model in models if model not in entries]:
         raise TargetError(f"--config {config}: expected its models ({', '.join(entries)}), got {', '.join(unknown)}")
@@ -72,6 +67,14 @@ def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:
         if entry["default_mode"] not in modes:
             entry["default_mode"] = None
     return json.dumps({**document, "models": chosen})
+
+
+def _ask(config: str, option: str, *flags: str) -> str:
+    """Returns what `xlaserve config` says of a file; TargetError, which names `option`, where the server refuses it."""
+    said = subprocess.run([*CHECK, *flags, "--config", config], capture_output=True, text=True, check=False)
+    if said.returncode:
+        raise TargetError(f"{option}: {said.stderr.strip().removeprefix('xlaserve: ')}")
+    return said.stdout
 
 
 def _entry(model: str, modes: Sequence[str]) -> dict[str, object]:
@@ -124,10 +127,11 @@ class EmbeddedServer:
             config = folder / "config.yaml"
         ready = folder / "ready.json"
         ports = ("--grpc-port", "0", "--http-port", "0")
+        command = (*self._command, "--config", str(config), *ports, "--ready-file", str(ready))
         began_s = time.monotonic()
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(*self._command, "--config", str(config), *ports, "--ready-file", str(ready)),
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -173,9 +177,8 @@ class EmbeddedServer:
         try:
             if self._process.returncode is None:
                 self._process.terminate()
-                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            pass
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
         finally:
             if self._process.returncode is None:
                 self._process.kill()

@@ -123,7 +123,7 @@ def test_a_page_asks_for_nothing_from_outside(summary: MakeSummary) -> None:
 def test_elements_escape_text_but_not_each_other() -> None:
     assert tag("p", "a < b", tag("b", "&"), None, class_='"x"') == '<p class="&#34;x&#34;">a &lt; b<b>&amp;</b></p>'
     assert tag("br") == "<br>"
-    assert table(Table.of("", [])) == ""
+    assert table(Table.of([])) == ""
     assert "<title>&lt;i&gt;</title>" in page("<i>")
 
 
