@@ -25,6 +25,7 @@ in pieces."""
 OFFLINE_SLOTS: Final = 16
 """Requests of the largest bucket under way: enough that no lane waits, few enough for the queues."""
 
+_SIZE: Final = re.compile(r"0*([1-9]\d*)x0*([1-9]\d*)")
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?")
 
 
@@ -204,16 +205,11 @@ def _rates(text: str) -> tuple[tuple[float, float | None], ...]:
 
 
 def _workers(text: str) -> int | None:
-    if text == "auto":
-        return None
-    return int(number_over(int, 0)(text))
+    return None if text == "auto" else int(number_over(int, 0)(text))
 
 
 def _sizes(text: str) -> tuple[tuple[int, int], ...]:
-    sizes = []
-    for part in names(text):
-        height, _, width = part.partition("x")
-        if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-            raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH such as 224x224, got {text!r}")
-        sizes.append((int(height), int(width)))
-    return tuple(sizes)
+    matches = [_SIZE.fullmatch(part) for part in names(text)]
+    if not all(matches):
+        raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH such as 224x224, got {text!r}")
+    return tuple((int(match[1]), int(match[2])) for match in matches if match)

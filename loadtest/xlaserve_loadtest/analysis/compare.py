@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from xlaserve_loadtest.analysis.samples import Sample, label
-from xlaserve_loadtest.analysis.statistics import MIN_BLOCKS, Estimate, pooled_percentile_ratio, ratio
+from xlaserve_loadtest.analysis.statistics import MIN_BLOCKS, Estimate, Nanoseconds, pooled_percentile_ratio, ratio
 from xlaserve_loadtest.record.lines import Arm, Header
 
 Verdict = Literal["faster", "slower", "inconclusive"]
 Measure = Literal["images_per_s", "p50", "p99"]
 
-PERCENTILE_MEASURES: Final[Mapping[Measure, float]] = {"p50": 50.0, "p99": 99.0}
+_PERCENTILE_MEASURES: Final[Mapping[Measure, float]] = {"p50": 50.0, "p99": 99.0}
 MEASURE_NAMES: Final[Mapping[Measure, str]] = {"images_per_s": "images/s", "p50": "p50", "p99": "p99"}
 
 
@@ -83,8 +83,25 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
     return _mind_controls(header.arms, found)
 
 
-def verdict_of(estimate: Estimate | None, measure: Measure) -> tuple[Verdict, str]:
-    """Returns the verdict that a ratio allows, and the reason where it is inconclusive."""
+def judge(
+    images_per_s: Estimate | None,
+    own_ns: Sequence[Nanoseconds],
+    other_ns: Sequence[Nanoseconds],
+    load_type: str,
+    *,
+    seed: int,
+    paired: bool = True,
+) -> tuple[dict[Measure, Estimate | None], Measure, Verdict, str]:
+    """Returns the ratios of an arm's blocks over others', the measure that decides, and the verdict with its reason."""
+    ratios: dict[Measure, Estimate | None] = {"images_per_s": images_per_s}
+    for measure, percentile in _PERCENTILE_MEASURES.items():
+        ratios[measure] = pooled_percentile_ratio(own_ns, other_ns, percentile, seed=seed, paired=paired)
+    # Where the load sets the rate, images/s say nothing about the arm.
+    decides: Measure = "p50" if load_type == "open" else "images_per_s"
+    return ratios, decides, *_verdict(ratios[decides], decides)
+
+
+def _verdict(estimate: Estimate | None, measure: Measure) -> tuple[Verdict, str]:
     if estimate is None:
         return "inconclusive", f"too few answers to compare {MEASURE_NAMES[measure]}"
     if estimate.low is None or estimate.high is None:
@@ -95,31 +112,13 @@ def verdict_of(estimate: Estimate | None, measure: Measure) -> tuple[Verdict, st
     return ("faster" if is_more == (measure == "images_per_s") else "slower"), ""
 
 
-def deciding_measure(load_type: str) -> Measure:
-    """Returns the measure that decides: where the load sets the rate, images/s say nothing about the arm."""
-    return "p50" if load_type == "open" else "images_per_s"
-
-
 def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_control: bool, seed: int) -> Comparison:
     pairs = _pair(own, other)
     own_ns, other_ns = ([pair[side].latencies_ns for pair in pairs] for side in (0, 1))
     logs = [math.log((a.images_per_s or math.nan) / (b.images_per_s or math.nan)) for a, b in pairs]
-    ratios: dict[Measure, Estimate | None] = {"images_per_s": ratio(logs, seed=seed) if pairs else None}
-    for measure, percentile in PERCENTILE_MEASURES.items():
-        ratios[measure] = pooled_percentile_ratio(own_ns, other_ns, percentile, seed=seed) if pairs else None
-    decides = deciding_measure(own[0].block.load.type)
-    verdict, reason = verdict_of(ratios[decides], decides)
-    return Comparison(
-        arm=own[0].block.arm,
-        baseline=other[0].block.arm,
-        label=load,
-        pairs=len(pairs),
-        ratios=ratios,
-        decides=decides,
-        verdict=verdict,
-        reason=reason,
-        is_control=is_control,
-    )
+    images_per_s = ratio(logs, seed=seed) if pairs else None
+    judgement = judge(images_per_s, own_ns, other_ns, own[0].block.load.type, seed=seed)
+    return Comparison(own[0].block.arm, other[0].block.arm, load, len(pairs), *judgement, is_control)
 
 
 def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample, Sample]]:

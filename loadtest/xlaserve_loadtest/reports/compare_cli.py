@@ -15,16 +15,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from xlaserve_loadtest.analysis.compare import (
-    MEASURE_NAMES,
-    PERCENTILE_MEASURES,
-    Measure,
-    Verdict,
-    deciding_measure,
-    verdict_of,
-)
+from xlaserve_loadtest.analysis.compare import MEASURE_NAMES, Measure, Verdict, judge
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
-from xlaserve_loadtest.analysis.statistics import Estimate, pooled_percentile_ratio, unpaired_ratio
+from xlaserve_loadtest.analysis.statistics import Estimate, unpaired_ratio
 from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.record.lines import Environment, Run
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
@@ -117,15 +110,9 @@ def _groups(run: Run) -> dict[tuple[str, str], list[Sample]]:
 def _change(arm: str, load: str, first: Sequence[Sample], second: Sequence[Sample], seed: int) -> Change:
     rates = [np.array([sample.images_per_s for sample in side], np.float64) for side in (first, second)]
     latencies = [[sample.latencies_ns for sample in samples] for samples in (second, first)]
-    ratios: dict[Measure, Estimate | None] = {
-        "images_per_s": unpaired_ratio(np.log(rates[1]), np.log(rates[0]), seed=seed)
-    }
-    for measure, percentile in PERCENTILE_MEASURES.items():
-        ratios[measure] = pooled_percentile_ratio(latencies[0], latencies[1], percentile, seed=seed, paired=False)
-    decides = deciding_measure(second[0].block.load.type)
-    verdict, reason = verdict_of(ratios[decides], decides)
-    means = float(rates[0].mean()), float(rates[1].mean())
-    return Change(arm, load, means, ratios, decides, verdict, reason)
+    images_per_s = unpaired_ratio(np.log(rates[1]), np.log(rates[0]), seed=seed)
+    judgement = judge(images_per_s, *latencies, second[0].block.load.type, seed=seed, paired=False)
+    return Change(arm, load, (float(rates[0].mean()), float(rates[1].mean())), *judgement)
 
 
 def _difference(name: str, one: Any, other: Any) -> Iterator[str]:

@@ -83,7 +83,7 @@ def page(title: str, *body: Child) -> str:
     """Returns a whole document that needs no network: styles, plotly and what draws its charts are inside."""
     content = join(body)
     has_charts = 'class="chart"' in content
-    scripts = [_plotly(), _resource("page.js")] if has_charts else []
+    scripts = (("plotly", "package_data/plotly.min.js"), ("xlaserve_loadtest", "page/page.js")) if has_charts else ()
     document = tag(
         "html",
         tag(
@@ -94,17 +94,13 @@ def page(title: str, *body: Child) -> str:
             tag("title", title),
             # Else a browser asks the server for an icon.
             tag("link", rel="icon", href="data:,"),
-            tag("style", Markup(_resource("page.css"))),
+            tag("style", Markup(_resource("xlaserve_loadtest", "page/page.css"))),
         ),
-        tag("body", tag("main", content), [tag("script", Markup(script)) for script in scripts]),
+        tag("body", tag("main", content), [tag("script", Markup(_resource(*script))) for script in scripts]),
         lang="en",
     )
     return f"<!doctype html>\n{document}\n"
 
 
-def _resource(name: str) -> str:
-    return (files("xlaserve_loadtest") / "page" / name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+def _resource(package: str, path: str) -> str:
+    return files(package).joinpath(path).read_text(encoding="utf-8")

@@ -129,8 +129,10 @@ class Session:
         loads: list[tuple[Block, ...]] = []
         for loop in settings.loops:
             loads.append(_blocks(loop, names, settings, first_round=sum(map(plan.rounds_of, loads))))
-        if settings.save_arrivals:
-            self._save_arrivals(loads[0][0], settings.save_arrivals)
+        first = loads[0][0]
+        if settings.save_arrivals and not isinstance(first.loop, ClosedLoop):
+            seed = (self._arrival_seed(first), arrivals.MEASURED_PART)
+            arrivals.write(settings.save_arrivals, arrivals.schedule(first.loop, first.duration_s, seed))
         whole_s = sum(plan.length_s(block) for blocks in loads for block in blocks)
         sooner = ", less where everything is steady sooner" if settings.ends_when_steady else ""
         self._progress.say(f"measuring {', '.join(names)}: about {plan.lasting(whole_s)}{sooner}")
@@ -204,11 +206,6 @@ class Session:
     def _arrival_seed(self, block: Block) -> int:
         # The blocks of a round get the same arrivals: arms differ in nothing else.
         return self._settings.seed * 1_000_003 + (0 if block.round is None else block.round)
-
-    def _save_arrivals(self, block: Block, path: Path) -> None:
-        if not isinstance(block.loop, ClosedLoop):
-            seed = (self._arrival_seed(block), arrivals.MEASURED_PART)
-            arrivals.write(path, arrivals.schedule(block.loop, block.duration_s, seed))
 
 
 def _blocks(loop: Loop, names: Sequence[str], settings: Settings, *, first_round: int) -> tuple[Block, ...]:

@@ -134,7 +134,8 @@ class SweepFile:
     def _resume(self) -> None:
         found = read(self._path)
         for name in ("cpu", "cores", "gpus"):
-            here, there = (_comparable(sweep.environment.get(name)) for sweep in (self.sweep, found))
+            # As JSON gives it back: a tuple is a list there.
+            here, there = (json.loads(json.dumps(sweep.environment.get(name))) for sweep in (self.sweep, found))
             if here != there:
                 other = f"another machine ({name}: {there}, here {here})"
                 raise SweepFileError(f"{self._path} was measured on {other}; choose another --out")
@@ -171,8 +172,3 @@ def read(path: Path) -> Sweep:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SweepFileError(f"{path} is not the state of a sweep: {error}") from error
     return sweep
-
-
-def _comparable(value: Any) -> Any:
-    """Returns a value as JSON gives it back."""
-    return list(value) if isinstance(value, tuple) else value

@@ -51,10 +51,5 @@ def announce(ready: Path, port: int) -> None:
     partial.replace(ready)
 
 
-def main() -> None:
-    """Serves until SIGTERM; the one argument is the file to write when it is ready."""
-    uvloop.run(serve(Path(sys.argv[-1])))
-
-
 if __name__ == "__main__":
-    main()
+    uvloop.run(serve(Path(sys.argv[-1])))
