@@ -99,7 +99,8 @@ async def run_block(
     With `end_when_steady` the window closes early once `steady.may_end`. Cancelled, it returns what was measured with
     `interrupted` set instead of raising: the caller must check that and stop.
     """
-    crew = [(worker, share) for worker, share in zip(workers, shares, strict=True) if _has_work(share)]
+    pairs = zip(workers, shares, strict=True)
+    crew = [(worker, share) for worker, share in pairs if share.slots or share.schedule_ns is not None]
     outcome = Outcome(start_ns=clock())
     results: list[Result] = []
     watch: asyncio.Task[None] | None = None
@@ -126,10 +127,6 @@ async def run_block(
     outcome.end_ns = clock()
     _gather(outcome, results)
     return outcome
-
-
-def _has_work(share: Task) -> bool:
-    return share.slots > 0 or share.schedule_ns is not None
 
 
 async def _open_window(block: Block, workers: Sequence[Generator], outcome: Outcome, clock: Clock) -> bool:
