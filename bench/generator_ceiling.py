@@ -62,10 +62,11 @@ def generator(blocks: int, block_s: float) -> list[Figure]:
 
 
 def _figures(name: str, ours: Sequence[Load], theirs: Sequence[Load], least: float | None) -> list[Figure]:
-    rates, cpu_ms = ([[load[column] for load in arm] for arm in (ours, theirs)] for column in (0, 1))
     return [
-        ratio(f"generator requests/s, {name}", *rates, least),
-        ratio(f"generator processor time, {name}", *cpu_ms, None),
+        ratio(f"generator requests/s, {name}", (load.per_s for load in ours), (load.per_s for load in theirs), least),
+        ratio(
+            f"generator processor time, {name}", (load.cpu_ms for load in ours), (load.cpu_ms for load in theirs), None
+        ),
     ]
 
 

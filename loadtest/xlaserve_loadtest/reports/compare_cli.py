@@ -109,9 +109,9 @@ def _groups(run: Run) -> dict[tuple[str, str], list[Sample]]:
 
 def _change(arm: str, load: str, first: Sequence[Sample], second: Sequence[Sample], seed: int) -> Change:
     rates = [np.array([sample.images_per_s for sample in side], np.float64) for side in (first, second)]
-    latencies = [[sample.latencies_ns for sample in samples] for samples in (second, first)]
+    second_ns, first_ns = ([sample.latencies_ns for sample in samples] for samples in (second, first))
     images_per_s = unpaired_ratio(np.log(rates[1]), np.log(rates[0]), seed=seed)
-    judgement = judge(images_per_s, *latencies, second[0].block.load.type, seed=seed, paired=False)
+    judgement = judge(images_per_s, second_ns, first_ns, second[0].block.load.type, seed=seed, paired=False)
     return Change(arm, load, (float(rates[0].mean()), float(rates[1].mean())), *judgement)
 
 
