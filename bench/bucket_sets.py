@@ -28,8 +28,6 @@ MODELS: dict[str, dict[str, object]] = {
     "builtin:digits": {},
     "keras.applications:MobileNetV2": {"weights": "random", "input_size": (96, 96)},
 }
-
-
 DEMANDS: dict[str, dict[int, int]] = {"recorded": RECORDED, "default": {}}
 
 

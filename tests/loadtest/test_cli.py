@@ -97,7 +97,7 @@ def test_arms_are_measured_in_mirrored_rounds_beside_a_control(
     assert ran.end.complete
     assert ran.end.interrupted is False
     assert json.loads(report.read_text())["schema"]
-    assert ran.run.path.with_name(f"{ran.run.name}.html").exists()
+    assert ran.run.path.with_name(ran.run.path.name.replace(".run.jsonl.gz", ".html")).exists()
     assert str(ran.run.path) in ran.out
 
 

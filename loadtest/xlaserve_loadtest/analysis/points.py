@@ -200,8 +200,8 @@ def _server(blocks: Sequence[Block], images: int) -> ServerFigures:
     uses = [block.server_use for block in blocks]
     cpu = [use.cpu_s for use in uses if use.cpu_s is not None]
     gpu = [use.gpu_utilisation for use in uses if use.gpu_utilisation is not None]
-    compiled = [block.counters.compilations for block in blocks if block.counters]
-    known_compiled = [count for count in compiled if count is not None]
+    counters = [block.counters for block in blocks if block.counters]
+    compiled = [found.compilations for found in counters if found.compilations is not None]
     # CPU time and images must be of the same blocks.
     has_all = len(cpu) == len(blocks) and images > 0
     return ServerFigures(
@@ -210,7 +210,7 @@ def _server(blocks: Sequence[Block], images: int) -> ServerFigures:
         peak_rss_bytes=max((use.peak_rss_bytes for use in uses if use.peak_rss_bytes is not None), default=None),
         gpu_utilisation=sum(gpu) / len(gpu) if gpu else None,
         gpu_memory_bytes=max((use.gpu_memory_bytes for use in uses if use.gpu_memory_bytes is not None), default=None),
-        compilations=sum(known_compiled) if known_compiled else None,
+        compilations=sum(compiled) if compiled else None,
     )
 
 

@@ -317,8 +317,3 @@ class Run:
     failures: tuple[Failure, ...]
     end: End | None
     """None when the file was cut off."""
-
-    @property
-    def name(self) -> str:
-        """The file's name without its suffix."""
-        return self.path.name.removesuffix(SUFFIX)

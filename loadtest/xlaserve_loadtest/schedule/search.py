@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,13 +37,11 @@ class Slo:
     @classmethod
     def parse(cls, text: str) -> Slo:
         """Reads `p99<50ms`. Raises ValueError."""
-        try:
+        with suppress(ConditionError):
             found = conditions.parse(text)
-        except ConditionError:
-            found = None
-        if not found or not found.percentile or found.op != "<" or found.arm or not found.limit:
-            raise ValueError(f"expected a condition such as p99<50ms, got {text!r}")
-        return cls(found.percentile, found.limit)
+            if found.percentile and found.op == "<" and not found.arm and found.limit:
+                return cls(found.percentile, found.limit)
+        raise ValueError(f"expected a condition such as p99<50ms, got {text!r}")
 
     def __str__(self) -> str:
         return f"p{self.percentile:g}<{self.limit_ms:g}ms"

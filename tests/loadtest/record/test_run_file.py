@@ -68,7 +68,6 @@ def test_everything_comes_back_as_it_was_written(run_file: NewRun) -> None:
     assert run.requests.dtype == REQUEST
     for column in required(REQUEST.names):
         np.testing.assert_array_equal(run.requests[column], written.rows[column])
-    assert run.name == "a"
 
 
 def test_what_was_written_is_on_disk_before_the_file_is_closed(run_file: NewRun) -> None:
