@@ -167,7 +167,7 @@ def read(path: Path) -> Sweep:
         raise SweepFileError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        field_name = ".".join(map(str, first["loc"]))
+        field_name = ".".join(map(str, first["loc"])) or "entry"
         raise SweepFileError(f"{path} is not the state of a sweep: {field_name}: {first['msg'].lower()}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SweepFileError(f"{path} is not the state of a sweep: {error}") from error

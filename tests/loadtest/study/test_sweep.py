@@ -127,6 +127,16 @@ def test_two_sweeps_do_not_share_a_folder(sweep: MakeSweep, tmp_path: Path) -> N
         pass
 
 
+def test_an_entry_that_lacks_a_field_is_refused_by_its_name(sweep: MakeSweep, tmp_path: Path) -> None:
+    with SweepFile(tmp_path, sweep()):
+        pass
+    head = (tmp_path / FILE_NAME).read_text()
+    for line, name in (('{"cell": {"source": "x", "batch": 1}}', r"cell\.resolution"), ("[]", "entry")):
+        (tmp_path / FILE_NAME).write_text(f"{head}{line}\n")
+        with pytest.raises(SweepFileError, match=f"not the state of a sweep: {name}: "):
+            read(tmp_path)
+
+
 def test_a_file_that_is_no_sweep_is_refused(sweep: MakeSweep, tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('{"schema": "something else"}\n')
     with pytest.raises(SweepFileError, match="expected schema"):
