@@ -705,3 +705,42 @@ def test_grpcio_accepts_calls_in_a_task_that_can_be_told() -> None:
         breaks="after a call whose path is no UTF-8 nobody is served for as long as its connection stays open",
     ):
         assert sum(ACCEPTING in name for name in asyncio.run(tasks())) == 1
+
+
+def test_grpcio_cancels_calls_whose_tasks_are_cancelled() -> None:
+    import asyncio
+
+    import grpc
+
+    from xlaserve.rpc.admission import current_call, reset
+
+    async def ask() -> tuple[grpc.StatusCode, grpc.StatusCode]:
+        answering: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
+
+        async def answer(data: bytes, context: object) -> bytes:
+            if data:
+                return data
+            answering.set_result(current_call())
+            await asyncio.Event().wait()
+            return b""
+
+        handler: Any = grpc.unary_unary_rpc_method_handler(answer)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("service", {"method": handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method: Any = channel.unary_unary("/service/method")
+            assert await method(b"first", timeout=20) == b"first"
+            call = method(b"", timeout=20)
+            reset([await answering])
+            statuses = await method(b"next", timeout=20).code(), await call.code()
+        await server.stop(None)
+        return statuses
+
+    with needed(
+        "the task of a call, its reference to the one that answers it, and what becomes of a call without references",
+        by="rpc/admission.py",
+        breaks="calls whose answers are not read stay for as long as their clients do, and their memory with them",
+    ):
+        assert asyncio.run(ask()) == (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)

@@ -99,8 +99,12 @@ class Settings(Frozen):
     more than `max_inflight_bytes` are left of it, only as many messages may arrive at a time as fit there at
     `max_message_bytes` each, and those that take longest get RESOURCE_EXHAUSTED."""
     max_concurrent_calls: int = Field(4096, ge=1, le=1_000_000)
-    """Calls of all kinds at a time, those whose answers are not yet read by their clients included. More get
-    RESOURCE_EXHAUSTED."""
+    """Calls at a time, those whose answers are not yet read by their clients included. More get RESOURCE_EXHAUSTED.
+    Health's Check, ServerLive and ServerReady are counted by themselves, up to 256."""
+    max_transfer_s: float = Field(300.0, gt=0, le=86_400)
+    """How long a message may take to arrive, from the start of its call until all of it is here, and an answer until
+    its client has taken it; the call then ends as CANCELLED. 64 MiB in 300 s are 1.8 Mbit/s. Streams may be silent
+    between messages for as long as they like. Where there is no room for new calls, 5 s are allowed for all of this."""
     max_connections: int = Field(1000, ge=1, le=1_000_000)
     """Clients that may be connected at a time. Each can have sent 256 KiB before anybody asks for them."""
     max_connection_idle_s: float = Field(600.0, gt=0, le=86_400)

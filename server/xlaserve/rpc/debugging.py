@@ -39,7 +39,7 @@ class Reflection:
                 messages.release(size_bytes)
 
         async for response in self._servicer.ServerReflectionInfo(requests(), context):
-            await context.write(response.SerializeToString())
+            await messages.write(response.SerializeToString())
 
 
 def _parse(data: bytes) -> reflection_pb2.ServerReflectionRequest | None:

@@ -6,7 +6,9 @@ Like the generated code, except that
   log and, at the client, UNKNOWN with the name of a Python class;
 - messages are counted for as long as they are held (see `intake`). While few arrive, gRPC receives those of unary
   methods by itself, which takes less of the processor. While many do, methods are declared to grpcio as taking
-  a stream, so that a message arrives when it is asked for.
+  a stream, so that a message arrives when it is asked for;
+- calls are counted, and end where their clients keep them waiting (see `admission`). Probes are counted by themselves,
+  so that they are answered however many other calls there are.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from xlaserve.errors import XlaserveError
+from xlaserve.errors import QueueFull, XlaserveError
 from xlaserve.rpc import parts
+from xlaserve.rpc.admission import Admission, current_call
 from xlaserve.rpc.context import Context
 from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.parts import LARGE_BYTES, Wire
@@ -34,8 +37,25 @@ from xlaserve.status import status_of
 STREAM_BYTES: Final = 8 * 1024 * 1024
 """Bytes that a stream may hold, of messages and of answers not read by its client, before its next message is read."""
 
+PROBES: Final = frozenset(
+    f"/{method}"
+    for method in (
+        "grpc.health.v1.Health/Check",
+        "inference.GRPCInferenceService/ServerLive",
+        "inference.GRPCInferenceService/ServerReady",
+    )
+)
+"""Methods by which others learn whether the server is well: small, and answered at once."""
+
 Parser = Callable[[bytes], object | None]
 """Parses a method's message, or returns None for bytes that are none. Raises InvalidArgument beyond all bounds."""
+
+
+class Admissions(NamedTuple):
+    """What admits the calls of PROBES, and all others."""
+
+    calls: Admission
+    probes: Admission
 
 
 def add(
@@ -43,6 +63,7 @@ def add(
     service: ServiceDescriptor,
     server: grpc.aio.Server,
     intake: Intake,
+    admissions: Admissions,
     *,
     parsers: Mapping[str, Parser] | None = None,
     on_refused: Callable[[str, str], None] = lambda method, status: None,
@@ -53,18 +74,16 @@ def add(
     and the status of each message that is not taken in.
     """
     parsers = parsers or {}
-    methods = {
-        f"/{service.full_name}/{method.name}": _method(
-            getattr(servicer, method.name),
-            method,
-            Reader(
-                intake,
-                parsers.get(method.input_type.name) or _parser(GetMessageClass(method.input_type)),
-                partial(on_refused, method.name),
-            ),
+    methods = {}
+    for method in service.methods:
+        path = f"/{service.full_name}/{method.name}"
+        reader = Reader(
+            intake,
+            admissions.probes if path in PROBES else admissions.calls,
+            parsers.get(method.input_type.name) or _parser(GetMessageClass(method.input_type)),
+            partial(on_refused, method.name),
         )
-        for method in service.methods
-    }
+        methods[path] = _method(getattr(servicer, method.name), method, reader)
     server.add_generic_rpc_handlers((_Service(service.full_name, methods, intake),))
 
 
@@ -73,6 +92,7 @@ class Reader:
     """Reads messages of one type."""
 
     intake: Intake
+    admission: Admission
     parse: Parser
     on_refused: Callable[[str], None]
     """Called with the status."""
@@ -89,7 +109,7 @@ class Reader:
             return self.parse(data), taken_bytes
         except BaseException as error:
             self.intake.release(taken_bytes)
-            self._count(error)
+            self.count(error)
             raise
 
     async def read(self, context: Context) -> tuple[Any, int]:
@@ -110,28 +130,38 @@ class Reader:
         data = await self._receive(context)
         if data is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
             raise asyncio.CancelledError
+        self.admission.work(current_call())
         return self.accept(data)
 
     async def _receive(self, context: Context) -> Any:
         try:
             return await self.intake.receive(context)
         except XlaserveError as error:
-            self._count(error)
+            self.count(error)
             raise
 
-    def _count(self, error: BaseException) -> None:
+    def count(self, error: BaseException) -> None:
+        """Counts a message that was not taken in; for lack of room, others are to make some."""
+        if isinstance(error, QueueFull):
+            self.admission.make_room()
         if isinstance(error, XlaserveError):
             self.on_refused(status_of(error)[0].grpc)
 
 
 class Messages:
-    """A stream's messages, for `async for`. What it holds is released by `release`, or with `close` at the latest."""
+    """A stream's messages, for `async for`. What it holds is released by `release`, or with `close` at the latest.
+
+    A stream that holds nothing is idle.
+    """
 
     def __init__(self, reader: Reader, context: Context) -> None:
         self._reader = reader
         self._context = context
+        self._call = current_call()
         self._held_bytes = 0
+        self._is_writing = False
         self._released = asyncio.Event()
+        self._note()
 
     def __aiter__(self) -> Messages:
         return self
@@ -145,22 +175,37 @@ class Messages:
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
         self._held_bytes += size_bytes
+        self._note()
         return message, size_bytes
+
+    async def write(self, data: bytes) -> None:
+        """Returns once the client has room for an answer."""
+        self._is_writing = True
+        self._reader.admission.transfer(self._call)
+        await self._context.write(data)
+        self._is_writing = False
+        self._note()
 
     def hold(self, size_bytes: int) -> None:
         """Counts an answer until its `release`."""
         self._held_bytes += size_bytes
         self._reader.intake.hold(size_bytes)
+        self._note()
 
     def release(self, size_bytes: int) -> None:
         """Counts a message or an answer as no longer held."""
         self._held_bytes -= size_bytes
         self._reader.intake.release(size_bytes)
         self._released.set()
+        self._note()
 
     def close(self) -> None:
         """Releases everything."""
         self.release(self._held_bytes)
+
+    def _note(self) -> None:
+        if not self._is_writing:  # whatever else it sends, the client does not read
+            (self._reader.admission.work if self._held_bytes else self._reader.admission.idle)(self._call)
 
 
 class _Method(NamedTuple):
@@ -168,6 +213,7 @@ class _Method(NamedTuple):
     """The handler that asks for its messages."""
     answer: Callable[[bytes, Context], Awaitable[bytes]] | None
     """Answers a unary method's message that has arrived already."""
+    reader: Reader
 
 
 class _Service(grpc.ServiceRpcHandler):
@@ -187,6 +233,11 @@ class _Service(grpc.ServiceRpcHandler):
         method = self._methods.get(handler_call_details.method)
         if method is None:
             return None
+        try:
+            method.reader.admission.enter()
+        except QueueFull as error:
+            method.reader.on_refused(status_of(error)[0].grpc)
+            return _refusal(error)
         if method.answer is None or self._intake.is_crowded:
             return method.handler
         return _ReceivedCall(method.answer, self._intake)
@@ -219,6 +270,13 @@ class _ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic 
     __del__ = _arrive  # it never will: the client has gone
 
 
+def _refusal(error: QueueFull) -> grpc.RpcMethodHandler[Any, Any]:
+    async def answer(_: object, context: Context) -> None:
+        await refuse(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(answer, None, None)
+
+
 def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: Reader) -> _Method:
     if descriptor.client_streaming:
         return _streams_in(method, reader)
@@ -228,7 +286,7 @@ def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: Re
 
 
 def _unary(method: Callable[[Any, Context], Awaitable[Message | Wire]], reader: Reader) -> _Method:
-    intake = reader.intake
+    intake, admission = reader.intake, reader.admission
 
     async def answer_message(message: Any, size_bytes: int, context: Context) -> bytes:
         try:
@@ -239,8 +297,10 @@ def _unary(method: Callable[[Any, Context], Awaitable[Message | Wire]], reader: 
             answer_bytes = parts.wire_bytes(wire)
             if answer_bytes >= LARGE_BYTES:  # counted from now on: a thread may have to come free first
                 intake.hold(answer_bytes)
-                context.add_done_callback(lambda _: intake.release(answer_bytes))  # type: ignore[arg-type]
-            return await parts.join(wire, answer_bytes)
+                current_call().add_done_callback(lambda _: intake.release(answer_bytes))
+            joined = await parts.join(wire, answer_bytes)
+            admission.transfer(current_call())
+            return joined
         except Exception as error:
             await refuse(context, error)
         finally:
@@ -256,6 +316,7 @@ def _unary(method: Callable[[Any, Context], Awaitable[Message | Wire]], reader: 
         return await answered
 
     async def answer_received(data: bytes, context: Context) -> bytes:
+        admission.work(current_call())
         try:
             message, size_bytes = reader.accept(data)
         except XlaserveError as error:
@@ -266,7 +327,7 @@ def _unary(method: Callable[[Any, Context], Awaitable[Message | Wire]], reader: 
         del message
         return await answered
 
-    return _Method(grpc.stream_unary_rpc_method_handler(answer), answer_received)
+    return _Method(grpc.stream_unary_rpc_method_handler(answer), answer_received, reader)
 
 
 def _streams_in(method: Callable[[Messages, Context], Awaitable[None]], reader: Reader) -> _Method:
@@ -279,7 +340,7 @@ def _streams_in(method: Callable[[Messages, Context], Awaitable[None]], reader: 
         finally:
             messages.close()
 
-    return _Method(grpc.stream_stream_rpc_method_handler(answer, None, None), None)
+    return _Method(grpc.stream_stream_rpc_method_handler(answer, None, None), None, reader)
 
 
 def _streams_out(
@@ -289,13 +350,14 @@ def _streams_out(
         try:
             message, size_bytes = await reader.read_only(context)
             reader.intake.release(size_bytes)  # nobody watches anything with a large message
+            reader.admission.idle(current_call())
             async with aclosing(method(message, context)) as responses:
                 async for response in responses:
                     yield response
         except Exception as error:
             await refuse(context, error)
 
-    return _Method(grpc.stream_stream_rpc_method_handler(answer, None, serialize), None)
+    return _Method(grpc.stream_stream_rpc_method_handler(answer, None, serialize), None, reader)
 
 
 def _parser(message: type[Message]) -> Parser:

@@ -119,7 +119,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
             tasks.create_task(read())
             while (answered := await answers.get()) is not None:
                 wire, answer_bytes = await answered
-                await context.write(await parts.join(wire, answer_bytes))
+                await requests.write(await parts.join(wire, answer_bytes))
                 requests.release(answer_bytes)
         if refusal is not None:
             raise refusal

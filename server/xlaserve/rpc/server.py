@@ -16,6 +16,7 @@ from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.rpc import debugging, handlers, vision_messages
 from xlaserve.rpc.admin import Admin
+from xlaserve.rpc.admission import RPC_TASK, Admission
 from xlaserve.rpc.hang_up import hang_up
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.infer_message import InferMessages
@@ -34,13 +35,18 @@ KEEPALIVE_MS: Final = 60_000
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
 MAX_CONNECTION_STREAMS: Final = 1024
 """Calls of one connection at a time; further ones wait at the client."""
+PENDING_CALLS: Final = 16_384
+"""Calls that may wait to be counted: gRPC answers further ones with CANCELLED, at twice as many all of them."""
+MAX_PROBES: Final = 256
+"""Calls of `handlers.PROBES` at a time."""
+CROWDED_TRANSFER_S: Final = 5.0
+"""How long a message or an answer may take where there is no room for further calls."""
+CROWDED_PROBE_S: Final = 1.0
 LISTEN_AGAIN_S: Final = 10.0
 """How long a new server tries to get the port of one that ended, every RETRY_S."""
 RETRY_S: Final = 0.05
 ACCEPTING: Final = "_server_main_loop"
 """What grpcio 1.85 calls the coroutine that accepts calls."""
-RPC_TASK: Final = "rpc_task"
-"""What grpcio 1.85 calls the task of a call."""
 _OF_CLIENTS: Final = (
     *("codec can't decode byte", "UnicodeDecodeError", "Invalid encoding on"),
     "ExecuteBatchError raised in core",  # a client that hung up as its answer left
@@ -76,6 +82,10 @@ class GrpcServer:
             settings.max_message_bytes,
             settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
         )
+        self._admissions = handlers.Admissions(
+            calls=Admission(settings.max_concurrent_calls, settings.max_transfer_s, CROWDED_TRANSFER_S),
+            probes=Admission(MAX_PROBES, settings.max_transfer_s, CROWDED_PROBE_S),
+        )
         self._server = self._build()
         self._is_stopping = False
         self.address = ""
@@ -84,7 +94,7 @@ class GrpcServer:
     def _build(self) -> grpc.aio.Server:
         settings = self._settings
         open_inference, vision, health, admin = self._services
-        server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.max_concurrent_calls)
+        server = grpc.aio.server(options=_options(settings))
 
         def on_refused(method: str, status: str) -> None:
             self._metrics.refused.labels(method, status).inc()
@@ -98,8 +108,10 @@ class GrpcServer:
             servicers.append((admin_pb2, admin))
         for file, servicer in servicers:
             (service,) = file.DESCRIPTOR.services_by_name.values()
-            handlers.add(servicer, service, server, self.intake, parsers=parsers, on_refused=on_refused)
-        add = partial(handlers.add, server=server, intake=self.intake)
+            handlers.add(
+                servicer, service, server, self.intake, self._admissions, parsers=parsers, on_refused=on_refused
+            )
+        add = partial(handlers.add, server=server, intake=self.intake, admissions=self._admissions)
         add(health, health_pb2.DESCRIPTOR.services_by_name["Health"])  # type: ignore[arg-type]
         if settings.channelz:
             add(debugging.Channelz(), debugging.CHANNELZ)  # type: ignore[arg-type]
@@ -204,6 +216,8 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", min(MAX_CONNECTION_STREAMS, settings.max_concurrent_calls)),
+        ("grpc.server.max_pending_requests", max(PENDING_CALLS, settings.max_concurrent_calls)),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * max(PENDING_CALLS, settings.max_concurrent_calls)),
     )
 
 

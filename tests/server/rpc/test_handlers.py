@@ -12,6 +12,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from xlaserve.errors import ModelNotFound
 from xlaserve.rpc import handlers, parts
+from xlaserve.rpc.admission import Admission
+from xlaserve.rpc.handlers import Admissions
 from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.parts import LARGE_BYTES
@@ -66,7 +68,6 @@ class Context:
         self.messages = [*messages]
         self.status: grpc.StatusCode | None = None
         self.details = ""
-        self.done: list[Any] = []
 
     async def read(self) -> Any:
         return self.messages.pop(0) if self.messages else grpc.aio.EOF
@@ -75,9 +76,6 @@ class Context:
         self.status, self.details = status, details
         self.error = Aborted()  # as grpcio keeps it: with its traceback it holds each frame that it left
         raise self.error
-
-    def add_done_callback(self, callback: Any) -> None:
-        self.done.append(callback)
 
 
 @pytest.fixture(params=["received", "asked for"])
@@ -100,9 +98,13 @@ async def call(handler: Any, context: Context) -> Any:
     return await answered
 
 
+def admit(max_calls: int = 100, max_transfer_s: float = 100.0, crowded_s: float = 10.0) -> Admissions:
+    return Admissions(*(Admission(max_calls, max_transfer_s, crowded_s) for _ in Admissions._fields))
+
+
 def add(service: Any, servicer: Any, intake: Intake, **options: Any) -> dict[str, Any]:
     server = Server()
-    handlers.add(servicer, service, cast(Any, server), intake, **options)
+    handlers.add(servicer, service, cast(Any, server), intake, admit(), **options)
     assert [handler.service_name() for handler in server.generic] == [service.full_name]
     return server.found(service)
 
@@ -160,14 +162,16 @@ async def test_a_message_and_a_large_answer_are_counted_for_as_long_as_they_are_
         held.append(intake.held_bytes)
         return vision_pb2.ClassifyResponse(model="m" * 50_000)
 
+    async def answer_and_send() -> bytes:
+        response = await call(handler, Context(data))
+        assert intake.held_bytes == len(response)
+        return bytes(response)
+
     servicer.answers["Classify"] = answer
-    context = Context(data)
-    response = await call(handler, context)
+    response = await asyncio.create_task(answer_and_send())
     assert vision_pb2.ClassifyResponse.FromString(response).model == "m" * 50_000
     assert held == [len(data)]
-    assert intake.held_bytes == len(response)
-    for callback in context.done:
-        callback(context)
+    await asyncio.sleep(0)
     assert intake.held_bytes == 0
 
 
@@ -356,7 +360,7 @@ async def test_calls_whose_message_has_not_arrived_are_expected_until_they_end()
     intake = Intake(max_bytes=300_000, max_message_bytes=100_000, max_resident_bytes=10**12)
     server, servicer = Server(), Servicer()
     servicer.answers["ModelReady"] = oip_pb2.ModelReadyResponse()
-    handlers.add(servicer, OIP, cast(Any, server), intake)
+    handlers.add(servicer, OIP, cast(Any, server), intake, admit())
     (service,) = server.generic
     details = SimpleNamespace(method=f"/{OIP.full_name}/ModelReady")
     calls = [service.service(details) for _ in range(5)]

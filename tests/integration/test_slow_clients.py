@@ -1,0 +1,123 @@
+"""Clients that hold calls open: those that send no message, and those that read no answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.attack import http2
+from tests.attack.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM
+from tests.integration.conftest import NOOP, Connect, NoopClient, Server, StartServer
+
+from xlaserve_proto import open_inference_pb2 as pb
+
+CALLS = 4096
+STREAMS = 1024
+"""Calls of one connection."""
+PATIENCE_S = 30.0
+MOST_MIB = 400
+INFERENCE = "/inference.GRPCInferenceService/"
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+def hold(server: Server, calls: int, path: str, *, sends: bool, held: ExitStack) -> list[http2.Connection]:
+    """Makes calls that wait for their client, for the message that it never `sends` or else to read the answer."""
+    connections = []
+    for first in range(0, calls, STREAMS):
+        connection = held.enter_context(http2.Connection(server.grpc, window=0))
+        for stream in range(1, 2 * min(STREAMS, calls - first), 2):
+            data = http2.frame(HEADERS, END_HEADERS, stream, http2.headers(path))
+            if sends:
+                data += http2.frame(DATA, END_STREAM, stream, http2.message(b""))
+            assert connection.send(data)
+        connections.append(connection)
+    return connections
+
+
+def ended(connection: http2.Connection, streams: set[int]) -> set[int]:
+    """Returns those of `streams` that the server ends soon."""
+    left = set(streams)
+    for kind, flags, stream, _ in connection.frames(PATIENCE_S):
+        if kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM):
+            left.discard(stream)
+        if not left:
+            break
+    return streams - left
+
+
+def ended_calls(server: Server) -> int:
+    return sum(map(int, re.findall(r"ended (\d+) calls", server.stderr)))
+
+
+def is_well(client: NoopClient) -> bool:
+    """Returns whether all probes are answered; fails where one is neither answered nor refused."""
+    health: Any = health_pb2_grpc.HealthStub(client.channel)
+    try:
+        return bool(
+            health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S).status
+            == health_pb2.HealthCheckResponse.SERVING
+            and client.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S).live
+            and client.stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE_S).ready
+        )
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return False
+
+
+@pytest.mark.parametrize(
+    ("method", "sends"),
+    [("ServerMetadata", True), ("ServerLive", True), ("ModelInfer", False), ("ModelStreamInfer", False)],
+)
+def test_calls_that_wait_for_one_client_keep_no_other_out(
+    start_server: StartServer, connect: Connect, held: ExitStack, method: str, sends: bool
+) -> None:
+    server = start_server({"models": [NOOP]})
+    client = connect(server)
+    assert client.ask(1) is grpc.StatusCode.OK
+    process = psutil.Process(server.pid)
+    before = process.memory_info().rss
+    hold(server, CALLS + STREAMS, f"{INFERENCE}{method}", sends=sends, held=held)
+    if method == "ServerLive":  # as many probes at once are refused, but not for long
+        server.wait_for(lambda: is_well(client), "it never answered probes again", PATIENCE_S)
+    else:
+        assert is_well(client)
+    server.wait_for(lambda: client.ask(1) is grpc.StatusCode.OK, "it never served again", PATIENCE_S)
+    assert [client.ask(level) for level in range(50)] == [grpc.StatusCode.OK] * 50
+    assert (process.memory_info().rss - before) / 2**20 < MOST_MIB
+
+
+def test_transfers_have_a_time_limit_and_silent_streams_have_none(
+    start_server: StartServer, connect: Connect, held: ExitStack
+) -> None:
+    server = start_server({"models": [NOOP], "max_transfer_s": 0.5})
+    client = connect(server)
+    health: Any = health_pb2_grpc.HealthStub(client.channel)
+    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+
+    def send_late() -> Iterator[pb.ModelInferRequest]:
+        yield client.request(1)
+        server.wait_for(lambda: ended_calls(server) == 2 * len(streams), "it did not end the calls", PATIENCE_S)
+        assert is_well(client)  # grpcio refers to the call that came last until the next one comes
+        for connection in (*unread, *unsent):
+            assert ended(connection, streams) == streams
+        yield client.request(2)
+
+    streams = set(range(1, 2 * 200, 2))
+    unread = hold(server, len(streams), f"{INFERENCE}ServerMetadata", sends=True, held=held)
+    unsent = hold(server, len(streams), f"{INFERENCE}ModelInfer", sends=False, held=held)
+    answers = [*client.stub.ModelStreamInfer(send_late(), timeout=2 * PATIENCE_S)]
+    assert [answer.error_message for answer in answers] == ["", ""]
+    assert watch.is_active()
+    watch.cancel()

@@ -1,0 +1,132 @@
+"""Calls that wait for their clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+from tests.fakes import VirtualTimeLoop
+
+from xlaserve.errors import QueueFull
+from xlaserve.rpc.admission import LOOK_S, Admission, Call, current_call
+
+
+class House:
+    """An admission of `places`, with calls that last until the test or the admission ends them."""
+
+    def __init__(self, places: int, max_transfer_s: float = 100.0, crowded_transfer_s: float = 10.0) -> None:
+        clock = asyncio.get_running_loop().time
+        self.ended: list[Call] = []
+        self.admission = Admission(places, max_transfer_s, crowded_transfer_s, clock, self._end)
+
+    async def enter(self) -> Call:
+        """Returns a call that was admitted. Raises QueueFull."""
+        admitted: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+
+        async def call() -> None:
+            try:
+                self.admission.enter()
+            except QueueFull as error:
+                admitted.set_exception(error)
+                return
+            admitted.set_result(current_call())
+            await asyncio.Event().wait()
+
+        self._last = asyncio.create_task(call())
+        return await admitted
+
+    def _end(self, calls: Collection[Call]) -> None:
+        self.ended += calls
+        for call in calls:
+            call.cancel()
+
+
+async def leave(*calls: Call) -> None:
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+    await asyncio.sleep(0)
+
+
+async def test_places_are_bounded_and_free_again_when_calls_end(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=2)
+    first, second = await house.enter(), await house.enter()
+    with pytest.raises(QueueFull, match="2 calls are under way, the most at a time"):
+        await house.enter()
+    await leave(first)
+    await house.enter()
+    with pytest.raises(QueueFull):
+        await house.enter()
+    assert not house.ended
+    assert not second.done()
+
+
+async def test_a_transfer_is_ended_after_its_time_and_work_and_idleness_are_not(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=100)
+    arriving, working, idle, answered = [await house.enter() for _ in range(4)]
+    house.admission.work(working)
+    house.admission.idle(idle)
+    house.admission.work(answered)
+    await asyncio.sleep(60)
+    house.admission.transfer(answered)
+    await asyncio.sleep(39.5)
+    assert not house.ended
+    await asyncio.sleep(LOOK_S)
+    assert house.ended == [arriving]
+    await asyncio.sleep(60)
+    assert house.ended == [arriving, answered]
+    await asyncio.sleep(1000)
+    assert house.ended == [arriving, answered]
+    assert not working.done()
+    assert not idle.done()
+
+
+async def test_a_new_call_takes_the_place_of_the_one_that_transfers_longest(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=3)
+    idle, first, second = [await house.enter() for _ in range(3)]
+    house.admission.idle(idle)
+    await asyncio.sleep(9.5)
+    with pytest.raises(QueueFull):
+        await house.enter()
+    await asyncio.sleep(0.5)
+    await house.enter()
+    assert house.ended == [first]
+    await house.enter()
+    assert house.ended == [first, second]
+    await house.enter()
+    assert house.ended == [first, second, idle]
+    with pytest.raises(QueueFull):
+        await house.enter()
+
+
+async def test_a_call_that_the_server_works_on_never_loses_its_place(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=3)
+    for _ in range(3):
+        house.admission.work(await house.enter())
+    await asyncio.sleep(10_000)
+    with pytest.raises(QueueFull):
+        await house.enter()
+    assert not house.ended
+
+
+async def test_several_calls_are_ended_together(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=64)
+    calls = [await house.enter() for _ in range(64)]
+    await asyncio.sleep(10)
+    await house.enter()
+    assert house.ended == calls[:4]
+    house.admission.make_room()
+    assert house.ended == calls[:8]
+
+
+async def test_nothing_is_checked_while_there_are_no_calls(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=3)
+    await leave(await house.enter(), await house.enter())
+    moments: list[float] = []
+    virtual_time.when_quiet.append(lambda: moments.append(virtual_time.time()))
+    await asyncio.sleep(100 * LOOK_S)
+    assert len(moments) == 2
+    late = await house.enter()
+    await asyncio.sleep(100 + LOOK_S)
+    assert house.ended == [late]
