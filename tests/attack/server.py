@@ -49,20 +49,10 @@ class Server:
         command += ["--grpc-port", str(ports[0]), "--http-port", str(ports[1]), "--ready-file", str(self._ready_file)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
 
-        def limit() -> None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            if max_file_bytes:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
-
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                preexec_fn=limit,  # noqa: PLW1509 - sets a limit and nothing else
-            )
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+        if max_file_bytes:  # not by preexec_fn: what forks in a process that uses gRPC may abort before it runs
+            resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
         self._measured = psutil.Process(self.process.pid)
         self.peak_bytes = 0
         self.is_fit = True

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from typing import Any, cast
 
@@ -95,3 +96,25 @@ async def test_a_worker_that_dies_is_noticed_by_whoever_waits_for_it() -> None:
 )
 def test_the_number_of_workers_leaves_the_target_most_cores(cores: int, concurrency: int, workers: int) -> None:
     assert choose_number(cores, concurrency) == workers
+
+
+def test_processes_start_while_grpc_is_busy_and_it_says_nothing_of_it() -> None:
+    script = """
+import asyncio, xlaserve_loadtest, grpc, uvloop
+
+async def main():
+    server = grpc.aio.server()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    await server.start()
+    await channel.channel_ready()
+    for _ in range(5):
+        process = await asyncio.create_subprocess_exec("true")
+        assert await process.wait() == 0
+    await channel.close()
+    await server.stop(None)
+
+uvloop.run(main())
+"""
+    without = {key: value for key, value in os.environ.items() if key != "GRPC_ENABLE_FORK_SUPPORT"}
+    done = subprocess.run([sys.executable, "-c", script], env=without, stderr=subprocess.PIPE, timeout=60, check=True)
+    assert done.stderr == b""
