@@ -33,7 +33,7 @@ demo: setup ## Serve, ask about real images, compare XLA with graph mode
 
 test: setup ## Run the test suite
 	scripts/install_chromium.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run
 	$(BIN)/python -m tests.attack $(if $(SEED),--seed $(SEED))
