@@ -10,7 +10,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.attack import calls, connections, disk, fuzz, images, models, processes, samples, sizes  # noqa: F401
+from tests.attack import (  # noqa: F401
+    calls,
+    connections,
+    debugging,
+    disk,
+    fuzz,
+    images,
+    models,
+    processes,
+    samples,
+    sizes,
+    slow_clients,
+)
 from tests.attack.client import INFERENCE, Client
 from tests.attack.registry import ATTACKS, OK, Round, Tally
 from tests.attack.server import MIB, Server, ServerError
@@ -26,6 +38,7 @@ SHARED: Final[dict[str, Any]] = {
     "max_message_bytes": 24 * MIB,
     "max_queue_images": 512,
     "model_control": True,
+    "channelz": True,
 }
 
 

@@ -205,6 +205,10 @@ def test_channelz_shows_the_calls_when_asked_for_and_reflection_hides_when_asked
             assert oip.ServerLive(oip_pb2.ServerLiveRequest()).live
         channelz = channelz_pb2_grpc.ChannelzStub(channel)
         (found,) = channelz.GetServers(channelz_pb2.GetServersRequest()).server
+        with pytest.raises(grpc.RpcError) as refused:
+            channelz.GetSocket(channelz_pb2.GetSocketRequest(socket_id=-1))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "ERROR" not in server.stderr
         assert found.data.calls_started >= 3
         assert found.data.calls_succeeded >= 3
         with pytest.raises(grpc.RpcError) as caught:

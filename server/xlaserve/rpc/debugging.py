@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from xlaserve.errors import InvalidArgument
+from xlaserve.errors import InvalidArgument, ModelNotFound
 from xlaserve.rpc.context import Context
 from xlaserve.rpc.handlers import Messages, Parser
 from xlaserve.rpc.refusal import no_message
@@ -19,7 +19,21 @@ MAX_REQUEST_BYTES: Final = 16 * 1024
 
 CHANNELZ: Final = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"]
 REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-Channelz: Final = channelz.aio.ChannelzServicer
+
+
+class Channelz:
+    """Describes servers, channels and sockets. Raises ModelNotFound for those that do not exist."""
+
+    def __getattr__(self, name: str) -> Callable[[Any, Context], Awaitable[Any]]:
+        method = getattr(channelz.aio.ChannelzServicer, name)
+
+        async def answer(request: Any, context: Context) -> Any:
+            response = await method(request, context)
+            if response is None:  # with a status that is set, but not sent
+                raise ModelNotFound("no such server, channel or socket")
+            return response
+
+        return answer
 
 
 class Reflection:
