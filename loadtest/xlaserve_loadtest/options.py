@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         type=names,
         default=("xla", "graph"),
         metavar="M,M",
-        help="of xla, graph, eager, autocluster, auto; or all",
+        help=f"of {', '.join(MODES)}; or {ALL}",
     )
     arms.add_argument(
         "--model", type=names, default=("digits",), metavar="NAME,NAME", help="served names; without a target sources"

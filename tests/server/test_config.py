@@ -25,7 +25,7 @@ from xlaserve.config import (
 )
 from xlaserve.config.files import resolved
 from xlaserve.config.frozen import Frozen, OrPath, Pairs
-from xlaserve.config.sources import BUILTIN_SOURCES
+from xlaserve.config.sources import BUILTIN_SOURCES, Source, kind_of
 from xlaserve.errors import ConfigError
 
 NOTHING: dict[str, str] = {}
@@ -421,6 +421,21 @@ def test_what_can_not_be_what_it_is_named_for_is_refused(
     with pytest.raises(ConfigError) as refusal:
         check_files(settings)
     assert [part for part in parts if part not in str(refusal.value)] == []
+
+
+def test_every_kind_of_source_is_told_by_its_name_or_by_what_lies_at_its_path(tmp_path: Path) -> None:
+    (tmp_path / "net.keras").touch()
+    (tmp_path / "net.onnx").touch()
+    (tmp_path / "saved").mkdir()
+    paths = {
+        str(tmp_path / name): kind for name, kind in (("net.keras", Source.KERAS_FILE), ("saved", Source.SAVED_MODEL))
+    }
+    named = {form: kind for kind in Source if kind.value.prefix for form in kind.forms}
+    for source, kind in (named | paths).items():
+        assert kind_of(source) is kind
+    assert {*named.values(), *paths.values()} == set(Source)
+    for source in ("builtin:other", "keras_cv", "net.keras", str(tmp_path / "net.onnx")):
+        assert kind_of(source) is None
 
 
 @pytest.mark.parametrize("source", [*BUILTIN_SOURCES, "keras_cv:YOLOV8Detector-YOLOV8S", "kagglehub:a/b/keras/c", "."])

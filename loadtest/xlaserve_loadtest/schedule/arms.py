@@ -7,10 +7,10 @@ from typing import Final
 
 from xlaserve_loadtest.record.lines import Arm
 
-MODES: Final = ("xla", "graph", "eager", "autocluster", "auto")
+_KINDS: Final = {"xla": "xla", "graph": "graph", "eager": "graph", "autocluster": "autocluster", "auto": "xla"}
+"""By the server's modes: the kind of process that runs each."""
+MODES: Final = tuple(_KINDS)
 ALL: Final = "all"
-
-_KINDS: Final = {"xla": "xla", "auto": "xla", "graph": "graph", "eager": "graph", "autocluster": "autocluster"}
 _CONTROL: Final = "(again)"
 
 

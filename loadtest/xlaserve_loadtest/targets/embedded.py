@@ -20,6 +20,8 @@ from xlaserve_loadtest.targets.target import TargetError
 
 COMMAND: Final = (sys.executable, "-m", "xlaserve", "serve")
 CHECK: Final = (sys.executable, "-m", "xlaserve", "config")
+DOWNLOADED: Final = ("keras.applications:", "keras_cv:")
+"""Sources that have no weights until they are downloaded."""
 STOP_TIMEOUT_S: Final = 35.0
 """A little more than the server's own limit for finishing accepted requests."""
 
@@ -37,7 +39,7 @@ def configuration(models: Sequence[str], modes: Sequence[str], **more: object) -
     """Returns a configuration that serves `models` in `modes`; `more` is added to each model's entry.
 
     A model is a source such as `keras.applications:ResNet50`, the path of a model, or the name of a built-in one.
-    Keras's applications get random weights: speed does not depend on them, and nothing is downloaded.
+    What is DOWNLOADED gets random weights: speed does not depend on them.
     """
     # JSON is YAML as well.
     return json.dumps({"models": [_entry(model, modes) | more for model in models]})
@@ -80,7 +82,7 @@ def _ask(config: str, option: str, *flags: str) -> str:
 def _entry(model: str, modes: Sequence[str]) -> dict[str, object]:
     source = str(Path(model).absolute()) if _is_path(model) else model if ":" in model else f"builtin:{model}"
     entry: dict[str, object] = {"name": served_name(model), "source": source, "modes": list(modes)}
-    if source.startswith("keras.applications:"):
+    if source.startswith(DOWNLOADED):
         entry["weights"] = "random"
     return entry
 

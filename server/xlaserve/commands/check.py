@@ -19,16 +19,17 @@ from xlaserve.check.record import Checked
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Precision, Settings
-from xlaserve.config.sources import NOOP
+from xlaserve.config.model import TRAITS
+from xlaserve.config.sources import Source
 from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
 from xlaserve.runtimes.tf.device import check_temporary_folder
 
 log = logging.getLogger(__name__)
 
-MODES: Final = (Mode.EAGER, Mode.GRAPH, Mode.AUTOCLUSTER, Mode.XLA)
-"""Eager first, because the others are compared with it."""
-USUAL_MODES: Final = (Mode.EAGER, Mode.GRAPH, Mode.XLA)
+MODES: Final = tuple(mode for mode, traits in TRAITS.items() if not traits.choice)
+"""All that have programs of their own; eager first, because the others are compared with it."""
+USUAL_MODES: Final = tuple(mode for mode in MODES if mode is not Mode.AUTOCLUSTER)
 TIMEOUT_S: Final = 300.0
 WIDE: Final = 320
 """Columns of text where no terminal says how many it has: nothing is to be folded."""
@@ -123,7 +124,7 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
         raise ConfigError(f"--all: expected no MODEL with it, got {', '.join(own.names)}")
     names = own.names or tuple(model.name for model in settings.models)
     if own.all:
-        names = tuple(name for name in catalog.names() if name != NOOP.prefix)
+        names = tuple(name for name in catalog.names() if name not in Source.NOOP.forms)
     return [
         runner.Asked(name, _with(subject.model_settings(settings, name), own.modes, own.batches))
         for name in dict.fromkeys(names)

@@ -72,7 +72,7 @@ def model_settings(settings: Settings, name: str) -> ModelSettings:
 
 def _is_downloaded(source: str) -> bool:
     kind = kind_of(source)
-    return kind is not None and kind.is_downloaded
+    return kind is not None and kind.value.is_downloaded
 
 
 def _settings(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mode) -> ModelSettings:

@@ -21,6 +21,7 @@ from xlaserve.config.model import (
     OutputRole,
     PixelRange,
     Precision,
+    TaskName,
 )
 from xlaserve.config.server import MIB, PerformanceHint, Settings
 from xlaserve.config.yaml_text import parse
@@ -43,6 +44,7 @@ __all__ = [
     "PixelRange",
     "Precision",
     "Settings",
+    "TaskName",
     "check_files",
     "dump",
     "load",

@@ -123,8 +123,8 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
             yield "source", f"one of {sources.NAMES} or a path", model.source
     elif not (source := Path(model.source)).exists():
         yield "source", "what exists", source
-    elif source.is_file() and not sources.is_keras_file(source):
-        yield "source", f"a {sources.KERAS_SUFFIX} file or the folder of a SavedModel", source
+    elif sources.kind_of(model.source) is None:
+        yield "source", sources.PATHS, source
     for field, file in _files(model):
         if not file.is_file():
             yield field, "a file" if file.exists() else "what exists", file
@@ -132,7 +132,7 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
 
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
     kind = sources.kind_of(model.source)
-    if kind and kind.is_downloaded and model.weights is not None and model.weights not in sources.NAMED_WEIGHTS:
+    if kind and kind.value.is_downloaded and model.weights is not None and model.weights not in sources.NAMED_WEIGHTS:
         yield "weights", Path(model.weights)
     if model.labels is not None:
         yield "labels", model.labels

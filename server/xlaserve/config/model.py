@@ -28,7 +28,8 @@ class ModeTraits(NamedTuple):
 
 
 class Mode(StrEnum):
-    """How a model is run. Its row in `TRAITS` and its case in `runtimes.tf.executable` are all that a mode is."""
+    """How a model is run. What the server knows of a mode is its row in `TRAITS`, and mypy asks for its programs in
+    `runtimes.tf.executable`; CONTRIBUTING.md says what else names it."""
 
     EAGER = "eager"
     """Operation by operation, from Python."""
@@ -50,8 +51,8 @@ class Mode(StrEnum):
 TRAITS: Final = {
     Mode.EAGER: ModeTraits(),
     Mode.GRAPH: ModeTraits(),
-    Mode.XLA: ModeTraits(uses_xla=True, is_jit=True),
     Mode.AUTOCLUSTER: ModeTraits(uses_xla=True),
+    Mode.XLA: ModeTraits(uses_xla=True, is_jit=True),
     Mode.AUTO: ModeTraits(choice=(Mode.XLA, Mode.GRAPH)),
 }
 
@@ -111,6 +112,8 @@ class Lowering(StrEnum):
 
 BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
 """How a box is written, as KerasCV names it."""
+
+TaskName = Literal["classification", "detection", "segmentation", "embedding"]
 
 OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding"]
 """What an output is to its task; the names that the protocol shows."""
@@ -173,7 +176,7 @@ class ModelSettings(Frozen):
     """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`, the path
     of a `.keras` file or of a SavedModel folder, `kagglehub:<handle>` (either of these, fetched from Kaggle and kept),
     `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
-    task: Literal["auto", "classification", "detection", "segmentation", "embedding"] = "auto"
+    task: Literal["auto", TaskName] = "auto"
     """What its outputs mean; `auto` tells by the source, or by the names and shapes of its outputs. `embedding` makes
     Keras Applications and KerasCV's backbones give their pooled features."""
     version: str = Field("1", pattern=r"^[0-9]{1,9}$", coerce_numbers_to_str=True)

@@ -1,23 +1,25 @@
-"""The kinds of source that models come from: what they are called, and which settings they take.
-
-A new kind is a row here and a loader in `model.catalog`.
-"""
+"""The kinds of source that models come from: what they are called, and which settings they take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from enum import Enum, unique
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A kind of source."""
+class Traits(NamedTuple):
+    """What the server knows of a kind of source before it loads anything."""
 
+    takes: frozenset[str] | None = frozenset()
+    """Which of `PARTICULAR`, the settings that only some kinds take, it takes; None where what it stands for tells."""
     prefix: str = ""
     """What its names begin with; empty where they are paths."""
-    takes: frozenset[str] = frozenset()
-    """Which of `PARTICULAR`, the settings that only some kinds take, it takes."""
+    names: tuple[str, ...] = ()
+    """All that may follow the prefix, where that is known here."""
+    shown: str = "<Name>"
+    """What follows it in messages, where that is not known here."""
+    suffix: str = ""
+    """What the paths of its files end with; "/" where they are folders."""
     needs_tensorflow: bool = True
     is_downloaded: bool = False
     """Whether a model's weights are downloaded, unless they are to be random."""
@@ -26,47 +28,50 @@ class Source:
 
 
 _ADAPTED: Final = frozenset({"classes", "task", "preprocess"})
+_BUILT: Final = _ADAPTED | {"weights", "precision"}
+_STORED: Final = _ADAPTED | {"bounding_box_format", "output_names"}
 
-NOOP: Final = Source("builtin:noop", needs_tensorflow=False)
-BUILT_IN: Final = Source("builtin:", frozenset({"precision"}))
-APPLICATIONS: Final = Source("keras.applications:", _ADAPTED | {"weights", "precision"}, is_downloaded=True)
-KERAS_CV: Final = Source("keras_cv:", _ADAPTED | {"weights", "precision"}, is_downloaded=True)
-KERAS_FILE: Final = Source(
-    takes=_ADAPTED | {"bounding_box_format", "output_names", "custom_objects", "safe_mode", "precision"}
-)
-SAVED_MODEL: Final = Source(takes=_ADAPTED | {"bounding_box_format", "output_names", "signature"})
 
-PARTICULAR: Final = APPLICATIONS.takes | BUILT_IN.takes | KERAS_FILE.takes | SAVED_MODEL.takes
+@unique
+class Source(Enum):
+    """A kind of source. A new one is a row here; mypy then asks for its loader in `model.catalog`."""
+
+    APPLICATIONS = Traits(_BUILT, "keras.applications:", is_downloaded=True)
+    KERAS_CV = Traits(_BUILT, "keras_cv:", is_downloaded=True)
+    KAGGLE = Traits(None, "kagglehub:", shown="<handle>", is_fixed=False)
+    BUILT_IN = Traits(frozenset({"precision"}), "builtin:", ("digits", "shapes-detector", "shapes-segmenter"))
+    NOOP = Traits(prefix="builtin:", names=("noop",), needs_tensorflow=False)
+    KERAS_FILE = Traits(_STORED | {"custom_objects", "safe_mode", "precision"}, shown="a .keras file", suffix=".keras")
+    SAVED_MODEL = Traits(_STORED | {"signature"}, shown="the folder of a SavedModel", suffix="/")
+
+    @property
+    def forms(self) -> list[str]:
+        """How its sources are written, for messages."""
+        return [self.value.prefix + name for name in self.value.names or (self.value.shown,)]
+
+
+PARTICULAR: Final = frozenset[str]().union(*(kind.value.takes or () for kind in Source))
 """The settings that only some kinds of source take; for the others a value is an error."""
-
-KAGGLE: Final = Source("kagglehub:", PARTICULAR, is_fixed=False)
-"""Takes any of them here: the files that it stands for, a KERAS_FILE or a SAVED_MODEL, take what they take."""
-
 NAMED_WEIGHTS: Final = ("imagenet", "random")
 """Weights that are no file."""
-KERAS_SUFFIX: Final = ".keras"
-BUILTIN_SOURCES: Final = ("builtin:digits", "builtin:shapes-detector", "builtin:shapes-segmenter", NOOP.prefix)
-NAMES: Final = f"{APPLICATIONS.prefix}<Name>, {KERAS_CV.prefix}<Name>, {KAGGLE.prefix}<handle>, " + ", ".join(
-    BUILTIN_SOURCES
-)
+BUILTIN_SOURCES: Final = tuple(form for kind in Source if kind.value.names for form in kind.forms)
+NAMES: Final = ", ".join(form for kind in Source if kind.value.prefix for form in kind.forms)
 """Forms of sources that are not paths, for messages."""
+PATHS: Final = " or ".join(form for kind in Source if kind.value.suffix for form in kind.forms)
+"""What sources that are paths lead to, for messages."""
 
 
 def kind_of(source: str) -> Source | None:
-    """Returns the kind of a source that has a name, None for a path."""
-    if source in BUILTIN_SOURCES:
-        return NOOP if source == NOOP.prefix else BUILT_IN
-    for kind in (APPLICATIONS, KERAS_CV, KAGGLE):
-        if source.startswith(kind.prefix):
+    """Returns the kind of a source by its name, or by what lies at its path; None where it is of no kind."""
+    for kind in Source:
+        prefix, names = kind.value.prefix, kind.value.names
+        if prefix and (source in kind.forms if names else source.startswith(prefix)):
             return kind
-    return None
+    path = Path(source)
+    suffix = "/" if path.is_dir() else path.suffix if path.exists() else ""
+    return next((kind for kind in Source if suffix and kind.value.suffix == suffix), None)
 
 
 def looks_like_path(source: str) -> bool:
     """Returns whether a source that has no kind's name is meant as a path."""
     return ":" not in source or source.startswith(("/", "./", "../"))
-
-
-def is_keras_file(path: Path) -> bool:
-    """Returns whether a file is Keras's own, by its name."""
-    return path.suffix == KERAS_SUFFIX

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import assert_never
 
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.config import sources as kinds
@@ -40,7 +41,7 @@ class Model(Network):
 def uses_tensorflow(settings: ModelSettings) -> bool:
     """Returns whether loading the model imports TensorFlow, which must then be configured first."""
     kind = kinds.kind_of(settings.source)
-    return kind is None or kind.needs_tensorflow
+    return kind is None or kind.value.needs_tensorflow
 
 
 def can_be_kept(settings: ModelSettings) -> bool:
@@ -49,7 +50,7 @@ def can_be_kept(settings: ModelSettings) -> bool:
     The code of custom objects, and what a handle of Kaggle stands for, may change.
     """
     kind = kinds.kind_of(settings.source)
-    return not settings.custom_objects and (kind is None or kind.is_fixed)
+    return not settings.custom_objects and (kind is None or kind.value.is_fixed)
 
 
 Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
@@ -59,7 +60,7 @@ Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
 def load(settings: ModelSettings, cached: Cached = lambda settings, build: build()) -> Model:
     """Builds the model and its weights; blocks. Raises ModelFailed with the reason and what to do about it."""
     try:
-        network = cached(settings, partial(_network, settings))
+        network = cached(settings, partial(_network, settings.source, settings))
         buckets = _buckets(settings, network)
         _check_unmatched(settings, network)
         task = _labelled(network.task, settings)
@@ -80,61 +81,64 @@ def names() -> tuple[str, ...]:
     from xlaserve.model.sources import applications, keras_cv_table  # noqa: PLC0415
 
     return (
-        *(kinds.APPLICATIONS.prefix + name for name in applications.names()),
-        *(kinds.KERAS_CV.prefix + name for name in keras_cv_table.names()),
+        *(Source.APPLICATIONS.value.prefix + name for name in applications.names()),
+        *(Source.KERAS_CV.value.prefix + name for name in keras_cv_table.names()),
         *kinds.BUILTIN_SOURCES,
     )
 
 
-def _network(settings: ModelSettings) -> Network:
-    kind = kinds.kind_of(settings.source)
-    if kind is None:
-        return _from_path(Path(settings.source), settings)
-    _check_fields(settings, kind)
-    name = settings.source.removeprefix(kind.prefix)
-    if kind is kinds.NOOP:
-        return noop.network()
+def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911 - one for each kind
+    """Builds what `source` names, which is the model's source or what was fetched for it."""
+    name, path = source.partition(":")[2], Path(source)
+    if (kind := kinds.kind_of(source)) is not None:
+        _check_fields(settings, kind)
     # TensorFlow takes seconds to import, and KerasCV some more.
-    if kind is kinds.BUILT_IN:
-        from xlaserve.model.sources import built_in  # noqa: PLC0415
+    match kind:
+        case Source.APPLICATIONS:
+            from xlaserve.model.sources import applications  # noqa: PLC0415
 
-        return built_in.network(name, settings)
-    if kind is kinds.APPLICATIONS:
-        from xlaserve.model.sources import applications  # noqa: PLC0415
+            return applications.application(name, settings)
+        case Source.KERAS_CV:
+            from xlaserve.model.sources import keras_cv_models  # noqa: PLC0415
 
-        return applications.application(name, settings)
-    if kind is kinds.KERAS_CV:
-        from xlaserve.model.sources import keras_cv_models  # noqa: PLC0415
+            return keras_cv_models.keras_cv_model(name, settings)
+        case Source.KAGGLE:
+            from xlaserve.model.sources import kaggle  # noqa: PLC0415
 
-        return keras_cv_models.keras_cv_model(name, settings)
-    assert kind is kinds.KAGGLE
-    from xlaserve.model.sources import kaggle  # noqa: PLC0415
+            folder = kaggle.fetch(name)
+            files = [file for file in folder.iterdir() if file.is_file() and kinds.kind_of(str(file))]
+            return _network(str(files[0] if len(files) == 1 else folder), settings)
+        case Source.BUILT_IN:
+            from xlaserve.model.sources import built_in  # noqa: PLC0415
 
-    folder = kaggle.fetch(name)
-    files = sorted(folder.glob(f"*{kinds.KERAS_SUFFIX}"))
-    return _from_path(files[0] if len(files) == 1 else folder, settings)
+            return built_in.network(name, settings)
+        case Source.NOOP:
+            return noop.network()
+        case Source.KERAS_FILE:
+            from xlaserve.model.sources import keras_file  # noqa: PLC0415
 
+            return keras_file.keras_file(path, settings)
+        case Source.SAVED_MODEL:
+            from xlaserve.model.sources import saved_model  # noqa: PLC0415
 
-def _from_path(path: Path, settings: ModelSettings) -> Network:
-    from xlaserve.model.sources import keras_file, saved_model  # noqa: PLC0415
-
-    if kinds.is_keras_file(path) and path.is_file():
-        _check_fields(settings, kinds.KERAS_FILE)
-        return keras_file.keras_file(path, settings)
-    if saved_model.is_saved_model(path):
-        _check_fields(settings, kinds.SAVED_MODEL)
-        return saved_model.saved_model(path, settings)
+            if saved_model.is_saved_model(path):
+                return saved_model.saved_model(path, settings)
+        case None:
+            pass
+        case _:
+            assert_never(kind)
     raise ModelFailed(
-        f"source: expected {kinds.NAMES}, a {kinds.KERAS_SUFFIX} file or a SavedModel folder, got"
+        f"source: expected {kinds.NAMES}, {kinds.PATHS}, got"
         f" {_name(settings.source)}{'' if path.exists() else ', which does not exist'}"
     )
 
 
 def _check_fields(settings: ModelSettings, kind: Source) -> None:
     """Raises ModelFailed where a field was set that this kind of source does not take."""
+    takes = kinds.PARTICULAR if kind.value.takes is None else kind.value.takes
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
-        if name in kinds.PARTICULAR - kind.takes and value != field.default:
+        if name in kinds.PARTICULAR - takes and value != field.default:
             raise ModelFailed(
                 f"{name}: {_name(settings.source)} takes none, expected no {name}, got {_name(str(value))}"
             )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from xlaserve.config import Mode
 from xlaserve_loadtest.schedule import arms
 
 
@@ -23,6 +24,10 @@ def test_an_arm_alone_has_no_baseline_and_no_control() -> None:
     assert arms.choose_baseline(alone, "graph") is None
     assert arms.with_controls(alone, "graph") == alone
     assert arms.choose_baseline(arms.name_arms(["a"], ["xla", "eager"], "embedded"), "graph") is None
+
+
+def test_every_mode_of_the_server_has_a_row() -> None:
+    assert set(arms.MODES) == set(Mode)
 
 
 def test_xla_graph_mode_and_autoclustering_have_processes_of_their_own_unless_they_are_to_share_one() -> None:

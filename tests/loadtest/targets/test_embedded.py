@@ -13,6 +13,7 @@ from tests.loadtest.conftest import PuppetCommand
 
 from xlaserve import config
 from xlaserve.config import sources
+from xlaserve.config.sources import Source
 from xlaserve_loadtest.targets import embedded
 from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name
 from xlaserve_loadtest.targets.target import TargetError, describe
@@ -140,12 +141,19 @@ def test_a_configuration_is_made_for_a_model(model: str, name: str, source: str,
     assert json.loads(text)
 
 
-@pytest.mark.parametrize("source", [sources.BUILT_IN, sources.APPLICATIONS, sources.KERAS_CV, sources.KAGGLE])
-def test_a_name_is_a_path_to_the_load_tester_where_it_is_one_to_the_server(source: sources.Source) -> None:
-    for model in (f"{source.prefix}a/b", f"./{source.prefix}a/b", f"/{source.prefix}a", f"{source.prefix}a.keras"):
+@pytest.mark.parametrize("kind", [kind for kind in Source if kind.value.prefix])
+def test_a_name_is_a_path_to_the_load_tester_where_it_is_one_to_the_server(kind: Source) -> None:
+    prefix = kind.value.prefix
+    for model in (f"{prefix}a/b", f"./{prefix}a/b", f"/{prefix}a", f"{prefix}a.keras"):
         (entry,) = yaml.safe_load(configuration([model], ["xla"]))["models"]
         is_path = sources.looks_like_path(model)
         assert entry["source"] == (str(Path(model).absolute()) if is_path else model)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Source if kind.value.prefix])
+def test_what_the_server_would_download_gets_random_weights(kind: Source) -> None:
+    (entry,) = yaml.safe_load(configuration([f"{kind.value.prefix}Some"], ["xla"]))["models"]
+    assert entry.get("weights") == ("random" if kind.value.is_downloaded else None)
 
 
 def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path: Path) -> None:

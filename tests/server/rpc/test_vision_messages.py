@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from PIL import Image
 from tests.fakes import served_with
 
-from xlaserve.config import Fit, Mode
+from xlaserve.config import Fit, Mode, OutputRole, TaskName
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.frame import Frame, place, whole
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
@@ -57,6 +57,14 @@ M = TypeVar("M", bound=Message)
 def sent(response: Any, message: type[M]) -> M:
     """What a client reads of a response."""
     return message.FromString(b"".join((*response.pieces, response.fields.SerializeToString())))
+
+
+def test_every_task_has_a_setting_a_method_and_roles_for_its_outputs() -> None:
+    kinds = get_args(Task)
+    assert set(messages.METHODS) == set(kinds) == set(map(type, TASKS.values()))
+    assert {kind.name for kind in kinds} == set(get_args(TaskName))
+    assert {f"{method}Request" for method in messages.METHODS.values()} == set(messages.PARSERS)
+    assert {output.name for task in TASKS.values() for output in task.outputs} == set(get_args(OutputRole))
 
 
 @pytest.mark.parametrize("method", PARSERS)

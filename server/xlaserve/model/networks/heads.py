@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 import tensorflow as tf
 
-from xlaserve.config import ModelSettings, OutputRole
+from xlaserve.config import ModelSettings, OutputRole, TaskName
 from xlaserve.errors import ModelFailed
 from xlaserve.model import labels
 from xlaserve.model.networks import boxes
@@ -52,20 +52,25 @@ def choose(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
 
     Raises ModelFailed where the outputs are not what the task needs.
     """
-    task = settings.task if settings.task != "auto" else _recognise(outputs, settings)
-    return {
-        "classification": _classification,
-        "detection": _detection,
-        "segmentation": _segmentation,
-        "embedding": _embedding,
-    }[task](outputs, settings)
+    match task := settings.task if settings.task != "auto" else _recognise(outputs, settings):
+        case "classification":
+            return _classification(outputs, settings)
+        case "detection":
+            return _detection(outputs, settings)
+        case "segmentation":
+            return _segmentation(outputs, settings)
+        case "embedding":
+            return _embedding(outputs, settings)
+        case _:
+            assert_never(task)
 
 
-def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> str:
+def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> TaskName:
     named = set(dict(settings.output_names))
-    for role, task in (("embedding", "embedding"), ("class_map", "segmentation")):
-        if role in named:
-            return task
+    if "embedding" in named:
+        return "embedding"
+    if "class_map" in named:
+        return "segmentation"
     if "boxes" in named or any(name in outputs for name in DETECTION_NAMES["boxes"]):
         return "detection"
     _, output = _pick(outputs, settings, "scores")

@@ -22,6 +22,12 @@ def lower(model: Any) -> lowering.Lowered:
     return lowered
 
 
+def test_every_lowering_has_a_row_and_is_named_where_users_look() -> None:
+    assert set(lowering.LOWERINGS) == set(Lowering)
+    help_text = ModelSettings.model_fields["disable_lowerings"].description or ""
+    assert [name for name in Lowering if f"`{name}`" not in help_text] == []
+
+
 def difference(got: Any, expected: Any) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 

@@ -14,9 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config.sources import Source
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.sources import built_in
 from xlaserve.model.task import Classification
 
 SIDE = 64
@@ -303,3 +305,7 @@ except ModelFailed as failure:
 def test_a_built_in_model_takes_nothing_that_it_has(field: dict[str, str]) -> None:
     (name,) = field
     assert reason(from_file("builtin:digits", **field)).startswith(f"{name}: builtin:digits takes none")
+
+
+def test_the_built_in_models_are_those_that_the_settings_name() -> None:
+    assert set(built_in.MODELS) == set(Source.BUILT_IN.value.names)
