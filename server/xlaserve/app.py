@@ -22,7 +22,7 @@ from xlaserve.call import Calls
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Worker
-from xlaserve.engine.memory import keep_freed_memory
+from xlaserve.engine.memory import keep_freed_memory, usable_memory_bytes
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.inspection.profiler import Profiler
@@ -33,6 +33,7 @@ from xlaserve.model.repository import Repository
 from xlaserve.pipeline import Pipeline
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
+from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.server import GrpcServer
 from xlaserve.rpc.streams import Streams
@@ -54,6 +55,8 @@ FLUSH_S: Final = 1.0
 answers may take to leave. Idle streams end with it."""
 SECOND_SIGNAL_S: Final = 0.5
 """A signal that comes sooner after another is the same one: supervisors send it to a process and to its group."""
+RESIDENT_SHARE: Final = 0.8
+"""Share of the usable memory that `max_resident_bytes` is by default."""
 CRASHED: Final = 1
 PROFILES: Final = Path("xlaserve-profiles")
 
@@ -135,8 +138,16 @@ class App:
             if settings.admin
             else None
         )
+        self._intake = Intake(
+            settings.max_inflight_bytes,
+            settings.max_message_bytes,
+            settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
+        )
         self._grpc = GrpcServer(
-            settings, open_inference, vision, self._health, admin, metrics=self._metrics, on_crash=self._crash
+            *(settings, open_inference, vision, self._health, admin),
+            intake=self._intake,
+            metrics=self._metrics,
+            on_crash=self._crash,
         )
         self._http = HttpEndpoint(
             settings.host,
@@ -351,7 +362,7 @@ class App:
         yield gauge(
             "xlaserve_in_flight_message_bytes",
             "Bytes of messages that arrived and are still held.",
-            self._grpc.intake.held_bytes,
+            self._intake.held_bytes,
         )
         yield gauge("xlaserve_lanes", "Batches that the device runs at the same time.", self.device.lanes)
         is_blind = self._watch.is_blind

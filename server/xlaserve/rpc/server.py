@@ -12,7 +12,6 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from xlaserve.config import Settings
-from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.rpc import debugging, handlers, vision_messages
 from xlaserve.rpc.admin import Admin
@@ -26,8 +25,6 @@ from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve_proto import admin_pb2, open_inference_pb2, vision_pb2
 
-RESIDENT_SHARE: Final = 0.8
-"""Share of the usable memory that `max_resident_bytes` is by default."""
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 """How long a client that connects may say nothing."""
 KEEPALIVE_MS: Final = 60_000
@@ -70,6 +67,7 @@ class GrpcServer:
         health: Health,
         admin: Admin | None,
         *,
+        intake: Intake,
         metrics: Metrics,
         on_crash: Callable[[], None],
     ) -> None:
@@ -77,11 +75,7 @@ class GrpcServer:
         self._services = (open_inference, vision, health, admin)
         self._metrics = metrics
         self._on_crash = on_crash
-        self.intake = Intake(
-            settings.max_inflight_bytes,
-            settings.max_message_bytes,
-            settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
-        )
+        self._intake = intake
         self._admissions = handlers.Admissions(
             calls=Admission(settings.max_concurrent_calls, settings.max_transfer_s, CROWDED_TRANSFER_S),
             probes=Admission(MAX_PROBES, settings.max_transfer_s, CROWDED_PROBE_S),
@@ -109,9 +103,9 @@ class GrpcServer:
         for file, servicer in servicers:
             (service,) = file.DESCRIPTOR.services_by_name.values()
             handlers.add(
-                servicer, service, server, self.intake, self._admissions, parsers=parsers, on_refused=on_refused
+                servicer, service, server, self._intake, self._admissions, parsers=parsers, on_refused=on_refused
             )
-        add = partial(handlers.add, server=server, intake=self.intake, admissions=self._admissions)
+        add = partial(handlers.add, server=server, intake=self._intake, admissions=self._admissions)
         add(health, health_pb2.DESCRIPTOR.services_by_name["Health"])  # type: ignore[arg-type]
         if settings.channelz:
             add(debugging.Channelz(), debugging.CHANNELZ)  # type: ignore[arg-type]

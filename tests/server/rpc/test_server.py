@@ -38,7 +38,7 @@ async def test_whatever_ends_grpcio_another_one_listens(error: Exception, monkey
     left: list[Any] = [*made]
     monkeypatch.setattr(GrpcServer, "_build", lambda self: left.pop(0))
     crashed = Mock()
-    server = GrpcServer(Settings(), Mock(), Mock(), Mock(), None, metrics=Mock(), on_crash=crashed)
+    server = GrpcServer(Settings(), Mock(), Mock(), Mock(), None, intake=Mock(), metrics=Mock(), on_crash=crashed)
     await server.start()
     async with asyncio.timeout(20):
         await made[-1].is_started.wait()
