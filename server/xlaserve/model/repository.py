@@ -16,7 +16,7 @@ from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotRea
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes, Shared
 from xlaserve.model.loader import Loader
-from xlaserve.model.version import Served, State, Version
+from xlaserve.model.version import Served, State, Version, superseded
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
 
@@ -216,7 +216,7 @@ class Repository:
             await asyncio.to_thread(gc.collect)
         self._served[name] = served
         newcomer.enter(State.READY)
-        for old in [version for version in self._versions[name] if version is not newcomer]:
+        for old in superseded(self._versions[name], newcomer):
             ended = [_to_dismantle(old)]
             await self._end(old, self.settings.drain_timeout_s)
             self._versions[name].remove(old)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -106,6 +106,11 @@ class Version:
         if self.state is State.COMPILING:
             return f"{len(self.ledger)} of {self.programs_total} programs compiled"
         return self.reason
+
+
+def superseded(versions: Iterable[Version], newcomer: Version) -> list[Version]:
+    """Returns which of a model's `versions` end, now that `newcomer` serves: all others."""
+    return [version for version in versions if version is not newcomer]
 
 
 @dataclass(eq=False)
