@@ -37,8 +37,10 @@ def value_of(point: Point, condition: Condition) -> float | None:
             count = float(errors if condition.metric == "errors" else point.dropped)
             due = point.requests + errors + point.dropped
             return (count / due if due else None) if condition.is_share else count
-        case name:
+        case name if condition.percentile is not None:
             return point.percentile(name).value_ms
+        case name:
+            raise ValueError(f"{name}: expected a metric that has a value here")
 
 
 def _failure(points: Sequence[Point], condition: Condition) -> str | None:

@@ -27,6 +27,7 @@ _OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
 LATENCIES: Final = ("p50", "p90", "p95", "p99", "p99.9", "mean", "max")
 _RATES: Final = ("images/s", "requests/s")
 _COUNTS: Final = ("errors", "dropped")
+METRICS: Final = (*LATENCIES, *_RATES, *_COUNTS)
 _UNIT_MS: Final = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _FORM: Final = re.compile(
     r"\s*(?P<what>[^<>=]+?)\s*(?P<op><=|>=|<|>)\s*(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>%|[a-z]*)\s*"
@@ -84,5 +85,4 @@ def parse(text: str) -> Condition:
     first, slash, second = what.partition("/")
     if slash and first and second:
         return Condition(text, "ratio", op, limit, arm=first.strip(), baseline=second.strip())
-    known = ", ".join((*LATENCIES, *_RATES, *_COUNTS))
-    raise ConditionError(f"{text!r}: {what!r} is none of {known}, nor a ratio such as xla/graph")
+    raise ConditionError(f"{text!r}: {what!r} is none of {', '.join(METRICS)}, nor a ratio such as xla/graph")

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from xlaserve.commands import arguments, remote
 from xlaserve.commands.command import Command, Invocation
-from xlaserve.config import Mode
+from xlaserve.config import AutoBuckets, Mode
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.choice import OVERHEAD_S
 from xlaserve.engine.buckets.report import Choice, Report, report
@@ -24,7 +24,6 @@ from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 TIMEOUT_S: Final = 10.0
-MAX_BUCKETS: Final = 6
 
 
 def run(invocation: Invocation) -> int:
@@ -88,7 +87,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     remote.add_server(parser, "the server to ask; by default the one that the settings describe")
     parser.add_argument("--mode", default="", help="the mode to choose for; the model's default by default")
     parser.add_argument("--max-batch", type=arguments.count, metavar="N", help="no larger bucket")
-    parser.add_argument("--max-buckets", type=arguments.count, metavar="N", default=MAX_BUCKETS, help="6 by default")
+    most = AutoBuckets().max_buckets
+    parser.add_argument("--max-buckets", type=arguments.count, metavar="N", default=most, help=f"{most} by default")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the demand, for auto_buckets.demand")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 

@@ -25,7 +25,7 @@ COMPILE_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 
 
 class Metrics:
-    """Every metric of the server; `registry` is what /metrics shows."""
+    """Every counter and histogram of the server; `registry`, which gauges join, is what /metrics shows."""
 
     def __init__(self) -> None:
         # The time at which each series began, of which LoopCounter has none either. Of the process, not of a registry.

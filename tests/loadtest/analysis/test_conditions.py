@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from tests.loadtest.run_files import NewRun
 
-from xlaserve_loadtest.analysis.conditions import failures
+from xlaserve_loadtest.analysis.conditions import failures, value_of
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import Status
-from xlaserve_loadtest.schedule.conditions import ConditionError, parse
+from xlaserve_loadtest.schedule.conditions import METRICS, ConditionError, parse
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,12 @@ def test_a_condition_is_met_where_any_arm_meets_it_or_it_cannot_be_judged(
     summary = summarize(compared().read())
     found = failures(summary.points, summary.comparisons, [parse(text)])
     assert (found == []) if sentence is None else (sentence in found[0])
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_of_the_grammar_has_a_value(metric: str, run_file: NewRun) -> None:
+    (point,) = summarize(run_file().header(("xla",)).block("xla", [10.0] * 20_000).read()).points
+    assert value_of(point, parse(f"{metric}>0")) is not None
 
 
 def test_errors_are_judged_by_number_and_by_share(run_file: NewRun) -> None:
