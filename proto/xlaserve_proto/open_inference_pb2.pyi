@@ -565,7 +565,7 @@ class ModelInferRequest(_message.Message):
     """Comes back unchanged."""
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
-        """`mode` (string): eager, graph, xla or auto, one that the model offers; without it, the model's default.
+        """`mode` (string): one that the model offers, such as xla or graph; without it, the model's default.
         `timeout` (int64): microseconds that the request may wait before it runs; the gRPC deadline holds as well.
         `pixel_range` (string): what FP32 pixels range over, "0..255" or "0..1"; without it, as the model's setting says.
         `priority`: accepted when 0.

@@ -77,7 +77,7 @@ class ClassifyRequest(_message.Message):
     top_k: _builtins.int
     """How many classes to answer for each image, the likeliest first. 0 means 5."""
     mode: _builtins.str
-    """"eager", "graph", "xla" or "auto", one that the model offers; empty means its default."""
+    """One of the modes that the model offers, as ListModels states them; empty means its default."""
     version: _builtins.str
     """Empty means the version that is being served."""
     @_builtins.property

@@ -1,0 +1,83 @@
+"""The tables that say where things are name files, modules and names that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (ROOT, ROOT / "server" / "xlaserve", ROOT / "loadtest" / "xlaserve_loadtest")
+CODE = re.compile(r"`([^`\n]+)`")
+PATH = re.compile(r"[\w*./-]*/|(?:[\w*.-]+/)*[\w*-]+\.(?:py|md|toml|yaml|proto)")
+NAME = re.compile(r"@?[\w.]+")
+
+
+class Row(NamedTuple):
+    page: str
+    cells: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.page}: {self.cells[0]}"
+
+
+def rows(page: str, heading: str) -> Iterator[Row]:
+    section = (ROOT / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return (Row(page, line.strip("| ").split(" | ")) for line in lines[1:])
+
+
+TO_CHANGE = list(rows("CONTRIBUTING.md", "Where to change what"))
+MODULES = list(rows("ARCHITECTURE.md", "Modules"))
+
+
+def find(text: str) -> tuple[list[Path], list[str], list[str]]:
+    """Returns the files of the paths in `text`, paths of which there are none, and all else that is set as code.
+
+    A path may leave out the folder of the one before it.
+    """
+    found: list[Path] = []
+    missing, names = [], []
+    before: list[Path] = []
+    for code in CODE.findall(text):
+        if not PATH.fullmatch(code):
+            names.append(code)
+            continue
+        here = [path for folder in (*before, *FOLDERS) for path in folder.glob(code.rstrip("/"))]
+        if not here:
+            missing.append(code)
+            continue
+        found += here
+        before = [here[0].parent]
+    return found, missing, names
+
+
+def text_of(path: Path) -> str:
+    return "\n".join(file.read_text() for file in (path.rglob("*.py") if path.is_dir() else [path]))
+
+
+def test_the_tables_have_rows() -> None:
+    assert len(TO_CHANGE) > 20
+    assert len(MODULES) > 20
+
+
+@pytest.mark.parametrize("row", TO_CHANGE, ids=str)
+def test_each_change_names_files_that_exist_and_what_stands_in_them(row: Row) -> None:
+    found, missing, names = find(row.cells[1])
+    text = "\n".join(map(text_of, found)) + "\n".join(path.stem for path in found)
+    words = [name.rpartition(".")[2] for name in names if NAME.fullmatch(name)]
+    assert (missing, [word for word in words if not re.search(rf"\b{word.strip('@')}\b", text)]) == ([], [])
+    assert found
+
+
+@pytest.mark.parametrize("row", MODULES, ids=str)
+def test_each_package_exists_with_the_modules_that_it_is_said_to_have(row: Row) -> None:
+    found, missing, _ = find(row.cells[0])
+    folders = [path for path in found if path.is_dir()]
+    modules = [name for name in CODE.findall(row.cells[1]) if name.isidentifier()]
+    gone = [name for name in modules if folders and not any((folder / f"{name}.py").exists() for folder in folders)]
+    assert (missing, gone) == ([], [])
+    assert found
