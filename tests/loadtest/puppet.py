@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
@@ -28,6 +29,12 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         self.options = options
         self.count = 0
         self.random = random.Random(0)
+        self.metrics = CollectorRegistry()
+        self.compilations = Counter("xlaserve_compilations", "", ("model", "phase"), registry=self.metrics)
+        self.xla_compilations = Counter("xlaserve_xla_compilations", "", ("phase",), registry=self.metrics)
+        self.compilations.labels("digits", "warm_up").inc(4)
+        self.xla_compilations.labels("expected").inc(4)
+        self.xla_compilations.labels("serving")
 
     def latency_s(self) -> float:
         """From the three quantiles p50, p90 and p99 that were asked for, so that exactly these come out."""
@@ -62,6 +69,12 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
             os._exit(9)
         if self.count == options.interrupt_after:
             os.kill(os.getppid(), signal.Signals[options.interrupt_with])
+        if self.count == options.compile_after:
+            self.compilations.labels("digits", "background").inc(2)
+            self.compilations.labels("another", "background").inc(5)
+            self.xla_compilations.labels("expected").inc(7)
+        if self.count == options.recompile_after:
+            self.xla_compilations.labels("serving").inc(3)
         if self.count == options.stop_after:
             # A stopped process can't wake itself.
             wake = f"sleep {options.stop_s}; kill -CONT {os.getpid()}"
@@ -89,11 +102,13 @@ async def serve(options: argparse.Namespace) -> None:
     oip_grpc.add_GRPCInferenceServiceServicer_to_server(puppet, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    http, _ = start_http_server(0, "127.0.0.1", puppet.metrics)
     stop = asyncio.Event()
     on_term = (lambda: None) if options.ignore_sigterm else stop.set
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_term)
     if not options.never_ready:
-        options.ready_file.write_text(json.dumps({"grpc": f"127.0.0.1:{port}", "pid": os.getpid()}))
+        addresses = {"grpc": f"127.0.0.1:{port}", "http": f"127.0.0.1:{http.server_port}"}
+        options.ready_file.write_text(json.dumps({**addresses, "pid": os.getpid()}))
     await stop.wait()
     await server.stop(grace=None)
 
@@ -108,8 +123,8 @@ def main() -> None:
     parser.add_argument("--interrupt-with", default="SIGINT")
     parser.add_argument("--stop-s", type=float, default=1.0)
     parser.add_argument("--delays-s", type=float, nargs=3)
-    for flag in ("--die-after", "--fail-after", "--hang-after", "--interrupt-after", "--stop-after"):
-        parser.add_argument(flag, type=int)
+    for what in ("die", "fail", "hang", "interrupt", "stop", "compile", "recompile"):
+        parser.add_argument(f"--{what}-after", type=int)
     for flag in (
         "--any-size",
         "--wrong-shape",

@@ -14,6 +14,7 @@ from tests.loadtest.conftest import PuppetCommand, StartPuppet
 from tests.required import required
 
 from xlaserve_loadtest import cli
+from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import End, Rows, Run, Status
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.run.session import Session
@@ -281,7 +282,7 @@ def test_a_server_of_our_own_tells_its_buckets_its_padding_and_its_ledger(loadte
     assert server.models["noop"]["source"] == "builtin:noop"
     assert required(server.ready_s) > 0
     counters = required(block.counters)
-    assert counters.compilations == 0
+    assert (counters.compilations, counters.serving_compilations) == (0, 0)
     assert required(counters.images) >= block.generator.sends * 3
     assert sum(counters.batches_by_bucket.values()) > 0
     assert {"execute_s", "queue_s"} <= {name for name in required(ran.run.requests.dtype.names) if name.endswith("_s")}
@@ -295,6 +296,27 @@ def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest
     assert all(server.ledger for server in ran.run.servers)
     assert len(ran.of("xla")) > 0
     assert ran.run.equalities[0].is_equal
+
+
+@pytest.mark.parametrize(
+    ("flag", "counted", "words"),
+    [
+        ("--compile-after", (2, 0), "programs that the server compiled beside traffic while it was measured: 2."),
+        ("--recompile-after", (0, 3), "programs that XLA compiled while requests waited: 3."),
+    ],
+)
+def test_compilations_that_requests_waited_for_are_told_from_those_beside_traffic(
+    loadtest: Loadtest, embedded_puppet: UsePuppet, flag: str, counted: tuple[int, int], words: str
+) -> None:
+    embedded_puppet(flag, "20")
+    ran = loadtest("--mode", "xla", "--equality-images", "0")
+    (block,) = ran.run.blocks
+    counters = required(block.counters)
+    assert (counters.compilations, counters.serving_compilations) == counted
+    (event,) = ran.run.events
+    assert (event.what, "while requests waited" in event.text) == ("compile", counted[1] > 0)
+    (warning,) = [text for text in summarize(ran.run).warnings if "compiled" in text]
+    assert warning.endswith(words)
 
 
 def test_a_server_that_does_not_start_is_quoted(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:

@@ -45,7 +45,7 @@ def warnings(
                 f"came out {comparison.verdict}. The machine was not quiet enough for a verdict."
             )
     yield from _stalls(samples)
-    yield from (f"{event.what}: {event.text}" for event in run.events if event.what in ("stall", "error"))
+    yield from (f"{event.what}: {event.text}" for event in run.events if event.what == "error")
 
 
 def notes(
@@ -99,8 +99,10 @@ def _about_point(point: Point) -> Iterator[str]:
             else f"{figures.late_share:.1%} of sends were late (limit {LATE_LIMIT:.0%})"
         )
         yield f"{where}: generator-limited: {why}. The target may do better than this."
-    if point.server.compilations:
-        yield f"{where}: the server compiled {point.server.compilations} times while it was measured."
+    if compiled := point.server.serving_compilations:
+        yield f"{where}: programs that XLA compiled while requests waited: {compiled}."
+    if compiled := point.server.compilations:
+        yield f"{where}: programs that the server compiled beside traffic while it was measured: {compiled}."
     if point.steady is False:
         yield f"{where}: not every block became steady."
 

@@ -52,7 +52,9 @@ class ServerFigures:
     gpu_memory_bytes: int | None
     """The largest value seen."""
     compilations: int | None
-    """Compilations during the blocks; anything but 0 means that requests waited for the compiler."""
+    """Programs of the model that the server compiled beside traffic during the blocks."""
+    serving_compilations: int | None
+    """Programs that XLA compiled during the blocks while requests waited for them: 0 in a healthy run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,7 @@ def _server(blocks: Sequence[Block], images: int) -> ServerFigures:
     uses = [block.server_use for block in blocks]
     cpu = [use.cpu_s for use in uses if use.cpu_s is not None]
     gpu = [use.gpu_utilisation for use in uses if use.gpu_utilisation is not None]
-    counters = [block.counters for block in blocks if block.counters]
-    compiled = [found.compilations for found in counters if found.compilations is not None]
+    reported = [block.counters for block in blocks if block.counters]
     # CPU time and images must be of the same blocks.
     has_all = len(cpu) == len(blocks) and images > 0
     return ServerFigures(
@@ -210,8 +211,14 @@ def _server(blocks: Sequence[Block], images: int) -> ServerFigures:
         peak_rss_bytes=max((use.peak_rss_bytes for use in uses if use.peak_rss_bytes is not None), default=None),
         gpu_utilisation=sum(gpu) / len(gpu) if gpu else None,
         gpu_memory_bytes=max((use.gpu_memory_bytes for use in uses if use.gpu_memory_bytes is not None), default=None),
-        compilations=sum(compiled) if compiled else None,
+        compilations=_total(counters.compilations for counters in reported),
+        serving_compilations=_total(counters.serving_compilations for counters in reported),
     )
+
+
+def _total(numbers: Iterable[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
 
 
 def _padding(blocks: Sequence[Block]) -> Padding | None:

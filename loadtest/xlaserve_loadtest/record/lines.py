@@ -213,6 +213,9 @@ class Counters:
     padded_rows: int | None = None
     images: int | None = None
     compilations: int | None = None
+    """Programs of the model that the server compiled beside traffic: no request waited for them."""
+    serving_compilations: int | None = None
+    """Programs of any model that XLA compiled while requests waited for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,8 @@ class Event:
 
     kind: ClassVar[str] = "event"
     at_ns: int
-    what: Literal["compile", "stall", "error", "note"]
+    what: str
+    """ "compile", "error" or "note"; other versions may know more."""
     text: str
 
 

@@ -184,7 +184,8 @@ def generator(summary: Summary) -> Rows:
             "late sends": Number(f"{point.generator.late_sends:,} ({point.generator.late_share:.2%})"),
             "load generator": Strong("generator-limited") if point.generator.is_limited else "kept up",
             "steady": point.steady,
-            "compilations meanwhile": point.server.compilations,
+            "compiled while requests waited": point.server.serving_compilations,
+            "compiled beside traffic": point.server.compilations,
         }
 
 

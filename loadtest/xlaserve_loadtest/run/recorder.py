@@ -46,9 +46,9 @@ class Recorder:
         """Writes a line as it is."""
         self._writer.write(line)
 
-    def event(self, at_ns: int, what: str, text: str) -> None:
+    def event(self, at_ns: int, what: Literal["compile", "error", "note"], text: str) -> None:
         """Writes that something happened."""
-        self.write(Event(at_ns, what, text))  # type: ignore[arg-type]
+        self.write(Event(at_ns, what, text))
 
     def block(
         self,
@@ -102,9 +102,12 @@ class Recorder:
         for status, (count, message) in outcome.failures.items():
             before, first = self._failures.get((block.arm, status), (0, message))
             self._failures[block.arm, status] = (before + count, first)
-        if counters and counters.compilations:
-            text = f"{block.arm}: {counters.compilations} programs were compiled while requests waited"
-            self.event(outcome.end_ns, "compile", text)
+        for compiled, how in (
+            (counters and counters.serving_compilations, "while requests waited"),
+            (counters and counters.compilations, "beside traffic"),
+        ):
+            if compiled:
+                self.event(outcome.end_ns, "compile", f"{block.arm}: programs compiled {how}: {compiled}")
 
     def end(self, end: End) -> None:
         """Writes the last lines."""

@@ -25,6 +25,9 @@ _TIMEOUT_S: Final = 2.0
 Counts = Mapping[tuple[str, str], float]
 """A server's counters for one model at one moment, by name and bucket."""
 
+_SERVING: Final = ("xlaserve_xla_compilations_total", "serving")
+"""The counter, and its phase, of what XLA compiled while requests waited: of the whole server, not of a model."""
+
 
 def change(before: Counts | None, after: Counts | None) -> Counters | None:
     """Returns how counters moved; None where one look found nothing."""
@@ -32,8 +35,9 @@ def change(before: Counts | None, after: Counts | None) -> Counters | None:
         return None
     moved = {key: round(number - before.get(key, 0)) for key, number in after.items()}
 
-    def total(counter: str) -> int:
-        return sum(number for (name, _), number in moved.items() if name == f"xlaserve_{counter}_total")
+    def total(counter: str) -> int | None:
+        own = [number for (name, _), number in moved.items() if name == f"xlaserve_{counter}_total"]
+        return sum(own) if own else None
 
     return Counters(
         batches_by_bucket={
@@ -44,11 +48,12 @@ def change(before: Counts | None, after: Counts | None) -> Counters | None:
         padded_rows=total("padded_rows"),
         images=total("images"),
         compilations=total("compilations"),
+        serving_compilations=total("xla_compilations"),
     )
 
 
 async def counts(http_address: str | None, model: str) -> Counts | None:
-    """Asks a server for its counters, summed over modes: only the arm under measurement gets load; None without one."""
+    """Asks a server for its counters, summed over modes, since one arm at a time gets load; None without them."""
     if http_address is None:
         return None
 
@@ -56,15 +61,15 @@ async def counts(http_address: str | None, model: str) -> Counts | None:
         with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=_TIMEOUT_S) as answer:
             return str(answer.read(), "utf-8")
 
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    numbers: defaultdict[tuple[str, str], float] = defaultdict(float)
     try:
         for family in text_string_to_metric_families(await asyncio.to_thread(fetch)):
             for sample in family.samples:
-                if sample.labels.get("model") == model:
-                    found[sample.name, sample.labels.get("bucket", "")] += sample.value
+                if sample.labels.get("model") == model or (sample.name, sample.labels.get("phase")) == _SERVING:
+                    numbers[sample.name, sample.labels.get("bucket", "")] += sample.value
     except (OSError, ValueError):
         return None
-    return found
+    return numbers
 
 
 class Usage:

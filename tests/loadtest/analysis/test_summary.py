@@ -201,7 +201,8 @@ def test_stages_add_up_to_the_mean_latency(run_file: NewRun) -> None:
 
 def test_padding_and_use_are_summed_over_blocks(run_file: NewRun) -> None:
     file = run_file().header(("xla",))
-    counters = Counters({"8x8x8": 3, "2x8x8": 1, "16x8x8": 0}, padded_rows=6, images=20, compilations=1)
+    batches = {"8x8x8": 3, "2x8x8": 1, "16x8x8": 0}
+    counters = Counters(batches, padded_rows=6, images=20, compilations=1, serving_compilations=2)
     use = ServerUse(cpu_s=0.1, peak_rss_bytes=1000, gpu_utilisation=0.5, gpu_memory_bytes=10)
     for _ in range(2):
         file.block("xla", [1.0] * 20, counters=counters, server_use=use)
@@ -212,7 +213,9 @@ def test_padding_and_use_are_summed_over_blocks(run_file: NewRun) -> None:
     assert list(point.padding.batches_by_bucket.items()) == [("2x8x8", 2), ("8x8x8", 6)]
     assert point.server.cpu_ms_per_image == pytest.approx(5)
     assert (point.server.peak_rss_bytes, point.server.gpu_utilisation) == (1000, 0.5)
-    assert any("compiled 2 times while it was measured" in warning for warning in summary.warnings)
+    assert (point.server.compilations, point.server.serving_compilations) == (2, 4)
+    assert any("beside traffic while it was measured: 2" in warning for warning in summary.warnings)
+    assert any("while requests waited: 4" in warning for warning in summary.warnings)
 
 
 def test_latency_over_time_and_events_share_an_axis(run_file: NewRun) -> None:

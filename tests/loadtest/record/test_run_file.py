@@ -111,6 +111,12 @@ def test_fields_that_are_not_known_are_ignored_and_left_out_ones_have_defaults(
     assert run.blocks[0].counters is None
 
 
+def test_an_event_of_another_version_is_kept(run_file: NewRun, tmp_path: Path) -> None:
+    event = {"kind": "event", "at_ns": 1, "what": "stall", "text": "0.4 s"}
+    run = read_text(tmp_path / "x", header_text(run_file), json.dumps(event))
+    assert run.events == (Event(1, "stall", "0.4 s"),)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -122,7 +128,7 @@ def test_fields_that_are_not_known_are_ignored_and_left_out_ones_have_defaults(
         (['{"kind": "header"}'], "line 1: header: started_at: field required"),
         (["HEADER", '{"kind": "poem"}'], "line 2: expected a kind of block"),
         (["HEADER", '{"kind": "end", "interrupted": "maybe", "complete": true}'], "line 2: end: interrupted: "),
-        (["HEADER", '{"kind": "event", "at_ns": 1, "what": "party", "text": ""}'], "line 2: event: what: "),
+        (["HEADER", '{"kind": "event", "at_ns": 1, "what": 1, "text": ""}'], "line 2: event: what: "),
     ],
 )
 def test_what_is_no_run_is_refused_with_the_line_and_the_reason(

@@ -56,7 +56,7 @@ def test_percentiles_stand_on_a_logarithmic_axis_of_the_tail(summary: MakeSummar
 def test_compile_events_are_marked_on_the_time_axis(summary: MakeSummary) -> None:
     chart = charts(html.render([summary()]))["over-time"]
     events = chart["traces"][-1]
-    assert events["text"] == ["compile: xla 8x224x224, 4.1 s", "stall: 0.4 s"]
+    assert events["text"] == ["compile: xla 8x224x224, 4.1 s", "error: gone"]
     assert [shape["x0"] for shape in chart["layout"]["shapes"]] == events["x"] == [0.1, 2.5]
 
 
