@@ -82,7 +82,7 @@ async def _own(address: str, model: ModelInfo, payload: bytes, seconds: float, n
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(WorkerProcess()) for _ in range(number)]
         await asyncio.gather(*(worker.calls.setup(setup) for worker in workers))
-        shares = crew.tasks(block, (address,), number, seed=0, most_in_flight=1)
+        shares = crew.tasks(block, (address,), number, seed=0, max_in_flight=1)
         outcome = await crew.run_block(block, [worker.calls.generator for worker in workers], shares)
     if (outcome.rows["status"] != Status.OK).any():
         raise RuntimeError(f"the bare servicer failed: {outcome.failures}")

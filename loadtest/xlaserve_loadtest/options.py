@@ -133,7 +133,7 @@ def settings_of(options: argparse.Namespace, found: argparse.ArgumentParser) -> 
         baseline=options.baseline,
         has_control=not options.no_control,
         workers=options.workers,
-        most_in_flight=options.max_in_flight,
+        max_in_flight=options.max_in_flight,
         ends_when_steady=not options.full_duration,
         scenario=options.scenario,
         slo=slo,

@@ -15,6 +15,9 @@ NULL = "null"
 IN_PROCESS = "in-process"
 EMBEDDED = "embedded"
 
+_RECORDED_AS = {"max_in_flight": "most_in_flight"}
+"""Names in run files that differ: a run is compared with those of earlier versions by them."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -43,7 +46,7 @@ class Settings:
     has_control: bool
     workers: int | None
     """Processes that send; None: by the number of cores."""
-    most_in_flight: int
+    max_in_flight: int
     ends_when_steady: bool
     scenario: str | None
     slo: Slo | None
@@ -79,7 +82,7 @@ class Settings:
 
     def document(self) -> Mapping[str, Any]:
         """Returns every option in JSON's types."""
-        document: dict[str, Any] = {name: _plain(value) for name, value in vars(self).items()}
+        document: dict[str, Any] = {_RECORDED_AS.get(name, name): _plain(value) for name, value in vars(self).items()}
         document["loops"] = [{"type": type(loop).__name__, **asdict(loop)} for loop in self.loops]
         return document
 

@@ -44,7 +44,7 @@ class FakeTarget:
         self.handle = handle
         self.connections = 0
         self.in_flight = 0
-        self.most_in_flight = 0
+        self.peak_in_flight = 0
 
     @asynccontextmanager
     async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[Connection]:
@@ -56,7 +56,7 @@ class FakeTarget:
 
     async def send(self, request: Request) -> Reply:
         self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         try:
             return await self.handle(request)
         finally:

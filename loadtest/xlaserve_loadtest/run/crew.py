@@ -69,20 +69,28 @@ class Outcome:
         return float(self.answered["images"].sum()) / self.window_s() if self.window_s() else 0.0
 
 
-def tasks(block: Block, addresses: Sequence[str], workers: int, *, seed: int, most_in_flight: int) -> list[Task]:
-    """Returns each worker's share of a block: a pure split of its slots or of its schedule."""
+def tasks(block: Block, addresses: Sequence[str], workers: int, *, seed: int, max_in_flight: int) -> list[Task]:
+    """Returns each worker's share of a block: a pure split of its slots, or of its schedule and `max_in_flight`.
+
+    A worker for which there is nothing, since there are more workers than slots or `max_in_flight`, stays out.
+    """
     loop = block.loop
     if isinstance(loop, ClosedLoop):
-        slots = [loop.slots // workers + (worker < loop.slots % workers) for worker in range(workers)]
-        return [Task(block.arm, tuple(addresses), slots=own) for own in slots]
+        return [Task(block.arm, tuple(addresses), slots=own) for own in _spread(loop.slots, workers)]
     whole = arrivals.with_margins(
         loop, before_s=block.warmup_s, duration_s=block.duration_s, after_s=COOL_DOWN_S, seed=seed
     )
     late_ns = max(LATE_NS, LATE_SHARE * 1e9 / loop.mean_rate_per_s())
-    return [
-        Task(block.arm, tuple(addresses), schedule_ns=own, late_ns=late_ns, max_in_flight=most_in_flight // workers)
-        for own in arrivals.split(whole, workers)
+    senders = min(workers, max_in_flight)
+    shares = [
+        Task(block.arm, tuple(addresses), schedule_ns=own, late_ns=late_ns, max_in_flight=limit)
+        for own, limit in zip(arrivals.split(whole, senders), _spread(max_in_flight, senders), strict=True)
     ]
+    return shares + [Task(block.arm, tuple(addresses))] * (workers - senders)
+
+
+def _spread(total: int, workers: int) -> list[int]:
+    return [total // workers + (worker < total % workers) for worker in range(workers)]
 
 
 async def run_block(

@@ -230,7 +230,7 @@ class Fleet:
     async def _find_ceiling(self) -> None:
         async with self._null_server() as server:
             block = Block(_CEILING, ClosedLoop(CEILING_SLOTS * len(self._workers)), CEILING_S / 5, CEILING_S)
-            shares = crew.tasks(block, (server.address,), len(self._workers), seed=0, most_in_flight=1)
+            shares = crew.tasks(block, (server.address,), len(self._workers), seed=0, max_in_flight=1)
             outcome = await crew.run_block(block, [worker.calls.generator for worker in self._workers], shares)
         if outcome.interrupted:
             raise asyncio.CancelledError

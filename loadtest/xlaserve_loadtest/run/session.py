@@ -170,7 +170,7 @@ class Session:
                 site.addresses,
                 len(workers),
                 seed=self._arrival_seed(block),
-                most_in_flight=self._settings.most_in_flight,
+                max_in_flight=self._settings.max_in_flight,
             )
             model = site.model_of(block.arm)
             before = await usage.counts(site.http_address, model)

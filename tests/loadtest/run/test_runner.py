@@ -64,7 +64,7 @@ def attack(
                 )
                 for index in range(workers)
             ]
-            shares = crew.tasks(block, ("fake",), workers, seed=0, most_in_flight=more.pop("most_in_flight", 4096))
+            shares = crew.tasks(block, ("fake",), workers, seed=0, max_in_flight=more.pop("max_in_flight", 4096))
             task = asyncio.create_task(crew.run_block(block, generators, shares, clock=clock, **more))
             if after is not None:
                 await asyncio.sleep(after)
@@ -98,7 +98,7 @@ def test_a_closed_loop_keeps_its_slots_busy(attack: Attack, workers: int) -> Non
     outcome, target = attack(answering(0.02), ClosedLoop(4), workers=workers)
     assert latencies_ms(outcome) == pytest.approx(20, rel=0.001)
     assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
-    assert target.most_in_flight == 4
+    assert target.peak_in_flight == 4
     assert target.connections == workers
     assert outcome.window_s() == pytest.approx(10)
 
@@ -125,7 +125,7 @@ def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack: Atta
         np.testing.assert_allclose(np.diff(np.sort(outcome.measured["start_ns"])), 20_000_000, atol=2000)
         assert len(outcome.measured) == 500
         assert outcome.late_sends == outcome.dropped == 0
-    assert target.most_in_flight == 100
+    assert target.peak_in_flight == 100
     assert latencies_ms(slow) == pytest.approx(2000, rel=0.001)
 
 
@@ -143,11 +143,20 @@ def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open
 
 
 def test_what_is_beyond_the_bound_is_dropped_and_counted(attack: Attack) -> None:
-    outcome, target = attack(answering(10), OpenLoop(10, "constant"), most_in_flight=20)
-    assert target.most_in_flight == 20
+    outcome, target = attack(answering(10), OpenLoop(10, "constant"), max_in_flight=20)
+    assert target.peak_in_flight == 20
     # The first twenty are under way from -1 s to 1 s of the window, and again from 9 s on.
     assert len(outcome.measured) + outcome.dropped == 100
     assert outcome.dropped == pytest.approx(80, abs=2)
+
+
+@pytest.mark.parametrize(("bound", "workers"), [(2, 3), (5, 3), (1, 8)])
+def test_the_bound_is_that_of_all_workers_together(attack: Attack, bound: int, workers: int) -> None:
+    slow, target = attack(answering(10), OpenLoop(50, "constant"), workers=workers, max_in_flight=bound)
+    assert target.peak_in_flight == bound
+    assert slow.dropped > 0
+    fast, _ = attack(answering(0.01), OpenLoop(10, "constant"), workers=workers, max_in_flight=bound)
+    assert (fast.dropped, len(fast.answered)) == (0, 100)
 
 
 def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figures(attack: Attack) -> None:

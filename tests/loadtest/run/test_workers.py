@@ -28,7 +28,7 @@ SETUP = Setup({"xla": ModelInfo("digits", (32, 32), (), {}, "")}, {"xla": [Reque
 async def test_a_worker_loads_a_target_and_ends_with_its_context(start_puppet: StartPuppet) -> None:
     async with WorkerProcess() as worker:
         await worker.calls.setup(SETUP)
-        shares = crew.tasks(BLOCK, (start_puppet(),), 1, seed=0, most_in_flight=1)
+        shares = crew.tasks(BLOCK, (start_puppet(),), 1, seed=0, max_in_flight=1)
         outcome = await crew.run_block(BLOCK, [worker.calls.generator], shares)
         assert outcome.sends > 0
         assert outcome.failures
@@ -54,7 +54,7 @@ async def test_an_error_in_a_worker_is_raised_here() -> None:
         with pytest.raises(KeyError):
             await worker.calls.setup(SETUP)
             await worker.calls.generator.prepare(
-                crew.tasks(Block("other", ClosedLoop(1), 0, 1), (), 1, seed=0, most_in_flight=1)[0]
+                crew.tasks(Block("other", ClosedLoop(1), 0, 1), (), 1, seed=0, max_in_flight=1)[0]
             )
 
 
