@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     load = found.add_argument_group("load")
     load.add_argument("--concurrency", type=counts, metavar="N,N", help="closed loop: requests at a time (16)")
     load.add_argument("--rate", type=_rates, metavar="R,R|R..R", help="open loop: requests/s, several, or a ramp")
-    load.add_argument("--arrivals", choices=arrivals.PROCESSES, default="poisson", help="of an open loop")
+    load.add_argument("--arrivals", choices=arrivals.PROCESSES, help="of --rate (poisson)")
     load.add_argument(
         "--replay",
         type=checked(lambda text: arrivals.read(Path(text))),
@@ -161,6 +161,8 @@ def _check(options: argparse.Namespace, found: argparse.ArgumentParser) -> None:
         "--find-max needs --slo, and --scenario server --slo-ms": is_search and not (options.slo or options.slo_ms),
         "--slo and --slo-ms are for --find-max and --scenario server": (options.slo or options.slo_ms)
         and not is_search,
+        "--slo and --slo-ms exclude each other": options.slo and options.slo_ms,
+        "--arrivals is for --rate": options.arrivals and not options.rate,
         "--images-per-request: the scenario sets it": options.scenario and options.images_per_request,
         "--in-process takes pixels": options.in_process
         and (options.payload == "encoded" or (options.images and options.payload is None)),
@@ -189,7 +191,7 @@ def _loops(options: argparse.Namespace) -> tuple[Loop, ...]:
     if options.replay:
         return (options.replay,)
     if options.rate:
-        return tuple(OpenLoop(rate, options.arrivals, end) for rate, end in options.rate)
+        return tuple(OpenLoop(rate, options.arrivals or "poisson", end) for rate, end in options.rate)
     return tuple(ClosedLoop(slots) for slots in options.concurrency or (16,))
 
 
