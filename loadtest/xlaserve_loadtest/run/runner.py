@@ -190,9 +190,13 @@ class _Block:
     def live(self) -> Live:
         rows = self._rows[self._seen :]
         self._seen += len(rows)
-        answered = [row for row in rows if row[5] == Status.OK]
-        latencies_ms = np.array([(row[4] - row[2]) / 1e6 for row in answered], np.float32)
-        return Live(sum(row[6] for row in answered), latencies_ms, len(rows) - len(answered))
+        answered = [
+            ((end_ns - due_ns) / 1e6, images)
+            for _, _, due_ns, _, end_ns, status, images, *_ in rows
+            if status is Status.OK
+        ]
+        latencies_ms = np.array([latency_ms for latency_ms, _ in answered], np.float32)
+        return Live(sum(images for _, images in answered), latencies_ms, len(rows) - len(answered))
 
     async def _run(self, start_ns: int) -> None:
         async with asyncio.TaskGroup() as sends:
