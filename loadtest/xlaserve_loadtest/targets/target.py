@@ -156,21 +156,21 @@ class _GrpcConnection:
         self._deadline_s = deadline_s
 
     async def send(self, request: Request) -> Reply:
-        reply, _ = await self._infer(request)
-        return reply
-
-    async def outputs(self, request: Request) -> list[Array]:
-        reply, data = await self._infer(request)
-        if reply.status is not Status.OK:
-            raise TargetError(f"{reply.status.name}: {reply.detail}")
-        return read_outputs(data)
-
-    async def _infer(self, request: Request) -> tuple[Reply, bytes]:
         try:
             data = await next(self._turns)(request.data, timeout=self._deadline_s)
         except grpc.aio.AioRpcError as error:
-            return Reply(Status(error.code().value[0]), detail=error.details() or ""), b""
-        return read_reply(data, request, self._model), data
+            return Reply(Status(error.code().value[0]), detail=error.details() or "")
+        return read_reply(data, request, self._model)
+
+    async def outputs(self, request: Request) -> list[Array]:
+        try:
+            data = await next(self._turns)(request.data, timeout=self._deadline_s)
+        except grpc.aio.AioRpcError as error:
+            raise TargetError(f"{error.code().name}: {error.details()}") from None
+        reply = read_reply(data, request, self._model)
+        if reply.status is not Status.OK:
+            raise TargetError(f"{reply.status.name}: {reply.detail}")
+        return read_outputs(data)
 
 
 def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
