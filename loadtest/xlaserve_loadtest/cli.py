@@ -39,11 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
         return int(_COMMANDS[words[0]].main(words[1:]))
-    found = parser()
-    chosen = found.parse_args(words)
+    command = parser()
+    chosen = command.parse_args(words)
     if chosen.command:
-        found.error(f"{chosen.command}: expected as the first word")
-    settings = options.settings_of(chosen, found)
+        command.error(f"{chosen.command}: expected as the first word")
+    settings = options.settings_of(chosen, command)
     failure: Exception | None = None
     with Progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         session = Session(settings, progress)
@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command and its subcommands."""
-    found = options.parser()
-    commands = found.add_subparsers(title="further commands", dest="command", metavar="COMMAND")
+    parser = options.parser()
+    commands = parser.add_subparsers(title="further commands", dest="command", metavar="COMMAND")
     for name, module in _COMMANDS.items():
         own = module.parser()
         about = str(own.description)
@@ -74,8 +74,8 @@ def parser() -> argparse.ArgumentParser:
             description=about,
             formatter_class=own.formatter_class,
         )
-    add_completion(found)
-    return found
+    add_completion(parser)
+    return parser
 
 
 async def _run(session: Session, folder: Path, command: Sequence[str]) -> None:

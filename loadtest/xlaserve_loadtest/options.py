@@ -31,15 +31,15 @@ _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?")
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command, without its subcommands."""
-    found = Parser(
+    parser = Parser(
         prog="loadtest",
         description="Measures images/s and latency of models in several modes, in interleaved blocks, and says which "
         "is faster. Without --target it starts servers of its own.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    found.add_argument("--version", action="version", version=version("xlaserve"))
+    parser.add_argument("--version", action="version", version=version("xlaserve"))
     positive, count = number_over(float, 0.0), number_over(int, 0)
-    arms = found.add_argument_group("what is measured")
+    arms = parser.add_argument_group("what is measured")
     arms.add_argument(
         "--mode",
         type=names,
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         "--equality-images", type=number_over(int, -1), default=32, metavar="N", help="compare outputs; 0: no"
     )
 
-    target = found.add_argument_group("target")
+    target = parser.add_argument_group("target")
     target.add_argument(
         "--target", type=names, default=(), metavar="HOST:PORT,...", help="running servers, or null: a no-op server"
     )
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     target.add_argument("--isolate", action="store_true", help="a fresh server process for each block")
     target.add_argument("--start-timeout", type=positive, default=900.0, metavar="S", help="until a server is ready")
 
-    load = found.add_argument_group("load")
+    load = parser.add_argument_group("load")
     load.add_argument("--concurrency", type=counts, metavar="N,N", help="closed loop: requests at a time (16)")
     load.add_argument("--rate", type=_rates, metavar="R,R|R..R", help="open loop: requests/s, several, or a ramp")
     load.add_argument("--arrivals", choices=arrivals.PROCESSES, help="of --rate (poisson)")
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--workers", type=_workers, default="auto", metavar="N", help="processes that send")
     load.add_argument("--seed", type=number_over(int, -1), default=0, metavar="N", help="of images, arrivals and order")
 
-    sent = found.add_argument_group("what is sent")
+    sent = parser.add_argument_group("what is sent")
     sent.add_argument("--images", type=Path, metavar="DIR", help="JPEG, PNG and WebP files; synthetic without")
     sent.add_argument("--payload", choices=payload.KINDS, help="files as they are (for --images), or raw pixels")
     sent.add_argument(
@@ -100,17 +100,17 @@ def parser() -> argparse.ArgumentParser:
     )
     sent.add_argument("--size", type=_sizes, default=(), metavar="HxW,HxW", help="of the images; the model's own")
 
-    kept = found.add_argument_group("what is kept")
+    kept = parser.add_argument_group("what is kept")
     kept.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="folder for the run file and its page")
     kept.add_argument("--record", type=Path, metavar="FILE", help="name the run file")
-    report.add_options(found)
-    return found
+    report.add_options(parser)
+    return parser
 
 
-def settings_of(options: argparse.Namespace, found: argparse.ArgumentParser) -> Settings:
+def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Settings:
     """Checks how the options fit together, and returns the settings. Ends with status 2 on a wrong command line."""
     targets = (IN_PROCESS,) if options.in_process else options.target
-    _check(options, found)
+    _check(options, parser)
     slo = Slo(99.0, options.slo_ms) if options.slo_ms else options.slo
     mix = options.images_per_request or Mix({1: 1.0})
     if images := SCENARIO_IMAGES.get(options.scenario):
@@ -147,7 +147,7 @@ def settings_of(options: argparse.Namespace, found: argparse.ArgumentParser) -> 
     )
 
 
-def _check(options: argparse.Namespace, found: argparse.ArgumentParser) -> None:
+def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     shapes = [f"--{name}" for name in ("concurrency", "rate", "replay") if getattr(options, name) is not None]
     is_search = options.find_max or options.scenario == "server"
     fixed = shapes + ["--find-max"] * options.find_max + ["--scenario"] * bool(options.scenario)
@@ -180,7 +180,7 @@ def _check(options: argparse.Namespace, found: argparse.ArgumentParser) -> None:
     }
     for problem, is_there in problems.items():
         if is_there:
-            found.error(problem)
+            parser.error(problem)
 
 
 def _loops(options: argparse.Namespace) -> tuple[Loop, ...]:

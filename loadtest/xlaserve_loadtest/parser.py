@@ -44,10 +44,10 @@ def checked(parse: Callable[[str], Value]) -> Callable[[str], Value]:
 
 def names(text: str) -> tuple[str, ...]:
     """Parses `one,other`, for argparse."""
-    found = tuple(name.strip() for name in text.split(","))
-    if not all(found) or len(set(found)) != len(found):
+    parts = tuple(name.strip() for name in text.split(","))
+    if not all(parts) or len(set(parts)) != len(parts):
         raise argparse.ArgumentTypeError(f"expected names with commas between, each once, got {text!r}")
-    return found
+    return parts
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -128,7 +128,9 @@ def _shared_servers(samples: Sequence[Sample], comparisons: Sequence[Comparison]
     for sample in samples:
         if sample.block.server is not None:
             servers.setdefault(sample.block.arm, set()).add(sample.block.server)
-    pairs = dict.fromkeys((found.arm, found.baseline) for found in comparisons if not found.is_control)
+    pairs = dict.fromkeys(
+        (comparison.arm, comparison.baseline) for comparison in comparisons if not comparison.is_control
+    )
     shared = [arm for arm, baseline in pairs if servers.get(arm, set()) & servers.get(baseline, set())]
     if shared:
         yield (

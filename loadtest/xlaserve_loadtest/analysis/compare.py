@@ -55,15 +55,15 @@ def baselines(header: Header) -> dict[str, str]:
     A control is compared with the arm that it repeats.
     """
     base = next((arm for arm in header.arms if arm.name == header.baseline), None)
-    found: dict[str, str] = {}
+    by_arm: dict[str, str] = {}
     for arm in header.arms:
         if arm.is_control_of is not None:
-            found[arm.name] = arm.is_control_of
+            by_arm[arm.name] = arm.is_control_of
         elif base is not None:
             like = [other for other in header.arms if _is_like(other, base) and other.model == arm.model]
             if like and like[0].name != arm.name:
-                found[arm.name] = like[0].name
-    return found
+                by_arm[arm.name] = like[0].name
+    return by_arm
 
 
 def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]:
@@ -71,7 +71,7 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
     measured = [sample for sample in samples if sample.block.role == "measure"]
     loads = list(dict.fromkeys(label(sample.block.load) for sample in measured))
     controls = {arm.name for arm in header.arms if arm.is_control_of is not None}
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for arm, baseline in baselines(header).items():
         for load in loads:
             own, other = (
@@ -79,8 +79,8 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
                 for name in (arm, baseline)
             )
             if own and other:
-                found.append(_compare(own, other, load, is_control=arm in controls, seed=header.seed))
-    return _mind_controls(header.arms, found)
+                comparisons.append(_compare(own, other, load, is_control=arm in controls, seed=header.seed))
+    return _mind_controls(header.arms, comparisons)
 
 
 def judge(
@@ -126,23 +126,23 @@ def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample, 
 
     A pair of which one side answered nothing is left out: a failure is reported as such, not as slowness.
     """
-    found: list[tuple[Sample, Sample]] = []
+    pairs: list[tuple[Sample, Sample]] = []
     for turn in dict.fromkeys(sample.block.round for sample in own):
         sides = ([sample for sample in side if sample.block.round == turn] for side in (own, other))
-        found += zip(*sides, strict=False)
-    return [pair for pair in found if all(sample.images_per_s for sample in pair)]
+        pairs += zip(*sides, strict=False)
+    return [pair for pair in pairs if all(sample.images_per_s for sample in pair)]
 
 
-def _mind_controls(arms: Sequence[Arm], found: Sequence[Comparison]) -> tuple[Comparison, ...]:
+def _mind_controls(arms: Sequence[Arm], comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Withdraws verdicts under loads where two equal arms came out different."""
     models = {arm.name: arm.model for arm in arms}
-    spoilt = {(models[comparison.arm], comparison.label) for comparison in found if comparison.has_failed}
+    spoilt = {(models[comparison.arm], comparison.label) for comparison in comparisons if comparison.has_failed}
     withdrawn = "the A/A control failed: two equal arms came out different"
     return tuple(
         replace(comparison, verdict="inconclusive", reason=withdrawn)
         if (models[comparison.arm], comparison.label) in spoilt and not comparison.is_control
         else comparison
-        for comparison in found
+        for comparison in comparisons
     )
 
 

@@ -60,9 +60,9 @@ def _failure(points: Sequence[Point], condition: Condition) -> str | None:
 def _ratio_failure(points: Sequence[Point], comparisons: Sequence[Comparison], condition: Condition) -> str | None:
     arm, baseline = condition.arm, condition.baseline
     ratios = {
-        found.label: estimate.value
-        for found in comparisons
-        if (found.arm, found.baseline) == (arm, baseline) and (estimate := found.ratios["images_per_s"])
+        comparison.label: estimate.value
+        for comparison in comparisons
+        if (comparison.arm, comparison.baseline) == (arm, baseline) and (estimate := comparison.ratios["images_per_s"])
     }
     if not ratios:
         rates = {(point.arm, point.label): point.images_per_s.value for point in points if point.images_per_s}

@@ -173,8 +173,8 @@ def _over_blocks(rates: Iterable[float | None], seed: int) -> Estimate | None:
     known = [rate for rate in rates if rate is not None]
     if not known:
         return None
-    found = estimate(known, seed=seed)
-    return Estimate(found.value, None if found.low is None else max(found.low, 0.0), found.high)
+    mean = estimate(known, seed=seed)
+    return Estimate(mean.value, None if mean.low is None else max(mean.low, 0.0), mean.high)
 
 
 def _errors(rows: Rows) -> dict[str, int]:
@@ -184,12 +184,12 @@ def _errors(rows: Rows) -> dict[str, int]:
 
 def _generator(blocks: Sequence[Block], requests: int) -> GeneratorFigures:
     own = [block.generator for block in blocks]
-    busy = max((found.busy for found in own if found.busy is not None), default=None)
-    sends, late = sum(found.sends for found in own), sum(found.late_sends for found in own)
+    busy = max((one.busy for one in own if one.busy is not None), default=None)
+    sends, late = sum(one.sends for one in own), sum(one.late_sends for one in own)
     late_share = late / sends if sends else 0.0
     return GeneratorFigures(
-        workers=max(found.workers for found in own),
-        cpu_ms_per_request=sum(found.cpu_s for found in own) * 1000 / requests if requests else None,
+        workers=max(one.workers for one in own),
+        cpu_ms_per_request=sum(one.cpu_s for one in own) * 1000 / requests if requests else None,
         busy=busy,
         sends=sends,
         late_sends=late,
@@ -255,8 +255,8 @@ def _over_time(answered: Rows, span_ns: tuple[int, int]) -> tuple[TimeSlice, ...
     places = (answered["scheduled_ns"] - span_ns[0]) // width_ns
     order = np.argsort(places, kind="stable")
     latencies = latencies_ns(answered)[order]
-    found, starts = np.unique(places[order], return_index=True)
+    occupied, starts = np.unique(places[order], return_index=True)
     return tuple(
         TimeSlice((place + 0.5) * width_ns / 1e9, values.size, float(np.median(values)) / 1e6, values.max() / 1e6)
-        for place, values in zip(found.tolist(), np.split(latencies, starts[1:]), strict=True)
+        for place, values in zip(occupied.tolist(), np.split(latencies, starts[1:]), strict=True)
     )

@@ -40,7 +40,7 @@ def prices(
 ) -> tuple[Price, ...]:
     """Returns the price of each arm that has one, against its baseline at the load where it did the most images/s."""
     programs = {arm.name: _programs(arm, servers) for arm in arms if arm.is_control_of is None}
-    found = []
+    charged = []
     for arm, entries in programs.items():
         if not entries:
             continue
@@ -52,8 +52,8 @@ def prices(
         if baseline is not None and extra_s is not None:
             gain, images, text = _break_even(arm, baseline, extra_s, points, comparisons)
         trace_s, compile_s = sum(entry.trace_s for entry in entries), sum(entry.compile_s for entry in entries)
-        found.append(Price(arm, entries, trace_s, compile_s, extra_s, gain, images, text))
-    return tuple(found)
+        charged.append(Price(arm, entries, trace_s, compile_s, extra_s, gain, images, text))
+    return tuple(charged)
 
 
 def _break_even(
@@ -63,19 +63,21 @@ def _break_even(
     extra = f"{_seconds(abs(extra_s))} {'more' if extra_s > 0 else 'less'} than {baseline} to trace and compile"
     # Under a rate that the load sets, both arms do the same images/s: nothing can be learnt there.
     loads = [
-        found
-        for found in comparisons
-        if (found.arm, found.baseline) == (arm, baseline) and found.decides == "images_per_s"
+        comparison
+        for comparison in comparisons
+        if (comparison.arm, comparison.baseline) == (arm, baseline) and comparison.decides == "images_per_s"
     ]
     rates = {
         (point.arm, point.label): point.images_per_s.value
         for point in points
         if point.images_per_s and point.images_per_s.value
     }
-    both = [found for found in loads if (arm, found.label) in rates and (baseline, found.label) in rates]
+    both = [
+        comparison for comparison in loads if (arm, comparison.label) in rates and (baseline, comparison.label) in rates
+    ]
     if not both:
         return None, None, f"{extra}; what an image gains takes a closed loop to tell"
-    best = max(both, key=lambda found: rates[arm, found.label])
+    best = max(both, key=lambda comparison: rates[arm, comparison.label])
     gain_s = 1 / rates[baseline, best.label] - 1 / rates[arm, best.label]
     gain_ms = gain_s * 1000
     if extra_s <= 0:

@@ -84,8 +84,8 @@ def collect(run: Run) -> list[Sample]:
 
 def latencies_ns(rows: Rows) -> Nanoseconds:
     """Returns latencies, which count from the time when a request was due."""
-    found: Nanoseconds = rows["end_ns"] - rows["scheduled_ns"]
-    return found
+    latencies: Nanoseconds = rows["end_ns"] - rows["scheduled_ns"]
+    return latencies
 
 
 def label(load: Load) -> str:

@@ -65,7 +65,7 @@ def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate,
     """
     if (slo := slo_of(header)) is None:
         return ()
-    found = []
+    rates = []
     for arm in header.arms:
         tried: dict[float, list[Point]] = {}
         for point in points:
@@ -81,7 +81,7 @@ def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate,
         best = max(kept, default=None)
         at_best = [] if best is None else tried[best]
         images = [point.images_per_s.value for point in at_best if point.images_per_s]
-        found.append(
+        rates.append(
             HighestRate(
                 arm=arm.name,
                 slo=slo.text,
@@ -91,25 +91,25 @@ def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate,
                 tried=len(tried),
             )
         )
-    return tuple(found)
+    return tuple(rates)
 
 
 def results(header: Header, points: Sequence[Point], rates: Sequence[HighestRate]) -> tuple[ScenarioResult, ...]:
     """Returns the metric of the run's scenario for each arm; nothing where the run had no scenario."""
     by_arm = {rate.arm: rate for rate in rates}
-    found = []
+    scenario_results = []
     for point in _longest(points):
         match header.scenario:
             case "server" if rate := by_arm.get(point.arm):
-                found.append(_result(header, point, f"highest rate with {rate.slo}, 1/s", rate.rate_per_s))
+                scenario_results.append(_result(header, point, f"highest rate with {rate.slo}, 1/s", rate.rate_per_s))
             case "single-stream" | "multi-stream" as scenario:
                 name = "p90" if scenario == "single-stream" else "p99"
-                found.append(_result(header, point, f"{name} latency, ms", point.percentile(name).value_ms))
+                scenario_results.append(_result(header, point, f"{name} latency, ms", point.percentile(name).value_ms))
             case "offline":
-                found.append(
+                scenario_results.append(
                     _result(header, point, "images/s", point.images_per_s.value if point.images_per_s else None)
                 )
-    return tuple(found)
+    return tuple(scenario_results)
 
 
 def _keeps(point: Point, slo: Condition) -> bool:
@@ -125,11 +125,11 @@ def _keeps(point: Point, slo: Condition) -> bool:
 
 def _longest(points: Sequence[Point]) -> list[Point]:
     """Returns for each arm the point that was measured longest."""
-    found: dict[str, Point] = {}
+    longest: dict[str, Point] = {}
     for point in points:
-        if point.arm not in found or point.measured_s > found[point.arm].measured_s:
-            found[point.arm] = point
-    return list(found.values())
+        if point.arm not in longest or point.measured_s > longest[point.arm].measured_s:
+            longest[point.arm] = point
+    return list(longest.values())
 
 
 def _result(header: Header, point: Point, metric: str, value: float | None) -> ScenarioResult:

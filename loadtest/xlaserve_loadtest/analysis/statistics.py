@@ -161,11 +161,13 @@ def pooled_percentile_ratio(
     value = math.exp(arm_log - base_log)
     if not (np.isfinite(arm_pseudo).all() and np.isfinite(base_pseudo).all()):
         return Estimate(value, None, None)
-    found = ratio(arm_pseudo - base_pseudo, seed=seed) if paired else unpaired_ratio(arm_pseudo, base_pseudo, seed=seed)
-    if found.low is None or found.high is None:
+    interval = (
+        ratio(arm_pseudo - base_pseudo, seed=seed) if paired else unpaired_ratio(arm_pseudo, base_pseudo, seed=seed)
+    )
+    if interval.low is None or interval.high is None:
         return Estimate(value, None, None)
     # The interval of the pseudo-values, about the ratio of the figures that stand in the report.
-    return Estimate(value, found.low * value / found.value, found.high * value / found.value)
+    return Estimate(value, interval.low * value / interval.value, interval.high * value / interval.value)
 
 
 def _pseudo_logs(blocks: Sequence[Nanoseconds], percentile: float) -> tuple[float, Floats]:

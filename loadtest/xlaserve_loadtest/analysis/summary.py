@@ -79,7 +79,7 @@ def summarize(run: Run) -> Summary:
     start_ns = min((sample.block.start_ns for sample in samples), default=0)
     end_ns = max((sample.block.end_ns for sample in samples), default=start_ns)
     curve = _points(header, samples, (start_ns, end_ns))
-    points = tuple(found for found in curve if found.role == "measure")
+    points = tuple(point for point in curve if point.role == "measure")
     comparisons = compare(header, samples)
     rates = scenario.highest_rates(header, curve)
     results = scenario.results(header, points or curve, rates)
@@ -87,7 +87,7 @@ def summarize(run: Run) -> Summary:
         path=run.path,
         header=header,
         verdict=verdict.text(run, points, comparisons, rates),
-        verdicts=tuple(verdict.sentence(found, points) for found in comparisons if not found.is_control),
+        verdicts=tuple(verdict.sentence(comparison, points) for comparison in comparisons if not comparison.is_control),
         points=points,
         curve=curve,
         comparisons=comparisons,
@@ -111,7 +111,7 @@ def summarize(run: Run) -> Summary:
         notes=tuple(caveats.notes(run, samples, points, comparisons, results)),
         end=run.end,
         duration_s=(end_ns - start_ns) / 1e9,
-        requests=sum(found.requests for found in curve),
+        requests=sum(point.requests for point in curve),
     )
 
 

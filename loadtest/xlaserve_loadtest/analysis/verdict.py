@@ -17,19 +17,19 @@ _MAX_SENTENCES = 3
 def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]) -> str:
     """Returns the verdict on a run: what invalidates it first, then what was found."""
     parts = [disagreement(equality) for equality in run.equalities if not equality.is_equal]
-    found = [comparison for comparison in comparisons if not comparison.is_control]
+    judged = [comparison for comparison in comparisons if not comparison.is_control]
     parts += [_rate_sentence(rate) for rate in rates]
-    if len(found) > _MAX_SENTENCES:
-        parts += _counted(found)
-    elif found:
-        parts += [sentence(comparison, points) for comparison in found]
+    if len(judged) > _MAX_SENTENCES:
+        parts += _counted(judged)
+    elif judged:
+        parts += [sentence(comparison, points) for comparison in judged]
     elif any(point.requests for point in points):
         parts += [_alone(point) for point in points if point.requests][:_MAX_SENTENCES]
         if not rates:
             parts.append("Nothing was compared.")
     elif not rates:
         reason = run.end.reason if run.end else "the file was cut off before a block had ended"
-        failure = next((f"{found.status}: {found.message}" for found in run.failures), "")
+        failure = next((f"{failed.status}: {failed.message}" for failed in run.failures), "")
         parts.append("Nothing was measured: " + (reason or failure or "no block came out of warm-up") + ".")
     return " ".join(parts)
 
@@ -73,10 +73,10 @@ def _interval(estimate: Estimate) -> str:
     return f"95% interval {estimate.low:.3f} to {estimate.high:.3f}, "
 
 
-def _counted(found: Sequence[Comparison]) -> list[str]:
+def _counted(comparisons: Sequence[Comparison]) -> list[str]:
     """Returns a sentence for each pair of arms, with the number of loads for each verdict."""
     pairs: dict[tuple[str, str], Counter[str]] = {}
-    for comparison in found:
+    for comparison in comparisons:
         pairs.setdefault((comparison.arm, comparison.baseline), Counter())[comparison.verdict] += 1
     return [
         f"{arm} against {baseline}: "

@@ -69,14 +69,14 @@ Rows = NDArray[np.void]
 
 def measured(rows: Rows) -> Rows:
     """Returns the requests that were due inside the window."""
-    found: Rows = rows[rows["measured"]]
-    return found
+    window: Rows = rows[rows["measured"]]
+    return window
 
 
 def answered(rows: Rows) -> Rows:
     """Returns the measured requests that were answered correctly."""
-    found: Rows = rows[rows["measured"] & (rows["status"] == Status.OK)]
-    return found
+    correct: Rows = rows[rows["measured"] & (rows["status"] == Status.OK)]
+    return correct
 
 
 Role = Literal["measure", "search", "curve"]

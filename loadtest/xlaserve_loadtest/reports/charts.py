@@ -253,8 +253,8 @@ def break_even(summary: Summary) -> Markup | None:
     arms = [price for price in summary.prices if price.arm in best]
     if len(arms) < 2:
         return None
-    found = (price.break_even_images for price in summary.prices)
-    crossing = max((images for images in found if images and math.isfinite(images)), default=None)
+    crossings = (price.break_even_images for price in summary.prices)
+    crossing = max((images for images in crossings if images and math.isfinite(images)), default=None)
     images = np.linspace(0, 3 * crossing if crossing else 60 * max(best[price.arm] for price in arms), 60)
     traces = [
         {

@@ -50,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the subcommand's parser."""
-    found = Parser(
+    parser = Parser(
         prog="loadtest report", description="Makes reports from run files. Needs neither a server nor TensorFlow."
     )
-    found.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run files (NAME.run.jsonl.gz)")
-    add_options(found)
-    return found
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run files (NAME.run.jsonl.gz)")
+    add_options(parser)
+    return parser
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

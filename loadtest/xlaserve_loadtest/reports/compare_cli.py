@@ -44,14 +44,14 @@ class Change:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the subcommand's parser."""
-    found = Parser(
+    parser = Parser(
         prog="loadtest compare",
         description="Compares the arms of run B with those of run A of the same names and loads.",
     )
-    found.add_argument("first", type=Path, metavar="A", help="run file")
-    found.add_argument("second", type=Path, metavar="B", help="run file")
-    found.add_argument("--json", action="store_true", help="print JSON")
-    return found
+    parser.add_argument("first", type=Path, metavar="A", help="run file")
+    parser.add_argument("second", type=Path, metavar="B", help="run file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,16 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunFileError as error:
         sys.stderr.write(f"loadtest compare: {error}\n")
         return 1
-    found, apart = changes(*runs), list(differences(*runs))
+    compared, apart = changes(*runs), list(differences(*runs))
     if options.json:
         sys.stdout.write(
-            json.dumps({"changes": list(map(dataclasses.asdict, found)), "differences": apart}, indent=2) + "\n"
+            json.dumps({"changes": list(map(dataclasses.asdict, compared)), "differences": apart}, indent=2) + "\n"
         )
     else:
-        _show(found, apart, Console())
-    if not found:
+        _show(compared, apart, Console())
+    if not compared:
         sys.stderr.write("loadtest compare: the runs have measured no arm under the same load\n")
-    return 0 if found else 1
+    return 0 if compared else 1
 
 
 def changes(first: Run, second: Run) -> list[Change]:
@@ -100,11 +100,11 @@ def differences(first: Run, second: Run) -> Iterator[str]:
 
 
 def _groups(run: Run) -> dict[tuple[str, str], list[Sample]]:
-    found: dict[tuple[str, str], list[Sample]] = {}
+    groups: dict[tuple[str, str], list[Sample]] = {}
     for sample in collect(run):
         if sample.block.role == "measure" and sample.images_per_s:
-            found.setdefault((sample.block.arm, label(sample.block.load)), []).append(sample)
-    return found
+            groups.setdefault((sample.block.arm, label(sample.block.load)), []).append(sample)
+    return groups
 
 
 def _change(arm: str, load: str, first: Sequence[Sample], second: Sequence[Sample], seed: int) -> Change:
@@ -129,13 +129,13 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
-def _show(found: Sequence[Change], apart: Sequence[str], console: Console) -> None:
+def _show(compared: Sequence[Change], apart: Sequence[str], console: Console) -> None:
     widen(console)
-    for change in found:
+    for change in compared:
         console.print(Text(_sentence(change), "bold"))
     for difference in apart:
         console.print(Text.assemble(("differs: ", "yellow"), difference))
-    if not found:
+    if not compared:
         return
     table = Table.of(
         (
@@ -144,9 +144,9 @@ def _show(found: Sequence[Change], apart: Sequence[str], console: Console) -> No
                 "load": change.label,
                 "A images/s": change.images_per_s[0],
                 "B images/s": change.images_per_s[1],
-                **{MEASURE_NAMES[measure]: ratio(found) for measure, found in change.ratios.items()},
+                **{MEASURE_NAMES[measure]: ratio(estimate) for measure, estimate in change.ratios.items()},
             }
-            for change in found
+            for change in compared
         ),
         "B over A, with 95% intervals over blocks",
     )

@@ -23,12 +23,12 @@ def render(summaries: Sequence[Summary]) -> str:
 
 def _row(summary: Summary, point: Point) -> dict[str, object]:
     arm = next((arm for arm in summary.header.arms if arm.name == point.arm), None)
-    own = (found for found in summary.comparisons if (found.arm, found.label) == (point.arm, point.label))
+    own = (other for other in summary.comparisons if (other.arm, other.label) == (point.arm, point.label))
     comparison = next(own, None) if point.role == "measure" else None
     latencies: dict[str, object] = {}
     for name in (f"p{percentile:g}" for percentile in PERCENTILES):
-        found = point.percentile(name)
-        latencies |= {f"{name}_ms": found.value_ms, f"{name}_low_ms": found.low_ms, f"{name}_high_ms": found.high_ms}
+        value = point.percentile(name)
+        latencies |= {f"{name}_ms": value.value_ms, f"{name}_low_ms": value.low_ms, f"{name}_high_ms": value.high_ms}
     return {
         "run": summary.header.started_at,
         "arm": point.arm,
@@ -57,9 +57,9 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
     }
 
 
-def _estimate(name: str, found: Estimate | None) -> dict[str, object]:
+def _estimate(name: str, estimate: Estimate | None) -> dict[str, object]:
     return {
-        name: found and found.value,
-        f"{name}_low": found and found.low,
-        f"{name}_high": found and found.high,
+        name: estimate and estimate.value,
+        f"{name}_low": estimate and estimate.low,
+        f"{name}_high": estimate and estimate.high,
     }

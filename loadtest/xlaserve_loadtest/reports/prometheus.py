@@ -41,12 +41,12 @@ def render(summaries: Sequence[Summary]) -> str:
             errors.labels(*labels).set(sum(point.errors.values()))
             dropped.labels(*labels).set(point.dropped)
             limited.labels(*labels).set(point.generator.is_limited)
-        for found in summary.comparisons:
-            labels = (arms[found.arm].model, arms[found.arm].mode, found.arm, found.label)
+        for comparison in summary.comparisons:
+            labels = (arms[comparison.arm].model, arms[comparison.arm].mode, comparison.arm, comparison.label)
             for measure, name in _RATIOS.items():
-                estimate = found.ratios[measure]
+                estimate = comparison.ratios[measure]
                 bounds = {"value": estimate.value, "low": estimate.low, "high": estimate.high} if estimate else {}
                 for bound, value in bounds.items():
                     if value is not None:
-                        ratio.labels(*labels, found.baseline, name, bound).set(value)
+                        ratio.labels(*labels, comparison.baseline, name, bound).set(value)
     return generate_latest(registry).decode()

@@ -44,10 +44,10 @@ class Table:
         """
         cells = list(rows)
         columns = {heading: [row.get(heading) for row in cells] for heading in dict.fromkeys(chain(*cells))}
-        found = {heading: column for heading, column in columns.items() if any(cell is not None for cell in column)}
-        if len(set(found.get("load", ()))) == 1:
-            title = f"{title}, {found.pop('load')[0]}"
-        return cls(title, found)
+        filled = {heading: column for heading, column in columns.items() if any(cell is not None for cell in column)}
+        if len(set(filled.get("load", ()))) == 1:
+            title = f"{title}, {filled.pop('load')[0]}"
+        return cls(title, filled)
 
     def rows(self) -> Iterator[tuple[Cell, ...]]:
         """Yields the cells of each row."""
@@ -88,9 +88,9 @@ def mebibytes(value: float | None) -> Number | None:
     return None if value is None else Number(f"{value / 2**20:,.0f}")
 
 
-def ratio(found: Estimate | None) -> Ratio | None:
+def ratio(estimate: Estimate | None) -> Ratio | None:
     """Returns an estimate as a ratio."""
-    return None if found is None else Ratio(found.value, found.low, found.high)
+    return None if estimate is None else Ratio(estimate.value, estimate.low, estimate.high)
 
 
 def _text(cell: Cell, number: Callable[[float | None], str], bounded: str) -> str:

@@ -47,20 +47,20 @@ def latency(summary: Summary) -> Rows:
 @_titled("Ratios to the baseline, with 95% intervals over pairs of blocks")
 def ratios(summary: Summary) -> Rows:
     """Returns every comparison of an arm with its baseline."""
-    baselines = {found.baseline for found in summary.comparisons}
-    for found in summary.comparisons:
+    baselines = {comparison.baseline for comparison in summary.comparisons}
+    for comparison in summary.comparisons:
         yield {
             **(
-                {f"arm / {found.baseline}": found.arm}
+                {f"arm / {comparison.baseline}": comparison.arm}
                 if len(baselines) == 1
-                else {"arm / baseline": f"{found.arm} / {found.baseline}"}
+                else {"arm / baseline": f"{comparison.arm} / {comparison.baseline}"}
             ),
-            "load": found.label,
-            **{MEASURE_NAMES[measure]: ratio(each) for measure, each in found.ratios.items()},
-            "pairs": found.pairs,
+            "load": comparison.label,
+            **{MEASURE_NAMES[measure]: ratio(each) for measure, each in comparison.ratios.items()},
+            "pairs": comparison.pairs,
             "verdict": "A/A passed"
-            if found.is_control and not found.has_failed
-            else Strong("A/A failed" if found.is_control else found.verdict),
+            if comparison.is_control and not comparison.has_failed
+            else Strong("A/A failed" if comparison.is_control else comparison.verdict),
         }
 
 
@@ -94,14 +94,14 @@ def scenario(summary: Summary) -> Rows:
 @_titled("Whether the arms give the same answers to the same images")
 def equality(summary: Summary) -> Rows:
     """Returns how far outputs are apart."""
-    for found in summary.equalities:
+    for compared in summary.equalities:
         yield {
-            "outputs": f"{found.arm} against {found.baseline}",
-            "images": found.images,
-            "largest difference": f"{found.largest_absolute:.3g} ({found.tolerance_absolute:.3g} allowed)",
-            "largest relative": f"{found.largest_relative:.3g} ({found.tolerance_relative:.3g} allowed)",
-            "top-1 agreement": share(found.top1_agreement),
-            "within tolerance": found.is_equal,
+            "outputs": f"{compared.arm} against {compared.baseline}",
+            "images": compared.images,
+            "largest difference": f"{compared.largest_absolute:.3g} ({compared.tolerance_absolute:.3g} allowed)",
+            "largest relative": f"{compared.largest_relative:.3g} ({compared.tolerance_relative:.3g} allowed)",
+            "top-1 agreement": share(compared.top1_agreement),
+            "within tolerance": compared.is_equal,
         }
 
 
@@ -212,8 +212,8 @@ def arms(summary: Summary) -> Rows:
 def tables(summary: Summary) -> Iterator[Table]:
     """Yields the tables of a short report, most important first; only those that have rows."""
     for table in (throughput, latency, ratios, highest_rates, scenario, equality, prices, stages, use):
-        if (found := table(summary)).columns:
-            yield found
+        if (shown := table(summary)).columns:
+            yield shown
 
 
 def _points(summary: Summary) -> tuple[Point, ...]:

@@ -27,7 +27,7 @@ def describe() -> Environment:
         gpus=gpus.names(),
         system=platform.platform(),
         python=platform.python_version(),
-        packages={package: found for package in _PACKAGES if (found := _version(package))},
+        packages={package: installed for package in _PACKAGES if (installed := _version(package))},
         flags={name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)},
         git_revision=_git_revision(Path(__file__).parent),
     )

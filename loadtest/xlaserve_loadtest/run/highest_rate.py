@@ -53,16 +53,16 @@ async def search_rates(
         ) -> Point:
             block = _search_block(arm, rate_per_s, settings, slo)
             progress.arm(f"{arm}: {rate_per_s:,.1f}/s", about_s * later + length_s(block) * next(steps, 1))
-            found = await run_block(block)
-            point = as_point(rate_per_s, found, slo)
+            tried = await run_block(block)
+            point = as_point(rate_per_s, tried, slo)
             latency = (
                 "too few answers" if point.latency_ms is None else f"p{slo.percentile:g} {point.latency_ms:.3g} ms"
             )
             progress.say(f"{arm}: {rate_per_s:,.1f}/s: {latency}: {'holds' if point.holds(slo) else 'too much'}")
             return point
 
-        found = await highest_rate(measure, slo, outcome.answered.size / outcome.window_s() / 2)
-        rate = "no rate that was tried" if found is None else f"{found:,.1f}/s"
+        highest = await highest_rate(measure, slo, outcome.answered.size / outcome.window_s() / 2)
+        rate = "no rate that was tried" if highest is None else f"{highest:,.1f}/s"
         progress.say(f"{arm}: highest rate with {slo}: {rate}")
 
 

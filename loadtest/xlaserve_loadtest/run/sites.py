@@ -76,10 +76,10 @@ async def of_targets(
     number: int, arms: Sequence[Arm], addresses: Sequence[str], models: Sequence[str], http_address: str | None
 ) -> Site:
     """Returns servers that others run. Raises TargetError."""
-    infos = {model: [await describe(address, model) for address in addresses] for model in models}
-    for model, found in infos.items():
-        for info, address in zip(found, addresses, strict=True):
-            if info.outputs != found[0].outputs:
+    descriptions = {model: [await describe(address, model) for address in addresses] for model in models}
+    for model, own in descriptions.items():
+        for info, address in zip(own, addresses, strict=True):
+            if info.outputs != own[0].outputs:
                 raise TargetError(f"{address}: {model} has other outputs than at {addresses[0]}")
     pid, own_http = await asyncio.to_thread(_local_process, addresses[0]) if len(addresses) == 1 else (None, ())
     if http_address is None:
@@ -93,7 +93,7 @@ async def of_targets(
         addresses=tuple(addresses),
         http_address=http_address,
         pid=pid,
-        models={model: found[0] for model, found in infos.items()},
+        models={model: own[0] for model, own in descriptions.items()},
         ledger=await read_ledger(addresses[0], models),
     )
 
@@ -129,9 +129,9 @@ def _local_process(address: str) -> tuple[int | None, tuple[str, ...]]:
         return None, ()
     with suppress(psutil.Error, OSError):
         listening = {
-            (found.laddr[1], found.pid)
-            for found in psutil.net_connections("tcp")
-            if found.status == psutil.CONN_LISTEN and found.laddr and found.pid
+            (connection.laddr[1], connection.pid)
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.pid
         }
         for own_port, pid in listening:
             if str(own_port) == port:

@@ -38,9 +38,9 @@ class Slo:
     def parse(cls, text: str) -> Slo:
         """Reads `p99<50ms`. Raises ValueError."""
         with suppress(ConditionError):
-            found = conditions.parse(text)
-            if found.percentile and found.op == "<" and not found.arm and found.limit:
-                return cls(found.percentile, found.limit)
+            condition = conditions.parse(text)
+            if condition.percentile and condition.op == "<" and not condition.arm and condition.limit:
+                return cls(condition.percentile, condition.limit)
         raise ValueError(f"expected a condition such as p99<50ms, got {text!r}")
 
     def __str__(self) -> str:

@@ -55,12 +55,12 @@ def find(names: Sequence[str]) -> tuple[Model, ...]:
     Each comes once, in the order asked for.
     """
     known = applications()
-    found: dict[str, Model] = {}
+    by_source: dict[str, Model] = {}
     for name in names:
         bare = name.removeprefix(APPLICATIONS)
         chosen = [model for model in known if name == "all" or bare in {model.name, model.family}]
-        found.update((model.source, model) for model in chosen or [_other(name)])
-    return tuple(found.values())
+        by_source.update((model.source, model) for model in chosen or [_other(name)])
+    return tuple(by_source.values())
 
 
 def published(gpus: Sequence[str]) -> dict[tuple[str, int], Published]:

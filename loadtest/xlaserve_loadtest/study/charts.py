@@ -66,15 +66,15 @@ def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Markup | None:
     )
 
 
-def groups(found: Sequence[Group], *, name: str, title: str, what: str) -> Markup | None:
+def groups(of: Sequence[Group], *, name: str, title: str, what: str) -> Markup | None:
     """Returns images/s by group and mode; `what` says what the cells of a group have in common."""
-    modes = list(dict.fromkeys(mode for group in found for mode in group.images_per_s))
-    rates = {mode: [group.images_per_s.get(mode, float("nan")) for group in found] for mode in modes}
+    modes = list(dict.fromkeys(mode for group in of for mode in group.images_per_s))
+    rates = {mode: [group.images_per_s.get(mode, float("nan")) for group in of] for mode in modes}
     return chart(
         name,
         title,
         f"Geometric mean of images/s over all cells of the same {what} that ran in every mode, so that the modes of "
         f"one {what} can be compared. Between bars of different {what} also the models differ: compare with care.",
-        bars([group.name for group in found], rates, "%{y}: %{x:,.4~g} images/s<extra>%{fullData.name}</extra>"),
-        bar_layout("group", 110 + len(found) * (BAR_PX + 10 * len(modes)), "images/s"),
+        bars([group.name for group in of], rates, "%{y}: %{x:,.4~g} images/s<extra>%{fullData.name}</extra>"),
+        bar_layout("group", 110 + len(of) * (BAR_PX + 10 * len(modes)), "images/s"),
     )

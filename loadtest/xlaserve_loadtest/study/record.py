@@ -132,19 +132,19 @@ class SweepFile:
         self._write({"kind": "entry", **dataclasses.asdict(entry)})
 
     def _resume(self) -> None:
-        found = read(self._path)
+        kept = read(self._path)
         for name in ("cpu", "cores", "gpus"):
             # As JSON gives it back: a tuple is a list there.
-            here, there = (json.loads(json.dumps(sweep.environment.get(name))) for sweep in (self.sweep, found))
+            here, there = (json.loads(json.dumps(sweep.environment.get(name))) for sweep in (self.sweep, kept))
             if here != there:
                 other = f"another machine ({name}: {there}, here {here})"
                 raise SweepFileError(f"{self._path} was measured on {other}; choose another --out")
-        if found.baseline != self.sweep.baseline:
-            raise SweepFileError(f"{self._path} has {found.baseline} as its baseline; choose another --out")
+        if kept.baseline != self.sweep.baseline:
+            raise SweepFileError(f"{self._path} has {kept.baseline} as its baseline; choose another --out")
         # An incomplete last line, left by a crash, is removed; the next one would be appended to it.
         whole = self._path.read_bytes().rpartition(b"\n")
         self._file.truncate(len(whole[0]) + len(whole[1]))
-        self.sweep = found
+        self.sweep = kept
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")

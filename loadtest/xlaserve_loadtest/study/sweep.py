@@ -87,14 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: every cell has its figures or the reason why not; 1: nothing could be measured; 2: a wrong command line or state
     file; 130: interrupted, the same command goes on from there.
     """
-    found = parser()
-    options = found.parse_args(arguments)
+    command = parser()
+    options = command.parse_args(arguments)
     if options.list:
         sys.stdout.writelines(f"{model.name:<20} {model.family:<16} {model.size}\n" for model in catalog.applications())
         return 0
     baseline = options.baseline or next((mode for mode in options.mode if mode == BASELINE), options.mode[0])
     if baseline not in options.mode:
-        found.error(f"--baseline: expected one of {', '.join(options.mode)}, got {baseline}")
+        command.error(f"--baseline: expected one of {', '.join(options.mode)}, got {baseline}")
     plan = Plan(catalog.find(options.models), options.mode, options.batch, options.resolution)
     how = Measurement(
         modes=options.mode,
@@ -151,36 +151,36 @@ def _tell(line: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the subcommand's parser."""
-    found = Parser(
+    parser = Parser(
         prog="loadtest sweep",
         description="Measures every model, resolution, batch and mode with random weights, and reports what XLA is "
         "worth to each. Interrupted, it goes on where it stopped; what does not run is kept with the reason.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    found.add_argument("--list", action="store_true", help="print the models of keras.applications and stop")
-    found.add_argument("--report", action="store_true", help="only write the report again, from --out")
-    found.add_argument(
+    parser.add_argument("--list", action="store_true", help="print the models of keras.applications and stop")
+    parser.add_argument("--report", action="store_true", help="only write the report again, from --out")
+    parser.add_argument(
         "--models", type=names, default=("all",), metavar="A,B", help="models, families, sources, paths, or all"
     )
-    found.add_argument("--batch", type=counts, default=(1, 8), metavar="N,N", help="images in a request and a bucket")
-    found.add_argument(
+    parser.add_argument("--batch", type=counts, default=(1, 8), metavar="N,N", help="images in a request and a bucket")
+    parser.add_argument(
         "--resolution", type=_resolutions, default=(None,), metavar="N,N", help="height and width in pixels, or native"
     )
-    found.add_argument("--mode", type=names, default=("xla", "graph"), metavar="M,M", help="modes to compare")
-    found.add_argument(
+    parser.add_argument("--mode", type=names, default=("xla", "graph"), metavar="M,M", help="modes to compare")
+    parser.add_argument(
         "--baseline", metavar="M", help="mode that the others are compared with; graph or the first mode"
     )
     seconds = number_over(float, 0.0)
-    found.add_argument("--duration", type=seconds, default=5.0, metavar="S", help="measured seconds for each mode")
-    found.add_argument("--concurrency", type=number_over(int, 0), default=4, metavar="N", help="requests at a time")
-    found.add_argument(
+    parser.add_argument("--duration", type=seconds, default=5.0, metavar="S", help="measured seconds for each mode")
+    parser.add_argument("--concurrency", type=number_over(int, 0), default=4, metavar="N", help="requests at a time")
+    parser.add_argument(
         "--timeout", type=seconds, default=900.0, metavar="S", help="seconds for one cell, compilation included"
     )
-    found.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
-    found.add_argument("--no-control", action="store_true", help="leave out the A/A control of each cell: faster")
-    found.add_argument("--retry-failed", action="store_true", help="measure again what has no figure")
-    found.add_argument("--out", type=Path, default=Path("sweep"), metavar="DIR", help="folder of state and report")
-    return found
+    parser.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
+    parser.add_argument("--no-control", action="store_true", help="leave out the A/A control of each cell: faster")
+    parser.add_argument("--retry-failed", action="store_true", help="measure again what has no figure")
+    parser.add_argument("--out", type=Path, default=Path("sweep"), metavar="DIR", help="folder of state and report")
+    return parser
 
 
 def _resolutions(text: str) -> tuple[int | None, ...]:

@@ -128,11 +128,11 @@ def _groups(sweep: Sweep, key: Callable[[Entry], Hashable]) -> list[Group]:
 
 def _podium(title: str, unit: str, of: Iterable[Row], value: Callable[[Row], float | None]) -> Podium:
     ranked = sorted(
-        ((row, found) for row in of if (found := value(row)) is not None), key=lambda pair: pair[1], reverse=True
+        ((row, measured) for row in of if (measured := value(row)) is not None), key=lambda pair: pair[1], reverse=True
     )
     best: dict[str, tuple[Row, float]] = {}
-    for row, found in ranked:
-        best.setdefault(row.entry.name, (row, found))
+    for row, measured in ranked:
+        best.setdefault(row.entry.name, (row, measured))
     return Podium(title, unit, tuple(best.values())[:PODIUM])
 
 

@@ -206,7 +206,7 @@ def _keeps(got: tuple[str, str, tuple[int, ...]], promised: tuple[str, str, tupl
 
 
 def read_outputs(data: bytes) -> list[Array]:
-    """Returns the outputs of a serialised ModelInferResponse that `read_reply` found right."""
+    """Returns the outputs of a serialised ModelInferResponse that `read_reply` accepted."""
     response = oip.ModelInferResponse.FromString(data)
     return [
         widened(np.frombuffer(raw, _DTYPES[out.datatype]).reshape(tuple(out.shape)))
