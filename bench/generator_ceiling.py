@@ -21,7 +21,7 @@ from xlaserve_loadtest.run.worker import Setup
 from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.targets.target import ModelInfo, Tensor
 
 SIDE = 224
@@ -77,7 +77,7 @@ def _bare(address: str, payload: bytes, seconds: float) -> Load:
 
 
 async def _own(address: str, model: ModelInfo, payload: bytes, seconds: float, number: int) -> Load:
-    block = Block("bare", ClosedLoop(CONCURRENCY), 0.1, seconds)
+    block = BlockPlan("bare", ClosedLoop(CONCURRENCY), 0.1, seconds)
     setup = Setup({"bare": model}, {"bare": [Request(payload, 1, "")]}, deadline_s=60)
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(WorkerProcess()) for _ in range(number)]

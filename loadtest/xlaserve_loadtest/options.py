@@ -13,7 +13,7 @@ from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
 from xlaserve_loadtest.schedule import arrivals, payload
 from xlaserve_loadtest.schedule.arms import ALL, MODES
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, OpenLoop
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop
 from xlaserve_loadtest.schedule.payload import Mix
 from xlaserve_loadtest.schedule.search import Slo
 from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
@@ -26,6 +26,8 @@ OFFLINE_SLOTS: Final = 16
 """Requests of the largest bucket under way: enough that no lane waits, few enough for the queues."""
 
 _SIZE: Final = re.compile(r"0*([1-9]\d*)x0*([1-9]\d*)")
+_POSITIVE: Final = number_over(float, 0.0)
+_COUNT: Final = number_over(int, 0)
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?")
 
 
@@ -38,7 +40,18 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=version("xlaserve"))
-    positive, count = number_over(float, 0.0), number_over(int, 0)
+    _add_arms(parser)
+    _add_target(parser)
+    _add_load(parser)
+    _add_payload(parser)
+    kept = parser.add_argument_group("what is kept")
+    kept.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="folder for the run file and its page")
+    kept.add_argument("--record", type=Path, metavar="FILE", help="name the run file")
+    report.add_options(parser)
+    return parser
+
+
+def _add_arms(parser: argparse.ArgumentParser) -> None:
     arms = parser.add_argument_group("what is measured")
     arms.add_argument(
         "--mode",
@@ -56,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
         "--equality-images", type=number_over(int, -1), default=32, metavar="N", help="compare outputs; 0: no"
     )
 
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
     target = parser.add_argument_group("target")
     target.add_argument(
         "--target", type=names, default=(), metavar="HOST:PORT,...", help="running servers, or null: a no-op server"
@@ -65,8 +80,10 @@ def parser() -> argparse.ArgumentParser:
     target.add_argument("--config", type=Path, metavar="FILE", help="configuration of the servers that are started")
     target.add_argument("--shared-server", action="store_true", help="one server for all modes that can share one")
     target.add_argument("--isolate", action="store_true", help="a fresh server process for each block")
-    target.add_argument("--start-timeout", type=positive, default=900.0, metavar="S", help="until a server is ready")
+    target.add_argument("--start-timeout", type=_POSITIVE, default=900.0, metavar="S", help="until a server is ready")
 
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--concurrency", type=counts, metavar="N,N", help="closed loop: requests at a time (16)")
     load.add_argument("--rate", type=_rates, metavar="R,R|R..R", help="open loop: requests/s, several, or a ramp")
@@ -78,20 +95,22 @@ def parser() -> argparse.ArgumentParser:
         help="open loop: seconds of arrival, one a line",
     )
     load.add_argument("--save-arrivals", type=Path, metavar="FILE", help="write the schedule for --replay")
-    load.add_argument("--max-in-flight", type=count, default=MAX_IN_FLIGHT, metavar="N", help="more is dropped")
+    load.add_argument("--max-in-flight", type=_COUNT, default=MAX_IN_FLIGHT, metavar="N", help="more is dropped")
     load.add_argument("--scenario", choices=tuple(SCENARIO_IMAGES), help="of MLPerf Inference")
     load.add_argument("--find-max", action="store_true", help="search the highest rate that keeps --slo")
     load.add_argument("--slo", type=checked(Slo.parse), metavar="COND", help="such as p99<50ms")
-    load.add_argument("--slo-ms", type=positive, metavar="MS", help="the same for p99, for --scenario server")
-    load.add_argument("--duration", type=positive, default=5.0, metavar="S", help="measured at most, for each arm")
+    load.add_argument("--slo-ms", type=_POSITIVE, metavar="MS", help="the same for p99, for --scenario server")
+    load.add_argument("--duration", type=_POSITIVE, default=5.0, metavar="S", help="measured at most, for each arm")
     load.add_argument(
         "--warmup", type=number_over(float, -1e-9), default=1.0, metavar="S", help="before an arm is measured"
     )
     load.add_argument("--full-duration", action="store_true", help="go on when every arm is steady")
-    load.add_argument("--deadline", type=positive, default=10.0, metavar="S", help="of a request")
+    load.add_argument("--deadline", type=_POSITIVE, default=10.0, metavar="S", help="of a request")
     load.add_argument("--workers", type=_workers, default="auto", metavar="N", help="processes that send")
     load.add_argument("--seed", type=number_over(int, -1), default=0, metavar="N", help="of images, arrivals and order")
 
+
+def _add_payload(parser: argparse.ArgumentParser) -> None:
     sent = parser.add_argument_group("what is sent")
     sent.add_argument("--images", type=Path, metavar="DIR", help="JPEG, PNG and WebP files; synthetic without")
     sent.add_argument("--payload", choices=payload.KINDS, help="files as they are (for --images), or raw pixels")
@@ -99,12 +118,6 @@ def parser() -> argparse.ArgumentParser:
         "--images-per-request", type=checked(Mix.parse), metavar="N|N:P,N:P", help="a number or shares (1)"
     )
     sent.add_argument("--size", type=_sizes, default=(), metavar="HxW,HxW", help="of the images; the model's own")
-
-    kept = parser.add_argument_group("what is kept")
-    kept.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="folder for the run file and its page")
-    kept.add_argument("--record", type=Path, metavar="FILE", help="name the run file")
-    report.add_options(parser)
-    return parser
 
 
 def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Settings:
@@ -118,7 +131,7 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
     return Settings(
         models=options.model,
         modes=options.mode,
-        loops=_loops(options),
+        loads=_loads(options),
         duration_s=options.duration,
         warmup_s=options.warmup,
         mix=mix,
@@ -183,7 +196,7 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             parser.error(problem)
 
 
-def _loops(options: argparse.Namespace) -> tuple[Loop, ...]:
+def _loads(options: argparse.Namespace) -> tuple[Load, ...]:
     if options.scenario == "offline":
         return (ClosedLoop(OFFLINE_SLOTS, is_offline=True),)
     if options.scenario in ("single-stream", "multi-stream"):
@@ -207,7 +220,7 @@ def _rates(text: str) -> tuple[tuple[float, float | None], ...]:
 
 
 def _workers(text: str) -> int | None:
-    return None if text == "auto" else int(number_over(int, 0)(text))
+    return None if text == "auto" else int(_COUNT(text))
 
 
 def _sizes(text: str) -> tuple[tuple[int, int], ...]:

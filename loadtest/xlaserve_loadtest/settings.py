@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load
 from xlaserve_loadtest.schedule.payload import Kind, Mix, Size
 from xlaserve_loadtest.schedule.search import Slo
 
@@ -15,8 +15,8 @@ NULL = "null"
 IN_PROCESS = "in-process"
 EMBEDDED = "embedded"
 
-_RECORDED_AS = {"max_in_flight": "most_in_flight"}
-"""Names in run files that differ: a run is compared with those of earlier versions by them."""
+_RECORDED_AS = {"loads": "loops", "max_in_flight": "most_in_flight"}
+"""Options that run files know by an older name, so that `loadtest compare` finds them in old and new ones."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Settings:
     models: tuple[str, ...]
     modes: tuple[str, ...]
     """Modes to measure; `all` alone stands for every mode that the target offers."""
-    loops: tuple[Loop, ...]
+    loads: tuple[Load, ...]
     duration_s: float
     """Measured seconds at most, for each arm under each load; in a search for each rate."""
     warmup_s: float
@@ -78,12 +78,12 @@ class Settings:
     @property
     def most_slots(self) -> int:
         """The most requests that one load keeps under way; an open loop has no such number."""
-        return max((loop.slots if isinstance(loop, ClosedLoop) else 64) for loop in self.loops)
+        return max((load.slots if isinstance(load, ClosedLoop) else 64) for load in self.loads)
 
     def document(self) -> Mapping[str, Any]:
         """Returns every option in JSON's types."""
         document: dict[str, Any] = {_RECORDED_AS.get(name, name): _plain(value) for name, value in vars(self).items()}
-        document["loops"] = [{"type": type(loop).__name__, **asdict(loop)} for loop in self.loops]
+        document["loops"] = [{"type": type(load).__name__, **asdict(load)} for load in self.loads]
         return document
 
 

@@ -11,14 +11,14 @@ from xlaserve_loadtest.record.lines import (
     REQUEST,
     STAGES,
     Arm,
-    Block,
+    BlockLine,
     End,
     Environment,
-    Generator,
+    GeneratorUse,
     Header,
     LedgerEntry,
     Line,
-    Load,
+    LoadLine,
     Requests,
     Run,
     Server,
@@ -26,7 +26,7 @@ from xlaserve_loadtest.record.lines import (
 )
 from xlaserve_loadtest.record.run_file import RunWriter, read_run
 
-CLOSED = Load("closed", concurrency=4)
+CLOSED = LoadLine("closed", concurrency=4)
 ENVIRONMENT = Environment("a processor", 2, (), "a system", "3.11", {"xlaserve": "0.1.0"}, {})
 
 NewRun = Callable[..., "RunFile"]
@@ -73,12 +73,12 @@ class RunFile:
         arm: str,
         latencies_ms: Sequence[float] | np.ndarray[Any, Any],
         *,
-        load: Load = CLOSED,
+        load: LoadLine = CLOSED,
         status: Status = Status.OK,
         images: int = 1,
         stages_s: Mapping[str, float] | None = None,
         due_ns: np.ndarray[Any, Any] | None = None,
-        generator: Generator | None = None,
+        generator: GeneratorUse | None = None,
         ends: bool = True,
         **more: Any,
     ) -> RunFile:
@@ -104,10 +104,12 @@ class RunFile:
         if ends:
             options: dict[str, Any] = {
                 "window_ns": (self.now_ns, end_ns) if rows.size else None,
-                "generator": generator or Generator(workers=1, cpu_s=0.1, sends=max(rows.size, 1)),
+                "generator": generator or GeneratorUse(workers=1, cpu_s=0.1, sends=max(rows.size, 1)),
                 "server": 0,
             }
-            self.lines.append(Block(self.blocks, arm, load, start_ns=self.now_ns, end_ns=end_ns, **{**options, **more}))
+            self.lines.append(
+                BlockLine(self.blocks, arm, load, start_ns=self.now_ns, end_ns=end_ns, **{**options, **more})
+            )
         self.blocks += 1
         self.now_ns = end_ns
         return self
@@ -141,7 +143,7 @@ def compared(run_file: NewRun) -> NewRun:
         seed: int = 0,
         noise: float = 0.02,
         requests: int = 100,
-        load: Load = CLOSED,
+        load: LoadLine = CLOSED,
         name: str = "a",
         **header: Any,
     ) -> RunFile:

@@ -15,7 +15,7 @@ from xlaserve_loadtest.analysis import stages
 from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.analysis.statistics import PERCENTILES, Estimate, Latencies, Percentile, estimate, least_count
-from xlaserve_loadtest.record.lines import Block, Load, Role, Rows, Status
+from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Role, Rows, Status
 
 BUSY_LIMIT: Final = 0.8
 LATE_LIMIT: Final = 0.01
@@ -95,7 +95,7 @@ class Point:
 
     arm: str
     role: Role
-    load: Load
+    load: LoadLine
     label: str
     """The load in words: "16 at a time", "50/s poisson", "offline"."""
     blocks: int
@@ -182,7 +182,7 @@ def _errors(rows: Rows) -> dict[str, int]:
     return {Status(status).name: count for status, count in counts.most_common()}
 
 
-def _generator(blocks: Sequence[Block], requests: int) -> GeneratorFigures:
+def _generator(blocks: Sequence[BlockLine], requests: int) -> GeneratorFigures:
     own = [block.generator for block in blocks]
     busy = max((one.busy for one in own if one.busy is not None), default=None)
     sends, late = sum(one.sends for one in own), sum(one.late_sends for one in own)
@@ -198,7 +198,7 @@ def _generator(blocks: Sequence[Block], requests: int) -> GeneratorFigures:
     )
 
 
-def _server(blocks: Sequence[Block], images: int) -> ServerFigures:
+def _server(blocks: Sequence[BlockLine], images: int) -> ServerFigures:
     uses = [block.server_use for block in blocks]
     cpu = [use.cpu_s for use in uses if use.cpu_s is not None]
     gpu = [use.gpu_utilisation for use in uses if use.gpu_utilisation is not None]
@@ -221,7 +221,7 @@ def _total(numbers: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _padding(blocks: Sequence[Block]) -> Padding | None:
+def _padding(blocks: Sequence[BlockLine]) -> Padding | None:
     reported = [block.counters for block in blocks if block.counters]
     images = sum(counters.images or 0 for counters in reported)
     padded = sum(counters.padded_rows or 0 for counters in reported)

@@ -8,14 +8,14 @@ import numpy as np
 
 from xlaserve_loadtest.analysis.statistics import Nanoseconds
 from xlaserve_loadtest.record import lines as record
-from xlaserve_loadtest.record.lines import Block, Load, Rows, Run, Status
+from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Rows, Run, Status
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One block and its requests."""
 
-    block: Block
+    block: BlockLine
     rows: Rows
     """All requests of the block, those of warm-up included."""
 
@@ -88,7 +88,7 @@ def latencies_ns(rows: Rows) -> Nanoseconds:
     return latencies
 
 
-def label(load: Load) -> str:
+def label(load: LoadLine) -> str:
     """Returns a load in words: "16 at a time", "50/s poisson", "offline"."""
     if load.type == "closed":
         words = f"{load.concurrency} at a time" if load.concurrency else "closed loop"

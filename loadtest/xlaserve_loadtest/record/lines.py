@@ -167,7 +167,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadLine:
     """What was asked of the target in a block."""
 
     type: Literal["closed", "open", "offline"]
@@ -179,7 +179,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
+class GeneratorUse:
     """What the load generator did in a block, and whether it kept up."""
 
     workers: int
@@ -219,16 +219,16 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockLine:
     """A stretch of the run under one arm and one load; written when it is over."""
 
     kind: ClassVar[str] = "block"
     index: int
     arm: str
-    load: Load
+    load: LoadLine
     start_ns: int
     end_ns: int
-    generator: Generator
+    generator: GeneratorUse
     role: Role = "measure"
     server: int | None = None
     """Id of the block's server."""
@@ -303,7 +303,7 @@ class End:
     reason: str = ""
 
 
-Line = Header | Server | Block | Requests | Event | Equality | Failure | End
+Line = Header | Server | BlockLine | Requests | Event | Equality | Failure | End
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class Run:
     path: Path
     header: Header
     servers: tuple[Server, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockLine, ...]
     requests: Rows
     """Requests in the order of the file."""
     events: tuple[Event, ...]

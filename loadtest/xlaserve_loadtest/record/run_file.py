@@ -20,7 +20,7 @@ from xlaserve_loadtest.record.lines import (
     REQUEST,
     SCHEMA,
     STAGES,
-    Block,
+    BlockLine,
     End,
     Equality,
     Event,
@@ -87,7 +87,7 @@ def read_run(path: Path) -> Run:
         path=path,
         header=header,
         servers=tuple(line for line in rest if isinstance(line, Server)),
-        blocks=tuple(line for line in rest if isinstance(line, Block)),
+        blocks=tuple(line for line in rest if isinstance(line, BlockLine)),
         requests=np.concatenate(chunks) if chunks else np.empty(0, REQUEST),
         events=tuple(line for line in rest if isinstance(line, Event)),
         equalities=tuple(line for line in rest if isinstance(line, Equality)),
@@ -126,7 +126,7 @@ class _RequestColumns:
 
 
 _ADAPTERS: Final[Mapping[str, TypeAdapter[Any]]] = {
-    **{line.kind: TypeAdapter(line) for line in (Header, Server, Block, Event, Equality, Failure, End)},
+    **{line.kind: TypeAdapter(line) for line in (Header, Server, BlockLine, Event, Equality, Failure, End)},
     Requests.kind: TypeAdapter(_RequestColumns),
 }
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports.table import Table, brief
+from xlaserve_loadtest.reports.table import Table, narrow
 from xlaserve_loadtest.reports.tables import tables
 
 
@@ -37,7 +37,7 @@ def lines(table: Table) -> Iterator[str]:
     """Yields a table as GitHub's Markdown, without its title."""
     yield _row(table.columns)
     yield "|" + "|".join("--:" if is_numeric else "---" for is_numeric in table.numeric()) + "|"
-    yield from (_row(map(brief, row)) for row in table.rows())
+    yield from (_row(map(narrow, row)) for row in table.rows())
 
 
 def _row(cells: Iterable[str]) -> str:

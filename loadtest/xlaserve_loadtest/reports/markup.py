@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from xlaserve_loadtest.reports.table import Cell, Strong, Table, full
+from xlaserve_loadtest.reports.table import Cell, Strong, Table, wide
 
 VOID: Final = frozenset({"br", "hr", "link", "meta"})
 _LONG: Final = 36
@@ -62,7 +62,7 @@ def table(shown: Table) -> Markup:
 
 
 def _cell(kind: str, content: Cell, is_numeric: bool) -> Markup:
-    text = full(content)
+    text = wide(content)
     kinds = ["number"] * is_numeric + ["long"] * (len(text) > _LONG)
     is_strong = isinstance(content, Strong) or content is False
     return tag(kind, tag("strong", text) if is_strong else text, class_=" ".join(kinds) or None)

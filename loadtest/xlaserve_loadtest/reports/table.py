@@ -61,12 +61,12 @@ class Table:
         ]
 
 
-def brief(cell: Cell) -> str:
+def narrow(cell: Cell) -> str:
     """Returns a cell as a narrow table shows it: the bounds behind the only space, so that it breaks there."""
     return _text(cell, _aligned, "{} ({}-{})")
 
 
-def full(cell: Cell) -> str:
+def wide(cell: Cell) -> str:
     """Returns a cell as a wide table shows it."""
     return _text(cell, number, "{} [{}, {}]")
 

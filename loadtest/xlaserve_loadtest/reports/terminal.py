@@ -10,7 +10,7 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports.table import Table, brief
+from xlaserve_loadtest.reports.table import Table, narrow
 from xlaserve_loadtest.reports.tables import tables
 
 WIDTH: Final = 100
@@ -41,7 +41,7 @@ def show_table(table: Table, console: Console) -> None:
     for heading, is_numeric in zip(table.columns, table.numeric(), strict=True):
         drawn.add_column(heading, justify="right" if is_numeric else "left")
     for row in table.rows():
-        drawn.add_row(*(Text(brief(cell)) for cell in row))
+        drawn.add_row(*(Text(narrow(cell)) for cell in row))
     console.print()
     console.print(Text(table.title, "underline"), soft_wrap=True)
     console.print(drawn)

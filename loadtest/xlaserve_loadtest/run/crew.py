@@ -15,7 +15,7 @@ from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
 from xlaserve_loadtest.run.runner import LATE_NS, Clock, Generator, Live, Result, Task, Window
 from xlaserve_loadtest.schedule import arrivals, steady
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
-from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.schedule.plan import BlockPlan
 
 LOOK_S: Final = 0.25
 """Interval between looks at the answers."""
@@ -69,18 +69,18 @@ class Outcome:
         return float(self.answered["images"].sum()) / self.window_s() if self.window_s() else 0.0
 
 
-def tasks(block: Block, addresses: Sequence[str], workers: int, *, seed: int, max_in_flight: int) -> list[Task]:
+def tasks(block: BlockPlan, addresses: Sequence[str], workers: int, *, seed: int, max_in_flight: int) -> list[Task]:
     """Returns each worker's share of a block: a pure split of its slots, or of its schedule and `max_in_flight`.
 
     A worker for which there is nothing, since there are more workers than slots or `max_in_flight`, stays out.
     """
-    loop = block.loop
-    if isinstance(loop, ClosedLoop):
-        return [Task(block.arm, tuple(addresses), slots=own) for own in _spread(loop.slots, workers)]
+    load = block.load
+    if isinstance(load, ClosedLoop):
+        return [Task(block.arm, tuple(addresses), slots=own) for own in _spread(load.slots, workers)]
     whole = arrivals.with_margins(
-        loop, before_s=block.warmup_s, duration_s=block.duration_s, after_s=COOL_DOWN_S, seed=seed
+        load, before_s=block.warmup_s, duration_s=block.duration_s, after_s=COOL_DOWN_S, seed=seed
     )
-    late_ns = max(LATE_NS, LATE_SHARE * 1e9 / loop.mean_rate_per_s())
+    late_ns = max(LATE_NS, LATE_SHARE * 1e9 / load.mean_rate_per_s())
     senders = min(workers, max_in_flight)
     shares = [
         Task(block.arm, tuple(addresses), schedule_ns=own, late_ns=late_ns, max_in_flight=limit)
@@ -94,7 +94,7 @@ def _spread(total: int, workers: int) -> list[int]:
 
 
 async def run_block(
-    block: Block,
+    block: BlockPlan,
     workers: Sequence[Generator],
     shares: Sequence[Task],
     *,
@@ -108,14 +108,14 @@ async def run_block(
     `interrupted` set instead of raising: the caller must check that and stop.
     """
     pairs = zip(workers, shares, strict=True)
-    crew = [(worker, share) for worker, share in pairs if share.slots or share.schedule_ns is not None]
+    assigned = [(worker, share) for worker, share in pairs if share.slots or share.schedule_ns is not None]
     outcome = Outcome(start_ns=clock())
     results: list[Result] = []
     watch: asyncio.Task[None] | None = None
-    used = [worker for worker, _ in crew]
+    used = [worker for worker, _ in assigned]
     try:
-        await asyncio.gather(*(worker.prepare(share) for worker, share in crew))
-        outcome.start_ns = start_ns = clock() + (_LEAD_NS if len(crew) > 1 else 0)
+        await asyncio.gather(*(worker.prepare(share) for worker, share in assigned))
+        outcome.start_ns = start_ns = clock() + (_LEAD_NS if len(assigned) > 1 else 0)
         await asyncio.gather(*(worker.begin(start_ns) for worker in used))
         watch = asyncio.create_task(_watch(used, outcome, on_live, clock, end_when_steady))
         if await _open_window(block, used, outcome, clock):
@@ -137,10 +137,10 @@ async def run_block(
     return outcome
 
 
-async def _open_window(block: Block, workers: Sequence[Generator], outcome: Outcome, clock: Clock) -> bool:
+async def _open_window(block: BlockPlan, workers: Sequence[Generator], outcome: Outcome, clock: Clock) -> bool:
     """Opens the window, once warm-up is over in a closed loop; returns whether there is anything to measure."""
     start_ns = outcome.start_ns + round(block.warmup_s * 1e9)
-    if isinstance(block.loop, ClosedLoop):
+    if isinstance(block.load, ClosedLoop):
         if not any(await asyncio.gather(*(worker.warm() for worker in workers))):
             return False
         if (left_s := (start_ns - clock()) / 1e9) > 0:

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Self
 
 from xlaserve_loadtest.record.lines import Arm, Server
-from xlaserve_loadtest.run import crew, environment, sites, workers
+from xlaserve_loadtest.run import crew, environment, running_targets, workers
 from xlaserve_loadtest.run.progress import Progress
-from xlaserve_loadtest.run.sites import Site
+from xlaserve_loadtest.run.running_targets import RunningTarget
 from xlaserve_loadtest.run.worker import Setup, Worker
 from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.schedule import arms as arms_of
 from xlaserve_loadtest.schedule import payload
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.payload import Mix, Request
-from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.settings import NULL, Settings
 from xlaserve_loadtest.targets import embedded
 from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name
@@ -86,7 +86,7 @@ class Fleet:
         self._on_server = on_server
         self._make_server = make_server
         self._stack = contextlib.AsyncExitStack()
-        self._sites: dict[str, Site] = {}
+        self._targets: dict[str, RunningTarget] = {}
         self._started = 0
         self._workers: tuple[WorkerProcess, ...] = ()
 
@@ -98,7 +98,7 @@ class Fleet:
                 kinds.setdefault(self._kind(arm), []).append(arm)
             # One server after the other, since each times its programs while it warms up.
             for kind, own in kinds.items():
-                self._sites[kind] = await self._start(own, self._stack)
+                self._targets[kind] = await self._start(own, self._stack)
             self._make_requests()
             await self._start_workers()
         except BaseException:
@@ -110,44 +110,46 @@ class Fleet:
         await self._stack.aclose()
 
     @contextlib.asynccontextmanager
-    async def site_for(self, name: str) -> AsyncIterator[Site]:
+    async def target_for(self, name: str) -> AsyncIterator[RunningTarget]:
         """Yields the target of an arm; a fresh server process where blocks are isolated."""
         arm = self._arms[name]
         if not self._settings.is_isolated or self._settings.targets:
-            yield self._sites[self._kind(arm)]
+            yield self._targets[self._kind(arm)]
             return
         async with contextlib.AsyncExitStack() as stack:
             yield await self._start([arm], stack)
 
-    def crew(self, site: Site) -> tuple[Worker, ...]:
+    def workers_for(self, target: RunningTarget) -> tuple[Worker, ...]:
         """Returns the workers that load a target."""
-        return tuple(process.calls for process in site.own_workers or self._workers)
+        return tuple(process.calls for process in target.own_workers or self._workers)
 
     async def outputs(self, name: str, requests: int) -> list[list[Array]]:
         """Returns an arm's outputs for its first `requests`. Raises TargetError."""
-        site = self._sites[self._kind(self._arms[name])]
-        return await self.crew(site)[0].outputs(name, site.addresses, requests)
+        target = self._targets[self._kind(self._arms[name])]
+        return await self.workers_for(target)[0].outputs(name, target.addresses, requests)
 
     def _kind(self, arm: Arm) -> str:
         if self._settings.targets and not self._settings.is_in_process:
             return "target"
         return arms_of.process_kind(arm.mode, is_shared=self._settings.is_shared)
 
-    async def _start(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> Site:
-        site = await self._start_site(own, stack)
+    async def _start(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> RunningTarget:
+        target = await self._start_target(own, stack)
         self._started += 1
-        self._on_server(site.line())
-        return site
+        self._on_server(target.line())
+        return target
 
-    async def _start_site(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> Site:
+    async def _start_target(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> RunningTarget:
         settings = self._settings
         arms = tuple(own)
         models = list(dict.fromkeys(arm.model for arm in own))
         if settings.targets == (NULL,):
             server = await stack.enter_async_context(self._null_server())
-            return Site(self._started, arms, (server.address,), pid=server.pid, models={NULL: _null_info(settings)})
+            return RunningTarget(
+                self._started, arms, (server.address,), pid=server.pid, models={NULL: _null_info(settings)}
+            )
         if settings.is_remote:
-            return await sites.of_targets(self._started, arms, settings.targets, models, settings.target_http)
+            return await running_targets.of_targets(self._started, arms, settings.targets, models, settings.target_http)
         served = tuple(dict.fromkeys(arm.mode for arm in own))
         if settings.config is None:
             config = configuration([name for name in settings.models if served_name(name) in models], served)
@@ -157,7 +159,7 @@ class Fleet:
             self._progress.say(f"compiling {', '.join(models)} ({', '.join(arm.mode for arm in own)})")
             worker = await stack.enter_async_context(WorkerProcess())
             described = await worker.calls.load(config)
-            return Site(
+            return RunningTarget(
                 self._started,
                 arms,
                 pid=worker.pid,
@@ -174,7 +176,7 @@ class Fleet:
         )
         await stack.enter_async_context(server)
         self._progress.say(f"server is ready at {server.address} after {server.ready_s:.1f} s")
-        return await sites.of_server(self._started, arms, server, models)
+        return await running_targets.of_server(self._started, arms, server, models)
 
     def _null_server(self) -> EmbeddedServer:
         return EmbeddedServer("", start_timeout_s=self._settings.start_timeout_s, command=_NULL_COMMAND)
@@ -201,15 +203,15 @@ class Fleet:
                 self.mixes[arm.name] = mix
 
     def _info(self, arm: Arm) -> ModelInfo:
-        return self._sites[self._kind(arm)].models[arm.model]
+        return self._targets[self._kind(arm)].models[arm.model]
 
     async def _start_workers(self) -> None:
         settings = self._settings
         models = {name: self._info(arm) for name, arm in self._arms.items()}
         if settings.is_in_process:
-            for site in self._sites.values():
-                own = {arm.name: self.requests[arm.name] for arm in site.arms}
-                await site.own_workers[0].calls.setup(
+            for target in self._targets.values():
+                own = {arm.name: self.requests[arm.name] for arm in target.arms}
+                await target.own_workers[0].calls.setup(
                     Setup({name: models[name] for name in own}, own, settings.deadline_s)
                 )
             return
@@ -229,7 +231,7 @@ class Fleet:
 
     async def _find_ceiling(self) -> None:
         async with self._null_server() as server:
-            block = Block(_CEILING, ClosedLoop(CEILING_SLOTS * len(self._workers)), CEILING_S / 5, CEILING_S)
+            block = BlockPlan(_CEILING, ClosedLoop(CEILING_SLOTS * len(self._workers)), CEILING_S / 5, CEILING_S)
             shares = crew.tasks(block, (server.address,), len(self._workers), seed=0, max_in_flight=1)
             outcome = await crew.run_block(block, [worker.calls.generator for worker in self._workers], shares)
         if outcome.interrupted:

@@ -13,8 +13,8 @@ from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, OpenLoop
-from xlaserve_loadtest.schedule.plan import Block, lasting, length_s
-from xlaserve_loadtest.schedule.search import USUAL_STEPS, Point, Slo, highest_rate
+from xlaserve_loadtest.schedule.plan import BlockPlan, lasting, length_s
+from xlaserve_loadtest.schedule.search import USUAL_STEPS, Slo, TriedRate, highest_rate
 from xlaserve_loadtest.settings import Settings
 
 FIRST_SLOTS: Final = 8
@@ -30,7 +30,7 @@ FAST_PER_S: Final = 1e6
 async def search_rates(
     settings: Settings,
     arms: Sequence[str],
-    run_block: Callable[[Block], Awaitable[Outcome]],
+    run_block: Callable[[BlockPlan], Awaitable[Outcome]],
     progress: Progress,
     recorder: Recorder,
 ) -> None:
@@ -50,16 +50,15 @@ async def search_rates(
 
         async def measure(
             rate_per_s: float, arm: str = arm, later: int = left - 1, steps: Iterator[int] = steps
-        ) -> Point:
+        ) -> TriedRate:
             block = _search_block(arm, rate_per_s, settings, slo)
             progress.arm(f"{arm}: {rate_per_s:,.1f}/s", about_s * later + length_s(block) * next(steps, 1))
-            tried = await run_block(block)
-            point = as_point(rate_per_s, tried, slo)
+            tried = as_tried(rate_per_s, await run_block(block), slo)
             latency = (
-                "too few answers" if point.latency_ms is None else f"p{slo.percentile:g} {point.latency_ms:.3g} ms"
+                "too few answers" if tried.latency_ms is None else f"p{slo.percentile:g} {tried.latency_ms:.3g} ms"
             )
-            progress.say(f"{arm}: {rate_per_s:,.1f}/s: {latency}: {'holds' if point.holds(slo) else 'too much'}")
-            return point
+            progress.say(f"{arm}: {rate_per_s:,.1f}/s: {latency}: {'holds' if tried.holds(slo) else 'too much'}")
+            return tried
 
         highest = await highest_rate(measure, slo, outcome.answered.size / outcome.window_s() / 2)
         rate = "no rate that was tried" if highest is None else f"{highest:,.1f}/s"
@@ -77,7 +76,7 @@ def estimate_s(settings: Settings) -> float:
     return length_s(_first_block("", settings)) + USUAL_STEPS * length_s(step)
 
 
-def as_point(rate_per_s: float, outcome: Outcome, slo: Slo) -> Point:
+def as_tried(rate_per_s: float, outcome: Outcome, slo: Slo) -> TriedRate:
     """Returns the outcome of the rate that a block offered."""
     measured, answered = outcome.measured, outcome.answered
     latencies_ms = (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
@@ -87,7 +86,7 @@ def as_point(rate_per_s: float, outcome: Outcome, slo: Slo) -> Point:
     in_window = (rows["end_ns"] >= window_ns[0]) & (rows["end_ns"] < window_ns[1]) & (rows["status"] == Status.OK)
     # Share of the requests due, not of the rate: by chance a Poisson process brings fewer.
     share = float(in_window.sum()) / measured.size if measured.size else 0.0
-    return Point(
+    return TriedRate(
         rate_per_s=rate_per_s,
         answered_per_s=share * rate_per_s,
         latency_ms=float(np.percentile(latencies_ms, slo.percentile, method="inverted_cdf")) if is_enough else None,
@@ -95,10 +94,10 @@ def as_point(rate_per_s: float, outcome: Outcome, slo: Slo) -> Point:
     )
 
 
-def _first_block(arm: str, settings: Settings) -> Block:
-    return Block(arm, ClosedLoop(FIRST_SLOTS), settings.warmup_s, min(FIRST_S, settings.duration_s), "curve")
+def _first_block(arm: str, settings: Settings) -> BlockPlan:
+    return BlockPlan(arm, ClosedLoop(FIRST_SLOTS), settings.warmup_s, min(FIRST_S, settings.duration_s), "curve")
 
 
-def _search_block(arm: str, rate_per_s: float, settings: Settings, slo: Slo) -> Block:
+def _search_block(arm: str, rate_per_s: float, settings: Settings, slo: Slo) -> BlockPlan:
     duration_s = min(max(settings.duration_s, COUNT_MARGIN * least_count(slo.percentile) / rate_per_s), LONGEST_S)
-    return Block(arm, OpenLoop(rate_per_s, "poisson"), settings.warmup_s / 2, duration_s, "search")
+    return BlockPlan(arm, OpenLoop(rate_per_s, "poisson"), settings.warmup_s / 2, duration_s, "search")

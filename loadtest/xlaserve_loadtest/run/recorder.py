@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Literal
 
 import numpy as np
 
 from xlaserve_loadtest.record.lines import (
-    Arm,
+    BlockLine,
     Counters,
     End,
     Event,
     Failure,
-    Generator,
+    GeneratorUse,
     Line,
-    Load,
+    LoadLine,
     Requests,
     ServerUse,
     Status,
 )
-from xlaserve_loadtest.record.lines import Block as BlockLine
 from xlaserve_loadtest.record.run_file import RunWriter
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.schedule import steady
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, Replay
-from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Replay
+from xlaserve_loadtest.schedule.plan import BlockPlan
 
 _CHUNK_ROWS: Final = 8192
 
@@ -33,8 +31,7 @@ _CHUNK_ROWS: Final = 8192
 class Recorder:
     """Writes to `writer`, and keeps the totals for the end of the file."""
 
-    def __init__(self, writer: RunWriter, arms: Sequence[Arm]) -> None:
-        self.answered_images = {arm.name: 0 for arm in arms}
+    def __init__(self, writer: RunWriter) -> None:
         self.windows: dict[str, list[steady.Window]] = {}
         """Windows of each arm under the present load."""
         self.blocks = 0
@@ -52,7 +49,7 @@ class Recorder:
 
     def block(
         self,
-        block: Block,
+        block: BlockPlan,
         outcome: Outcome,
         *,
         images_per_request: str,
@@ -70,14 +67,13 @@ class Recorder:
         index = self.blocks
         for start in range(0, len(outcome.rows), _CHUNK_ROWS):
             self.write(Requests(index, outcome.rows[start : start + _CHUNK_ROWS]))
-        answered = outcome.answered
         windows = self.windows.setdefault(block.arm, [])
         windows += outcome.windows if block.round is None else [_as_window(outcome)]
         self.write(
             BlockLine(
                 index=index,
                 arm=block.arm,
-                load=describe_load(block.loop, images_per_request),
+                load=load_line(block.load, images_per_request),
                 start_ns=outcome.start_ns,
                 end_ns=outcome.end_ns,
                 role=block.role,
@@ -85,20 +81,12 @@ class Recorder:
                 window_ns=outcome.window_ns,
                 steady=steady.is_steady(windows) if is_last and len(windows) >= steady.WINDOWS else None,
                 round=block.round,
-                generator=Generator(
-                    workers=workers,
-                    cpu_s=outcome.cpu_s,
-                    sends=outcome.sends,
-                    late_sends=outcome.late_sends,
-                    dropped=outcome.dropped,
-                    busy=_busy(outcome, ceiling_per_s),
-                ),
+                generator=_generator_use(outcome, workers, ceiling_per_s),
                 server_use=use,
                 counters=counters,
             )
         )
         self.blocks += 1
-        self.answered_images[block.arm] += int(answered["images"].sum())
         for status, (count, message) in outcome.failures.items():
             before, first = self._failures.get((block.arm, status), (0, message))
             self._failures[block.arm, status] = (before + count, first)
@@ -116,16 +104,30 @@ class Recorder:
         self.write(end)
 
 
-def describe_load(loop: Loop, images_per_request: str) -> Load:
+def load_line(load: Load, images_per_request: str) -> LoadLine:
     """Returns a load as the record names it."""
-    if isinstance(loop, ClosedLoop):
-        kind: Literal["offline", "closed"] = "offline" if loop.is_offline else "closed"
-        return Load(kind, concurrency=loop.slots, images_per_request=images_per_request)
-    return Load(
+    if isinstance(load, ClosedLoop):
+        kind: Literal["offline", "closed"] = "offline" if load.is_offline else "closed"
+        return LoadLine(kind, concurrency=load.slots, images_per_request=images_per_request)
+    return LoadLine(
         "open",
-        rate_per_s=loop.mean_rate_per_s(),
-        arrivals="replay" if isinstance(loop, Replay) else "ramp" if loop.end_rate_per_s else loop.process,
+        rate_per_s=load.mean_rate_per_s(),
+        arrivals="replay" if isinstance(load, Replay) else "ramp" if load.end_rate_per_s else load.process,
         images_per_request=images_per_request,
+    )
+
+
+def _generator_use(outcome: Outcome, workers: int, ceiling_per_s: float | None) -> GeneratorUse:
+    share = None
+    if ceiling_per_s and outcome.window_s():
+        share = len(outcome.measured) / outcome.window_s() / ceiling_per_s
+    return GeneratorUse(
+        workers=workers,
+        cpu_s=outcome.cpu_s,
+        sends=outcome.sends,
+        late_sends=outcome.late_sends,
+        dropped=outcome.dropped,
+        busy=share,
     )
 
 
@@ -133,9 +135,3 @@ def _as_window(outcome: Outcome) -> steady.Window:
     answered = outcome.answered
     latencies_ms = (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
     return steady.Window(outcome.images_per_s(), float(np.median(latencies_ms)) if latencies_ms.size else None)
-
-
-def _busy(outcome: Outcome, ceiling_per_s: float | None) -> float | None:
-    if not ceiling_per_s or not outcome.window_s():
-        return None
-    return len(outcome.measured) / outcome.window_s() / ceiling_per_s

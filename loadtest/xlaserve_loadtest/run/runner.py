@@ -95,13 +95,13 @@ class Generator:
         self._feeds = {arm: islice(cycle(sequence), offset, None) for arm, sequence in requests.items()}
         self._clock = clock
         self._spin_s = spin_s
-        self._block: _Block | None = None
+        self._block: _BlockRun | None = None
         self._stack = AsyncExitStack()
 
     async def prepare(self, task: Task) -> None:
         """Opens a fresh connection for a block."""
         connection = await self._stack.enter_async_context(self._target.connect(self._models[task.arm], task.targets))
-        self._block = _Block(task, connection, self._feeds[task.arm], self._clock, self._spin_s)
+        self._block = _BlockRun(task, connection, self._feeds[task.arm], self._clock, self._spin_s)
 
     async def begin(self, start_ns: int) -> None:
         """Starts sending at `start_ns`."""
@@ -133,12 +133,12 @@ class Generator:
             await self._stack.aclose()
 
     @property
-    def _running(self) -> _Block:
+    def _running(self) -> _BlockRun:
         assert self._block is not None
         return self._block
 
 
-class _Block:
+class _BlockRun:
     """One block: its load, and what became of each request.
 
     Load goes on after the window so that the last measured requests have as many batch-mates as the others.

@@ -21,9 +21,9 @@ from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule import arms as arms_of
 from xlaserve_loadtest.schedule import arrivals, plan, steady
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, Replay
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Replay
 from xlaserve_loadtest.schedule.payload import PayloadError, Request
-from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.settings import Settings
 from xlaserve_loadtest.targets.embedded import EmbeddedServer
 from xlaserve_loadtest.targets.target import Array, TargetError
@@ -65,7 +65,7 @@ class Session:
             arms = arms_of.with_controls(arms, settings.baseline)
         self.path = settings.record or _free_path(folder, models, settings, started_at)
         with RunWriter(self.path) as writer:
-            self._recorder = Recorder(writer, arms)
+            self._recorder = Recorder(writer)
             self._recorder.write(
                 Header(
                     started_at=started_at.isoformat(timespec="seconds"),
@@ -126,22 +126,22 @@ class Session:
         if settings.find_max:
             await search_rates(settings, names, self._run_block, self._progress, self._recorder)
             return
-        loads: list[tuple[Block, ...]] = []
-        for loop in settings.loops:
-            loads.append(_blocks(loop, names, settings, first_round=sum(map(plan.rounds_of, loads))))
-        first = loads[0][0]
-        if settings.save_arrivals and not isinstance(first.loop, ClosedLoop):
+        plans: list[tuple[BlockPlan, ...]] = []
+        for load in settings.loads:
+            plans.append(_blocks(load, names, settings, first_round=sum(map(plan.rounds_of, plans))))
+        first = plans[0][0]
+        if settings.save_arrivals and not isinstance(first.load, ClosedLoop):
             seed = (self._arrival_seed(first), arrivals.MEASURED_PART)
-            arrivals.write(settings.save_arrivals, arrivals.schedule(first.loop, first.duration_s, seed))
-        whole_s = sum(plan.length_s(block) for blocks in loads for block in blocks)
+            arrivals.write(settings.save_arrivals, arrivals.schedule(first.load, first.duration_s, seed))
+        whole_s = sum(plan.length_s(block) for blocks in plans for block in blocks)
         sooner = ", less where everything is steady sooner" if settings.ends_when_steady else ""
         self._progress.say(f"measuring {', '.join(names)}: about {plan.lasting(whole_s)}{sooner}")
-        for position, blocks in enumerate(loads):
+        for position, blocks in enumerate(plans):
             self._recorder.windows.clear()
-            rest_s = sum(plan.length_s(block) for later in loads[position + 1 :] for block in later)
+            rest_s = sum(plan.length_s(block) for later in plans[position + 1 :] for block in later)
             await self._run_blocks(blocks, rest_s)
 
-    async def _run_blocks(self, blocks: Sequence[Block], rest_s: float) -> None:
+    async def _run_blocks(self, blocks: Sequence[BlockPlan], rest_s: float) -> None:
         """Runs the blocks of one load, leaving out arms of which nothing was answered in a block."""
         for number, block in enumerate(blocks, start=1):
             if block.arm in self._silent:
@@ -161,20 +161,20 @@ class Session:
         windows = [own for arm, own in self._recorder.windows.items() if arm not in self._silent]
         return self._settings.ends_when_steady and bool(windows) and all(map(steady.may_end, windows))
 
-    async def _run_block(self, block: Block, *, is_last: bool = False) -> Outcome:
+    async def _run_block(self, block: BlockPlan, *, is_last: bool = False) -> Outcome:
         """Runs a block and writes it. Raises CancelledError, after that, where it was interrupted."""
-        async with self._fleet.site_for(block.arm) as site:
-            workers = self._fleet.crew(site)
+        async with self._fleet.target_for(block.arm) as target:
+            workers = self._fleet.workers_for(target)
             shares = crew.tasks(
                 block,
-                site.addresses,
+                target.addresses,
                 len(workers),
                 seed=self._arrival_seed(block),
                 max_in_flight=self._settings.max_in_flight,
             )
-            model = site.model_of(block.arm)
-            before = await usage.counts(site.http_address, model)
-            use = usage.Usage(site.pid)
+            model = target.model_of(block.arm)
+            before = await usage.counts(target.http_address, model)
+            use = usage.Usage(target.pid)
             with use.looking():
                 outcome = await crew.run_block(
                     block,
@@ -184,41 +184,41 @@ class Session:
                     on_live=self._progress.live,
                 )
             used = use.result()
-            after = await usage.counts(site.http_address, model)
+            after = await usage.counts(target.http_address, model)
             self._recorder.block(
                 block,
                 outcome,
                 images_per_request=str(self._fleet.mixes[block.arm]),
-                server=site.id,
+                server=target.id,
                 workers=len(workers),
                 ceiling_per_s=self._fleet.ceiling_per_s,
                 use=used,
                 counters=usage.change(before, after),
                 is_last=is_last,
             )
-            if site.process and not self._exit_report and (end := site.process.exit_report()):
+            if target.process and not self._exit_report and (end := target.process.exit_report()):
                 self._exit_report = end
                 self._recorder.event(outcome.end_ns, "error", end)
         if outcome.interrupted:
             raise asyncio.CancelledError
         return outcome
 
-    def _arrival_seed(self, block: Block) -> int:
+    def _arrival_seed(self, block: BlockPlan) -> int:
         # The blocks of a round get the same arrivals: arms differ in nothing else.
         return self._settings.seed * 1_000_003 + (0 if block.round is None else block.round)
 
 
-def _blocks(loop: Loop, names: Sequence[str], settings: Settings, *, first_round: int) -> tuple[Block, ...]:
+def _blocks(load: Load, names: Sequence[str], settings: Settings, *, first_round: int) -> tuple[BlockPlan, ...]:
     duration_s, rounds = settings.duration_s, None
-    if isinstance(loop, Replay):
-        duration_s = min(duration_s, loop.duration_s())
+    if isinstance(load, Replay):
+        duration_s = min(duration_s, load.duration_s())
         if len(names) > 1:
             # Each block replays the whole file.
             rounds = plan.MIN_ROUNDS
             duration_s *= 2 * rounds
     return plan.mirrored(
         names,
-        loop,
+        load,
         duration_s=duration_s,
         warmup_s=settings.warmup_s,
         seed=settings.seed,

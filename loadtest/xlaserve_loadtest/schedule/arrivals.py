@@ -71,38 +71,38 @@ class Replay:
         return self.offsets_s[-1] + 1e-9
 
 
-Loop = ClosedLoop | OpenLoop | Replay
+Load = ClosedLoop | OpenLoop | Replay
 
 
-def schedule(loop: OpenLoop | Replay, duration_s: float, seed: Sequence[int]) -> Schedule:
+def schedule(load: OpenLoop | Replay, duration_s: float, seed: Sequence[int]) -> Schedule:
     """Returns when requests are due in `duration_s`.
 
     A Poisson process of any rate is one of rate 1 whose time is stretched: the nth request is due when the integral of
     the rate reaches the nth event. For constant arrivals that is n.
     """
-    if isinstance(loop, Replay):
-        times = np.asarray(loop.offsets_s)
+    if isinstance(load, Replay):
+        times = np.asarray(load.offsets_s)
         return _nanoseconds(times[times < duration_s])
-    expected = loop.mean_rate_per_s() * duration_s
-    match loop.process:
+    expected = load.mean_rate_per_s() * duration_s
+    match load.process:
         case "constant":
             events = np.arange(int(np.ceil(expected)), dtype=np.float64)
         case "poisson":
             events = _unit_poisson(expected, np.random.default_rng(tuple(seed)))
         case _:
-            assert_never(loop.process)
-    return _nanoseconds(_inverse(loop, duration_s, events[events < expected]))
+            assert_never(load.process)
+    return _nanoseconds(_inverse(load, duration_s, events[events < expected]))
 
 
-def with_margins(loop: OpenLoop | Replay, *, before_s: float, duration_s: float, after_s: float, seed: int) -> Schedule:
+def with_margins(load: OpenLoop | Replay, *, before_s: float, duration_s: float, after_s: float, seed: int) -> Schedule:
     """Returns a schedule with load at the first rate before the measured part, and at the last rate after it."""
     process: Process = "poisson"
-    first = last = loop.mean_rate_per_s()
-    if isinstance(loop, OpenLoop):
-        first, last, process = loop.rate_per_s, loop.end_rate_per_s or loop.rate_per_s, loop.process
+    first = last = load.mean_rate_per_s()
+    if isinstance(load, OpenLoop):
+        first, last, process = load.rate_per_s, load.end_rate_per_s or load.rate_per_s, load.process
     parts = (
         (OpenLoop(first, process), before_s, 0.0),
-        (loop, duration_s, before_s),
+        (load, duration_s, before_s),
         (OpenLoop(last, process), after_s, before_s + duration_s),
     )
     return np.concatenate(
@@ -145,11 +145,11 @@ def _unit_poisson(length: float, generator: np.random.Generator) -> NDArray[np.f
     return events
 
 
-def _inverse(loop: OpenLoop, duration_s: float, events: NDArray[np.float64]) -> NDArray[np.float64]:
+def _inverse(load: OpenLoop, duration_s: float, events: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns when the integral of the rate reaches each of `events`."""
-    start, growth = loop.rate_per_s, 0.0
-    if loop.end_rate_per_s is not None:
-        growth = (loop.end_rate_per_s - start) / duration_s
+    start, growth = load.rate_per_s, 0.0
+    if load.end_rate_per_s is not None:
+        growth = (load.end_rate_per_s - start) / duration_s
     # Solves start * t + growth * t**2 / 2 = events, in the form that loses no digits where growth is small.
     root = np.sqrt(np.maximum(start * start + 2 * growth * events, 0.0))
     times: NDArray[np.float64] = 2 * events / (start + root)

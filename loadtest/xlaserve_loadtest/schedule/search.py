@@ -48,7 +48,7 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TriedRate:
     """The outcome of an offered rate."""
 
     rate_per_s: float
@@ -69,7 +69,7 @@ class Point:
         )
 
 
-Measure = Callable[[float], Awaitable[Point]]
+Measure = Callable[[float], Awaitable[TriedRate]]
 
 
 async def highest_rate(measure: Measure, slo: Slo, start_per_s: float) -> float | None:

@@ -11,14 +11,14 @@ from tests.required import required
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
 from xlaserve_loadtest.analysis.samples import collect
 from xlaserve_loadtest.analysis.statistics import Estimate, ratio
-from xlaserve_loadtest.record.lines import Arm, Header, Load, Run, Status
+from xlaserve_loadtest.record.lines import Arm, Header, LoadLine, Run, Status
 
 BLOCK_NOISE = 0.03
 """Assumed deviation of a block's images/s, as in docs/loadtest-method.md."""
 DOCUMENTED_BLOCKS = 16
 """That find a difference of 5% under that noise."""
 
-OPEN = Load("open", rate_per_s=50.0, arrivals="constant")
+OPEN = LoadLine("open", rate_per_s=50.0, arrivals="constant")
 
 
 def comparisons(run: Run) -> dict[str, Comparison]:
@@ -131,8 +131,8 @@ def test_loads_are_compared_apart_and_searches_not_at_all(run_file: NewRun) -> N
     file = run_file().header()
     for slots, xla_ms in ((1, 5.0), (8, 40.0)):
         for _ in range(4):
-            file.block("xla", [xla_ms] * 40, load=Load("closed", concurrency=slots))
-            file.block("graph", [20.0] * 40, load=Load("closed", concurrency=slots))
+            file.block("xla", [xla_ms] * 40, load=LoadLine("closed", concurrency=slots))
+            file.block("graph", [20.0] * 40, load=LoadLine("closed", concurrency=slots))
     file.block("xla", [1.0], load=OPEN, role="search").block("graph", [1.0], load=OPEN, role="search")
     run = file.read()
     found = compare(run.header, collect(run))

@@ -10,20 +10,20 @@ from tests.required import required
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import (
-    Block,
+    BlockLine,
     Counters,
     End,
     Equality,
     Event,
     Failure,
-    Generator,
+    GeneratorUse,
     Line,
-    Load,
+    LoadLine,
     ServerUse,
     Status,
 )
 
-OPEN = Load("open", rate_per_s=100.0, arrivals="constant")
+OPEN = LoadLine("open", rate_per_s=100.0, arrivals="constant")
 MS = 1_000_000
 
 
@@ -67,7 +67,7 @@ def test_known_latencies_come_out_within_one_percent(run_file: NewRun) -> None:
 
 
 def test_a_closed_loops_rate_is_what_its_slots_bring(run_file: NewRun) -> None:
-    file = run_file().header(("xla",)).block("xla", [100.0] * 40, images=8, load=Load("closed", concurrency=4))
+    file = run_file().header(("xla",)).block("xla", [100.0] * 40, images=8, load=LoadLine("closed", concurrency=4))
     point = only_point(file)
     assert rate_of(point) == pytest.approx(320)
     assert required(point.requests_per_s).value == pytest.approx(40)
@@ -85,7 +85,7 @@ def test_an_open_loops_rate_is_what_was_answered_inside_the_window(run_file: New
 def test_offline_counts_from_the_first_request_to_the_last_answer(run_file: NewRun) -> None:
     due_ns = np.zeros(100, np.int64)
     file = run_file().header(("xla",))
-    file.block("xla", np.linspace(20, 2000, 100), images=4, load=Load("offline"), due_ns=due_ns)
+    file.block("xla", np.linspace(20, 2000, 100), images=4, load=LoadLine("offline"), due_ns=due_ns)
     assert rate_of(only_point(file)) == pytest.approx(200)
 
 
@@ -102,7 +102,7 @@ def test_failures_are_counted_reported_and_in_no_latency(run_file: NewRun) -> No
 
 
 def test_dropped_requests_are_not_forgotten(run_file: NewRun) -> None:
-    generator = Generator(1, 0.1, sends=100, dropped=7)
+    generator = GeneratorUse(1, 0.1, sends=100, dropped=7)
     summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 100, generator=generator).read())
     assert summary.points[0].dropped == 7
     assert any("7 requests were due and never sent" in warning for warning in summary.warnings)
@@ -111,12 +111,12 @@ def test_dropped_requests_are_not_forgotten(run_file: NewRun) -> None:
 @pytest.mark.parametrize(
     ("generator", "is_limited"),
     [
-        (Generator(1, 0.1, sends=1000, busy=0.79, late_sends=10), False),
-        (Generator(1, 0.1, sends=1000, busy=0.81), True),
-        (Generator(1, 0.1, sends=1000, late_sends=11), True),
+        (GeneratorUse(1, 0.1, sends=1000, busy=0.79, late_sends=10), False),
+        (GeneratorUse(1, 0.1, sends=1000, busy=0.81), True),
+        (GeneratorUse(1, 0.1, sends=1000, late_sends=11), True),
     ],
 )
-def test_a_generator_at_its_limit_marks_the_result(run_file: NewRun, generator: Generator, is_limited: bool) -> None:
+def test_a_generator_at_its_limit_marks_the_result(run_file: NewRun, generator: GeneratorUse, is_limited: bool) -> None:
     summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 1000, generator=generator).read())
     assert summary.points[0].generator.is_limited == is_limited
     assert ("generator-limited" in summary.verdict) == is_limited
@@ -143,8 +143,8 @@ def test_many_loads_are_counted_in_the_verdict(run_file: NewRun) -> None:
     file = run_file().header()
     for slots in (1, 2, 4, 8):
         for _ in range(4):
-            file.block("xla", [5.0] * 40, load=Load("closed", concurrency=slots))
-            file.block("graph", [20.0] * 40, load=Load("closed", concurrency=slots))
+            file.block("xla", [5.0] * 40, load=LoadLine("closed", concurrency=slots))
+            file.block("graph", [20.0] * 40, load=LoadLine("closed", concurrency=slots))
     assert summarize(file.read()).verdict == "xla against graph: faster under 4 of 4 loads."
 
 
@@ -221,7 +221,7 @@ def test_padding_and_use_are_summed_over_blocks(run_file: NewRun) -> None:
 def test_latency_over_time_and_events_share_an_axis(run_file: NewRun) -> None:
     file = run_file().header(("xla",)).block("xla", [10.0] * 400).block("xla", [30.0] * 400)
     first = file.lines[2]
-    assert isinstance(first, Block)
+    assert isinstance(first, BlockLine)
     _, at_ns = required(first.window_ns)
     summary = summarize(file.read(Event(at_ns, "compile", "8x8x8")))
     slices = summary.points[0].over_time
@@ -248,7 +248,7 @@ def test_the_highest_rate_is_the_highest_that_kept_to_the_condition_in_all_its_r
     due_ns = np.arange(100) * 10 * MS
     # 120/s held, but on the way of the search only: once says too little.
     for rate, latencies_ms in ((50, 10), (100, 20), (200, 60), (100, 30), (120, 40), (150, 40), (150, 90)):
-        load = Load("open", rate_per_s=float(rate), arrivals="poisson")
+        load = LoadLine("open", rate_per_s=float(rate), arrivals="poisson")
         file.block("xla", [float(latencies_ms)] * 100, load=load, due_ns=due_ns, role="search")
     summary = summarize(file.read())
     (found,) = summary.highest_rates
@@ -270,7 +270,11 @@ def test_the_highest_rate_is_the_highest_that_kept_to_the_condition_in_all_its_r
 def test_scenarios_have_their_metric_and_say_when_they_were_short(
     run_file: NewRun, scenario: str, metric: str, value: int
 ) -> None:
-    file = run_file().header(("xla",), scenario=scenario).block("xla", [10.0] * 500, load=Load("closed", concurrency=1))
+    file = (
+        run_file()
+        .header(("xla",), scenario=scenario)
+        .block("xla", [10.0] * 500, load=LoadLine("closed", concurrency=1))
+    )
     summary = summarize(file.read())
     (result,) = summary.scenario
     assert result.metric == metric
@@ -281,7 +285,7 @@ def test_scenarios_have_their_metric_and_say_when_they_were_short(
 
 def test_a_scenario_of_official_length_is_marked_so(run_file: NewRun) -> None:
     file = run_file().header(("xla",), scenario="single-stream")
-    file.block("xla", [1000.0] * 601, load=Load("closed", concurrency=1))
+    file.block("xla", [1000.0] * 601, load=LoadLine("closed", concurrency=1))
     assert summarize(file.read()).scenario[0].is_official
 
 

@@ -13,15 +13,15 @@ from tests.required import required
 
 from xlaserve_loadtest.record.lines import (
     REQUEST,
-    Block,
+    BlockLine,
     Counters,
     End,
     Equality,
     Event,
     Failure,
-    Generator,
+    GeneratorUse,
     Line,
-    Load,
+    LoadLine,
     Requests,
     Run,
     ServerUse,
@@ -44,13 +44,13 @@ def test_everything_comes_back_as_it_was_written(run_file: NewRun) -> None:
     file = run_file().header(control=True).server(compile_s={"xla": 4.0}, models={"digits": {"weights": "random"}})
     file.block("xla", [1.0, 2.5, 3.25], stages_s={"queue_s": 0.125, "total_s": 0.5}, round=3)
     rest: list[Line] = [
-        Block(
+        BlockLine(
             7,
             "graph",
-            Load("open", rate_per_s=50.0, arrivals="poisson", images_per_request="1:0.7,8:0.3"),
+            LoadLine("open", rate_per_s=50.0, arrivals="poisson", images_per_request="1:0.7,8:0.3"),
             start_ns=1,
             end_ns=2,
-            generator=Generator(2, 0.5, 100, late_sends=3, dropped=4, busy=0.25),
+            generator=GeneratorUse(2, 0.5, 100, late_sends=3, dropped=4, busy=0.25),
             role="search",
             server_use=ServerUse(1.5, 2**30, 0.5, 2**31),
             counters=Counters({"8x224x224": 3}, 1, 23, 0),

@@ -14,7 +14,7 @@ from tests.loadtest.run_files import NewRun
 from tests.required import required
 
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import Environment, Equality, Load
+from xlaserve_loadtest.record.lines import Environment, Equality, LoadLine
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.reports import compare_cli, markdown
@@ -139,7 +139,7 @@ def test_two_runs_are_compared_from_their_files(compared: NewRun, capsys: pytest
 
 
 def test_runs_with_nothing_in_common_can_not_be_compared(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = compared().write(), compared(name="b", load=Load("closed", concurrency=9)).write()
+    first, second = compared().write(), compared(name="b", load=LoadLine("closed", concurrency=9)).write()
     assert compare_cli.main([str(first), str(second)]) == 1
     assert "no arm under the same load" in capsys.readouterr().err
 

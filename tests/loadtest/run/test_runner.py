@@ -16,9 +16,9 @@ from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.run import crew, runner
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.runner import Generator, Live
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Loop, OpenLoop
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.targets.target import ModelInfo, Reply
 
 OK = Reply(Status.OK)
@@ -37,7 +37,7 @@ def attack(
 
     def run(
         handle: Handle,
-        loop: Loop,
+        load: Load,
         *,
         duration_s: float = 10.0,
         warmup_s: float = 1.0,
@@ -48,7 +48,7 @@ def attack(
     ) -> tuple[Outcome, FakeTarget]:
         target = fake_target(handle)
         requests = {"xla": [Request(bytes([n]), images, "xla") for n in range(3)]}
-        block = Block("xla", loop, warmup_s, duration_s)
+        block = BlockPlan("xla", load, warmup_s, duration_s)
 
         async def main() -> Outcome:
             now = asyncio.get_running_loop()
@@ -103,8 +103,8 @@ def test_a_closed_loop_keeps_its_slots_busy(attack: Attack, workers: int) -> Non
     assert outcome.window_s() == pytest.approx(10)
 
 
-@pytest.mark.parametrize("loop", [ClosedLoop(8), OpenLoop(100.0)])
-def test_known_latencies_come_out_within_one_percent(attack: Attack, loop: Loop) -> None:
+@pytest.mark.parametrize("load", [ClosedLoop(8), OpenLoop(100.0)])
+def test_known_latencies_come_out_within_one_percent(attack: Attack, load: Load) -> None:
     generator = random.Random(0)
     injected_s = []
 
@@ -113,7 +113,7 @@ def test_known_latencies_come_out_within_one_percent(attack: Attack, loop: Loop)
         await asyncio.sleep(injected_s[-1])
         return OK
 
-    outcome, _ = attack(handle, loop, duration_s=120)
+    outcome, _ = attack(handle, load, duration_s=120)
     for rank in (50, 90, 99):
         assert percentile(outcome, rank) == pytest.approx(np.percentile(injected_s, rank) * 1000, rel=0.01)
 
@@ -173,8 +173,8 @@ def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figure
     assert (required(outcome.window_ns)[0] - outcome.start_ns) / 1e9 == pytest.approx(5, rel=0.01)
 
 
-@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(400.0)])
-def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack: Attack, loop: Loop) -> None:
+@pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop(400.0)])
+def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack: Attack, load: Load) -> None:
     calls = 0
 
     async def handle(request: Request) -> Reply:
@@ -183,16 +183,16 @@ def test_a_slow_request_at_the_end_of_the_window_is_waited_for_under_load(attack
         await asyncio.sleep(1.5 if calls == 1000 else 0.01)
         return OK
 
-    outcome, _ = attack(handle, loop, duration_s=2)
+    outcome, _ = attack(handle, load, duration_s=2)
     slowest = outcome.rows[np.argmax(outcome.rows["end_ns"] - outcome.rows["scheduled_ns"])]
     assert slowest["measured"]
     after = outcome.rows[(outcome.rows["scheduled_ns"] > slowest["scheduled_ns"])]
     assert (after["end_ns"] < slowest["end_ns"]).sum() > 300
 
 
-@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(300.0)])
-def test_measured_requests_are_those_due_in_the_window(attack: Attack, loop: Loop) -> None:
-    outcome, _ = attack(answering(0.013), loop, workers=2)
+@pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop(300.0)])
+def test_measured_requests_are_those_due_in_the_window(attack: Attack, load: Load) -> None:
+    outcome, _ = attack(answering(0.013), load, workers=2)
     rows, (start, end) = outcome.rows, required(outcome.window_ns)
     np.testing.assert_array_equal(rows["measured"], (rows["scheduled_ns"] >= start) & (rows["scheduled_ns"] < end))
     assert 0 < rows["measured"].sum() < len(rows)
@@ -258,8 +258,8 @@ def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack: Att
     assert outcome.sends < 4 * (outcome.end_ns - outcome.start_ns) / 1e9 / runner.FAILURE_PAUSE_S + 8
 
 
-@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
-def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack: Attack, loop: Loop) -> None:
+@pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop(100.0)])
+def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack: Attack, load: Load) -> None:
     calls = 0
 
     async def handle(request: Request) -> Reply:
@@ -268,15 +268,15 @@ def test_a_target_that_dies_in_mid_block_is_counted_and_does_not_hang(attack: At
         await asyncio.sleep(0.01)
         return OK if calls < 500 else Reply(Status.UNAVAILABLE, detail="gone")
 
-    outcome, _ = attack(handle, loop)
+    outcome, _ = attack(handle, load)
     assert outcome.answered.size > 0
     assert outcome.failures[Status.UNAVAILABLE][0] > 20
     assert (outcome.end_ns - outcome.start_ns) / 1e9 < 20
 
 
-@pytest.mark.parametrize("loop", [ClosedLoop(4), OpenLoop(100.0)])
-def test_what_was_measured_stands_when_the_block_is_interrupted(attack: Attack, loop: Loop) -> None:
-    outcome, target = attack(answering(0.04), loop, duration_s=60, workers=2, after=11)
+@pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop(100.0)])
+def test_what_was_measured_stands_when_the_block_is_interrupted(attack: Attack, load: Load) -> None:
+    outcome, target = attack(answering(0.04), load, duration_s=60, workers=2, after=11)
     assert outcome.interrupted
     assert outcome.window_s() == pytest.approx(10, rel=0.01)
     assert outcome.images_per_s() == pytest.approx(100, rel=0.1)

@@ -17,11 +17,11 @@ from xlaserve_loadtest.run.worker import Setup
 from xlaserve_loadtest.run.workers import WorkerDied, WorkerProcess, choose_number
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.schedule.plan import Block
+from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.targets.target import ModelInfo, TargetError
 
 PATIENCE_S = 60
-BLOCK = Block("xla", ClosedLoop(2), 0.0, 0.1)
+BLOCK = BlockPlan("xla", ClosedLoop(2), 0.0, 0.1)
 SETUP = Setup({"xla": ModelInfo("digits", (32, 32), (), {}, "")}, {"xla": [Request(b"", 1, "xla")]}, deadline_s=1)
 
 
@@ -54,7 +54,7 @@ async def test_an_error_in_a_worker_is_raised_here() -> None:
         with pytest.raises(KeyError):
             await worker.calls.setup(SETUP)
             await worker.calls.generator.prepare(
-                crew.tasks(Block("other", ClosedLoop(1), 0, 1), (), 1, seed=0, max_in_flight=1)[0]
+                crew.tasks(BlockPlan("other", ClosedLoop(1), 0, 1), (), 1, seed=0, max_in_flight=1)[0]
             )
 
 

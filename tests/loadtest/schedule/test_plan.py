@@ -15,7 +15,7 @@ LOOP = ClosedLoop(4)
 
 def mirrored(
     arms: Sequence[str] = ARMS, *, duration_s: float = 5.0, warmup_s: float = 1.0, seed: int = 0, **more: Any
-) -> tuple[plan.Block, ...]:
+) -> tuple[plan.BlockPlan, ...]:
     return plan.mirrored(arms, LOOP, duration_s=duration_s, warmup_s=warmup_s, seed=seed, **more)
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from xlaserve_loadtest.schedule.search import PRECISION, USUAL_STEPS, Point, Slo, highest_rate
+from xlaserve_loadtest.schedule.search import PRECISION, USUAL_STEPS, Slo, TriedRate, highest_rate
 
 SLO = Slo(99, 50)
 
@@ -18,12 +18,12 @@ class Target:
         self._noise = noise
         self._random = random.Random(seed)
 
-    async def __call__(self, rate_per_s: float) -> Point:
+    async def __call__(self, rate_per_s: float) -> TriedRate:
         self.tried.append(rate_per_s)
         load = rate_per_s / self.capacity_per_s
         latency_ms = 5 / (1 - load) if load < 1 else 10_000
         latency_ms *= 1 + self._random.gauss(0, self._noise) if self._noise else 1
-        return Point(rate_per_s, min(rate_per_s, self.capacity_per_s), latency_ms, 0)
+        return TriedRate(rate_per_s, min(rate_per_s, self.capacity_per_s), latency_ms, 0)
 
 
 # 5 / (1 - load) is 50 at a load of 0.9.
@@ -56,13 +56,13 @@ async def test_what_is_found_holds_when_it_is_repeated() -> None:
 async def test_a_target_that_holds_no_rate_is_given_up() -> None:
     tried = []
 
-    async def too_slow(rate_per_s: float) -> Point:
+    async def too_slow(rate_per_s: float) -> TriedRate:
         tried.append(rate_per_s)
-        return Point(rate_per_s, rate_per_s, 60, 0)
+        return TriedRate(rate_per_s, rate_per_s, 60, 0)
 
-    async def dead(rate_per_s: float) -> Point:
+    async def dead(rate_per_s: float) -> TriedRate:
         tried.append(rate_per_s)
-        return Point(rate_per_s, 0, None, 50)
+        return TriedRate(rate_per_s, 0, None, 50)
 
     assert await highest_rate(too_slow, SLO, 50) is None
     assert len(tried) < 10
@@ -74,15 +74,15 @@ async def test_a_target_that_holds_no_rate_is_given_up() -> None:
 @pytest.mark.parametrize(
     "point",
     [
-        Point(100, 100, 50.0, 0),
-        Point(100, 100, None, 0),
-        Point(100, 100, 10, 1),
-        Point(100, 80, 10, 0),
+        TriedRate(100, 100, 50.0, 0),
+        TriedRate(100, 100, None, 0),
+        TriedRate(100, 100, 10, 1),
+        TriedRate(100, 80, 10, 0),
     ],
 )
-def test_a_rate_that_is_late_untold_failed_or_piles_up_does_not_hold(point: Point) -> None:
+def test_a_rate_that_is_late_untold_failed_or_piles_up_does_not_hold(point: TriedRate) -> None:
     assert not point.holds(SLO)
-    assert Point(100, 99, 49, 0).holds(SLO)
+    assert TriedRate(100, 99, 49, 0).holds(SLO)
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ with RunWriter(pathlib.Path(arguments[arguments.index("--record") + 1])) as file
         rows["images"], rows["measured"] = 8, True
         file.write(Requests(index, rows))
         window = (start_ns, start_ns + 900_000_000)
-        file.write(Block(index, arm, Load("closed", 1), start_ns, start_ns + 950_000_000, Generator(1, 0.1, rows.size),
-            window_ns=window, round=round_ // 2, server=0))
+        file.write(BlockLine(index, arm, LoadLine("closed", 1), start_ns, start_ns + 950_000_000,
+            GeneratorUse(1, 0.1, rows.size), window_ns=window, round=round_ // 2, server=0))
     file.write(End(False, True))
 """
 

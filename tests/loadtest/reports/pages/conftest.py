@@ -23,7 +23,7 @@ from xlaserve_loadtest.record.lines import (
     Failure,
     Header,
     LedgerEntry,
-    Load,
+    LoadLine,
     Role,
     Server,
 )
@@ -50,7 +50,7 @@ def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: Ro
     return Point(
         arm=arm,
         role=role,
-        load=Load("closed", concurrency=concurrency),
+        load=LoadLine("closed", concurrency=concurrency),
         label=f"{concurrency} at a time",
         blocks=8,
         measured_s=5.0,

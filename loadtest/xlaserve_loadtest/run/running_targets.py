@@ -23,7 +23,7 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass
-class Site:
+class RunningTarget:
     """A target: a server process of ours, running servers of others, or a worker that is its own target."""
 
     id: int
@@ -57,9 +57,9 @@ class Site:
         )
 
 
-async def of_server(number: int, arms: Sequence[Arm], server: EmbeddedServer, models: Sequence[str]) -> Site:
+async def of_server(number: int, arms: Sequence[Arm], server: EmbeddedServer, models: Sequence[str]) -> RunningTarget:
     """Returns a server of ours, ready. Raises TargetError."""
-    return Site(
+    return RunningTarget(
         id=number,
         arms=tuple(arms),
         addresses=(server.address,),
@@ -74,7 +74,7 @@ async def of_server(number: int, arms: Sequence[Arm], server: EmbeddedServer, mo
 
 async def of_targets(
     number: int, arms: Sequence[Arm], addresses: Sequence[str], models: Sequence[str], http_address: str | None
-) -> Site:
+) -> RunningTarget:
     """Returns servers that others run. Raises TargetError."""
     descriptions = {model: [await describe(address, model) for address in addresses] for model in models}
     for model, own in descriptions.items():
@@ -87,7 +87,7 @@ async def of_targets(
             if await usage.counts(candidate, models[0]) is not None:
                 http_address = candidate
                 break
-    return Site(
+    return RunningTarget(
         id=number,
         arms=tuple(arms),
         addresses=tuple(addresses),
