@@ -87,7 +87,7 @@ async def _run(session: Session, folder: Path, command: Sequence[str]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        # Before there was anything to end cleanly.
+        # The session had not begun, so it could not end by itself.
         session.interrupted = True
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):

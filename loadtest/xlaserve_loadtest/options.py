@@ -20,8 +20,8 @@ from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
 
 FOLDER: Final = Path("loadtest-results")
 SCENARIO_IMAGES: Final = {"single-stream": 1, "multi-stream": 8, "server": 1, "offline": None}
-"""Images of a query in each scenario of MLPerf Inference; None: the largest bucket, as one query of everything is sent
-in pieces."""
+"""Images of a query in each scenario of MLPerf Inference; None: as many as the largest bucket holds, as its one query
+is sent in pieces."""
 OFFLINE_SLOTS: Final = 16
 """Requests of the largest bucket under way: enough that no lane waits, few enough for the queues."""
 

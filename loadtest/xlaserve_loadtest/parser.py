@@ -1,4 +1,4 @@
-"""How command lines are parsed. Reports do without the client, which needs grpc."""
+"""How command lines are parsed. Imports nothing of the client, since reports must work without grpc."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class Event:
     kind: ClassVar[str] = "event"
     at_ns: int
     what: str
-    """ "compile", "error" or "note"; other versions may know more."""
+    """compile, error or note; files of other versions may hold others."""
     text: str
 
 

@@ -22,10 +22,9 @@ LOOK_S: Final = 0.25
 WINDOW_S: Final = 1.0
 """Length of the windows whose agreement makes a run steady."""
 LATE_SHARE: Final = 0.1
-"""Share of the interval between two sends after which a send is late, where that is longer than LATE_NS."""
+"""A send is late after LATE_NS, or after this share of the mean interval between sends where that is longer."""
 COOL_DOWN_S: Final = 2.0
-"""Most seconds for which an open loop's load goes on after its window, so that the last measured requests have
-batch-mates."""
+"""How long an open loop's load goes on after its window at most: the last measured requests need batch-mates."""
 MAX_IN_FLIGHT: Final = 4096
 
 _LEAD_NS: Final = 20_000_000
@@ -65,7 +64,7 @@ class Outcome:
         return (self.window_ns[1] - self.window_ns[0]) / 1e9 if self.window_ns else 0.0
 
     def images_per_s(self) -> float:
-        """Returns answered images a second of the window, counted by when they were due."""
+        """Returns the images that were due in the window and answered, over its length."""
         return float(self.answered["images"].sum()) / self.window_s() if self.window_s() else 0.0
 
 

@@ -13,7 +13,15 @@ from xlaserve_loadtest.record.lines import Environment
 from xlaserve_loadtest.run import gpus
 
 _PACKAGES: Final = (
-    *("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "grpcio", "protobuf", "numpy", "pillow", "uvloop"),
+    "xlaserve",
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "grpcio",
+    "protobuf",
+    "numpy",
+    "pillow",
+    "uvloop",
     "hdrhistogram",
 )
 _FLAGS: Final = ("TF_", "XLA_", "OMP_", "CUDA_", "KERAS_", "NVIDIA_TF32", "MALLOC_", "XLASERVE_")

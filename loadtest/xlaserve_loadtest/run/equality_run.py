@@ -13,7 +13,7 @@ from xlaserve_loadtest.targets.target import Array
 RELATIVE: Final = 0.01
 """Largest relative difference of a number. TensorFloat-32 on a GPU stays below, a wrong answer does not."""
 OF_LARGEST: Final = 0.001
-"""Added to it, as a share of the output's largest number: numbers near 0 may differ by rounding."""
+"""Allowed on top of RELATIVE, as a share of the largest number of all outputs: near 0 rounding may differ."""
 DIFFERING_NAMES: Final = 0.001
 """Share of integers that may differ: rounding decides between two equally likely classes."""
 

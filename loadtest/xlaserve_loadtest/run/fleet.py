@@ -220,12 +220,8 @@ class Fleet:
         # The first arm's requests, sent to a server that does nothing, are the generator's ceiling.
         models[_CEILING] = _null_info(settings)
         requests: Mapping[str, Sequence[Request]] = {**self.requests, _CEILING: next(iter(self.requests.values()))}
-        await asyncio.gather(
-            *(
-                worker.calls.setup(Setup(models, requests, settings.deadline_s, offset=index))
-                for index, worker in enumerate(self._workers)
-            )
-        )
+        setups = [Setup(models, requests, settings.deadline_s, offset=index) for index in range(number)]
+        await asyncio.gather(*(worker.calls.setup(own) for worker, own in zip(self._workers, setups, strict=True)))
         if settings.targets != (NULL,):
             await self._find_ceiling()
 

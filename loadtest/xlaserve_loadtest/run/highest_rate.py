@@ -18,13 +18,13 @@ from xlaserve_loadtest.schedule.search import USUAL_STEPS, Slo, TriedRate, highe
 from xlaserve_loadtest.settings import Settings
 
 FIRST_SLOTS: Final = 8
-"""Requests under way in the closed loop of which half the rate is the first guess."""
+"""Slots of the closed loop that a search begins with: half its rate is the first guess."""
 FIRST_S: Final = 2.0
 COUNT_MARGIN: Final = 1.25
-"""Poisson arrivals may be fewer than expected, and the percentile needs its count."""
+"""How many times the requests that a percentile needs a block is planned for: by chance fewer may arrive."""
 LONGEST_S: Final = 60.0
 FAST_PER_S: Final = 1e6
-"""A rate at which any percentile takes only a moment to measure."""
+"""At this rate `duration_s` alone sets how long a block lasts."""
 
 
 async def search_rates(
@@ -77,7 +77,7 @@ def estimate_s(settings: Settings) -> float:
 
 
 def as_tried(rate_per_s: float, outcome: Outcome, slo: Slo) -> TriedRate:
-    """Returns the outcome of the rate that a block offered."""
+    """Returns what the outcome of a block says of the rate that it offered."""
     measured, answered = outcome.measured, outcome.answered
     latencies_ms = (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
     is_enough = answered.size >= least_count(slo.percentile)

@@ -24,10 +24,10 @@ from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import Connection, ModelInfo, Target
 
 FAILURE_PAUSE_S: Final = 0.05
-"""How long a closed loop's slot rests after a failure: a dead target shall not get thousands of requests a second."""
+"""How long a closed loop's slot rests after a failure: a dead target must not get thousands of requests a second."""
 LATE_NS: Final = 1_000_000
 SPIN_S: Final = 0.0015
-"""Seconds before a send is due in which the clock is polled, since the event loop's timers are a millisecond coarse."""
+"""How long before a send is due the clock is polled: the event loop's timers are a millisecond coarse."""
 
 _LOOK_S: Final = 0.01
 
@@ -77,7 +77,7 @@ class Result:
 
 
 class Generator:
-    """Sends requests to `connect`'s target. `clock` counts monotonic nanoseconds; spinning needs real time."""
+    """Sends requests to `target`. `clock` counts monotonic nanoseconds; where it is virtual, `spin_s` must be 0."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class RunningTarget:
 
 
 async def of_server(number: int, arms: Sequence[Arm], server: EmbeddedServer, models: Sequence[str]) -> RunningTarget:
-    """Returns a server of ours, ready. Raises TargetError."""
+    """Describes a server that we started, once it is ready. Raises TargetError."""
     return RunningTarget(
         id=number,
         arms=tuple(arms),
@@ -75,7 +75,7 @@ async def of_server(number: int, arms: Sequence[Arm], server: EmbeddedServer, mo
 async def of_targets(
     number: int, arms: Sequence[Arm], addresses: Sequence[str], models: Sequence[str], http_address: str | None
 ) -> RunningTarget:
-    """Returns servers that others run. Raises TargetError."""
+    """Describes servers that others run. Raises TargetError."""
     descriptions = {model: [await describe(address, model) for address in addresses] for model in models}
     for model, own in descriptions.items():
         for info, address in zip(own, addresses, strict=True):

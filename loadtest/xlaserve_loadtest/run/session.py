@@ -162,7 +162,7 @@ class Session:
         return self._settings.ends_when_steady and bool(windows) and all(map(steady.may_end, windows))
 
     async def _run_block(self, block: BlockPlan, *, is_last: bool = False) -> Outcome:
-        """Runs a block and writes it. Raises CancelledError, after that, where it was interrupted."""
+        """Runs a block and writes it, and then raises CancelledError where it was interrupted."""
         async with self._fleet.target_for(block.arm) as target:
             workers = self._fleet.workers_for(target)
             shares = crew.tasks(

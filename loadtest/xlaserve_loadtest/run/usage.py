@@ -30,7 +30,7 @@ _SERVING: Final = ("xlaserve_xla_compilations_total", "serving")
 
 
 def change(before: Counts | None, after: Counts | None) -> Counters | None:
-    """Returns how counters moved; None where one look found nothing."""
+    """Returns how counters moved between two looks; None where one of them saw none."""
     if before is None or after is None:
         return None
     moved = {key: round(number - before.get(key, 0)) for key, number in after.items()}

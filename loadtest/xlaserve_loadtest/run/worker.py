@@ -109,7 +109,7 @@ async def serve(connection: Connection) -> None:
 
 
 def _pickled(path: str, is_right: bool, value: object) -> tuple[bool, bytes]:
-    """Returns the answer of the method at `path`; a TargetError in place of one that the parent could not take."""
+    """Pickles an answer; one that can't be read back becomes a TargetError that names the method at `path`."""
     try:
         pickled = pickle.dumps(value)
         if not is_right:

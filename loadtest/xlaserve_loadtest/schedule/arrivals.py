@@ -20,7 +20,7 @@ PROCESSES: Final[tuple[Process, ...]] = get_args(Process)
 Schedule = NDArray[np.int64]
 
 MEASURED_PART: Final = 1
-"""Number of the measured part in `with_margins`, which seeds each part with its own number."""
+"""Index of the measured part in `with_margins`: a part's seed has its index in it."""
 
 _NS: Final = 1e9
 

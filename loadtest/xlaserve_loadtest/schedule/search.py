@@ -18,7 +18,7 @@ MAX_STEPS: Final = 20
 LOWEST: Final = 1 / 64
 """Share of the first guess below which no rate is tried: a target that holds none of these has another problem."""
 REPEATS: Final = 2
-"""A found rate must hold this many times more."""
+"""How often a rate that was found must hold again."""
 USUAL_STEPS: Final = 9
 """Rates that a search usually measures: two or three until it has a bracket, four to halve that, and REPEATS."""
 BACK_OFF: Final = 0.95
