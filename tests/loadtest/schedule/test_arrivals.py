@@ -49,13 +49,13 @@ def test_poisson_gaps_are_exponential_and_independent() -> None:
 @pytest.mark.parametrize("process", ["poisson", "constant"])
 @pytest.mark.parametrize(("first", "last"), [(50, 200), (200, 50), (10, 10.0000001)])
 def test_a_ramp_goes_from_one_rate_to_the_other(process: Process, first: int, last: float) -> None:
-    loop = OpenLoop(first, process, last)
-    times = seconds(np.concatenate([schedule(loop, 100, (seed,)) for seed in range(10)]))
+    load = OpenLoop(first, process, last)
+    times = seconds(np.concatenate([schedule(load, 100, (seed,)) for seed in range(10)]))
     counts, edges = np.histogram(times, bins=10, range=(0, 100))
     middle = (edges[:-1] + edges[1:]) / 2
     expected = (first + (last - first) * middle / 100) * 10 * 10
     np.testing.assert_allclose(counts, expected, atol=4.5 * np.sqrt(expected).max())
-    assert (np.diff(schedule(loop, 100, (0,))) >= 0).all()
+    assert (np.diff(schedule(load, 100, (0,))) >= 0).all()
 
 
 def test_a_schedule_depends_on_its_arguments_and_nothing_else() -> None:
@@ -67,11 +67,11 @@ def test_a_schedule_depends_on_its_arguments_and_nothing_else() -> None:
 
 
 def test_margins_surround_the_measured_part_and_do_not_change_it() -> None:
-    loop = OpenLoop(100, "poisson", 300)
-    whole = seconds(with_margins(loop, before_s=2, duration_s=10, after_s=1, seed=5))
+    load = OpenLoop(100, "poisson", 300)
+    whole = seconds(with_margins(load, before_s=2, duration_s=10, after_s=1, seed=5))
     assert (np.diff(whole) >= 0).all()
     measured = whole[(whole >= 2) & (whole < 12)] - 2
-    np.testing.assert_allclose(measured, seconds(schedule(loop, 10, (5, arrivals.MEASURED_PART))), atol=1e-9)
+    np.testing.assert_allclose(measured, seconds(schedule(load, 10, (5, arrivals.MEASURED_PART))), atol=1e-9)
     assert (whole < 2).sum() == pytest.approx(200, abs=60)
     assert (whole >= 12).sum() == pytest.approx(300, abs=80)
 
