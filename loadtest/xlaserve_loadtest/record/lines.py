@@ -215,7 +215,7 @@ class Counters:
     compilations: int | None = None
     """Programs of the model that the server compiled beside traffic: no request waited for them."""
     serving_compilations: int | None = None
-    """Programs of any model that XLA compiled while requests waited for them."""
+    """Programs of any model that XLA compiled while requests waited; None where the server does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,8 @@ def change(before: Counts | None, after: Counts | None) -> Counters | None:
         return None
     moved = {key: round(number - before.get(key, 0)) for key, number in after.items()}
 
-    def total(counter: str) -> int | None:
-        own = [number for (name, _), number in moved.items() if name == f"xlaserve_{counter}_total"]
-        return sum(own) if own else None
+    def total(counter: str) -> int:
+        return sum(number for (name, _), number in moved.items() if name == f"xlaserve_{counter}_total")
 
     return Counters(
         batches_by_bucket={
@@ -48,7 +47,7 @@ def change(before: Counts | None, after: Counts | None) -> Counters | None:
         padded_rows=total("padded_rows"),
         images=total("images"),
         compilations=total("compilations"),
-        serving_compilations=total("xla_compilations"),
+        serving_compilations=moved.get((_SERVING[0], "")),
     )
 
 
