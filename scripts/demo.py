@@ -1,4 +1,4 @@
-"""Serves the built-in models, asks them about real images, compares XLA with graph mode, and stops."""
+"""Serves the built-in models, asks them about sample images, compares XLA with graph mode, and stops."""
 
 from __future__ import annotations
 

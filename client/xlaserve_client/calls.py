@@ -34,7 +34,7 @@ def infer(images: Images, *, model: str, mode: str | None) -> Call[InferResult]:
 
 
 def ready(model: str | None) -> Call[bool]:
-    """Asks whether every model, or the one named, is ready."""
+    """Asks whether the server, or one model, is ready."""
     if model is None:
         return Call(_SERVER_READY, oip.ServerReadyRequest(), lambda response: bool(response.ready))
     return Call(_MODEL_READY, oip.ModelReadyRequest(name=model), lambda response: bool(response.ready))

@@ -99,11 +99,11 @@ class VisionClient:
         return self._answer(calls.infer(images, model=model, mode=mode), deadline_s)
 
     def models(self, *, deadline_s: float | None = None) -> tuple[Model, ...]:
-        """Returns every configured model with its state. Raises ServerError."""
+        """Returns every model with its state, those that were unloaded included. Raises ServerError."""
         return self._answer(vision_calls.models(), deadline_s)
 
     def ready(self, model: str | None = None, *, deadline_s: float | None = None) -> bool:
-        """Whether every model, or the one named, is ready; False as well when the server can't be reached.
+        """Whether the server, with at least one model, or the one named is ready; False also when it can't be reached.
 
         Raises ServerError for any other failure, such as an unknown model.
         """

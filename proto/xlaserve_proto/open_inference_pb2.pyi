@@ -7,10 +7,12 @@ classification, model repository, model configuration, statistics, binary tensor
 Any client of KServe or Triton works unchanged. Field names, numbers and types follow the public protocol; the words
 here say what xlaserve does with them.
 
-Errors are gRPC statuses. INVALID_ARGUMENT says which field, what was expected and what came; NOT_FOUND an unknown
-model or version; UNAVAILABLE a model that is not ready or a server that drains; FAILED_PRECONDITION a model that
-failed to load; RESOURCE_EXHAUSTED a full queue (try again later) or a message over the size limit;
-DEADLINE_EXCEEDED a request that could not be run in time; UNIMPLEMENTED an extension that is not spoken here.
+Errors are gRPC statuses. Two are worth another try, after a growing delay: UNAVAILABLE, a model that is not ready or
+a server that drains; and RESOURCE_EXHAUSTED, a full queue or too many calls (also a message over the size limit, which
+stays so). The others are not: INVALID_ARGUMENT says which field, what was expected and what came; NOT_FOUND an unknown
+model or version; FAILED_PRECONDITION a model that failed to load; DEADLINE_EXCEEDED a request that could not be
+answered in time; UNIMPLEMENTED an extension that is not spoken here; INTERNAL a batch that raised, or a defect;
+CANCELLED a call that kept the server waiting for its client.
 """
 
 from collections import abc as _abc
@@ -313,7 +315,9 @@ class ModelMetadataResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]: ...
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """source, weights, modes, default_mode, buckets; auto: the mode that it runs each bucket in."""
+        """source, weights, task, fit, pixel_range, precision, modes, default_mode, buckets. Where there are any: auto, the
+        mode that it runs each bucket in, and lowerings.
+        """
 
     def __init__(
         self,
@@ -566,7 +570,7 @@ class ModelInferRequest(_message.Message):
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
         """`mode` (string): one that the model offers, such as xla or graph; without it, the model's default.
-        `timeout` (int64): microseconds that the request may wait before it runs; the gRPC deadline holds as well.
+        `timeout` (int64): microseconds within which the request must be answered; the gRPC deadline holds as well.
         `pixel_range` (string): what FP32 pixels range over, "0..255" or "0..1"; without it, as the model's setting says.
         `priority`: accepted when 0.
         """
@@ -1003,7 +1007,7 @@ class ModelConfig(_message.Message):
     def dynamic_batching(self) -> Global___ModelDynamicBatching: ...
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___ModelParameter]:
-        """source, weights, modes, default_mode, buckets."""
+        """The properties of ModelMetadataResponse."""
 
     def __init__(
         self,

@@ -107,14 +107,14 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ServerReady(self, request, context):
-        """Has every model compiled and run every one of its buckets?
+        """Has start-up finished, and does at least one model serve?
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelReady(self, request, context):
-        """The same for one model.
+        """Does this model serve?
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +141,8 @@ class GRPCInferenceServiceServicer:
 
     def ModelStreamInfer(self, request_iterator, context):
         """The same over a stream: each request is answered by one response, in the order of the requests. An error is
-        answered in `error_message` and does not end the stream.
+        answered in `error_message` and does not end the stream. A message that is not taken in does: one that the server has
+        no room for (RESOURCE_EXHAUSTED), or that is beyond all bounds (INVALID_ARGUMENT).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,7 +162,7 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryIndex(self, request, context):
-        """Every configured model with its state.
+        """Every model with its state; one that was unloaded stays listed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

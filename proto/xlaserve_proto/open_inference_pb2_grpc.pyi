@@ -7,10 +7,12 @@ classification, model repository, model configuration, statistics, binary tensor
 Any client of KServe or Triton works unchanged. Field names, numbers and types follow the public protocol; the words
 here say what xlaserve does with them.
 
-Errors are gRPC statuses. INVALID_ARGUMENT says which field, what was expected and what came; NOT_FOUND an unknown
-model or version; UNAVAILABLE a model that is not ready or a server that drains; FAILED_PRECONDITION a model that
-failed to load; RESOURCE_EXHAUSTED a full queue (try again later) or a message over the size limit;
-DEADLINE_EXCEEDED a request that could not be run in time; UNIMPLEMENTED an extension that is not spoken here.
+Errors are gRPC statuses. Two are worth another try, after a growing delay: UNAVAILABLE, a model that is not ready or
+a server that drains; and RESOURCE_EXHAUSTED, a full queue or too many calls (also a message over the size limit, which
+stays so). The others are not: INVALID_ARGUMENT says which field, what was expected and what came; NOT_FOUND an unknown
+model or version; FAILED_PRECONDITION a model that failed to load; DEADLINE_EXCEEDED a request that could not be
+answered in time; UNIMPLEMENTED an extension that is not spoken here; INTERNAL a batch that raised, or a defect;
+CANCELLED a call that kept the server waiting for its client.
 """
 
 from collections import abc as _abc
@@ -44,22 +46,23 @@ class GRPCInferenceServiceStub:
     ServerLive: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ServerLiveRequest, _open_inference_pb2.ServerLiveResponse]
     """Is the process up and its event loop alive?"""
     ServerReady: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ServerReadyRequest, _open_inference_pb2.ServerReadyResponse]
-    """Has every model compiled and run every one of its buckets?"""
+    """Has start-up finished, and does at least one model serve?"""
     ModelReady: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelReadyRequest, _open_inference_pb2.ModelReadyResponse]
-    """The same for one model."""
+    """Does this model serve?"""
     ServerMetadata: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ServerMetadataRequest, _open_inference_pb2.ServerMetadataResponse]
     ModelMetadata: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelMetadataRequest, _open_inference_pb2.ModelMetadataResponse]
     ModelInfer: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelInferResponse]
     """Runs a model on one or more images."""
     ModelStreamInfer: _grpc.StreamStreamMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelStreamInferResponse]
     """The same over a stream: each request is answered by one response, in the order of the requests. An error is
-    answered in `error_message` and does not end the stream.
+    answered in `error_message` and does not end the stream. A message that is not taken in does: one that the server has
+    no room for (RESOURCE_EXHAUSTED), or that is beyond all bounds (INVALID_ARGUMENT).
     """
     ModelConfig: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelConfigRequest, _open_inference_pb2.ModelConfigResponse]
     ModelStatistics: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelStatisticsRequest, _open_inference_pb2.ModelStatisticsResponse]
     """Counts and cumulative times since the model was loaded."""
     RepositoryIndex: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]
-    """Every configured model with its state."""
+    """Every model with its state; one that was unloaded stays listed."""
     RepositoryModelLoad: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]
     """Loads a configured model, or loads it again: the new version is compiled and warmed while the old one serves, then
     takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
@@ -73,22 +76,23 @@ class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
     ServerLive: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ServerLiveRequest, _open_inference_pb2.ServerLiveResponse]  # type: ignore[assignment]
     """Is the process up and its event loop alive?"""
     ServerReady: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ServerReadyRequest, _open_inference_pb2.ServerReadyResponse]  # type: ignore[assignment]
-    """Has every model compiled and run every one of its buckets?"""
+    """Has start-up finished, and does at least one model serve?"""
     ModelReady: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelReadyRequest, _open_inference_pb2.ModelReadyResponse]  # type: ignore[assignment]
-    """The same for one model."""
+    """Does this model serve?"""
     ServerMetadata: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ServerMetadataRequest, _open_inference_pb2.ServerMetadataResponse]  # type: ignore[assignment]
     ModelMetadata: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelMetadataRequest, _open_inference_pb2.ModelMetadataResponse]  # type: ignore[assignment]
     ModelInfer: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelInferResponse]  # type: ignore[assignment]
     """Runs a model on one or more images."""
     ModelStreamInfer: _aio.StreamStreamMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelStreamInferResponse]  # type: ignore[assignment]
     """The same over a stream: each request is answered by one response, in the order of the requests. An error is
-    answered in `error_message` and does not end the stream.
+    answered in `error_message` and does not end the stream. A message that is not taken in does: one that the server has
+    no room for (RESOURCE_EXHAUSTED), or that is beyond all bounds (INVALID_ARGUMENT).
     """
     ModelConfig: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelConfigRequest, _open_inference_pb2.ModelConfigResponse]  # type: ignore[assignment]
     ModelStatistics: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelStatisticsRequest, _open_inference_pb2.ModelStatisticsResponse]  # type: ignore[assignment]
     """Counts and cumulative times since the model was loaded."""
     RepositoryIndex: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]  # type: ignore[assignment]
-    """Every configured model with its state."""
+    """Every model with its state; one that was unloaded stays listed."""
     RepositoryModelLoad: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]  # type: ignore[assignment]
     """Loads a configured model, or loads it again: the new version is compiled and warmed while the old one serves, then
     takes its place. Returns when the model is ready, or with FAILED_PRECONDITION and the reason.
@@ -111,7 +115,7 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _open_inference_pb2.ServerReadyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_open_inference_pb2.ServerReadyResponse, _abc.Awaitable[_open_inference_pb2.ServerReadyResponse]]:
-        """Has every model compiled and run every one of its buckets?"""
+        """Has start-up finished, and does at least one model serve?"""
 
     @_abc_1.abstractmethod
     def ModelReady(
@@ -119,7 +123,7 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _open_inference_pb2.ModelReadyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_open_inference_pb2.ModelReadyResponse, _abc.Awaitable[_open_inference_pb2.ModelReadyResponse]]:
-        """The same for one model."""
+        """Does this model serve?"""
 
     @_abc_1.abstractmethod
     def ServerMetadata(
@@ -150,7 +154,8 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_open_inference_pb2.ModelStreamInferResponse], _abc.AsyncIterator[_open_inference_pb2.ModelStreamInferResponse]]:
         """The same over a stream: each request is answered by one response, in the order of the requests. An error is
-        answered in `error_message` and does not end the stream.
+        answered in `error_message` and does not end the stream. A message that is not taken in does: one that the server has
+        no room for (RESOURCE_EXHAUSTED), or that is beyond all bounds (INVALID_ARGUMENT).
         """
 
     @_abc_1.abstractmethod
@@ -174,7 +179,7 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _open_inference_pb2.RepositoryIndexRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_open_inference_pb2.RepositoryIndexResponse, _abc.Awaitable[_open_inference_pb2.RepositoryIndexResponse]]:
-        """Every configured model with its state."""
+        """Every model with its state; one that was unloaded stays listed."""
 
     @_abc_1.abstractmethod
     def RepositoryModelLoad(

@@ -634,7 +634,7 @@ class Timings(_message.Message):
     decode_s: _builtins.float
     """Encoded bytes to pixels of the model's size."""
     queue_s: _builtins.float
-    """From its arrival in the queue until its batch was formed."""
+    """Waiting for its batch to be formed and, once that is gathered, for a lane; of the batch with its first image."""
     gather_s: _builtins.float
     """Copying the batch together."""
     execute_s: _builtins.float
@@ -1030,7 +1030,9 @@ class Program(_message.Message):
     from_cache: _builtins.bool
     """Whether it was read from the compile cache instead of being traced and compiled."""
     in_background: _builtins.bool
-    """Whether it was compiled beside the traffic, for a resolution that is not configured."""
+    """Whether it was compiled beside the traffic: for a resolution that is not configured, or as a bucket that the model
+    was ready without.
+    """
     @_builtins.property
     def bucket(self) -> Global___Bucket: ...
     @_builtins.property

@@ -93,7 +93,7 @@ class VisionServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Every configured model with its state, its buckets and what they cost to compile and to run.
+        """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,7 +50,7 @@ class VisionStub:
     Embed: _grpc.UnaryUnaryMultiCallable[_vision_pb2.EmbedRequest, _vision_pb2.EmbedResponse]
     """Makes a vector of each of one or more images."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_vision_pb2.ListModelsRequest, _vision_pb2.ListModelsResponse]
-    """Every configured model with its state, its buckets and what they cost to compile and to run."""
+    """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed."""
 
 @_typing.type_check_only
 class VisionAsyncStub(VisionStub):
@@ -64,7 +64,7 @@ class VisionAsyncStub(VisionStub):
     Embed: _aio.UnaryUnaryMultiCallable[_vision_pb2.EmbedRequest, _vision_pb2.EmbedResponse]  # type: ignore[assignment]
     """Makes a vector of each of one or more images."""
     ListModels: _aio.UnaryUnaryMultiCallable[_vision_pb2.ListModelsRequest, _vision_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """Every configured model with its state, its buckets and what they cost to compile and to run."""
+    """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed."""
 
 class VisionServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -105,6 +105,6 @@ class VisionServicer(metaclass=_abc_1.ABCMeta):
         request: _vision_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vision_pb2.ListModelsResponse, _abc.Awaitable[_vision_pb2.ListModelsResponse]]:
-        """Every configured model with its state, its buckets and what they cost to compile and to run."""
+        """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed."""
 
 def add_VisionServicer_to_server(servicer: VisionServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

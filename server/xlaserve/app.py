@@ -371,4 +371,4 @@ class App:
             "1 where XLA's compilations are seen, 0 where they go unseen; absent where nobody watches.",
             None if is_blind is None else not is_blind,
         )
-        yield gauge("xlaserve_ready", "1 when every model is ready.", self._is_ready())
+        yield gauge("xlaserve_ready", "1 once start-up has finished and at least one model serves.", self._is_ready())

@@ -13,7 +13,7 @@ class Timings:
 
     decode_s: float = 0.0
     queue_s: float = 0.0
-    """Waiting until the batch with its first image ran."""
+    """Waiting for its batch to be formed and, once that is gathered, for a lane; of the batch with its first image."""
     gather_s: float = 0.0
     """Gathering its batch; the slowest one where it was split over several, as for `execute_s`."""
     execute_s: float = 0.0

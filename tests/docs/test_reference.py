@@ -54,7 +54,7 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
         ("settings.md", "list of batch or [batch, height, width] · default `[1, 2, 4, 8, 16]`"),
         ("commands.md", "## xlaserve-client classify"),
         ("commands.md", "## loadtest sweep"),
-        ("metrics.md", "| `xlaserve_ready` | 1 when every model is ready. | gauge |"),
+        ("metrics.md", "| `xlaserve_ready` | 1 once start-up has finished and at least one model serves. | gauge |"),
         ("vision.md", "Takes [ClassifyRequest](#classifyrequest), returns [ClassifyResponse](#classifyresponse)."),
         ("vision.md", "| `auto_modes` | map of string to string | 14 |"),
     ],

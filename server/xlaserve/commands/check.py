@@ -1,4 +1,4 @@
-"""`xlaserve check`: does each model compile, how fast is it, and does every mode compute the same?"""
+"""`xlaserve check`: does each model compile, how fast is it, and do its modes compute the same?"""
 
 from __future__ import annotations
 
@@ -158,4 +158,4 @@ def _modes(text: str) -> tuple[Mode, ...]:
     return tuple(mode for mode in MODES if mode in wanted)
 
 
-COMMAND = Command("check", "compile models in every mode, time them and compare them with eager", run, add_options)
+COMMAND = Command("check", "compile models in several modes, time them and compare them with eager", run, add_options)

@@ -129,7 +129,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Says whether every model is ready."""
+        """Says whether start-up has finished and at least one model serves."""
         return pb.ServerReadyResponse(ready=self.repository.is_ready)
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:

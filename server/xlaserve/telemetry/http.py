@@ -31,7 +31,7 @@ REFRESH_TIMEOUT_S: Final = 0.5
 _INDEX: Final = """xlaserve
 /metrics  for Prometheus
 /healthz  200 while the server is alive
-/readyz   200 once every model is warm
+/readyz   200 once start-up has finished and at least one model serves
 """
 
 

@@ -57,7 +57,7 @@ class Metrics:
             "decode_seconds", "Encoded images to pixels, for each request that sent encoded images.", ("model",)
         )
         self.queue_s = histogram(
-            "queue_seconds", "From a request's arrival in the queue until its batch ran.", ("model",)
+            "queue_seconds", "Waiting for a batch to be formed and, once it is gathered, for a lane.", ("model",)
         )
         self.encode_s = histogram("encode_seconds", "Making the response.", ("model",))
         self.gather_s = histogram("gather_seconds", "Copying a batch together.", ("model",))
@@ -78,7 +78,7 @@ class Metrics:
         )
         self.compilations = any_threads_counter(
             "compilations",
-            "Programs compiled, at warm-up or in the background. After readiness only the latter grow.",
+            "Programs compiled, at warm-up (of a start, a load or a reload) or in the background.",
             ("model", "mode", "phase"),
         )
         self.xla_compilations = any_threads_counter(
