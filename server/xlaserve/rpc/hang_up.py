@@ -32,15 +32,23 @@ async def hang_up(port: int, flush_s: float) -> None:
     """
     try:
         for fd in _fds(port, listening=True):
-            _close_listener(fd)
+            _close_listener(fd, port)
         for _ in range(math.ceil(flush_s / POLL_S)):
             if not any(map(_has_unsent, _fds(port, listening=False))):
                 break
             await asyncio.sleep(POLL_S)
+    except (psutil.Error, OSError) as error:
+        log.warning("port %d could not be closed before the server stops: %s", port, error)
+    close_connections(port)
+
+
+def close_connections(port: int) -> None:
+    """Closes the connections that were made to `port`."""
+    try:
         for fd in _fds(port, listening=False):
             _close_connection(fd, port)
     except (psutil.Error, OSError) as error:
-        log.warning("connections could not be closed before the server stops: %s", error)
+        log.warning("connections to port %d could not be closed: %s", port, error)
 
 
 def _fds(port: int, *, listening: bool) -> list[int]:
@@ -51,10 +59,12 @@ def _fds(port: int, *, listening: bool) -> list[int]:
     ]
 
 
-def _close_listener(fd: int) -> None:
+def _close_listener(fd: int, port: int) -> None:
     """Puts a socket that nobody can reach in its place: gRPC would log that the one that it knows was closed."""
-    with socket.socket() as stand_in:
-        os.dup2(stand_in.fileno(), fd, inheritable=False)
+    with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as listener:
+        if _is_bound(listener, port) and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            with socket.socket() as stand_in:
+                os.dup2(stand_in.fileno(), fd, inheritable=False)
 
 
 def _has_unsent(fd: int) -> bool:
@@ -68,5 +78,10 @@ def _has_unsent(fd: int) -> bool:
 def _close_connection(fd: int, port: int) -> None:
     """Ends it after what was written; gRPC, which owns the descriptor, learns of it as if the client had done it."""
     with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as connection:
-        if connection.getsockname()[1] == port:  # else gRPC closed it meanwhile, and the number is something else's
+        if _is_bound(connection, port):
             connection.shutdown(socket.SHUT_RDWR)
+
+
+def _is_bound(found: socket.socket, port: int) -> bool:
+    """Whether a descriptor is still what it was: gRPC may have closed it, and its number be something else's."""
+    return bool(found.getsockname()[1:2] == (port,))

@@ -16,7 +16,7 @@ from xlaserve.errors import ConfigError
 from xlaserve.rpc import debugging, handlers, vision_messages
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.admission import RPC_TASK, Admission
-from xlaserve.rpc.hang_up import hang_up
+from xlaserve.rpc.hang_up import close_connections, hang_up
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.intake import Intake
@@ -142,13 +142,18 @@ class GrpcServer:
         await self._server.start()
         for task in asyncio.all_tasks():
             if ACCEPTING in getattr(task.get_coro(), "__qualname__", ""):
-                task.add_done_callback(partial(self._accepts_no_more, bound))
+                task.add_done_callback(partial(self._accepts_no_more, self._server, bound))
         return bound
 
-    def _accepts_no_more(self, port: int, task: asyncio.Task[None]) -> None:
-        """Closes the connections where grpcio has ended: it would wait until each client did so."""
+    def _accepts_no_more(self, server: grpc.aio.Server, port: int, task: asyncio.Task[None]) -> None:
         if not self._is_stopping and not task.cancelled() and task.exception():
-            self._hanging_up = asyncio.create_task(hang_up(port, flush_s=0))
+            self._hanging_up = asyncio.create_task(self._hang_up(server, port))
+
+    async def _hang_up(self, server: grpc.aio.Server, port: int) -> None:
+        """Closes the connections of a server that grpcio has ended, which would wait until each client did so."""
+        while self._server is server and not self._is_stopping:
+            close_connections(port)
+            await asyncio.sleep(RETRY_S)
 
     async def _listen_again(self, port: int) -> None:
         """Makes another server where grpcio has ended its own, as 1.85 does where the path of a call is no UTF-8."""

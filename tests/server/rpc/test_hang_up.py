@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from xlaserve.rpc import hang_up
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def _connect(listener: socket.socket, stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    client = stack.enter_context(socket.create_connection(listener.getsockname(), timeout=5))
+    accepted, _ = listener.accept()
+    return client, stack.enter_context(accepted)
+
+
+def test_the_port_is_closed_and_so_are_its_connections(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    with ExitStack() as stack:
+        client, accepted = _connect(listener, stack)
+
+        asyncio.run(hang_up.hang_up(port, flush_s=0))
+
+        assert client.recv(1) == b""
+        assert accepted.recv(1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_connections_are_closed_while_the_port_stays_open(listener: socket.socket) -> None:
+    with ExitStack() as stack:
+        client, _ = _connect(listener, stack)
+
+        hang_up.close_connections(listener.getsockname()[1])
+
+        assert client.recv(1) == b""
+        _connect(listener, stack)
+
+
+def test_what_grpc_closed_meanwhile_spoils_nothing(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = listener.getsockname()[1]
+    with ExitStack() as stack:
+        client, accepted = _connect(listener, stack)
+        other, peer = map(stack.enter_context, socket.socketpair())
+        with socket.socket() as gone:
+            free = gone.fileno()
+
+        def as_it_was(port: int, *, listening: bool) -> list[int]:
+            return [free, other.fileno(), accepted.fileno()]
+
+        monkeypatch.setattr(hang_up, "_fds", as_it_was)
+        asyncio.run(hang_up.hang_up(port, flush_s=0))
+
+        assert client.recv(1) == b""
+        other.sendall(b"x")
+        assert peer.recv(1) == b"x"
+        assert caplog.records == []
