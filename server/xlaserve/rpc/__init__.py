@@ -1,1 +1,1 @@
-"""The wire: gRPC messages to domain requests and back."""
+"""The wire: gRPC messages to `pipeline.Request`, and `pipeline.Answer` to gRPC messages."""

@@ -11,8 +11,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from xlaserve.errors import InvalidArgument, ModelNotFound
 from xlaserve.rpc.context import Context
-from xlaserve.rpc.handlers import Messages, Parser
+from xlaserve.rpc.reader import Parser
 from xlaserve.rpc.refusal import no_message
+from xlaserve.rpc.streaming import Messages
 
 MAX_REQUEST_BYTES: Final = 16 * 1024
 """Of a reflection request, whose answer repeats it; it holds a name or two."""
@@ -43,7 +44,7 @@ class Reflection:
         self._servicer: Any = reflection.aio.ReflectionServicer((*services, REFLECTION.full_name))
 
     async def ServerReflectionInfo(self, messages: Messages, context: Context) -> None:
-        """Answers each request of a stream in turn. Raises InvalidArgument for bytes that are none."""
+        """Answers each request of a stream in turn. Raises InvalidArgument for bytes that can't be parsed."""
 
         async def requests() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
             async for request, size_bytes in messages:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from xlaserve.model.version import Served, Version
+from xlaserve.pipeline import CHANNELS
 from xlaserve.rpc.infer_message import IMAGE, PIXELS
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.telemetry.model import Duration, Statistics
 from xlaserve_proto import open_inference_pb2 as pb
 
 Tensor = pb.ModelMetadataResponse.TensorMetadata
-RGB: Final = 3
 ANY: Final = -1
 MODEL_DATATYPE: Final = {"FP32": pb.TYPE_FP32, "INT32": pb.TYPE_INT32, "UINT8": pb.TYPE_UINT8}
 
@@ -24,7 +24,7 @@ def metadata(served: Served) -> pb.ModelMetadataResponse:
         versions=[served.settings.version],
         platform=_platform(served),
         inputs=[
-            Tensor(name=PIXELS, datatype="UINT8", shape=(ANY, height, width, RGB)),
+            Tensor(name=PIXELS, datatype="UINT8", shape=(ANY, height, width, CHANNELS)),
             Tensor(name=IMAGE, datatype="BYTES", shape=(ANY,)),
         ],
         outputs=[
@@ -49,7 +49,7 @@ def config(served: Served, device: Device) -> pb.ModelConfig:
                 name=PIXELS,
                 data_type=pb.TYPE_UINT8,
                 format=pb.ModelInput.FORMAT_NHWC,
-                dims=(height, width, RGB),
+                dims=(height, width, CHANNELS),
                 optional=True,
             ),
             pb.ModelInput(name=IMAGE, data_type=pb.TYPE_STRING, dims=(1,), optional=True),

@@ -20,13 +20,13 @@ TYPED: Final = ("int_contents", "uint_contents", "fp32_contents")
 BYTES: Final = "bytes_contents"
 
 MAX_KNOWN: Final = 64
-"""Kinds of requests that are kept."""
+"""Requests that are kept."""
 MAX_KNOWN_BYTES: Final = 1024
 """Bytes that are kept of one request; parsed, they take some times as much."""
 NAME_BYTES: Final = 32
-"""Bytes that tell requests of one size apart; they hold the model's name. Of those that begin alike one is kept."""
+"""Prefix that distinguishes requests of equal size, by the model's name in it; one request is kept per prefix."""
 
-_UNKNOWN: Final[tuple[bytes, Head | None]] = (b"", None)
+_UNKNOWN: Final[tuple[bytes, RequestHead | None]] = (b"", None)
 _CONTENTS: Final = {pb.InferTensorContents.DESCRIPTOR.fields_by_name[name].number: name for name in (*TYPED, BYTES)}
 _FIELDS: Final[parts.Fields] = {
     pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: RAW,
@@ -36,11 +36,14 @@ _FIELDS: Final[parts.Fields] = {
 }
 
 
-class Head:
-    """All of a request but the contents of its tensors. Requests that are alike share one, so nobody changes `fields`;
-    what was found out about it stays for the next."""
+class RequestHead:
+    """All of a request but the contents of its tensors.
 
-    __slots__ = ("asked", "fields", "has_outputs", "id", "model", "pixels_shape", "version")
+    Requests that differ in those alone share a head: nobody changes its `fields`, and what checks of one request have
+    found is remembered for the next.
+    """
+
+    __slots__ = ("fields", "has_outputs", "id", "known_parameters", "known_shape", "model", "version")
 
     def __init__(self, fields: pb.ModelInferRequest) -> None:
         self.fields = fields
@@ -49,13 +52,24 @@ class Head:
         self.id: str = fields.id
         self.has_outputs = bool(fields.outputs)
         """Whether it names the outputs that it wants."""
-        self.asked: Asked | None = None
-        """What its parameters ask for, once they were found right."""
-        self.pixels_shape: tuple[int, ...] | None = None
-        """Shape of its raw UINT8 pixels, once it was found right."""
+        self.known_parameters: Parameters | None = None
+        """Its parameters, once they were checked; set by `remember_parameters`."""
+        self.known_shape: tuple[int, ...] | None = None
+        """Shape of its raw UINT8 pixels, once it was checked; set by `remember_shape`."""
+
+    def remember_parameters(self, parameters: Parameters) -> None:
+        """Spares later requests with this head the check of their parameters."""
+        self.known_parameters = parameters
+
+    def remember_shape(self, shape: tuple[int, ...]) -> None:
+        """Spares later requests with this head the check of their raw UINT8 pixels.
+
+        Every message with this head has the same size, so its shape is known to fit.
+        """
+        self.known_shape = shape
 
 
-class Asked(NamedTuple):
+class Parameters(NamedTuple):
     """What a request's parameters ask for."""
 
     mode: str = ""
@@ -66,7 +80,7 @@ class Asked(NamedTuple):
 class InferMessage(NamedTuple):
     """A request as it arrived."""
 
-    head: Head
+    head: RequestHead
     raw: Sequence[memoryview]
     """`raw_input_contents`."""
     contents: Mapping[str, Sequence[memoryview]]
@@ -74,21 +88,23 @@ class InferMessage(NamedTuple):
 
     @property
     def fields(self) -> pb.ModelInferRequest:
-        """Everything but what is viewed, which may be empty in it."""
+        """All of the message but what is viewed, which may be missing here."""
         return self.head.fields
 
 
 class InferMessages:
-    """Parses requests. Most differ from one before in nothing but the bytes of their raw tensor, which comes last: they
-    are known by their size and by how they begin, and only the tensor is looked at. Those with an id are not kept."""
+    """Parses requests.
+
+    Most differ from an earlier one only in the bytes of their raw tensor, which comes last. Their size and their first
+    bytes identify them, and the head of the earlier one is reused. Requests with an id are not kept.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], tuple[bytes, Head]] = {}
-        """Known messages by their size and first bytes, which usually hold the model's name: how a message begins,
-        up to the tensor's first byte, and its head."""
+        self._known: dict[tuple[int, bytes], tuple[bytes, RequestHead]] = {}
+        """By a message's size and prefix: all that stands before the tensor's first byte, and the head."""
 
     def parse(self, data: bytes) -> InferMessage | None:
-        """Returns the message, None where `data` is none. Raises InvalidArgument where it is beyond all bounds."""
+        """Returns the message, None where `data` can't be parsed. Raises InvalidArgument beyond a bound of `parts`."""
         beginning, head = self._known.get((len(data), data[:NAME_BYTES]), _UNKNOWN)
         if head is not None and data.startswith(beginning):
             return InferMessage(head, (memoryview(data)[len(beginning) :],), {})
@@ -118,13 +134,13 @@ class InferMessages:
             return
         if len(self._known) >= MAX_KNOWN:
             del self._known[next(iter(self._known))]
-        self._known[len(data), data[:NAME_BYTES]] = beginning, Head(rest)
+        self._known[len(data), data[:NAME_BYTES]] = beginning, RequestHead(rest)
 
 
 def _parse(data: bytes) -> InferMessage:
-    """Raises DecodeError, and InvalidArgument where the message is beyond all bounds."""
+    """Raises DecodeError, and InvalidArgument beyond a bound of `parts`."""
     if len(data) >= LARGE_BYTES:
         rest, views = parts.split(pb.ModelInferRequest, data, _FIELDS)
-        return InferMessage(Head(pb.ModelInferRequest.FromString(rest)), views.get(RAW, ()), views)
+        return InferMessage(RequestHead(pb.ModelInferRequest.FromString(rest)), views.get(RAW, ()), views)
     fields = pb.ModelInferRequest.FromString(data)
-    return InferMessage(Head(fields), tuple(map(memoryview, fields.raw_input_contents)), {})
+    return InferMessage(RequestHead(fields), tuple(map(memoryview, fields.raw_input_contents)), {})

@@ -17,13 +17,15 @@ from xlaserve.engine.memory import resident_bytes
 from xlaserve.errors import QueueFull
 from xlaserve.rpc.context import Context
 
-LOOK_S: Final = 0.05
+MEMORY_CHECK_S: Final = 0.05
 """How often the process's memory is looked at while many messages arrive."""
 
 
 class Intake:
-    """Bounds `held_bytes` by `max_bytes`, and what arrives as far as memory is short: `resident` tells the bytes that
-    the process takes, of which there should be less than `max_resident_bytes`."""
+    """Bounds `held_bytes` by `max_bytes`, and while memory is short the number of messages that arrive.
+
+    Memory is short where `resident`, the bytes that the process takes, comes near `max_resident_bytes`.
+    """
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class Intake:
 
     @property
     def _sure(self) -> int:
-        """Messages that may arrive at a time, however short memory is."""
+        """Messages that may always arrive at the same time, even while memory is short."""
         return max(1, self._room)
 
     @property
@@ -100,16 +102,16 @@ class Intake:
         if self._is_short:
             self._refuse(keep=self._sure - 1)
         if self._timer is None:
-            self._look()
+            self._check_memory()
 
-    def _look(self) -> None:
+    def _check_memory(self) -> None:
         if len(self._arriving) < self._sure:
             self._is_short, self._timer = False, None
             return
         self._is_short = self._resident() >= self._short_from_bytes
         if self._is_short:
             self._refuse(keep=self._sure)
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(MEMORY_CHECK_S, self._check_memory)
 
     def _refuse(self, keep: int) -> None:
         """Refuses the messages that have been arriving for longest."""

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: wire messages to domain requests and back."""
+"""The Open Inference Protocol: wire messages to `pipeline.Request` and `pipeline.Answer` to wire messages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from xlaserve.model.version import Served, State
 from xlaserve.pipeline import Answer, Pending, Pipeline, Render, Rendering, Request
 from xlaserve.rpc import describe, parts, tensors
 from xlaserve.rpc.context import Context, deadline
-from xlaserve.rpc.handlers import Messages
-from xlaserve.rpc.infer_message import Asked, InferMessage
+from xlaserve.rpc.infer_message import InferMessage, Parameters
 from xlaserve.rpc.parts import Wire
 from xlaserve.rpc.refusal import explain, no_message
+from xlaserve.rpc.streaming import Messages
 from xlaserve.rpc.streams import Streams
-from xlaserve.rpc.vision_messages import is_brief
+from xlaserve.rpc.vision_messages import fits_inline
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.timings import STAGES, Timings
 from xlaserve_proto import open_inference_pb2 as pb
@@ -47,7 +47,7 @@ EXTENSIONS: Final = (
 )
 
 
-MAX_INLINE_VALUES: Final = 2**14
+MAX_INLINE_OUTPUT_VALUES: Final = 2**14
 """Values of typed outputs that are written on the event loop: integers take 0.1 us each, floats far less."""
 STREAM_WINDOW: Final = 64
 """Requests of one stream that are worked on at a time."""
@@ -86,7 +86,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
     def ModelInfer(  # type: ignore[override] # what rpc.server parses for it
         self, request: InferMessage, context: Context
     ) -> Awaitable[Wire]:
-        """Runs a model."""
+        """Answers one request with the outputs of a model."""
         return self._infer("ModelInfer", request, deadline(context, self.calls.clock))
 
     # Writes by itself instead of yielding: a generator may be left half-way, and its tasks with it.
@@ -220,29 +220,30 @@ def _check_repository(name: str) -> None:
 def _parse(message: InferMessage, call: Call) -> Request:
     """Raises InvalidArgument or UnsupportedFeature."""
     head, served = message.head, call.served
-    if head.asked is None:
-        head.asked = _asked(head.fields)
-    mode, timeout_s, pixel_range = head.asked
+    if (parameters := head.known_parameters) is None:
+        parameters = _parameters(head.fields)
+        head.remember_parameters(parameters)
+    mode, timeout_s, pixel_range = parameters
     if head.has_outputs:
         _check_outputs(head.fields, served)
     images = tensors.images_of(message, served.settings.pixel_range, pixel_range)
     return Request(mode, images, min(call.deadline, call.began + timeout_s), _rendering(message, served, images))
 
 
-def _asked(fields: pb.ModelInferRequest) -> Asked:
-    asked = Asked()
+def _parameters(fields: pb.ModelInferRequest) -> Parameters:
+    parameters = Parameters()
     for key, value in fields.parameters.items():
         kind = value.WhichOneof("parameter_choice")
         if key == "mode":
             if kind != "string_param":
                 raise InvalidArgument("parameters.mode", "a string", kind)
-            asked = asked._replace(mode=value.string_param)
+            parameters = parameters._replace(mode=value.string_param)
         elif key == "pixel_range":
-            asked = asked._replace(pixel_range=_pixel_range(value))
+            parameters = parameters._replace(pixel_range=_pixel_range(value))
         elif key == "timeout":
             if kind != "int64_param" or value.int64_param < 1:
                 raise InvalidArgument("parameters.timeout", "an int64 of at least 1, in microseconds", _text(value))
-            asked = asked._replace(timeout_s=value.int64_param / 1e6)
+            parameters = parameters._replace(timeout_s=value.int64_param / 1e6)
         elif key == "priority":
             if value.int64_param or value.uint64_param or kind not in ("int64_param", "uint64_param"):
                 raise UnsupportedFeature("parameters.priority: only 0 is supported, all requests are alike")
@@ -252,7 +253,7 @@ def _asked(fields: pb.ModelInferRequest) -> Asked:
             raise UnsupportedFeature(f"parameters.{key[:64]}: not supported; expected {PARAMETERS}")
         else:
             raise InvalidArgument("parameters", PARAMETERS, repr(key[:64]))
-    return asked
+    return parameters
 
 
 def _pixel_range(value: pb.InferParameter) -> PixelRange:
@@ -308,20 +309,19 @@ class TypedValues(NamedTuple):
 
 
 def _rendering(request: InferMessage, served: Served, images: Images | Pending | Sequence[Encoded]) -> Rendering | None:
-    """Returns what makes an image's part of the response on a thread, where all of it takes long; else None."""
-    task = served.model.task
+    """Returns what renders each image's part of the response on a thread; None where the event loop can do it."""
     as_raw = bool(request.raw)
-    k = _classes_wanted(request, task)
-    if as_raw and not k:
+    if classes := _classes_wanted(request, served.model.task):
+        task, k = classes
+        return None if fits_inline(images, k, task.classes) else Classes(k, as_raw)
+    if as_raw:
         return None
-    if k and isinstance(task, Classification):
-        return None if is_brief(images, min(k, task.classes), task.classes) else Classes(k, as_raw)
-    wanted = _wanted(request, task)
+    wanted = _wanted(request, served.model.task)
     pixels = max(height * width for height, width in served.inputs)
     if isinstance(images, (np.ndarray, Pending)):
         pixels = images.shape[1] * images.shape[2]
     values = sum(pixels if -1 in spec.shape[1:] else math.prod(spec.shape[1:]) for _, spec in wanted)
-    if len(images) * values <= MAX_INLINE_VALUES:
+    if len(images) * values <= MAX_INLINE_OUTPUT_VALUES:
         return None
     return TypedValues([index for index, _ in wanted])
 
@@ -333,14 +333,14 @@ def _categories(task: Classification, outputs: Outputs, k: int) -> list[list[byt
     ]
 
 
-def _classes_wanted(request: InferMessage, task: Task) -> int:
-    """Returns how many classes an image is to be answered with, 0 for the plain scores."""
-    if not request.head.has_outputs:
-        return 0
-    classes = 0
-    for output in request.fields.outputs:
-        classes = output.parameters[CLASSIFICATION].int64_param if CLASSIFICATION in output.parameters else 0
-    return classes if isinstance(task, Classification) else 0
+def _classes_wanted(request: InferMessage, task: Task) -> tuple[Classification, int] | None:
+    """Returns the task, and how many classes an image is to be answered with; None where plain outputs are wanted."""
+    if not request.head.has_outputs or not isinstance(task, Classification):
+        return None
+    (output,) = request.fields.outputs  # a classifier has no other
+    if CLASSIFICATION not in output.parameters:
+        return None
+    return task, min(output.parameters[CLASSIFICATION].int64_param, task.classes)
 
 
 def _wanted(request: InferMessage, task: Task) -> list[tuple[int, TensorSpec]]:
@@ -352,20 +352,20 @@ def _wanted(request: InferMessage, task: Task) -> list[tuple[int, TensorSpec]]:
 
 
 def _respond(message: InferMessage, served: Served, answer: Answer) -> Wire:
-    """Returns the response, but for the parameters of `_stamp`."""
-    head, task = message.head, served.model.task
+    """Returns the response without the parameters of `_stamp`."""
+    head = message.head
     wire: Wire = [_opening(served.settings.name, served.settings.version, answer.mode)]
     if head.id:
         wire += parts.record(_ID, head.id.encode())
     as_raw = bool(message.raw)
-    k = _classes_wanted(message, task)
-    if k and isinstance(task, Classification):
-        spec = (task.outputs[0].name, "BYTES", (answer.images, min(k, task.classes)))
+    if classes := _classes_wanted(message, served.model.task):
+        task, k = classes
+        spec = (task.outputs[0].name, "BYTES", (answer.images, k))
         pieces = answer.rendered or [
             tensors.piece_of_bytes(row, as_raw) for row in _categories(task, answer.outputs, k)
         ]
         return wire + tensors.output_parts(spec, pieces, as_raw)
-    for place, (index, output) in enumerate(_wanted(message, task)):
+    for place, (index, output) in enumerate(_wanted(message, served.model.task)):
         values = answer.outputs[index]
         if as_raw:
             wire += tensors.raw_output_parts(output.name, values)

@@ -22,13 +22,13 @@ from xlaserve.errors import InvalidArgument
 LARGE_BYTES: Final = 16 * 1024
 """Messages from here on are taken apart."""
 MAX_FIELDS: Final = 8192
-"""More than any honest message has; looking at them takes some milliseconds."""
+"""More than any honest message has; to scan them takes some milliseconds."""
 MAX_REST_BYTES: Final = 64 * 1024
 """Bytes of a message without its images and tensors: protobuf takes at most 5 ms for any such, and a hundred times the
 memory."""
 
 MAX_INLINE_BYTES: Final = 2**19
-"""Responses up to here are put together on the event loop."""
+"""Responses up to this size are joined on the event loop."""
 
 Fields = Mapping[int, "str | Fields"]
 """By number: the name of a field of bytes that is viewed, or the fields within a field that holds such fields."""
@@ -60,7 +60,7 @@ class Split(NamedTuple):
 def split(message: type[Message], data: bytes, fields: Fields) -> Split:
     """Takes a `message` apart; its unknown fields are dropped.
 
-    Raises DecodeError for bytes that are none, InvalidArgument beyond the bounds above.
+    Raises DecodeError for other bytes, InvalidArgument beyond the bounds above.
     """
     splitter = _Splitter(data)
     try:
@@ -90,8 +90,7 @@ def wire_bytes(wire: Iterable[Part]) -> int:
 
 
 async def join(wire: Wire, size_bytes: int) -> bytes:
-    """Returns a message of `size_bytes` in one piece; a large one is put together on a thread, without the
-    interpreter's lock."""
+    """Returns a message of `size_bytes` in one piece; a large one is joined on a thread, without Python's lock."""
     if size_bytes <= MAX_INLINE_BYTES:
         return b"".join(wire)
     return await asyncio.to_thread(lambda: b"".join(_as_bytes(wire)))

@@ -27,10 +27,10 @@ async def refuse(context: Context, error: Exception) -> NoReturn:
 
 
 def explain(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Returns the status and the message for a client; what is not ours to explain goes to the log.
+    """Returns the status and the message for a client; an unexpected error is logged.
 
-    Clears the tracebacks, those of its causes as well: their frames hold the request's images, some of them in cycles
-    with the error, and a hundred refused requests must not keep theirs until the collector comes by.
+    Clears its traceback and those of its causes: their frames hold the request's images, some of them in cycles
+    with the error, and a hundred refused requests must not keep theirs until the next garbage collection.
     """
     if not isinstance(error, XlaserveError):
         log.error("unexpected error", exc_info=error)

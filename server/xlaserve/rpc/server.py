@@ -15,7 +15,7 @@ from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.rpc import debugging, handlers, vision_messages
 from xlaserve.rpc.admin import Admin
-from xlaserve.rpc.admission import RPC_TASK, Admission
+from xlaserve.rpc.admission import RPC_TASK, CallAdmission
 from xlaserve.rpc.hang_up import close_connections, hang_up
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.infer_message import InferMessages
@@ -45,7 +45,9 @@ RETRY_S: Final = 0.05
 ACCEPTING: Final = "_server_main_loop"
 """What grpcio 1.85 calls the coroutine that accepts calls."""
 _OF_CLIENTS: Final = (
-    *("codec can't decode byte", "UnicodeDecodeError", "Invalid encoding on"),
+    "codec can't decode byte",
+    "UnicodeDecodeError",
+    "Invalid encoding on",
     "ExecuteBatchError raised in core",  # a client that hung up as its answer left
 )
 """What grpcio and asyncio log as errors, with a traceback, though clients alone cause it."""
@@ -77,8 +79,8 @@ class GrpcServer:
         self._on_crash = on_crash
         self._intake = intake
         self._admissions = handlers.Admissions(
-            calls=Admission(settings.max_concurrent_calls, settings.max_transfer_s, CROWDED_TRANSFER_S),
-            probes=Admission(MAX_PROBES, settings.max_transfer_s, CROWDED_PROBE_S),
+            calls=CallAdmission(settings.max_concurrent_calls, settings.max_transfer_s, CROWDED_TRANSFER_S),
+            probes=CallAdmission(MAX_PROBES, settings.max_transfer_s, CROWDED_PROBE_S, limit="probes"),
         )
         self._server = self._build()
         self._is_stopping = False
@@ -166,9 +168,9 @@ class GrpcServer:
             if self._is_stopping:
                 return
             if isinstance(reason, UnicodeDecodeError):
-                log.warning("a call whose path is no UTF-8 ended gRPC, and what was under way with it; listening again")
+                log.warning("a call whose path is no UTF-8 ended gRPC and all calls in flight; listening again")
             else:
-                log.error("gRPC ended, and what was under way with it; listening again", exc_info=reason)
+                log.error("gRPC ended, and with it all calls in flight; listening again", exc_info=reason)
             try:
                 async with asyncio.timeout(LISTEN_AGAIN_S):
                     await self._replace(port)

@@ -41,7 +41,7 @@ OUTPUT_FIELDS: Final = {
 """By an output's NumPy type: its datatype, and the field of `contents` that holds it."""
 MAX_TYPED_VALUES: Final = 2**21
 """Values in one request's `contents`."""
-MAX_INLINE_VALUES: Final = 2**19
+MAX_INLINE_PIXEL_VALUES: Final = 2**19
 """INT32 and FP32 pixels become levels at about a nanosecond each. More are left to a thread."""
 MAX_INLINE_VARINT_BYTES: Final = 2**16
 """INT32 and UINT8 pixels in `contents` become an array at up to ten nanoseconds a byte. More are left to a thread."""
@@ -65,8 +65,8 @@ def images_of(
     FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`.
     """
     head = request.head
-    if head.pixels_shape is not None:
-        return np.ndarray(head.pixels_shape, np.uint8, request.raw[0])
+    if head.known_shape is not None:
+        return np.ndarray(head.known_shape, np.uint8, request.raw[0])
     tensors = head.fields.inputs
     if len(tensors) != 1:
         names = ", ".join(repr(tensor.name[:64]) for tensor in tensors[:8]) or "none"
@@ -89,10 +89,10 @@ def images_of(
             return Pending(pixels, pixel_range or default_range)
         if pixels.dtype == np.uint8:
             levels = check_pixels(pixels)
-            if raw:  # of which there are as many bytes in every message with this head
-                head.pixels_shape = levels.shape
+            if raw:
+                head.remember_shape(levels.shape)
             return levels
-        if pixels.size <= MAX_INLINE_VALUES:
+        if pixels.size <= MAX_INLINE_PIXEL_VALUES:
             return check_pixels(pixels, pixel_range or default_range)
         return Pending(pixels, pixel_range or default_range)
     if tensor.name == IMAGE:

@@ -1,4 +1,4 @@
-"""The typed API: wire messages to domain requests and back."""
+"""The typed API: wire messages to `pipeline.Request` and `pipeline.Answer` to wire messages."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class VisionMessage(NamedTuple, Generic[FieldsT]):
     """A request as it arrived."""
 
     fields: FieldsT
-    """Everything but what is viewed, which may be empty in it."""
+    """All of the message but what is viewed, which may be missing here."""
     images: Sequence[Encoded]
     rgb: Encoded | None
     """Data of `pixels`, where it is viewed."""
@@ -85,7 +85,7 @@ class Response(NamedTuple):
 
 
 def view(message: type[FieldsT], data: bytes) -> VisionMessage[FieldsT] | None:
-    """Returns the request, None where `data` is none. Raises InvalidArgument where it is beyond all bounds."""
+    """Returns the request, None where `data` can't be parsed. Raises InvalidArgument beyond a bound of `parts`."""
     try:
         if len(data) >= LARGE_BYTES:
             rest, views = parts.split(message, data, _VIEWED)
@@ -102,18 +102,18 @@ PARSERS: Final[dict[str, Callable[[bytes], object | None]]] = {
     "SegmentRequest": partial(view, pb.SegmentRequest),
     "EmbedRequest": partial(view, pb.EmbedRequest),
 }
-"""By the messages of inference methods, which have their images and pixels in the same fields."""
+"""By message: inference methods, whose images and pixels are in fields of the same numbers."""
 
 
 def parse_classify(request: VisionMessage[pb.ClassifyRequest], served: Served, deadline: float) -> Request:
-    """Returns the domain's request. Raises InvalidArgument, as the others do."""
+    """Returns the `pipeline.Request`. Raises InvalidArgument, as the others do."""
     task = _task(served, Classification)
     top_k = request.fields.top_k
     if top_k < 0:
         raise InvalidArgument("top_k", f"a number of classes, or 0 for {DEFAULT_TOP_K}", top_k)
     parsed = _request(request, deadline)
     kept = min(top_k or DEFAULT_TOP_K, task.classes)
-    if is_brief(parsed.images, kept, task.classes):
+    if fits_inline(parsed.images, kept, task.classes):
         return parsed
     return parsed._replace(rendering=Likeliest(kept))
 
@@ -169,7 +169,7 @@ def classifications(request: pb.ClassifyRequest, served: Served, answer: Answer)
 
 
 def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadline: float) -> Request:
-    """Returns the domain's request."""
+    """Returns the `pipeline.Request`."""
     task = _task(served, Detection)
     fields = request.fields
     if not math.isfinite(fields.min_score):
@@ -236,7 +236,7 @@ def _head(index: int, label: str) -> bytes:
 def parse_segment(
     request: VisionMessage[pb.SegmentRequest], served: Served, deadline: float, max_bytes: int
 ) -> Request:
-    """Returns the domain's request, whose maps may be of `max_bytes` together."""
+    """Returns the `pipeline.Request`, whose maps may have `max_bytes` together."""
     _task(served, Segmentation)
     fields = request.fields
     if fields.encoding not in pb.SegmentRequest.Encoding.values():
@@ -293,7 +293,7 @@ class ClassMaps(NamedTuple):
 
 
 def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadline: float) -> Request:
-    """Returns the domain's request."""
+    """Returns the `pipeline.Request`."""
     _task(served, Embedding)
     return _request(request, deadline)
 
@@ -322,7 +322,7 @@ def _task(served: Served, kind: type[TaskT]) -> TaskT:
     raise InvalidArgument("model", f"a model for {kind.name}", got)
 
 
-def is_brief(images: Sized, k: int, classes: int) -> bool:
+def fits_inline(images: Sized, k: int, classes: int) -> bool:
     """Whether the `k` likeliest of `classes` classes of each image are found and written on the event loop."""
     return len(images) * (k * CATEGORY_US + classes * SORT_US) <= MAX_INLINE_US
 

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import VirtualTimeLoop
 
 from xlaserve.errors import QueueFull
-from xlaserve.rpc.admission import LOOK_S, Admission, Call, current_call
+from xlaserve.rpc.admission import STALL_CHECK_S, CallAdmission, CallTask, current_call
 
 
 class House:
@@ -17,12 +17,12 @@ class House:
 
     def __init__(self, places: int, max_transfer_s: float = 100.0, crowded_transfer_s: float = 10.0) -> None:
         clock = asyncio.get_running_loop().time
-        self.ended: list[Call] = []
-        self.admission = Admission(places, max_transfer_s, crowded_transfer_s, clock, self._end)
+        self.ended: list[CallTask] = []
+        self.admission = CallAdmission(places, max_transfer_s, crowded_transfer_s, clock, self._end)
 
-    async def enter(self) -> Call:
+    async def enter(self) -> CallTask:
         """Returns a call that was admitted. Raises QueueFull."""
-        admitted: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        admitted: asyncio.Future[CallTask] = asyncio.get_running_loop().create_future()
 
         async def call() -> None:
             try:
@@ -36,13 +36,13 @@ class House:
         self._last = asyncio.create_task(call())
         return await admitted
 
-    def _end(self, calls: Collection[Call]) -> None:
+    def _end(self, calls: Collection[CallTask]) -> None:
         self.ended += calls
         for call in calls:
             call.cancel()
 
 
-async def leave(*calls: Call) -> None:
+async def leave(*calls: CallTask) -> None:
     for call in calls:
         call.cancel()
     await asyncio.wait(calls)
@@ -52,7 +52,7 @@ async def leave(*calls: Call) -> None:
 async def test_places_are_bounded_and_free_again_when_calls_end(virtual_time: VirtualTimeLoop) -> None:
     house = House(places=2)
     first, second = await house.enter(), await house.enter()
-    with pytest.raises(QueueFull, match="2 calls are under way, the most at a time"):
+    with pytest.raises(QueueFull, match="max_concurrent_calls: expected at most 2 calls at a time"):
         await house.enter()
     await leave(first)
     await house.enter()
@@ -72,7 +72,7 @@ async def test_a_transfer_is_ended_after_its_time_and_work_and_idleness_are_not(
     house.admission.transfer(answered)
     await asyncio.sleep(39.5)
     assert not house.ended
-    await asyncio.sleep(LOOK_S)
+    await asyncio.sleep(STALL_CHECK_S)
     assert house.ended == [arriving]
     await asyncio.sleep(60)
     assert house.ended == [arriving, answered]
@@ -125,8 +125,8 @@ async def test_nothing_is_checked_while_there_are_no_calls(virtual_time: Virtual
     await leave(await house.enter(), await house.enter())
     moments: list[float] = []
     virtual_time.when_quiet.append(lambda: moments.append(virtual_time.time()))
-    await asyncio.sleep(100 * LOOK_S)
+    await asyncio.sleep(100 * STALL_CHECK_S)
     assert len(moments) == 2
     late = await house.enter()
-    await asyncio.sleep(100 + LOOK_S)
+    await asyncio.sleep(100 + STALL_CHECK_S)
     assert house.ended == [late]

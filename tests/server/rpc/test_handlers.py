@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from xlaserve.errors import ModelNotFound
-from xlaserve.rpc import handlers, parts
-from xlaserve.rpc.admission import Admission
+from xlaserve.rpc import handlers, parts, streaming
+from xlaserve.rpc.admission import CallAdmission
 from xlaserve.rpc.handlers import Admissions
 from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.intake import Intake
@@ -99,7 +99,7 @@ async def call(handler: Any, context: Context) -> Any:
 
 
 def admit(max_calls: int = 100, max_transfer_s: float = 100.0, crowded_s: float = 10.0) -> Admissions:
-    return Admissions(*(Admission(max_calls, max_transfer_s, crowded_s) for _ in Admissions._fields))
+    return Admissions(*(CallAdmission(max_calls, max_transfer_s, crowded_s) for _ in Admissions._fields))
 
 
 def add(service: Any, servicer: Any, intake: Intake, **options: Any) -> dict[str, Any]:
@@ -320,15 +320,15 @@ async def test_a_client_that_has_gone_is_not_answered(intake: Intake) -> None:
 
 
 async def test_a_stream_that_is_not_read_reads_no_further(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "STREAM_BYTES", 1000)
+    monkeypatch.setattr(streaming, "STREAM_BYTES", 1000)
     sent = [oip_pb2.ModelInferRequest(id="m" * 400).SerializeToString()] * 10
     context = Context(*sent)
     seen = asyncio.Event()
-    messages: list[handlers.Messages] = []
+    messages: list[streaming.Messages] = []
 
     class Reads:
         async def ModelStreamInfer(  # noqa: N802 - named as in the contract
-            self, requests: handlers.Messages, context: Any
+            self, requests: streaming.Messages, context: Any
         ) -> None:
             messages.append(requests)
             async for _, size_bytes in requests:

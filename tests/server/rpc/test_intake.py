@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from xlaserve.errors import QueueFull
-from xlaserve.rpc.intake import LOOK_S, Intake
+from xlaserve.rpc.intake import MEMORY_CHECK_S, Intake
 
 
 class Client:
@@ -72,7 +72,7 @@ async def test_what_is_held_is_bounded(host: Host) -> None:
 async def test_any_number_arrive_while_there_is_memory(host: Host) -> None:
     host.resident_bytes = 599
     calls = [host.receive() for _ in range(100)]
-    await asyncio.sleep(3 * LOOK_S)
+    await asyncio.sleep(3 * MEMORY_CHECK_S)
     assert host.looks >= 2
     for client, _ in calls:
         client.sent.set_result(b"data")
@@ -93,7 +93,7 @@ async def test_where_memory_is_short_those_that_take_longest_are_refused_and_new
     calls = [host.receive() for _ in range(10)]
     await settle()
     host.resident_bytes = 600
-    await asyncio.sleep(3 * LOOK_S)
+    await asyncio.sleep(3 * MEMORY_CHECK_S)
     for _, task in calls[:6]:
         with pytest.raises(QueueFull, match="short of memory"):
             await task
@@ -136,7 +136,7 @@ async def test_the_process_is_looked_at_no_more_once_the_crowd_has_gone(host: Ho
     await settle()
     for client, _ in calls:
         client.sent.set_result(b"data")
-    await asyncio.sleep(2 * LOOK_S)
+    await asyncio.sleep(2 * MEMORY_CHECK_S)
     looks = host.looks
-    await asyncio.sleep(3 * LOOK_S)
+    await asyncio.sleep(3 * MEMORY_CHECK_S)
     assert host.looks == looks

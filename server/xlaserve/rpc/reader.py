@@ -1,0 +1,83 @@
+"""How a method's messages come in: received, counted by the intake, parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from xlaserve.errors import QueueFull, XlaserveError
+from xlaserve.rpc import parts
+from xlaserve.rpc.admission import CallAdmission
+from xlaserve.rpc.context import Context
+from xlaserve.rpc.intake import Intake
+from xlaserve.rpc.parts import LARGE_BYTES
+from xlaserve.rpc.refusal import no_message
+from xlaserve.status import status_of
+
+Parser = Callable[[bytes], object | None]
+"""Returns a method's message, None for bytes that can't be parsed. Raises InvalidArgument beyond a bound of `parts`."""
+
+
+def parser_of(message: type[Message]) -> Parser:
+    """Returns a parser that takes large messages apart, so that protobuf sees no unknown field of theirs."""
+    parse = message.FromString
+
+    def parse_or_none(data: bytes) -> Message | None:
+        try:
+            return parse(data if len(data) < LARGE_BYTES else parts.split(message, data, {}).rest)
+        except DecodeError:
+            return None
+
+    return parse_or_none
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReader:
+    """Reads the messages of one method."""
+
+    intake: Intake
+    admission: CallAdmission
+    parse: Parser
+    on_refused: Callable[[str], None]
+    """Called with the status of each message that is refused."""
+
+    async def receive(self, context: Context) -> Any:
+        """Returns the call's next message as bytes, `grpc.aio.EOF` at the end. Raises QueueFull."""
+        try:
+            return await self.intake.receive(context)
+        except XlaserveError as error:
+            self._note_refusal(error)
+            raise
+
+    def admit(self, data: bytes) -> tuple[Any, int]:
+        """Returns what `parse` does, and the message's size, which the intake counts until its `release`.
+
+        Raises QueueFull and what `parse` raises.
+        """
+        counted_bytes = 0
+        try:
+            self.intake.take(len(data))
+            counted_bytes = len(data)
+            return self.parse(data), counted_bytes
+        except BaseException as error:
+            self.intake.release(counted_bytes)
+            self._note_refusal(error)
+            raise
+
+    def parse_unary(self, data: bytes) -> tuple[Any, int]:
+        """Returns a unary call's message as `admit` does; raises InvalidArgument for bytes that can't be parsed."""
+        message, size_bytes = self.admit(data)
+        if message is None:
+            self.intake.release(size_bytes)
+            raise no_message()
+        return message, size_bytes
+
+    def _note_refusal(self, error: BaseException) -> None:
+        """Counts a message that is refused. Where that is for lack of room, stalled calls are ended to make some."""
+        if isinstance(error, QueueFull):
+            self.admission.make_room()
+        if isinstance(error, XlaserveError):
+            self.on_refused(status_of(error)[0].grpc)
