@@ -67,7 +67,7 @@ class _Selector(selectors.SelectSelector):
 
 def outputs_of(result: Result) -> Outputs:
     """Returns the outputs of all of a job's images, in their order."""
-    parts = sorted(result.parts, key=lambda part: part.rows[0])
+    parts = sorted(result.batches, key=lambda part: part.rows[0])
     assert [row for part in parts for row in part.rows] == list(range(parts[-1].rows[-1] + 1))
     return tuple(np.concatenate(outputs) for outputs in zip(*(part.outputs for part in parts), strict=True))
 

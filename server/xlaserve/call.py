@@ -29,12 +29,12 @@ def shutting_down() -> ShuttingDown:
 
 @dataclass(eq=False)
 class Calls:
-    """The inference requests under way, of all protocols. `clock` is the pipeline's."""
+    """The inference requests in flight, of all protocols. `clock` is the pipeline's."""
 
     repository: Repository
     metrics: Metrics
     clock: Callable[[], float]
-    under_way: int = 0
+    in_flight: int = 0
     """Requests that were accepted and not yet answered."""
 
     def __post_init__(self) -> None:
@@ -62,15 +62,15 @@ class Calls:
         return Call(self, method, served, deadline, began)
 
     def leave(self) -> None:
-        """Counts a request as no longer under way."""
-        self.under_way -= 1
-        if self._is_draining and not self.under_way:
+        """Counts a request as no longer in flight."""
+        self.in_flight -= 1
+        if self._is_draining and not self.in_flight:
             self._idle.set()
 
     async def drain(self) -> None:
         """Refuses new requests and returns once the accepted ones are answered."""
         self._is_draining = True
-        if self.under_way:
+        if self.in_flight:
             await self._idle.wait()
 
     async def quiet(self, quiet_s: float) -> None:
@@ -91,7 +91,7 @@ class Calls:
         mode: str = "",
         seconds: float = 0.0,
     ) -> None:
-        """Counts a request that failed after `seconds`, in one of the model's modes, if it came so far."""
+        """Counts a request that failed after `seconds`. `mode` is empty where it failed before its mode was known."""
         status = CANCELLED if isinstance(error, asyncio.CancelledError) else status_of(error)[0].grpc
         try:
             known = version or self.repository.find(model)
@@ -102,13 +102,16 @@ class Calls:
             known.telemetry.request_failed(method, mode, status, seconds)
         log.debug(
             "%s model=%s %s %.2f ms",
-            *(method, model, status, seconds * 1000),
+            method,
+            model,
+            status,
+            seconds * 1000,
             extra={"method": method, "model": model, "status": status, "total_s": seconds},
         )
 
 
 class Call:
-    """One request under way. An error that leaves its `with` block is counted as its failure."""
+    """One request in flight. An error that leaves its `with` block is counted as its failure."""
 
     __slots__ = ("_answer", "_calls", "_method", "began", "deadline", "request", "served")
 
@@ -120,15 +123,15 @@ class Call:
         self.began = began
         """When it began, in seconds of the clock, as `deadline` is."""
         self.request: Request | None = None
-        """What it asks for, once that is known."""
+        """The request, once it is parsed."""
         self._answer: Answer | None = None
 
     def __enter__(self) -> Self:
-        self._calls.under_way += 1
+        self._calls.in_flight += 1
         return self
 
     def end(self, answer: Answer) -> Timings:
-        """Notes `answer` as that of the response to be sent, and returns where the time went."""
+        """Takes `answer` for the outcome of the call, and returns its timings, which are complete now."""
         timings = answer.timings
         now = self._calls.clock()
         timings.encode_s += now - answer.at
@@ -165,7 +168,11 @@ class Call:
         name, timings = self.served.settings.name, answer.timings
         log.debug(
             "%s model=%s mode=%s images=%d OK %.2f ms",
-            *(self._method, name, answer.mode, answer.images, timings.total_s * 1000),
+            self._method,
+            name,
+            answer.mode,
+            answer.images,
+            timings.total_s * 1000,
             extra={
                 "method": self._method,
                 "model": name,

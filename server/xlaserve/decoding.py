@@ -1,13 +1,13 @@
 """Threads that decode and render for several models, in turns.
 
-Models share the threads by start-time fair queueing, as they share the device (see `engine.lanes`): each image advances
-its model's virtual time by the CPU seconds that it takes, and a free thread takes an image of the model whose virtual
-time is least. Within a model what is rendered goes before what is decoded, as it is nearly done, and requests are
-served in their order.
+Models share the threads by start-time fair queueing, as they share the device (see `engine.batching.lanes`): each
+image advances its model's virtual time by the CPU seconds that it takes, and a free thread takes an image of the model
+whose virtual time is least. Within a model rendering goes before decoding, as such requests are nearly done, and
+requests are served in their order.
 
 The worst case: an image of a model that was idle waits until a thread is free, which is at most the rest of one image,
 and then for at most one image of each other model that has work waiting, however long their queues are. A large image
-may wait in addition until the images under way have given their memory back.
+may wait in addition until the images in flight have given their memory back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from xlaserve.errors import DeadlineExceeded
 Made = TypeVar("Made")
 
 FRESH: Final = 0.1
-"""Weight of the last image in what a model's next one is expected to take."""
+"""Weight of the latest image in the expected time of a model's next one."""
 
 
 class Memory:
@@ -55,7 +55,7 @@ class Memory:
 
 
 class Rows:
-    """The rows of one request, each to be worked on once, in their order and side by side."""
+    """The rows of one request: each is worked on once; they start in order and run on several threads."""
 
     __slots__ = ("count", "deadline", "made", "model", "settle", "taken", "unfinished", "work")
 
@@ -66,7 +66,7 @@ class Rows:
         self.count = count
         self.deadline = deadline
         self.settle = settle
-        """Called on any thread: with None once every row is made, or with the error of one; at times more than once."""
+        """Called on any thread, perhaps more than once: with None once every row is made, or with an error."""
         self.made: list[Any] = [None] * count
         self.taken = 0
         self.unfinished = count
@@ -107,7 +107,7 @@ class Turns:
         model = rows.model = self._models.setdefault(name, _Model())
         if model not in self._busy:
             self._busy.add(model)
-            model.virtual_s = max(model.virtual_s, self._virtual_s)  # next, but without credit for its rest
+            model.virtual_s = max(model.virtual_s, self._virtual_s)  # next; idle time earns no credit
         (model.rendering if is_rendering else model.decoding).append(rows)
 
     def take(self) -> tuple[Rows, int, Callable[[float], None]] | None:
@@ -199,7 +199,7 @@ class DecodingThreads:
         return rows.made
 
     def stop(self) -> None:
-        """Ends each thread after the row that it is at; the others stay undone."""
+        """Ends each thread after its current row; rows that wait are dropped."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
@@ -226,7 +226,7 @@ class DecodingThreads:
                     self._turns.drop(rows)
             if error is not None or not rows.unfinished:
                 rows.settle(error)
-            del taken, rows, charge, error  # keeps nobody's images while it waits for the next
+            del taken, rows, charge, error  # no images are kept while this waits
 
     def _take(self) -> tuple[Rows, int, Callable[[float], None]] | None:
         with self._changed:

@@ -1,11 +1,11 @@
-"""A request's way, in one straight line: admitted, decoded, queued, run, rendered, and back."""
+"""The path of a request: admitted, decoded, queued, run, rendered."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Mode, PixelRange, Settings
 from xlaserve.decoding import DecodingThreads, Memory
-from xlaserve.engine.batching.queue import Part, Result
+from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, whole
@@ -40,7 +40,7 @@ class Rendering(Protocol):
 
 
 class Readable(Protocol):
-    """An array, or what becomes one. Plain data, which can be pickled."""
+    """An array, or what `numpy.asarray` makes one of. Plain data, which can be pickled."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Pixels that take too long for the event loop to be read and checked there."""
+    """Pixels that are read and checked on a thread, as that takes too long for the event loop."""
 
     pixels: Readable
     """`[n, height, width, 3]`, of another type than uint8."""
@@ -124,8 +124,7 @@ class Group(NamedTuple):
 
 
 class Pipeline:
-    """Runs requests on ready models. Decodes and renders on threads of its own, so that the event loop never does, with
-    models in turns."""
+    """Runs requests on ready models. Decodes and renders on threads of its own, where models take turns."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter) -> None:
         self._limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
@@ -133,53 +132,66 @@ class Pipeline:
         self._threads = DecodingThreads(settings.decode_threads or usable_cores(), clock)
         self.clock = clock
 
-    async def run(self, served: Served, request: Request) -> Answer:
+    def run(self, served: Served, request: Request) -> Coroutine[Any, Any, Answer]:
         """Returns the model's answer. Raises any RequestError, ModelError or OverloadError."""
-        mode = served.mode(request.mode)
         images = request.images
         if isinstance(images, (np.ndarray, Pending)):
-            size = images.shape[1:3]
-            if size not in served.sizes:
-                _check_without_buckets(served, images)
-            size_bytes = images.nbytes
-        else:
-            pixels = max(height * width for height, width in served.inputs)
-            size_bytes = len(images) * pixels * CHANNELS + sum(map(len, images))
-        batcher = served.batcher
-        batcher.admission.admit(len(images), size_bytes)
-        try:
-            rendered: list[Any] = []
-            frames: Sequence[Frame]
-            if isinstance(images, (np.ndarray, Pending)):
-                if isinstance(images, Pending):
-                    images = await self._checked(served, images, request.deadline)
-                if size not in served.sizes:
-                    assert served.background is not None
-                    mode = await served.background.open((size[0], size[1]), mode)
-                frames = [whole(*size)] * len(images)
-                result = await batcher.run(images, mode, request.deadline)
-            else:
-                began = self.clock()
-                groups, frames = await self._decode(images, served, request.deadline)
-                decode_s = self.clock() - began
-                result = await _run(served, groups, mode, request.deadline)
-                result.timings.decode_s = decode_s
-            parts, timings = result
-            if len(parts) == 1:
-                outputs = parts[0].outputs
-            else:
-                outputs = await self._put_together(served, len(images), parts, request.deadline)
-            if request.rendering:
-                began = self.clock()
-                rendered = await self._render(served, request, outputs, frames)
-                timings.encode_s = self.clock() - began
-        finally:
-            batcher.admission.leave(len(images), size_bytes)
-        return Answer(mode, len(images), outputs, frames, rendered, timings, self.clock())
+            return self._run_pixels(served, request, images)
+        return self._run_encoded(served, request, images)
 
     def stop(self) -> None:
         """Ends the decoding threads; what they have not begun is dropped."""
         self._threads.stop()
+
+    async def _run_pixels(self, served: Served, request: Request, images: Images | Pending) -> Answer:
+        mode, batcher = served.mode(request.mode), served.batcher
+        count, height, width, _ = images.shape
+        has_buckets = (height, width) in served.sizes
+        if not has_buckets:
+            _check_without_buckets(served, images)
+        size_bytes = images.nbytes
+        batcher.admission.admit(count, size_bytes)
+        try:
+            if isinstance(images, Pending):
+                images = await self._checked(served, images, request.deadline)
+            if not has_buckets:
+                assert served.background is not None
+                mode = await served.background.open((height, width), mode)
+            result = await batcher.run(images, mode, request.deadline)
+            return await self._answer(served, request, mode, [whole(height, width)] * count, result)
+        finally:
+            batcher.admission.leave(count, size_bytes)
+
+    async def _run_encoded(self, served: Served, request: Request, images: Sequence[Encoded]) -> Answer:
+        mode, admission = served.mode(request.mode), served.batcher.admission
+        pixels = max(height * width for height, width in served.inputs)
+        size_bytes = len(images) * pixels * CHANNELS + sum(map(len, images))
+        admission.admit(len(images), size_bytes)
+        try:
+            began = self.clock()
+            groups, frames = await self._decode(images, served, request.deadline)
+            decode_s = self.clock() - began
+            result = await _run_groups(served, groups, mode, request.deadline)
+            result.timings.decode_s = decode_s
+            return await self._answer(served, request, mode, frames, result)
+        finally:
+            admission.leave(len(images), size_bytes)
+
+    async def _answer(
+        self, served: Served, request: Request, mode: Mode, frames: Sequence[Frame], result: Result
+    ) -> Answer:
+        """Puts together what the batches gave, and renders it where the request names a rendering."""
+        batches, timings = result
+        if len(batches) == 1:
+            outputs = batches[0].outputs
+        else:
+            outputs = await self._put_together(served, len(frames), batches, request.deadline)
+        rendered: Sequence[Any] = ()
+        if request.rendering:
+            began = self.clock()
+            rendered = await self._render(served, request, outputs, frames)
+            timings.encode_s = self.clock() - began
+        return Answer(mode, len(frames), outputs, frames, rendered, timings, self.clock())
 
     async def _checked(self, served: Served, pending: Pending, deadline: float) -> Images:
         (images,) = await self._threads.map(served.settings.name, lambda row: pending.check(), 1, deadline)
@@ -188,11 +200,11 @@ class Pipeline:
     async def _decode(
         self, encoded: Sequence[Encoded], served: Served, deadline: float
     ) -> tuple[list[Group], Sequence[Frame]]:
-        """Returns the images as pixels, decoded side by side, and where in them they lie.
+        """Returns the images as pixels, decoded on several threads, and the frame of each.
 
-        Each goes to the resolution that suits it best; where outputs can't be of several, all to that of the first.
+        Each gets the resolution that suits it best; where outputs can't have several, all get that of the first.
         """
-        # Most are never written to, and take no memory.
+        # Unused arrays are never paged in.
         pixels = {size: np.empty((len(encoded), *size, CHANNELS), np.uint8) for size in served.inputs}
         place: Place = served.place
 
@@ -223,20 +235,20 @@ class Pipeline:
 
         return await self._threads.map(model, select, len(chosen), deadline), frames
 
-    async def _put_together(self, served: Served, images: int, parts: list[Part], deadline: float) -> Outputs:
-        """Returns the outputs of all images. Copies them on the threads where they are large, and empties `parts`."""
-        outputs = tuple(np.empty((images, *output.shape[1:]), output.dtype) for output in parts[0].outputs)
+    async def _put_together(self, served: Served, images: int, batches: list[BatchRows], deadline: float) -> Outputs:
+        """Returns the outputs of all images. Copies them on the threads where they are large, and empties `batches`."""
+        outputs = tuple(np.empty((images, *output.shape[1:]), output.dtype) for output in batches[0].outputs)
 
         def copy(index: int) -> None:
-            rows, of_part = parts.pop()
-            for output, part in zip(outputs, of_part, strict=True):
-                output[slice(rows.start, rows.stop) if isinstance(rows, range) else rows] = part
+            rows, of_batch = batches.pop()
+            for output, values in zip(outputs, of_batch, strict=True):
+                output[slice(rows.start, rows.stop) if isinstance(rows, range) else rows] = values
 
         if sum(output.nbytes for output in outputs) <= MAX_INLINE_BYTES:
-            for index in range(len(parts)):
+            for index in range(len(batches)):
                 copy(index)
         else:
-            await self._threads.map(served.settings.name, copy, len(parts), deadline, is_rendering=True)
+            await self._threads.map(served.settings.name, copy, len(batches), deadline, is_rendering=True)
         return outputs
 
     async def _render(self, served: Served, request: Request, outputs: Outputs, frames: Sequence[Frame]) -> list[Any]:
@@ -250,7 +262,7 @@ class Pipeline:
         return await self._threads.map(model, render_row, len(frames), request.deadline, is_rendering=True)
 
 
-async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: float) -> Result:
+async def _run_groups(served: Served, groups: Sequence[Group], mode: Mode, deadline: float) -> Result:
     """Returns what the batches gave, in any order, and the slowest stages; where one group fails, so do the others."""
     if len(groups) == 1:
         return await served.batcher.run(groups[0].pixels, mode, deadline)
@@ -261,9 +273,9 @@ async def _run(served: Served, groups: Sequence[Group], mode: Mode, deadline: fl
         for one in running:
             one.cancel()
     gathered = [
-        Part(group.rows[rows[0] : rows[-1] + 1], outputs)
+        BatchRows(group.rows[rows[0] : rows[-1] + 1], outputs)
         for group, result in zip(groups, results, strict=True)
-        for rows, outputs in result.parts
+        for rows, outputs in result.batches
     ]
     return Result(gathered, Timings.slowest(result.timings for result in results))
 

@@ -115,7 +115,7 @@ async def test_a_failure_is_counted_by_its_status_and_an_offered_mode(
         await world.ask(mode=mode)
     assert world.counted() == {labels: 1}
     assert world.version.telemetry.statistics.fail.count == 1
-    assert world.calls.under_way == 0
+    assert world.calls.in_flight == 0
 
 
 async def test_a_model_that_is_not_ready_is_counted_by_its_name_and_an_unknown_one_is_not(world: World) -> None:
@@ -133,7 +133,7 @@ async def test_draining_waits_for_what_is_under_way_and_refuses_what_comes(world
     world.hold = asyncio.Event()
     accepted = [asyncio.create_task(world.ask()) for _ in range(3)]
     await asyncio.sleep(0)
-    assert world.calls.under_way == 3
+    assert world.calls.in_flight == 3
     draining = asyncio.create_task(world.calls.drain())
     await asyncio.sleep(0)
     with pytest.raises(ShuttingDown):
@@ -168,5 +168,5 @@ async def test_a_cancelled_request_is_no_longer_under_way(world: World) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert world.calls.under_way == 0
+    assert world.calls.in_flight == 0
     assert world.counted() == {("digits", "xla", "CANCELLED"): 1}

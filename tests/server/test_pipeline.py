@@ -16,7 +16,7 @@ from tests.fakes import Clock
 
 from xlaserve import image, pipeline
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings, PixelRange, Settings
-from xlaserve.engine.batching.queue import Part, Result
+from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
 from xlaserve.frame import Frame, place, whole
@@ -63,7 +63,7 @@ class Batcher:
             raise self.error
         outputs = pixels[:, 0, 0, :1].astype(np.float32) * self.values
         bounds = sorted({0, *self.cuts, len(pixels)})
-        parts = [Part(range(start, stop), (outputs[start:stop],)) for start, stop in pairwise(bounds)]
+        parts = [BatchRows(range(start, stop), (outputs[start:stop],)) for start, stop in pairwise(bounds)]
         return Result(parts[::-1], Timings(queue_s=1.0, gather_s=2.0, execute_s=3.0))
 
 
@@ -398,8 +398,8 @@ async def test_large_outputs_of_several_batches_are_put_together_off_the_event_l
 
     async def run_watched(pixels: Images, mode: Mode, deadline: float) -> Result:
         result = await run(pixels, mode, deadline)
-        watched = [Part(rows, (cast(Any, Watched(outputs[0], threads)),)) for rows, outputs in result.parts]
-        return result._replace(parts=watched)
+        watched = [BatchRows(rows, (cast(Any, Watched(outputs[0], threads)),)) for rows, outputs in result.batches]
+        return result._replace(batches=watched)
 
     batcher.run = run_watched  # type: ignore[method-assign]
     encoded = [png(level, *sizes[level % len(sizes)]) for level in range(8)]

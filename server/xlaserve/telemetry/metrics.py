@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from xlaserve.telemetry.counts import LoopCounter, LoopHistogram
 
 SECONDS: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-IMAGES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BATCH_SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 WARM_UP: Final = "warm_up"
 BACKGROUND: Final = "background"
 EXPECTED: Final = "expected"
@@ -62,7 +62,7 @@ class Metrics:
         self.encode_s = histogram("encode_seconds", "Making the response.", ("model",))
         self.gather_s = histogram("gather_seconds", "Copying a batch together.", ("model",))
         self.execute_s = histogram("execute_seconds", "Running a batch.", ("model", "mode"))
-        self.batch_size = histogram("batch_size", "Real images in a batch.", ("model", "mode"), bounds=IMAGES)
+        self.batch_size = histogram("batch_size", "Real images in a batch.", ("model", "mode"), bounds=BATCH_SIZES)
         self.bucket_batches = counter(
             "bucket_batches", "Batches by the bucket they ran in.", ("model", "mode", "bucket")
         )

@@ -159,7 +159,7 @@ class House:
             result = await served.batcher.run(pixels, served.mode(""), NEVER)
         finally:
             served.batcher.admission.leave(images, images)
-        parts = sorted(result.parts, key=lambda part: part.rows[0])
+        parts = sorted(result.batches, key=lambda part: part.rows[0])
         return [int(answer) for part in parts for answer in part.outputs[0][:, 0]]
 
     def states(self, name: str = "a") -> list[State]:

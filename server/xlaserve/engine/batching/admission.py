@@ -9,7 +9,7 @@ from xlaserve.errors import InvalidArgument, ModelNotReady, QueueFull
 
 
 @dataclass(eq=False)
-class Admission:
+class ImageAdmission:
     """Bounds the requests of `model` that are decoded, wait or run. All methods run on the event loop."""
 
     model: str
@@ -38,12 +38,12 @@ class Admission:
         if self.images + images > self.max_images:
             raise QueueFull(
                 f"model {self.model}: {images} more images exceed max_queue_images {self.max_images};"
-                f" {self.images} are under way"
+                f" {self.images} are in flight"
             )
         if self.size_bytes + size_bytes > self.max_bytes:
             raise QueueFull(
                 f"model {self.model}: {size_bytes} more bytes exceed max_queue_bytes {self.max_bytes};"
-                f" {self.size_bytes} are under way"
+                f" {self.size_bytes} are in flight"
             )
         self.images += images
         self.size_bytes += size_bytes

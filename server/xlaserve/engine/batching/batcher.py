@@ -6,7 +6,7 @@ deadline, or its own cancellation.
 Only images of one mode and resolution share a batch, so a model has a queue for each. They share its turns as models
 share the device, by start-time fair queueing (see `lanes`): each batch advances its queue's virtual time by what it
 takes, and the queue with the least is next. So a flood in one resolution holds up an image of another, whose queue was
-empty, only by the batches that were under way (one on each lane and the one that is gathered ahead), and by one batch
+empty, only by the batches that were in flight (one on each lane and the one that is gathered ahead), and by one batch
 of each resolution more.
 """
 
@@ -22,10 +22,10 @@ from functools import partial
 from typing import Final, Protocol
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.batching.admission import Admission
+from xlaserve.engine.batching.admission import ImageAdmission
 from xlaserve.engine.batching.costs import Costs
 from xlaserve.engine.batching.lanes import Lanes, Share
-from xlaserve.engine.batching.queue import Job, Part, Piece, Queue, Result, Shape, Taken, cut, fail, scatter
+from xlaserve.engine.batching.queue import BatchRows, Job, Piece, Queue, Result, Shape, TakenBatch, cut, fail, scatter
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import Demand, note
 from xlaserve.engine.buckets.planner import Cost, Step
@@ -71,7 +71,7 @@ class Batcher:
     on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None
 
     def __post_init__(self, programs: Mapping[tuple[Mode, Bucket], Warmed], max_images: int, max_bytes: int) -> None:
-        self.admission = Admission(self.name, max_images, max_bytes)
+        self.admission = ImageAdmission(self.name, max_images, max_bytes)
         self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
         """The demand by height and width, of all modes together."""
         self._programs: dict[tuple[Mode, Bucket], Warmed] = {}
@@ -124,7 +124,7 @@ class Batcher:
         job = Job(queue, pixels, deadline, self.clock(), self._loop.create_future())
         self._unsettled.add(job)
         if not queue.jobs:
-            queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next, but without credit for its rest
+            queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next; idle time earns no credit
         queue.append(job)
         try:
             self._changed.set()
@@ -212,7 +212,7 @@ class Batcher:
         self.lanes.release()
         self._observe(mode, bucket, images, run)
         if isinstance(run, Run):
-            return Result([Part(range(images), run.outputs)], Timings(execute_s=execute_s))
+            return Result([BatchRows(range(images), run.outputs)], Timings(execute_s=execute_s))
         raise ExecutionFailed(f"model {self.name} could not run this batch") from run
 
     def _start_batch(self) -> bool:
@@ -249,18 +249,18 @@ class Batcher:
         self._submit(taken)
         return True
 
-    def _planned(self, queue: Queue, waiting: int, now: float) -> tuple[Step, Taken]:
+    def _planned(self, queue: Queue, waiting: int, now: float) -> tuple[Step, TakenBatch]:
         """Returns the step to start now with `waiting` images, and its batch, which is charged."""
         busy = self.lanes.busy
         step = queue.costs.planner.next_step(waiting, self.lanes.count - busy, busy)
         _, height, width = queue.shape
         expected_s = queue.costs.turn_s(step.bucket, busy + 1)
-        taken = Taken(queue, Bucket(step.bucket, height, width), now, busy + 1, expected_s)
+        taken = TakenBatch(queue, Bucket(step.bucket, height, width), now, busy + 1, expected_s)
         self._virtual_s = max(self._virtual_s, queue.virtual_s)
         self._charge(queue, taken.expected_s)
         return step, taken
 
-    def _submit(self, taken: Taken) -> None:
+    def _submit(self, taken: TakenBatch) -> None:
         try:
             for job, start, _ in taken.pieces:
                 if start == 0:
@@ -273,7 +273,7 @@ class Batcher:
             self._finish(taken, error)
 
     def _charge(self, queue: Queue, seconds: float) -> None:
-        """Counts what a batch is expected to take, and later what it took more, or less."""
+        """Counts the seconds that a batch is expected to take, and later the difference from what it took."""
         self._share.virtual_s += seconds
         queue.virtual_s += seconds
 
@@ -292,10 +292,10 @@ class Batcher:
             queue.costs.doubt()
         fail(late, DeadlineExceeded, f"model {self.name}: the deadline passed while the request waited")
 
-    def _finish(self, taken: Taken, run: Run | BaseException) -> None:
+    def _finish(self, taken: TakenBatch, run: Run | BaseException) -> None:
         """Settles the jobs of a batch, charges what it took and gives its lane back. Raises nothing.
 
-        One that failed stays charged with what it should have taken.
+        A batch that failed stays charged with its expected seconds.
         """
         is_again = False
         # Jobs are settled first, so that no observer can prevent it.
@@ -317,7 +317,7 @@ class Batcher:
             self.lanes.release()
         self._observe(taken.mode, taken.bucket, taken.images, run)
 
-    def _has_smaller(self, taken: Taken) -> bool:
+    def _has_smaller(self, taken: TakenBatch) -> bool:
         """Returns whether a batch that the device's memory did not hold has smaller buckets; only those go on."""
         mode, height, width = taken.queue.shape
         if retired := taken.queue.costs.retire(taken.bucket.batch):
@@ -325,7 +325,7 @@ class Batcher:
         return taken.queue.costs.smallest < taken.bucket.batch
 
     def _observe(self, mode: Mode, bucket: Bucket, images: int, run: Run | BaseException) -> None:
-        """Tells the observer and the log what came of a batch. Raises nothing."""
+        """Tells the observer and the log the outcome of a batch. Raises nothing."""
         try:
             if isinstance(run, Run):
                 self.observer.batch_ran(mode, bucket, images, run)
@@ -335,7 +335,7 @@ class Batcher:
         except Exception:
             log.exception("model %s: a batch in %s %s could not be observed", self.name, mode, bucket)
 
-    def _account(self, taken: Taken, run: Run) -> None:
+    def _account(self, taken: TakenBatch, run: Run) -> None:
         now = self.clock()
         turn_s = now - taken.at - run.wait_s
         self._charge(taken.queue, turn_s - taken.expected_s)

@@ -23,7 +23,7 @@ NEWEST: Final = 1 / 8
 """The part of an estimate that the newest batch makes."""
 
 MAX_JUMP: Final = 1.5
-"""A batch counts as at most this many times dearer, or cheaper, than its estimate: a single one moves that by 6 %."""
+"""A batch counts as at most this factor above or below its estimate: a single one moves that by 6 %."""
 
 DRIFT: Final = 0.1
 """Plans are made again when an estimate has moved by this part since the last one."""
@@ -78,7 +78,7 @@ class Costs:
         return self._planner
 
     def retire(self, batch: int) -> list[int]:
-        """Plans without the buckets from `batch` on, unless there is none smaller. Returns those that went."""
+        """Plans without the buckets from `batch` on, unless there is none smaller. Returns those that were removed."""
         retired = [bucket for bucket in self._warmed if bucket >= batch]
         if len(retired) == len(self._warmed):
             return []
@@ -127,7 +127,7 @@ class Costs:
         """Guesses again what the buckets take that have not run since the last plan.
 
         Otherwise one that was slow for a while would never be tried again. The buckets that ran show how the machine
-        has changed since warm-up. Where they are dearer, the cause may be those buckets alone, so half of it counts.
+        has changed since warm-up. Where they take longer, the cause may be those buckets alone, so half of it counts.
         """
         changes = [[now / then for now, then in zip(self._turns[b], self._seed(b), strict=True)] for b in self._seen]
         factors = [statistics.geometric_mean(ends) for ends in zip(*changes, strict=True)]

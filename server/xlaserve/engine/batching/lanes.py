@@ -19,13 +19,13 @@ class Share:
     is_full: Callable[[], bool]
     """Whether its next batch gains nothing by waiting for more images."""
     virtual_s: float = 0.0
-    """Seconds of its batches: what each should take when it begins, and what it took more, or less, when it ends."""
+    """Seconds of its batches: what each is expected to take when it begins, corrected when it ends."""
 
 
 class Lanes:
     """Grants lanes to shares. All methods run on one event loop.
 
-    In addition to the batches in the `count` lanes, `ahead` more may be under way, one for each device that has some of
+    In addition to the batches in the `count` lanes, `ahead` more may be in flight, one for each device that has some of
     the lanes, so that they are gathered while the others run. These places are only given to full batches: any other
     would gain by waiting for more images until a lane is free. They let nobody jump the queue: while a batch that is
     not full is next, they stay empty.
@@ -36,14 +36,14 @@ class Lanes:
             raise ValueError(f"a device has at least one lane, got {count}")
         self.count = count
         self._places = count + ahead
-        self._under_way = 0
+        self._in_flight = 0
         self._virtual_s = 0.0
         self._waiting: dict[Share, asyncio.Future[None]] = {}
 
     @property
     def busy(self) -> int:
         """Lanes that run a batch of somebody else's, as seen by a share that has just acquired one."""
-        return min(self._under_way, self.count) - 1
+        return min(self._in_flight, self.count) - 1
 
     async def acquire(self, share: Share) -> None:
         """Waits for the turn of `share`. Every return is answered by one `release`.
@@ -60,7 +60,7 @@ class Lanes:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():  # granted, and nobody is left to give it back
-                self._under_way -= 1
+                self._in_flight -= 1
             raise
         finally:
             del self._waiting[share]
@@ -68,15 +68,15 @@ class Lanes:
 
     def try_acquire(self, share: Share) -> bool:
         """Returns whether `share` got a lane at once, since one is free and nobody waits for it."""
-        if self._waiting or self._under_way >= self.count:
+        if self._waiting or self._in_flight >= self.count:
             return False
         share.virtual_s = self._virtual_s = max(share.virtual_s, self._virtual_s)
-        self._under_way += 1
+        self._in_flight += 1
         return True
 
     def release(self) -> None:
         """Gives a lane back: its batch has run, or there was none."""
-        self._under_way -= 1
+        self._in_flight -= 1
         self.grant()
 
     def grant(self) -> None:
@@ -85,13 +85,13 @@ class Lanes:
         One at a time: a share whose turn has come may want the next one too, and must not be passed over because it
         has yet to notice. Once it has, the next is handed out.
         """
-        if self._under_way >= self._places or not self._waiting:
+        if self._in_flight >= self._places or not self._waiting:
             return
         if any(turn.done() for turn in self._waiting.values()):
             return
         share = min(self._waiting, key=lambda share: share.virtual_s)
-        if self._under_way >= self.count and not share.is_full():
+        if self._in_flight >= self.count and not share.is_full():
             return
-        self._under_way += 1
+        self._in_flight += 1
         self._virtual_s = max(self._virtual_s, share.virtual_s)
         self._waiting[share].set_result(None)

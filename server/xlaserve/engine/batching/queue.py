@@ -22,7 +22,7 @@ Shape = tuple[Mode, int, int]
 """Mode, height and width: images share a batch only where all three agree."""
 
 
-class Part(NamedTuple):
+class BatchRows(NamedTuple):
     """What one batch gave for a job, or a request of several jobs."""
 
     rows: Sequence[int]
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 class Result(NamedTuple):
     """A job's answer, and where its time went."""
 
-    parts: list[Part]
+    batches: list[BatchRows]
     """One where the job was not split; several come in any order, as putting them together may take long."""
     timings: Timings
 
@@ -52,7 +52,7 @@ class Job:
     """Images that have left the queue."""
     answered: int = 0
     """Images whose outputs are there."""
-    parts: list[Part] = field(default_factory=list)
+    batches: list[BatchRows] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
 
     @property
@@ -126,7 +126,7 @@ class Queue:
 
 
 @dataclass(eq=False, slots=True)
-class Taken:
+class TakenBatch:
     """A batch that left its queue."""
 
     queue: Queue
@@ -183,9 +183,9 @@ def scatter(pieces: Sequence[Piece], run: Run) -> None:
         outputs = tuple(output[row:stop_row] for output in run.outputs)
         if any(len(output) != stop - start for output in outputs):
             raise ValueError(f"a batch gave too few rows for {stop - start} images")
-        if job.parts and _kinds(outputs) != _kinds(job.parts[0].outputs):
-            raise ValueError(f"a batch gave {_kinds(outputs)}, another {_kinds(job.parts[0].outputs)}")
-        job.parts.append(Part(range(start, stop), outputs))
+        if job.batches and _kinds(outputs) != _kinds(job.batches[0].outputs):
+            raise ValueError(f"a batch gave {_kinds(outputs)}, another {_kinds(job.batches[0].outputs)}")
+        job.batches.append(BatchRows(range(start, stop), outputs))
         job.answered += stop - start
         timings = job.timings
         timings.gather_s = max(timings.gather_s, run.gather_s)
@@ -193,7 +193,7 @@ def scatter(pieces: Sequence[Piece], run: Run) -> None:
         if start == 0:
             timings.queue_s += run.wait_s
         if job.answered == len(job.pixels):
-            job.settled.set_result(Result(job.parts, timings))
+            job.settled.set_result(Result(job.batches, timings))
 
 
 def _kinds(outputs: Outputs) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:

@@ -65,7 +65,7 @@ class Worker:
             thread.start()
 
     def reserve(self, buckets: Iterable[Bucket]) -> None:
-        """Allocates what batches of `buckets` are gathered into: a buffer for each batch that may be under way.
+        """Allocates what batches of `buckets` are gathered into: a buffer for each batch that may be in flight.
 
         They are kept until `free` has been called as often. Batches of other buckets are gathered into new memory.
         """
@@ -115,7 +115,7 @@ class Worker:
             outputs = batch.executable(images)
             end = self._clock()
         if buffer is not None and len(free := self._buffers.get(batch.bucket, [])) < self._places:
-            free.append(buffer)  # where the bucket is reserved no more, to a list that nobody has
+            free.append(buffer)  # to a throw-away list where the bucket is no longer reserved
         # Padding repeats a real row: it is as finite as that.
         return Run(outputs, gathered - begin, start - gathered, end - start, is_finite(outputs))
 

@@ -2,7 +2,7 @@
 
 What is minimised is the expected time that a lane spends on an image. A lane that becomes free while n images wait
 runs them as the planner plans it: by the cheapest *sequence* of buckets, of which only the last is padded
-(`buckets.Sequences`). With S for the set of buckets, c[b] for the seconds that bucket b takes with every lane busy,
+(`planner.Sequences`). With S for the set of buckets, c[b] for the seconds that bucket b takes with every lane busy,
 OVERHEAD_S included, and demand[n] for the images taken at a demand of n (`demand.Demand`):
 
     least[S, n] = min over b in S of c[b] + least[S, n - b],    least[S, n <= 0] = 0

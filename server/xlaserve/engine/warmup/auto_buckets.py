@@ -106,7 +106,11 @@ def _choose(
     powers = {batch: costs_s[batch] for batch in powers_of_two(max(costs_s)) if batch in costs_s}
     log.info(
         "model %s: buckets %s of %d measured at %s: %.2f ms expected for an image, %.2f with powers of two",
-        *(model, ", ".join(str(one.batch) for one in chosen), len(candidates), size),
-        *(cost_s * 1000, expected_cost_s(powers, demand) * 1000),
+        model,
+        ", ".join(str(one.batch) for one in chosen),
+        len(candidates),
+        size,
+        cost_s * 1000,
+        expected_cost_s(powers, demand) * 1000,
     )
     return {one.batch for one in chosen}

@@ -91,7 +91,7 @@ class Background:
         return mode if self.batcher.has_queue(mode, *size) else Mode.GRAPH
 
     def stop_compiling(self) -> None:
-        """Compiles nothing more; what is under way can't be interrupted, and is dropped."""
+        """Compiles nothing more; a compilation that runs can't be interrupted, and its result is dropped."""
         for task in self._compilations:
             task.cancel()
 

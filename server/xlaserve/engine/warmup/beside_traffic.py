@@ -51,7 +51,7 @@ class BesideTraffic:
         cost = compilation.cost
         if cost is None:
             seconds = await self.time(compilation.executable, bucket, images)
-            cost = Cost(seconds, seconds)  # of lanes that are as busy as they are
+            cost = Cost(seconds, seconds)  # measured beside traffic: idle and loaded are not told apart
             if known is not None:
                 known_bucket, warmed = known
                 known_images = await loop.run_in_executor(self.compiling, noise, known_bucket)

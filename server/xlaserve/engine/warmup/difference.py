@@ -17,7 +17,7 @@ _GRAINS: Final = (2, 4, 8, 16, 32)
 
 
 class Comparing(Protocol):
-    """What a task knows of its outputs."""
+    """How a task's outputs are compared."""
 
     @property
     def least_alike(self) -> float:

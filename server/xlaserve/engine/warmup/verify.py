@@ -29,8 +29,8 @@ EXACT: Final = 1e-3
 """How far off float32 is with sums in another order, as a share of the largest number; more gets a warning."""
 GROSS: Final = 1e-2
 """More than that is refused. Between the two lie very deep networks: ResNet152 with random weights is at the first."""
-IMAGES: Final = 8
-NARROW_IMAGES: Final = 16
+SAMPLE_IMAGES: Final = 8
+NARROW_SAMPLE_IMAGES: Final = 16
 """Images that are compared where programs are narrow: more, since the agreement is shown as well."""
 
 Rows = NDArray[np.intp]
@@ -77,7 +77,7 @@ class Verifier:
         self._task = task
         self._reference = None if verification == "off" else reference
         self._most = MAX_RELATIVE if is_narrow else EXACT
-        self._images = NARROW_IMAGES if is_narrow else IMAGES
+        self._images = NARROW_SAMPLE_IMAGES if is_narrow else SAMPLE_IMAGES
         self._refuses = verification == "refuse" and not is_narrow
         self._batch_dependence = batch_dependence
         self._warn = warn
@@ -133,36 +133,31 @@ class Verifier:
 
     def _verify(self, bucket: Bucket, executable: Executable) -> Verified:
         images, wanted = self._sample(bucket)
-        batches = [np.arange(bucket.batch) + start for start in range(0, len(images), bucket.batch)]
-        batches = [batch % len(images) for batch in batches]
+        batches = [(np.arange(bucket.batch) + start) % len(images) for start in range(0, len(images), bucket.batch)]
+        order = np.concatenate(batches)
         got = [executable(images[batch]) for batch in batches]
         answers = _joined(got)
-        order = np.concatenate(batches)
-        finite = [np.isfinite(output).reshape(len(order), -1).all(axis=1) for output in answers]
-        not_finite = len(set(order[~np.logical_and.reduce(finite)]))
         difference = None
         suspect = 0
-        is_suspect = False
+        are_alike = True
         if wanted is not None:
             expected = _rows(wanted, order)
             difference = compare(expected, answers, self._task)
             apart = self._apart(expected, answers)
             suspect = int(apart.argmax()) // bucket.batch
-            is_suspect = not self._are_alike(apart)
+            are_alike = self._are_alike(apart)
+        probes = [(images[batches[suspect]], got[suspect])]
         dependence = 0.0
-        mates = None
         if bucket.batch > 1 and self._batch_dependence != "allow":
             places = _other_mates(bucket.batch, len(images))
-            mates = batches[suspect][places]
-            moved = executable(images[mates])
-            apart = self._apart(_rows(got[suspect], places), moved)
+            moved = images[batches[suspect][places]]
+            probes.append((moved, executable(moved)))
+            apart = self._apart(_rows(got[suspect], places), probes[1][1])
             dependence = float(apart.max())
-            is_suspect |= not self._are_alike(apart)
-        if not is_suspect:
+            are_alike &= self._are_alike(apart)
+        not_finite = _not_finite(answers, order)
+        if are_alike:
             return Verified(difference, dependence, not_finite)
-        probes = [(images[batches[suspect]], got[suspect])]
-        if mates is not None:
-            probes.append((images[mates], moved))
         fault, is_gross = self._fault(executable, probes)
         if not fault and difference is not None:
             dependence = max(dependence, difference.largest)
@@ -220,6 +215,12 @@ class Verifier:
 def _other_mates(batch: int, images: int) -> Rows:
     """Returns the rows of a batch of `images` different images that make up another: half of them, at other places."""
     return np.arange(batch)[::-1] % max(1, min(batch, images) // 2)
+
+
+def _not_finite(answers: Outputs, order: Rows) -> int:
+    """Returns how many of the images, which stand in this `order`, were answered with NaN or infinity."""
+    finite = [np.isfinite(output).reshape(len(order), -1).all(axis=1) for output in answers]
+    return len(set(order[~np.logical_and.reduce(finite)]))
 
 
 def _joined(batches: list[Outputs]) -> Outputs:

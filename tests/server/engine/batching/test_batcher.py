@@ -652,7 +652,7 @@ async def test_too_many_images_are_refused_at_once(virtual_time: object, make: M
     model = make(max_images=10)
     first = model.ask(range(9))
     await asyncio.sleep(0)
-    with pytest.raises(QueueFull, match="max_queue_images 10; 9 are under way"):
+    with pytest.raises(QueueFull, match="max_queue_images 10; 9 are in flight"):
         await model.answer([1, 2])
     await asyncio.gather(first, model.ask([1]))
     assert model.is_empty()
@@ -662,7 +662,7 @@ async def test_too_many_bytes_are_refused_at_once(virtual_time: object, make: Ma
     model = make(max_bytes=24)
     first = model.ask([1])
     await asyncio.sleep(0)
-    with pytest.raises(QueueFull, match="max_queue_bytes 24; 12 are under way"):
+    with pytest.raises(QueueFull, match="max_queue_bytes 24; 12 are in flight"):
         await model.answer([1, 2])
     await asyncio.gather(first, model.ask([1]))
     assert model.is_empty()

@@ -23,7 +23,7 @@ from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import MIN_RUNS
 from xlaserve.engine.warmup.ledger import Ledger
-from xlaserve.engine.warmup.verify import IMAGES, Verifier
+from xlaserve.engine.warmup.verify import SAMPLE_IMAGES, Verifier
 from xlaserve.errors import InvalidArgument, ModelFailed, ShuttingDown
 from xlaserve.model.task import Embedding
 
@@ -251,7 +251,7 @@ async def test_what_a_resolution_is_verified_with_is_dropped_once_none_of_it_is_
     executable = house._executable(Mode.GRAPH)
     with pytest.raises(ModelFailed):
         verifier.admit(Mode.XLA, Bucket(1, *WIDE), Compilation(executable, 0.0, 0.0), again=pytest.fail)
-    assert len(asked) >= before + IMAGES
+    assert len(asked) >= before + SAMPLE_IMAGES
 
 
 async def test_requests_that_come_together_share_one_trial_and_one_compilation(make: Make) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, is_finite
-from xlaserve.engine.warmup.verify import EXACT, GROSS, IMAGES, Verified, Verifier
+from xlaserve.engine.warmup.verify import EXACT, GROSS, SAMPLE_IMAGES, Verified, Verifier
 from xlaserve.errors import ModelFailed
 from xlaserve.model.task import Classification, Detection, Segmentation
 
@@ -145,7 +145,7 @@ def test_the_reference_takes_each_image_alone_and_once_for_all_programs() -> Non
     for bucket in BUCKETS:
         for mode in (Mode.XLA, Mode.GRAPH):
             checked(scores, bucket, mode)
-    assert checked.asked == [1] * IMAGES
+    assert checked.asked == [1] * SAMPLE_IMAGES
 
 
 def test_a_resolution_that_was_forgotten_is_sampled_anew() -> None:
@@ -153,7 +153,7 @@ def test_a_resolution_that_was_forgotten_is_sampled_anew() -> None:
     checked(scores, BUCKETS[2])
     checked.verifier.forget(SIDE, SIDE)
     checked(scores, BUCKETS[2])
-    assert checked.asked == [1] * 2 * IMAGES
+    assert checked.asked == [1] * 2 * SAMPLE_IMAGES
 
 
 @pytest.mark.parametrize("batch", [3, 32])
@@ -231,7 +231,7 @@ def test_nan_and_infinity_are_counted_by_image_and_said_with_mode_and_bucket() -
     checked = Checked(broken)
     for bucket in BUCKETS:
         verified = checked(broken, bucket)
-        assert 0 < verified.not_finite < IMAGES
+        assert 0 < verified.not_finite < SAMPLE_IMAGES
         assert (verified.fault, verified.is_dependent) == ("", False)
     assert len(checked.warnings) == len(BUCKETS)
     assert "mode xla, bucket 4x12x12: NaN or infinity" in checked.warnings[3]
