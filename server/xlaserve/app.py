@@ -81,23 +81,6 @@ class App:
         self._settings = settings
         self._read_settings = read_settings or (lambda: settings)
         self._on_loaded = on_loaded
-        self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
-        self._cache: CompileCache | None = None
-        if self._has_tensorflow:
-            persistent_cache.set_environment(has_all_compiled=settings.compile_cache is not None)
-            if settings.compile_cache is not None:
-                self._cache = CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
-        self.device: Device = configure(settings, self._has_tensorflow)
-        has_preparer = self._has_tensorflow and settings.load_process and self.device.kind == "cpu"
-        if self._cache and self.device.replicas:
-            log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
-        self._metrics = Metrics()
-        worker = Worker(self.device.lanes, self.device.count)
-        self._watch = CompileWatch(self._on_compiled, worker.is_lane)
-        self._is_watching = xla_events is not None
-        if xla_events is not None:
-            xla_events.restore_environment()
-            xla_events.listen(self._watch.read)
         self._stopping = asyncio.Event()
         self._draining = asyncio.Event()
         """Set once it refuses new requests, or is about to."""
@@ -105,20 +88,21 @@ class App:
         """Set when the configuration is to be read again."""
         self._has_crashed = False
         self._last_signal_at = -math.inf
-        loader = Loader(
-            settings=settings,
-            load_model=self._load_model,
-            lanes=Lanes(self.device.lanes, self.device.count),
-            worker=worker,
-            expecting=self._watch.expecting,
-            on_crash=self._crash,
-            preparer=Preparer(settings, self.device, self._cache) if has_preparer else None,
-            has_tf32=self.device.tf32,
-            on_cpu=self.device.kind == "cpu",
-        )
+        self._metrics = Metrics()
+        self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
+        self._cache = self._open_cache()
+        self.device: Device = configure(settings, self._has_tensorflow)
+        if self._cache and self.device.replicas:
+            log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
+        worker = Worker(self.device.lanes, self.device.count)
+        self._watch = CompileWatch(self._on_compiled, worker.is_lane)
+        self._is_watching = xla_events is not None
+        if xla_events is not None:
+            xla_events.restore_environment()
+            xla_events.listen(self._watch.read)
         self.repository = Repository(
             settings=settings,
-            loader=loader,
+            loader=self._make_loader(worker),
             read_models=lambda: self._read_settings().models,
             metrics=self._metrics,
             on_change=lambda version: self._health.refresh(),
@@ -128,27 +112,12 @@ class App:
         self._calls = Calls(self.repository, self._metrics, self._pipeline.clock)
         self._streams = Streams()
         self._health = Health(self._is_ready, self.repository.serving, self._streams)
-        calls, pipeline, repository = self._calls, self._pipeline, self.repository
-        open_inference = OpenInference(
-            calls, pipeline, repository, self._streams, self.device, settings.has_model_control
-        )
-        vision = Vision(calls, pipeline, repository, settings.max_message_bytes, self._watch.unexpected)
-        admin = (
-            Admin(Profiler((settings.profile_dir or PROFILES) if self._has_tensorflow else None))
-            if settings.admin
-            else None
-        )
         self._intake = Intake(
             settings.max_inflight_bytes,
             settings.max_message_bytes,
             settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
         )
-        self._grpc = GrpcServer(
-            *(settings, open_inference, vision, self._health, admin),
-            intake=self._intake,
-            metrics=self._metrics,
-            on_crash=self._crash,
-        )
+        self._grpc = self._make_grpc_server()
         self._http = HttpEndpoint(
             settings.host,
             settings.http_port,
@@ -158,6 +127,45 @@ class App:
         )
         self._metrics.add_gauges(self._gauges)
         self._take_snapshot()
+
+    def _open_cache(self) -> CompileCache | None:
+        """Must come before TensorFlow is imported."""
+        settings = self._settings
+        if not self._has_tensorflow:
+            return None
+        persistent_cache.set_environment(has_all_compiled=settings.compile_cache is not None)
+        if settings.compile_cache is None:
+            return None
+        return CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
+
+    def _make_loader(self, worker: Worker) -> Loader:
+        settings, device = self._settings, self.device
+        has_preparer = self._has_tensorflow and settings.load_process and device.kind == "cpu"
+        return Loader(
+            settings=settings,
+            load_model=self._load_model,
+            lanes=Lanes(device.lanes, device.count),
+            worker=worker,
+            expecting=self._watch.expecting,
+            on_crash=self._crash,
+            preparer=Preparer(settings, device, self._cache) if has_preparer else None,
+            has_tf32=device.tf32,
+            on_cpu=device.kind == "cpu",
+        )
+
+    def _make_grpc_server(self) -> GrpcServer:
+        settings, calls, pipeline, repository = self._settings, self._calls, self._pipeline, self.repository
+        profiles = (settings.profile_dir or PROFILES) if self._has_tensorflow else None
+        return GrpcServer(
+            settings,
+            OpenInference(calls, pipeline, repository, self._streams, self.device, settings.has_model_control),
+            Vision(calls, pipeline, repository, settings.max_message_bytes, self._watch.unexpected),
+            self._health,
+            Admin(Profiler(profiles)) if settings.admin else None,
+            intake=self._intake,
+            metrics=self._metrics,
+            on_crash=self._crash,
+        )
 
     async def run(self) -> int:
         """Serves until a signal, and returns the exit status: 0, or 1 after a crash.
@@ -277,18 +285,18 @@ class App:
         self.repository.stop_loading()
         self._health.stop()
         if delay_s:
-            log.info("stopping: serves for another %g s, or until the next signal", delay_s)
+            log.info("stopping: still serving for %g s, or until the next signal", delay_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._draining.wait()
         self._draining.set()
-        log.info("draining: %d requests under way", self._calls.under_way)
+        log.info("draining: %d requests in flight", self._calls.in_flight)
         timeout_s = self._settings.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._calls.drain()
         except TimeoutError:
-            log.warning("%d requests did not finish in %g s", self._calls.under_way, timeout_s)
+            log.warning("%d requests did not finish in %g s", self._calls.in_flight, timeout_s)
         await self.repository.drain(timeout_s=0)
         # A refusal says more than a connection that closes.
         with suppress(TimeoutError):
@@ -340,7 +348,7 @@ class App:
                 ) from None
 
     def _remove_ready_file(self) -> None:
-        """Removes it, be it of a server that was killed. Raises ConfigError where there can't be one."""
+        """Removes it, even one left by a killed server. Raises ConfigError where there can't be one."""
         if path := self._settings.ready_file:
             try:
                 path.unlink(missing_ok=True)
@@ -358,7 +366,7 @@ class App:
 
     def _gauges(self) -> Iterable[Metric]:
         yield from gauges.gauges([self.repository.find(name) for name in self.repository.serving()])
-        yield gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", self._calls.under_way)
+        yield gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", self._calls.in_flight)
         yield gauge(
             "xlaserve_in_flight_message_bytes",
             "Bytes of messages that arrived and are still held.",

@@ -1,4 +1,4 @@
 """The compile cache: what a later start need not trace, compile or time again.
 
-Files and their trust; what is in them is for `model.cached` to know.
+Checked files and their keys; `model.networks.cached` knows what is in them.
 """

@@ -48,7 +48,7 @@ class CompileCache:
             log.warning("compile cache: nothing is kept, as %s can't be written: %s", self.root, error.strerror)
             self._read_only = True
         self.is_filling = not self._read_only
-        """Whether what is not there is to be kept once it is made."""
+        """Whether what is missing is kept once it is made."""
         if not self._read_only:
             self._set_autotuning()
 
@@ -57,7 +57,7 @@ class CompileCache:
         facts = {"format": FORMAT, **environment(device)}
         environment_folder = self.root / f"tensorflow-{tensorflow_version()}" / key(facts)
         if not self._read_only:
-            with suppress(OSError):  # only for people who wonder which folder is whose
+            with suppress(OSError):  # only shows people which folder is whose
                 environment_folder.mkdir(parents=True, exist_ok=True)
                 (environment_folder / ABOUT).write_text(json.dumps(facts, indent=2) + "\n")
         return Folder(environment_folder / key(model), read_only=self._read_only)

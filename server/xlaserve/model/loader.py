@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class Loader:
-    """Brings versions up. All methods run on the event loop; loading and compiling on a thread.
+    """Loads and warms versions of models. All methods run on the event loop; loading and compiling on a thread.
 
     `load_model` builds a model from its settings, or takes it from where `preparer` has it, and blocks. All that may
     compile something is done in an `expecting()`. `on_crash` is called where a model's batch loop dies.
@@ -70,7 +70,7 @@ class Loader:
         self._compiling_in_background = ThreadPoolExecutor(1, "background", initializer=yield_to_traffic)
 
     def stop(self) -> None:
-        """Ends loads and warm-ups as soon as they can be, and takes no more."""
+        """Ends loads and warm-ups as soon as possible, and takes no more."""
         self._stop.set()
         if self.preparer is not None:
             self.preparer.stop()
@@ -98,17 +98,46 @@ class Loader:
         """
         settings = version.settings
         began = time.perf_counter()
+        model, verifier, programs = await self._prepare_and_warm_up(version, others_serve=others_serve)
+        warmed = {bucket for _, bucket in programs}
+        if settings.has_auto_buckets or verifier.is_dependent:
+            model = version.model = replace(model, buckets=tuple(sorted(warmed)))
+        self._report(version, model, programs)
+        if Mode.AUTO in settings.modes:
+            version.auto = fastest(programs)
+            programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
+            log.info("model %s: auto runs %s", settings.name, version.auto_text)
+        any_size = await self._compile(_any_size, model) if settings.unmatched == "background" else None
+        batcher = self._make_batcher(version, programs)
+        background = None if any_size is None else self._make_background(version, model, batcher, any_size)
+        log.info(
+            "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
+        )
+        served = version.served = Served(version, model, batcher, background)
+        if left := [bucket for bucket in model.buckets if bucket not in warmed]:
+            beside = self._beside(version, model, verifier)
+            version.growth = asyncio.create_task(_grow(served, left, programs, beside))
+        elif background is None:
+            version.model = served.model = await asyncio.to_thread(_sealed, model)
+        return served
+
+    async def _prepare_and_warm_up(self, version: Version, *, others_serve: bool) -> tuple[Model, Verifier, Programs]:
+        """Returns the model, what verified its programs, and the programs without which it is not ready."""
         preparing: AbstractAsyncContextManager[CompileCache | None] = nullcontext()
         if self.preparer is not None and others_serve:
-            preparing = self.preparer.prepare(settings)
+            preparing = self.preparer.prepare(version.settings)
         async with preparing as prepared:
-            model = version.model = await self._compile(self.load_model, settings, prepared)
+            model = version.model = await self._compile(self.load_model, version.settings, prepared)
             version.enter(State.COMPILING)
             verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn)
             # A prepared cache has all programs, and only until this block ends.
             buckets = self._first_buckets(model) if prepared is None else model.buckets
             timer = self._timer_beside(version, model) if others_serve else partial(measure, lanes=self.lanes.count)
-            programs = await self._compile(self._warm_up, version, model, buckets, timer, verifier)
+            return model, verifier, await self._compile(self._warm_up, version, model, buckets, timer, verifier)
+
+    def _report(self, version: Version, model: Model, programs: Programs) -> None:
+        """Logs what warm-up has shown of the model's precision and speed."""
+        settings = version.settings
         if verification.is_narrow(model, has_tf32=self.has_tf32):
             version.differences = verification.furthest(version.ledger)
             is_large = any(found.is_large for found in version.differences.values())
@@ -116,15 +145,10 @@ class Loader:
             log.log(level, "model %s: precision %s", settings.name, version.precision_text)
         for advice in slower(settings, programs, on_cpu=self.on_cpu):
             version.warn(advice)
-        warmed = {bucket for _, bucket in programs}
-        if settings.has_auto_buckets or verifier.is_dependent:
-            model = version.model = replace(model, buckets=tuple(sorted(warmed)))
-        if Mode.AUTO in settings.modes:
-            version.auto = fastest(programs)
-            programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
-            log.info("model %s: auto runs %s", settings.name, version.auto_text)
-        any_size = await self._compile(_any_size, model) if settings.unmatched == "background" else None
-        batcher = Batcher(
+
+    def _make_batcher(self, version: Version, programs: Programs) -> Batcher:
+        settings = version.settings
+        return Batcher(
             name=settings.name,
             programs=programs,
             lanes=self.lanes,
@@ -136,28 +160,18 @@ class Loader:
             on_crash=self.on_crash,
             on_retired=version.retired,
         )
-        background = None
-        if any_size is not None:
-            # Graph mode is as independent of XLA as the model's own reference, which nobody may call while it serves.
-            resolutions = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn, reference=any_size)
-            background = Background(
-                settings=settings,
-                any_size=any_size,
-                sides=model.size,
-                buckets=model.buckets,
-                batcher=batcher,
-                beside=self._beside(version, model, resolutions),
-            )
-        log.info(
-            "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
+
+    def _make_background(self, version: Version, model: Model, batcher: Batcher, any_size: Executable) -> Background:
+        # Graph mode is as independent of XLA as the model's own reference, which nobody may call while it serves.
+        verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn, reference=any_size)
+        return Background(
+            settings=version.settings,
+            any_size=any_size,
+            sides=model.size,
+            buckets=model.buckets,
+            batcher=batcher,
+            beside=self._beside(version, model, verifier),
         )
-        served = version.served = Served(version, model, batcher, background)
-        if left := [bucket for bucket in model.buckets if bucket not in warmed]:
-            beside = self._beside(version, model, verifier)
-            version.growth = asyncio.create_task(_grow(served, left, programs, beside))
-        elif background is None:
-            version.model = served.model = await asyncio.to_thread(_sealed, model)
-        return served
 
     async def _compile(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Does what may compile something on the compiling thread. Raises ShuttingDown, before it or after it."""
@@ -197,7 +211,7 @@ class Loader:
         def time_beside(executable: Executable, bucket: Bucket) -> Cost:
             turns = asyncio.run_coroutine_threadsafe(beside.time(executable, bucket, noise(bucket)), loop)
             seconds = turns.result()
-            return Cost(seconds, seconds)  # of lanes that are as busy as they are
+            return Cost(seconds, seconds)  # measured beside traffic, so idle and loaded cost are not told apart
 
         return time_beside
 
@@ -253,7 +267,7 @@ async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, b
 
 
 def _any_size(model: Model) -> Executable:
-    """Returns the model in graph mode for any size; as all that serves, it has run."""
+    """Returns the model in graph mode for any size. It has run once, as every program has before it serves."""
     assert isinstance(model.program, AnySize)
     any_size = model.program.any_size()
     any_size(np.zeros((*model.buckets[-1], 3), np.uint8))
@@ -261,7 +275,7 @@ def _any_size(model: Model) -> Executable:
 
 
 def _sealed(model: Model) -> Model:
-    """Returns a model of which nothing more is compiled, without what only that needs."""
+    """Returns the model without what only compiling needs, as nothing more of it is compiled."""
     if isinstance(model.program, Sealed):
         model.program.seal()
     return replace(model, reference=None)

@@ -1,4 +1,4 @@
-"""Models that are loaded beside traffic are built, traced and compiled in a process of their own.
+"""Models that are loaded beside traffic are built, traced and compiled in a separate process.
 
 Tracing a network holds the interpreter's lock, and that would hold up the traffic. The process leaves its programs in a
 compile cache, from which the server takes them. When it ends, all that TensorFlow and Keras never free goes with it.
@@ -59,7 +59,7 @@ class Preparer:
         self._thread.submit(remove_left, PREFIX)
 
     def stop(self) -> None:
-        """Ends what is under way, and what follows."""
+        """Ends the process that runs, and starts no other."""
         self._stop.set()
         self._thread.shutdown(wait=False)
 
@@ -84,7 +84,7 @@ class Preparer:
             await asyncio.to_thread(temporary.close)
 
     def _make(self, model: ModelSettings, temporary: ExitStack) -> CompileCache | None:
-        """Has the process compile the model, and returns where it is, until `temporary` ends perhaps; blocks."""
+        """Has the process compile the model into a cache, which may last no longer than `temporary`; blocks."""
         self._check_stop()
         try:
             if is_replaced():
@@ -114,7 +114,7 @@ class Preparer:
         settings = self._settings.model_copy(update=update).model_dump_json().encode() + b"\n"
         status, said = self._run_process(settings, only_when_idle=True)
         if status is None:
-            log.info("model %s: no processor is ever idle; its compilation takes a share of one", model.name)
+            log.info("model %s: no processor is ever idle; it compiles at low priority instead", model.name)
             status, said = self._run_process(settings, only_when_idle=False)  # what is in the folder is not made again
         assert status is not None
         log.debug("model %s: prepared with status %d: %s", model.name, status, said)
@@ -127,7 +127,7 @@ class Preparer:
         return status == 0
 
     def _run_process(self, settings: bytes, *, only_when_idle: bool) -> tuple[int | None, str]:
-        """Returns the exit status of the process, None where it was ended since it starved, and what it said."""
+        """Returns the exit status of the process, None where it was ended because it starved, and what it printed."""
         with tempfile.TemporaryFile() as stderr:
             # A group of its own: signals to the server's are for the server to act on.
             process = subprocess.Popen(
