@@ -56,15 +56,19 @@ class WarmUp:
             return
         log.info(
             "model %s: %s %s %s in %.2f s, runs in %.2f ms%s%s",
-            *(entry.model, entry.mode, entry.bucket, "loaded" if entry.from_cache else "compiled"),
-            *(entry.trace_s + entry.compile_s, entry.cost.alone_s * 1000),
+            entry.model,
+            entry.mode,
+            entry.bucket,
+            "loaded" if entry.from_cache else "compiled",
+            entry.trace_s + entry.compile_s,
+            entry.cost.alone_s * 1000,
             " (background)" if entry.in_background else "",
             "" if self._has_ended else f" ({self._done} of {self._total})",
         )
 
 
 def _log_to_stderr() -> None:
-    """Makes log lines go where sys.stderr is now: the bar redirects it, so that they come out above and not in it."""
+    """Sends log lines to the current sys.stderr, which the bar redirects so that they appear above it."""
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.stderr)

@@ -150,7 +150,7 @@ def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command:
     file = tmp_path / "config.yaml"
     file.write_text("models: [{name: a, source: 'builtin:noop'}, {name: b, source: b.keras, labels: b.txt}]")
     done = xlaserve(command, "--config", file)
-    assert_refused(done, f"models.1.source: expected what exists, got {tmp_path / 'b.keras'}", "models.1.labels: ")
+    assert_refused(done, f"models.1.source: expected an existing path, got {tmp_path / 'b.keras'}", "models.1.labels: ")
     assert "loading" not in done.stderr
 
 

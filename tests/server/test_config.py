@@ -393,7 +393,7 @@ def test_files_that_are_not_there_are_named_all_at_once(write: Write, tmp_path: 
         "models.4.source": "e",
     }
     assert str(refusal.value) == "configuration: " + "; ".join(
-        f"{field}: expected what exists, got {tmp_path / name}" for field, name in wrong.items()
+        f"{field}: expected an existing path, got {tmp_path / name}" for field, name in wrong.items()
     )
     check_files(Settings())
 

@@ -18,9 +18,18 @@ def grid(checked: Sequence[Checked]) -> tuple[tuple[str, ...], list[tuple[str, .
     """Returns a header, and a row for each model, with a column of milliseconds for each arm and batch of any model."""
     columns = _columns(checked)
     header = (
-        *("model", "input", "in order", "load s", "trace s", "compile s"),
+        "model",
+        "input",
+        "in order",
+        "load s",
+        "trace s",
+        "compile s",
         *(f"{arm} {batch} ms" for arm, batch in columns),
-        *("difference", "lowered", "weights MiB", "temporaries MiB", "peak MiB"),
+        "difference",
+        "lowered",
+        "weights MiB",
+        "temporaries MiB",
+        "peak MiB",
     )
     return header, [_row(model, columns) for model in checked]
 

@@ -57,7 +57,7 @@ def load(
 
 
 def check_files(settings: Settings) -> None:
-    """Raises ConfigError, which names each, where what the models are made of is not there or can't be it."""
+    """Raises ConfigError, naming every model file that is missing or of the wrong kind."""
     wrong = [
         f"models.{index}.{field}: expected {expected}, got {got}"
         for index, model in enumerate(settings.models)
@@ -117,17 +117,17 @@ def _leaves(annotation: Any) -> Iterator[object]:
 
 
 def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
-    """Gives each field that names what is not there, with what was expected and what is named."""
+    """Yields each field whose file is missing or of the wrong kind, what was expected, and what it names."""
     if not sources.looks_like_path(model.source):
         if sources.kind_of(model.source) is None:
             yield "source", f"one of {sources.NAMES} or a path", model.source
     elif not (source := Path(model.source)).exists():
-        yield "source", "what exists", source
+        yield "source", "an existing path", source
     elif sources.kind_of(model.source) is None:
         yield "source", sources.PATHS, source
     for field, file in _files(model):
         if not file.is_file():
-            yield field, "a file" if file.exists() else "what exists", file
+            yield field, "a file" if file.exists() else "an existing path", file
 
 
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""The server's settings."""
+"""What is configured of the process: addresses, limits, device, caches; its models are in `config.model`."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Settings(Frozen):
     decode_threads: int | None = Field(None, ge=1, le=256)
     """Threads that decode images, for all models in turns; one per core by default."""
     max_decode_bytes: int = Field(512 * MIB, ge=1)
-    """Bytes that images under way on those threads may take, as their headers tell: 8 for a pixel, up to 20 for some
+    """Bytes that images in flight on those threads may take, as their headers tell: 8 for a pixel, up to 20 for some
     kinds. An image that does not fit waits for the others; one that takes more by itself is decoded alone."""
     shutdown_delay_s: float = Field(0.0, ge=0, le=3600)
     """How long it still serves after SIGTERM, its health already NOT_SERVING, before it refuses: load balancers and

@@ -26,7 +26,7 @@ class Memory:
 
     @property
     def run(self) -> int:
-        """Bytes that each run under way needs for itself."""
+        """Bytes that each run needs for itself."""
         return self.input + self.temporaries + self.outputs
 
 

@@ -56,7 +56,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything that is to be known of a program."""
+    """All that is shown of a program."""
 
     model: str
     source: str
@@ -119,8 +119,13 @@ class Explanation:
         total_s = self.traced_s or 1.0
         return [
             (
-                *(group.opcode, str(group.count), seconds(group.measured_s), f"{group.measured_s / total_s:.0%}"),
-                *(seconds(group.bound_s), amount(group.cost.flops, "FLOP"), amount(group.cost.bytes, "B")),
+                group.opcode,
+                str(group.count),
+                seconds(group.measured_s),
+                f"{group.measured_s / total_s:.0%}",
+                seconds(group.bound_s),
+                amount(group.cost.flops, "FLOP"),
+                amount(group.cost.bytes, "B"),
             )
             for group in self.groups()
         ]

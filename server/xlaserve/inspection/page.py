@@ -140,7 +140,7 @@ def _memory(explanation: Explanation) -> str:
         ("outputs", amount(memory.outputs, "B")),
     )
     return _html_table(("what", "size"), lines) + (
-        f'<p class="soft">Weights are there once; each run under way takes another {amount(memory.run, "B")}.</p>'
+        f'<p class="soft">Weights are there once; each concurrent run takes another {amount(memory.run, "B")}.</p>'
     )
 
 

@@ -38,7 +38,7 @@ class Machine:
 def measure(flops_per_s: float | None = None, bytes_per_s: float | None = None) -> Machine:
     """Measures what is not given: a product of two matrices, and an array copied with one added, both by XLA.
 
-    Float32 on TensorFlow's device and threads. The best of several runs: what disturbs only slows down.
+    Float32 on TensorFlow's device and threads. The best of several runs: disturbances only slow them down.
     """
     if flops_per_s is None:
         flops_per_s = 2 * MATRIX_SIDE**3 / _best_s(_matrix_product())

@@ -112,7 +112,7 @@ class Repository:
         await self._changes.make(name, "unload", partial(self._unload, name))
 
     async def reconfigure(self, models: Iterable[ModelSettings]) -> list[str]:
-        """Makes the server serve `models`, which are what is configured now, and returns what that took, in words.
+        """Makes the server serve `models`, which are configured now; returns a sentence for each change.
 
         Loads what is new, has other settings, or does not serve, and unloads what is gone. A model that fails shows
         that in its state, and the version that served goes on.

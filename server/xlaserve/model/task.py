@@ -89,7 +89,7 @@ class Classification(_Classes):
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs, in the order in which the program gives them."""
+        """`scores`, alone."""
         return (TensorSpec("scores", "FP32", (-1, self.classes)),)
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
@@ -126,7 +126,7 @@ class Detection(_Classes):
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs, in the order in which the program gives them."""
+        """`boxes`, `scores`, `classes` and `count`."""
         return (
             TensorSpec("boxes", "FP32", (-1, self.max_detections, 4)),
             TensorSpec("scores", "FP32", (-1, self.max_detections)),
@@ -158,7 +158,7 @@ class Segmentation(_Classes):
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs, in the order in which the program gives them."""
+        """`class_map`, alone."""
         return (TensorSpec("class_map", "UINT8" if self.classes <= UINT8_CLASSES else "INT32", (-1, -1, -1)),)
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
@@ -176,7 +176,7 @@ class Embedding(_Comparable):
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs, in the order in which the program gives them."""
+        """`embedding`, alone."""
         return (TensorSpec("embedding", "FP32", (-1, self.dimensions)),)
 
 

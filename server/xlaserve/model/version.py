@@ -1,4 +1,4 @@
-"""One loading of one model, and its parts that requests use once it is ready."""
+"""What a loading of a model goes through, and what requests use of it once it is ready."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Maximum(WindowReplacement):
     """Maximum pooling."""
 
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
-        """Pools."""
+        """Returns the largest value of each window."""
         return reduce(tf.maximum, (shifted for _, _, shifted in windows.shifted(images, fill=images.dtype.min)))
 
 
@@ -42,7 +42,7 @@ class Average(WindowReplacement):
     """Average pooling over the pixels that are there."""
 
     def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
-        """Pools."""
+        """Returns the mean of the pixels that lie in each window."""
         sums = total(shifted for _, _, shifted in windows.shifted(images))
         with tf.init_scope():  # now, and not in the program
             ones = tf.ones((1, *windows.size, 1))
@@ -54,7 +54,7 @@ class GlobalAverage(Replacement):
     """Average pooling over all pixels, as sums of slices: in XLA's own reductions, no activation is vectorized."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Pools `inputs` of `[n, height, width, channels]`."""
+        """Returns the mean of each channel of `inputs` `[n, height, width, channels]`."""
         _, height, width, channels = inputs.shape
         if height is None or width is None:
             return self.original(inputs)

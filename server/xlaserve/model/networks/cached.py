@@ -43,8 +43,19 @@ NETWORK: Final = "network"
 WEIGHTS: Final = "weights"
 MODULE: Final = "module"
 _IRRELEVANT: Final = {
-    *("name", "version", "fit", "modes", "default_mode", "buckets", "auto_buckets", "unmatched"),
-    *("max_background_resolutions", "max_queue_delay_ms", "max_queue_images", "verification", "batch_dependence"),
+    "name",
+    "version",
+    "fit",
+    "modes",
+    "default_mode",
+    "buckets",
+    "auto_buckets",
+    "unmatched",
+    "max_background_resolutions",
+    "max_queue_delay_ms",
+    "max_queue_images",
+    "verification",
+    "batch_dependence",
 }
 """Settings that do not change what is computed. Every other setting makes another model."""
 _APART: Final = {"program", "reference"}
@@ -224,7 +235,7 @@ class CachedProgram:
         if not self.cache.is_filling:
             log.info("compile cache: %s is not kept", name)
             return self._program.compile(mode, bucket)
-        program = self._program  # whose errors are the model's own
+        program = self._program  # its errors are the model's own
         if not self.not_kept:
             try:
                 return self._compile_and_keep(program, name, bucket, cost)
@@ -251,7 +262,8 @@ class CachedProgram:
         if is_first:
             log.warning(
                 "model %s: compile_cache can't keep its programs, each start compiles them: %s",
-                *(self.model, f"{type(error).__name__}: {cause(error)}"),
+                self.model,
+                f"{type(error).__name__}: {cause(error)}",
             )
         log.debug("compile cache: %s", name, exc_info=error)
 

@@ -148,7 +148,7 @@ def _session_config(has_clusters: bool) -> Any:
     levels = tf.compat.v1.OptimizerOptions
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(context.context().config)
-    # Said and not left to a default: graph mode must not turn into XLA.
+    # Explicit, not left to a default: graph mode must not turn into XLA.
     config.graph_options.optimizer_options.global_jit_level = levels.ON_2 if has_clusters else levels.OFF
     # The graph never changes: two copies of the weights less.
     config.experimental.optimize_for_static_graph = True

@@ -1,4 +1,4 @@
-"""Tells compilations that were to be expected from those that a request waited for."""
+"""Tells expected compilations from those that a request waited for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CompileWatch:
 
     What was found in XLA's cache was not compiled, and counts only where a request waited for it all the same.
 
-    A compilation is expected while somebody is in `expecting`: a model is loaded, warmed, or given another bucket.
+    A compilation is expected while an `expecting` is open: a model is loaded, warmed, or given another bucket.
     A thread that runs batches may never compile, not even then; `is_serving` knows them by their number.
     """
 
@@ -46,7 +46,7 @@ class CompileWatch:
         self._open: list[float] = []
         self._past: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
         self.unexpected: deque[XlaCompilation] = deque(maxlen=REMEMBERED)
-        """The last that nobody expected."""
+        """The latest unexpected compilations."""
         self.is_blind: bool | None = None
         """Whether XLA compiles unseen; None where that was not checked."""
         self._known = threading.Event()
@@ -60,7 +60,7 @@ class CompileWatch:
             try:
                 compile_known()
                 self.is_blind = not self._known.wait(patience_s)
-            except Exception:  # models say for themselves what can't be compiled
+            except Exception:  # a model that can't be compiled reports that itself
                 log.debug("the known function could not be compiled", exc_info=True)
                 self.is_blind = True
         if self.is_blind:

@@ -15,8 +15,13 @@ from typing import Final, Self, TextIO
 from xlaserve.runtimes.watch.xla_log import VMODULE
 
 FILES: Final = (
-    *("device_compiler.h", "device_executable_persistor.h", "xla_compiler.cc", "const_analysis.cc", "dump_graph.cc"),
-    *("text_format.cc", "cpu_aot_loader.cc"),
+    "device_compiler.h",
+    "device_executable_persistor.h",
+    "xla_compiler.cc",
+    "const_analysis.cc",
+    "dump_graph.cc",
+    "text_format.cc",
+    "cpu_aot_loader.cc",
 )
 """Source files whose lines are not passed on: those that VMODULE makes verbose, the one that complains that it has
 nowhere to write the graphs of xla_compiler, and those that log as errors, whenever an executable is read from the
