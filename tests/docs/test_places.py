@@ -14,6 +14,7 @@ FOLDERS = (ROOT, ROOT / "server" / "xlaserve", ROOT / "loadtest" / "xlaserve_loa
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w*./-]*/|(?:[\w*.-]+/)*[\w*-]+\.(?:py|md|toml|yaml|proto)")
 NAME = re.compile(r"@?[\w.]+")
+NAME_IN_PATH = re.compile(r"`([\w.]+)` in (`[^`]+`)")
 
 
 class Row(NamedTuple):
@@ -77,6 +78,9 @@ def test_each_change_names_files_that_exist_and_what_stands_in_them(row: Row) ->
     words = [name.rpartition(".")[2] for name in names if NAME.fullmatch(name)]
     assert (missing, [word for word in words if not re.search(rf"\b{word.strip('@')}\b", text)]) == ([], [])
     assert found
+    for name, path in NAME_IN_PATH.findall(row.cells[1]):
+        text = "\n".join(map(text_of, find(path)[0]))
+        assert re.search(rf"\b{name.rpartition('.')[2]}\b", text), f"{name} in {path}"
 
 
 @pytest.mark.parametrize("row", MODULES, ids=str)
