@@ -42,13 +42,16 @@ async def hang_up(port: int, flush_s: float) -> None:
     close_connections(port)
 
 
-def close_connections(port: int) -> None:
-    """Closes the connections that were made to `port`."""
+def close_connections(port: int, *, may_warn: bool = True) -> bool:
+    """Closes the connections that were made to `port`; False where the system doesn't say which there are."""
     try:
         for fd in _fds(port, listening=False):
             _close_connection(fd, port)
     except (psutil.Error, OSError) as error:
-        log.warning("connections to port %d could not be closed: %s", port, error)
+        if may_warn:
+            log.warning("connections to port %d could not be closed: %s", port, error)
+        return False
+    return True
 
 
 def _fds(port: int, *, listening: bool) -> list[int]:

@@ -42,6 +42,8 @@ CROWDED_PROBE_S: Final = 1.0
 LISTEN_AGAIN_S: Final = 10.0
 """How long a new server tries to get the port of one that ended, every RETRY_S."""
 RETRY_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+"""Between attempts to close the connections of a server that ended: each lists all sockets, on the event loop."""
 ACCEPTING: Final = "_server_main_loop"
 """What grpcio 1.85 calls the coroutine that accepts calls."""
 _OF_CLIENTS: Final = (
@@ -153,9 +155,11 @@ class GrpcServer:
 
     async def _hang_up(self, server: grpc.aio.Server, port: int) -> None:
         """Closes the connections of a server that grpcio has ended, which would wait until each client did so."""
+        pause_s, may_warn = RETRY_S, True
         while self._server is server and not self._is_stopping:
-            close_connections(port)
-            await asyncio.sleep(RETRY_S)
+            may_warn &= close_connections(port, may_warn=may_warn)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _listen_again(self, port: int) -> None:
         """Makes another server where grpcio has ended its own, as 1.85 does where the path of a call is no UTF-8."""
