@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
+from grpc import StatusCode
 from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -23,7 +24,10 @@ REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection
 
 
 class Channelz:
-    """Describes servers, channels and sockets. Raises ModelNotFound for those that do not exist."""
+    """Describes servers, channels and sockets. Raises ModelNotFound for those that do not exist.
+
+    Raises RuntimeError, which is logged and answered INTERNAL, where grpcio can't describe them.
+    """
 
     def __getattr__(self, name: str) -> Callable[[Any, Context], Awaitable[Any]]:
         method = getattr(channelz.aio.ChannelzServicer, name)
@@ -31,7 +35,9 @@ class Channelz:
         async def answer(request: Any, context: Context) -> Any:
             response = await method(request, context)
             if response is None:  # with a status that is set, but not sent
-                raise ModelNotFound("no such server, channel or socket")
+                if context.code() is StatusCode.NOT_FOUND:
+                    raise ModelNotFound("no such server, channel or socket")
+                raise RuntimeError(f"channelz: {context.details()}")
             return response
 
         return answer
