@@ -16,9 +16,19 @@ from pathlib import Path
 
 @contextmanager
 def held_folder(prefix: str) -> Iterator[Path]:
-    """Yields a new temporary folder whose name begins with `prefix`, and removes it. Raises OSError."""
-    while (lock := _lock(folder := Path(tempfile.mkdtemp(prefix=prefix)))) is None:
-        pass  # another process took it for left over before it was locked
+    """Yields a new temporary folder whose name begins with `prefix`, and removes it.
+
+    Raises OSError, which says where they can't be locked.
+    """
+    lock = None
+    while lock is None:  # another process may take it for left over before it is locked
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        try:
+            lock = _lock(folder)
+        except OSError as error:
+            folder.rmdir()
+            reason = f"a folder for temporary files (TMPDIR) can't be locked: {error.strerror}"
+            raise OSError(error.errno, reason) from error
     try:
         yield folder
     finally:

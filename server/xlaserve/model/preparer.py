@@ -76,12 +76,14 @@ class Preparer:
             return
         self._check_stop()
         temporary = ExitStack()
-        making = asyncio.get_running_loop().run_in_executor(self._thread, self._make, model, temporary)
+        making = self._thread.submit(self._make, model, temporary)
+        made = asyncio.wrap_future(making)
         try:
-            yield await asyncio.shield(making)
+            yield await asyncio.shield(made)
         finally:
-            await asyncio.wait([making], timeout=2 * KILL_S)  # a cancelled load leaves no process and no folder
-            await asyncio.to_thread(temporary.close)
+            await asyncio.wait([made], timeout=2 * KILL_S)  # a cancelled load leaves no process and no folder
+            # Now, or once its thread is done: until then the thread may still add to it.
+            await asyncio.to_thread(making.add_done_callback, lambda _: temporary.close())
 
     def _make(self, model: ModelSettings, temporary: ExitStack) -> CompileCache | None:
         """Has the process compile the model into a cache, which may last no longer than `temporary`; blocks."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -162,6 +164,16 @@ def test_a_folder_that_another_server_took_for_left_over_is_not_used(
             assert str(folder) not in taken
 
 
+async def test_where_folders_can_not_be_locked_none_is_left_and_the_model_is_loaded_here(
+    make: Callable[..., Preparer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    async with make("").prepare(MODEL) as prepared:
+        assert prepared is None
+    assert not prepared_folders(tmp_path)
+    assert "a folder for temporary files (TMPDIR) can't be locked: No locks available" in caplog.text
+
+
 async def test_a_process_that_ends_by_a_signal_as_the_server_stops_is_no_failure(
     make: Callable[..., Preparer], tmp_path: Path
 ) -> None:
@@ -279,6 +291,36 @@ async def test_a_load_that_is_cancelled_waits_for_its_thread_only_so_long(
         assert preparing.cancelled()
     finally:
         may_end.set()
+
+
+async def test_a_thread_that_goes_on_after_its_load_was_cancelled_removes_its_folder(
+    make: Callable[..., Preparer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xlaserve.model.preparer.KILL_S", 0.01)
+    begun, may_go_on = threading.Event(), threading.Event()
+    preparer = make("(f / 'made').touch()")
+
+    def hang() -> bool:
+        begun.set()
+        may_go_on.wait(PATIENCE_S)
+        return False
+
+    monkeypatch.setattr("xlaserve.model.preparer.is_replaced", hang)
+
+    async def prepare() -> None:
+        async with preparer.prepare(MODEL):
+            pytest.fail("it was prepared")
+
+    preparing = asyncio.create_task(prepare())
+    try:
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        preparing.cancel()
+        await asyncio.wait([preparing], timeout=PATIENCE_S)
+        assert preparing.cancelled()
+    finally:
+        may_go_on.set()
+        await asyncio.to_thread(preparer._thread.shutdown)
+    assert not prepared_folders(tmp_path)
 
 
 def test_the_process_ends_with_the_server(tmp_path: Path) -> None:
