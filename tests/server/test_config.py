@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import Mock
 
 import hypothesis
 import pytest
@@ -27,6 +28,7 @@ from xlaserve.config.files import resolved
 from xlaserve.config.frozen import Frozen, OrPath, Pairs
 from xlaserve.config.sources import BUILTIN_SOURCES, Source, kind_of
 from xlaserve.errors import ConfigError
+from xlaserve.model import catalog
 
 NOTHING: dict[str, str] = {}
 
@@ -436,6 +438,24 @@ def test_every_kind_of_source_is_told_by_its_name_or_by_what_lies_at_its_path(tm
     assert {*named.values(), *paths.values()} == set(Source)
     for source in ("builtin:other", "keras_cv", "net.keras", str(tmp_path / "net.onnx")):
         assert kind_of(source) is None
+
+
+def test_a_name_that_is_unknown_is_refused_whatever_file_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kagle:x.keras").touch()
+    assert kind_of("kagle:x.keras") is None
+    assert kind_of("./kagle:x.keras") is Source.KERAS_FILE
+    with pytest.raises(ConfigError, match=r"got kagle:x\.keras"):
+        check_files(Settings(models=(ModelSettings(name="m", source="kagle:x.keras"),)))
+
+
+def test_what_is_asked_of_a_model_at_each_load_does_not_touch_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xlaserve.config.sources.Path", Mock(side_effect=AssertionError("it touched the disk")))
+    model = ModelSettings(name="m", source="./net.keras")
+    assert catalog.uses_tensorflow(model)
+    assert catalog.can_be_kept(model)
 
 
 @pytest.mark.parametrize("source", [*BUILTIN_SOURCES, "keras_cv:YOLOV8Detector-YOLOV8S", "kagglehub:a/b/keras/c", "."])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from xlaserve.check.refusal import explain
 from xlaserve.config import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings, Settings
-from xlaserve.config.sources import kind_of
+from xlaserve.config.sources import kind_of_name
 from xlaserve.engine.program import Compilation
 from xlaserve.errors import ConfigError, ModelFailed, XlaserveError
 from xlaserve.model import catalog
@@ -71,7 +71,7 @@ def model_settings(settings: Settings, name: str) -> ModelSettings:
 
 
 def _is_downloaded(source: str) -> bool:
-    kind = kind_of(source)
+    kind = kind_of_name(source)
     return kind is not None and kind.value.is_downloaded
 
 

@@ -119,7 +119,7 @@ def _leaves(annotation: Any) -> Iterator[object]:
 def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
     """Yields each field whose file is missing or of the wrong kind, what was expected, and what it names."""
     if not sources.looks_like_path(model.source):
-        if sources.kind_of(model.source) is None:
+        if sources.kind_of_name(model.source) is None:
             yield "source", f"one of {sources.NAMES} or a path", model.source
     elif not (source := Path(model.source)).exists():
         yield "source", "an existing path", source
@@ -131,7 +131,7 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
 
 
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
-    kind = sources.kind_of(model.source)
+    kind = sources.kind_of_name(model.source)
     if kind and kind.value.is_downloaded and model.weights is not None and model.weights not in sources.NAMED_WEIGHTS:
         yield "weights", Path(model.weights)
     if model.labels is not None:

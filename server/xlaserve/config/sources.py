@@ -61,12 +61,19 @@ PATHS: Final = " or ".join(form for kind in Source if kind.value.suffix for form
 """What sources that are paths lead to, for messages."""
 
 
-def kind_of(source: str) -> Source | None:
-    """Returns the kind of a source by its name, or by what lies at its path; None where it is of no kind."""
+def kind_of_name(source: str) -> Source | None:
+    """Returns the kind of a source by its name; None where it has none, as paths do. Does not touch the disk."""
     for kind in Source:
         prefix, names = kind.value.prefix, kind.value.names
         if prefix and (source in kind.forms if names else source.startswith(prefix)):
             return kind
+    return None
+
+
+def kind_of(source: str) -> Source | None:
+    """Returns the kind of a source by its name, or by what lies at its path; None where it is of no kind."""
+    if (kind := kind_of_name(source)) or not looks_like_path(source):
+        return kind
     path = Path(source)
     suffix = "/" if path.is_dir() else path.suffix if path.exists() else ""
     return next((kind for kind in Source if suffix and kind.value.suffix == suffix), None)

@@ -40,7 +40,7 @@ class Model(Network):
 
 def uses_tensorflow(settings: ModelSettings) -> bool:
     """Returns whether loading the model imports TensorFlow, which must then be configured first."""
-    kind = kinds.kind_of(settings.source)
+    kind = kinds.kind_of_name(settings.source)
     return kind is None or kind.value.needs_tensorflow
 
 
@@ -49,7 +49,7 @@ def can_be_kept(settings: ModelSettings) -> bool:
 
     The code of custom objects, and what a handle of Kaggle stands for, may change.
     """
-    kind = kinds.kind_of(settings.source)
+    kind = kinds.kind_of_name(settings.source)
     return not settings.custom_objects and (kind is None or kind.value.is_fixed)
 
 
