@@ -58,7 +58,8 @@ class Changes:
             under_way.append(change)
         await asyncio.wait([change.task])  # which goes on where this caller gives up
         if change.task.cancelled():
-            raise ShuttingDown("the server is shutting down; no model is loaded any more")
+            told = "this change was not completed" if kind == "unload" else "no model is loaded any more"
+            raise ShuttingDown(f"the server is shutting down; {told}")
         change.task.result()
 
     async def cancel(self) -> None:

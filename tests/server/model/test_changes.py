@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from xlaserve.errors import ModelFailed, QueueFull
-from xlaserve.model.changes import MAX_WAITING, Changes, Shared
+from xlaserve.errors import ModelFailed, QueueFull, ShuttingDown
+from xlaserve.model.changes import MAX_WAITING, Changes, Kind, Shared
 
 
 class Work:
@@ -41,6 +41,18 @@ async def test_loads_and_unloads_in_turns_are_refused_once_too_many_wait() -> No
     await asyncio.gather(*(set(asked) - set(refused)))
     assert work.begun == 1 + MAX_WAITING
     await changes.make("a", "load", work)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("load", "no model is loaded any more"), ("unload", "this change was not completed")]
+)
+async def test_a_change_that_a_stop_ends_is_told_what_did_not_come_of_it(kind: Kind, said: str) -> None:
+    changes, work = Changes(), Work()
+    asked = asyncio.create_task(changes.make("a", kind, work))
+    await work.has_begun.wait()
+    await changes.cancel()
+    with pytest.raises(ShuttingDown, match=f"the server is shutting down; {said}"):
+        await asked
 
 
 @pytest.mark.parametrize(("error", "said"), [(ModelFailed, []), (ValueError, ["a load failed"])])
