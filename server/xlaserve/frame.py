@@ -84,10 +84,12 @@ def place(height: int, width: int, *, input_height: int, input_width: int, fit: 
     size = (input_height, input_width)
     scale = min(input_height / height, input_width / width)
     match fit:
-        case Fit.RESIZE | Fit.REJECT:
-            if fit is Fit.REJECT and (height, width) != size:
+        case Fit.REJECT:
+            if (height, width) != size:
                 expected = f"{input_width} x {input_height} pixels, as the model's fit is reject"
                 raise InvalidArgument("image", expected, f"{width} x {height}")
+            return whole(height, width)
+        case Fit.RESIZE:
             return Frame(height, width, *size, 0, 0, *size)
         case Fit.PAD:
             return Frame(height, width, *size, 0, 0, *_scaled(height, width, min(scale, 1.0), size))
