@@ -97,6 +97,25 @@ def test_calls_that_wait_for_one_client_keep_no_other_out(
     assert (process.memory_info().rss - before) / 2**20 < MOST_MIB
 
 
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_who_gives_way_is_told_at_once(
+    start_server: StartServer, connect: Connect, held: ExitStack, method: str
+) -> None:
+    server = start_server({"models": [NOOP], "max_concurrent_calls": 4})
+    connections = [hold(server, 1, f"{INFERENCE}{method}", sends=False, held=held)[0] for _ in range(4)]
+    client = connect(server)
+    server.wait_for(lambda: client.ask(1) is grpc.StatusCode.OK, "it never served again", PATIENCE_S)
+    (block,) = [  # which of them came first is gRPC's choice
+        payload
+        for connection in connections
+        for kind, flags, _, payload in connection.frames(1.0)
+        if kind == HEADERS and flags & END_STREAM
+    ]
+    assert b"grpc-status\x018" in block
+    assert b"max_concurrent_calls: gave way to a new call" in block
+    assert "ERROR" not in server.stderr
+
+
 def test_transfers_have_a_time_limit_and_silent_streams_have_none(
     start_server: StartServer, connect: Connect, held: ExitStack
 ) -> None:
@@ -109,8 +128,10 @@ def test_transfers_have_a_time_limit_and_silent_streams_have_none(
     def send_late() -> Iterator[pb.ModelInferRequest]:
         yield client.request(1)
         server.wait_for(lambda: ended_calls(server) == 2 * len(streams), "it did not end the calls", PATIENCE_S)
+        for connection in unsent:
+            assert ended(connection, streams) == streams
         assert is_well(client)  # grpcio refers to the call that came last until the next one comes
-        for connection in (*unread, *unsent):
+        for connection in unread:
             assert ended(connection, streams) == streams
         yield client.request(2)
 

@@ -53,12 +53,14 @@ PRIVATE_NAMES: Final = {
     "action._choices_actions",
     "parser._action_groups",
     "group._group_actions",
+    "cygrpc._ServicerContext",
 }
 PRIVATE_MODULES: Final = {
     "tensorflow.python.eager",
     "tensorflow.python.framework",
     "tensorflow.compiler.tf2xla.ops.gen_xla_ops",
     "tensorflow.tsl.profiler.protobuf",
+    "grpc._cython",
 }
 """All that the sources may use; each has its test below."""
 
@@ -705,6 +707,45 @@ def test_grpcio_accepts_calls_in_a_task_that_can_be_told() -> None:
         breaks="after a call whose path is no UTF-8 nobody is served for as long as its connection stays open",
     ):
         assert sum(ACCEPTING in name for name in asyncio.run(tasks())) == 1
+
+
+def test_grpcio_refuses_a_call_through_the_state_that_its_task_refers_to() -> None:
+    import asyncio
+
+    import grpc
+
+    from xlaserve.rpc.admission import Ending, current_call
+
+    async def ask() -> tuple[grpc.StatusCode, str]:
+        answering: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
+
+        class Waiting(grpc.GenericRpcHandler):
+            def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+                answering.set_result(current_call())
+                return grpc.stream_stream_rpc_method_handler(self.answer)
+
+            async def answer(self, messages: Any, context: object) -> None:
+                await asyncio.Event().wait()
+
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((Waiting(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method: Any = channel.stream_stream("/service/method")
+            call = method(timeout=20)
+            Ending()([await answering], "gave way")
+            # The server's first call, and the latest: grpcio refers to both.
+            refusal = await call.code(), await call.details()
+        await server.stop(None)
+        return refusal
+
+    with needed(
+        "RPCState, _ServicerContext and that the task which looks a call's handler up refers to its state",
+        by="rpc/admission.py",
+        breaks="clients that were too slow are not told that their calls have ended",
+    ):
+        assert asyncio.run(ask()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "gave way")
 
 
 def test_grpcio_cancels_calls_whose_tasks_are_cancelled() -> None:

@@ -102,9 +102,10 @@ class Settings(Frozen):
     """Calls at a time, those whose answers are not yet read by their clients included. More get RESOURCE_EXHAUSTED.
     Health's Check, ServerLive and ServerReady are counted by themselves, up to 256."""
     max_transfer_s: float = Field(300.0, gt=0, le=86_400)
-    """How long a message may take to arrive, from the start of its call until all of it is here, and an answer until
-    its client has taken it; the call then ends as CANCELLED. 64 MiB in 300 s are 1.8 Mbit/s. Streams may be silent
-    between messages for as long as they like. Where there is no room for new calls, 5 s are allowed for all of this."""
+    """How long a call's first message may take to arrive, from the start of the call until all of it is here, and an
+    answer until its client has taken it; the call then ends. 64 MiB in 300 s are 1.8 Mbit/s. Later messages of a stream
+    have no limit, nor have the updates of a Watch. Where there is no place for a new call, those that have waited for
+    their clients for 5 s are ended: messages and answers, or else the stream that has been silent for longest."""
     max_connections: int = Field(1000, ge=1, le=1_000_000)
     """Clients that may be connected at a time. Each can have sent 256 KiB before anybody asks for them."""
     max_connection_idle_s: float = Field(600.0, gt=0, le=86_400)

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from xlaserve.errors import QueueFull, XlaserveError
+from xlaserve.errors import XlaserveError
 from xlaserve.rpc import parts
 from xlaserve.rpc.admission import CallAdmission
 from xlaserve.rpc.context import Context
@@ -76,8 +76,5 @@ class MessageReader:
         return message, size_bytes
 
     def _note_refusal(self, error: BaseException) -> None:
-        """Counts a message that is refused. Where that is for lack of room, stalled calls are ended to make some."""
-        if isinstance(error, QueueFull):
-            self.admission.make_room()
         if isinstance(error, XlaserveError):
             self.on_refused(status_of(error)[0].grpc)

@@ -38,7 +38,8 @@ MAX_PROBES: Final = 256
 """Calls of `handlers.PROBES` at a time."""
 CROWDED_TRANSFER_S: Final = 5.0
 """How long a message or an answer may take where there is no room for further calls."""
-CROWDED_PROBE_S: Final = 1.0
+CROWDED_PROBE_S: Final = 0.0
+"""The same for probes: each is tiny, so that the oldest is the likeliest to be held."""
 LISTEN_AGAIN_S: Final = 10.0
 """How long a new server tries to get the port of one that ended, every RETRY_S."""
 RETRY_S: Final = 0.05

@@ -10,6 +10,8 @@ from tests.fakes import VirtualTimeLoop
 
 from xlaserve.errors import QueueFull
 from xlaserve.rpc.admission import STALL_CHECK_S, CallAdmission, CallTask, current_call
+from xlaserve.rpc.intake import Intake
+from xlaserve.rpc.reader import MessageReader
 
 
 class House:
@@ -36,7 +38,7 @@ class House:
         self._last = asyncio.create_task(call())
         return await admitted
 
-    def _end(self, calls: Collection[CallTask]) -> None:
+    def _end(self, calls: Collection[CallTask], reason: str) -> None:
         self.ended += calls
         for call in calls:
             call.cancel()
@@ -110,14 +112,22 @@ async def test_a_call_that_the_server_works_on_never_loses_its_place(virtual_tim
     assert not house.ended
 
 
-async def test_several_calls_are_ended_together(virtual_time: VirtualTimeLoop) -> None:
+async def test_several_transfers_are_ended_together(virtual_time: VirtualTimeLoop) -> None:
     house = House(places=64)
     calls = [await house.enter() for _ in range(64)]
     await asyncio.sleep(10)
     await house.enter()
     assert house.ended == calls[:4]
-    house.admission.make_room()
-    assert house.ended == calls[:8]
+
+
+async def test_of_idle_calls_one_is_ended_for_a_new_one(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=64)
+    calls = [await house.enter() for _ in range(64)]
+    for call in calls:
+        house.admission.idle(call)
+    await asyncio.sleep(10)
+    await house.enter()
+    assert house.ended == calls[:1]
 
 
 async def test_nothing_is_checked_while_there_are_no_calls(virtual_time: VirtualTimeLoop) -> None:
@@ -130,3 +140,16 @@ async def test_nothing_is_checked_while_there_are_no_calls(virtual_time: Virtual
     late = await house.enter()
     await asyncio.sleep(100 + STALL_CHECK_S)
     assert house.ended == [late]
+
+
+async def test_a_message_that_finds_no_memory_ends_no_call(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=8)
+    idle, arriving = await house.enter(), await house.enter()
+    house.admission.idle(idle)
+    await asyncio.sleep(20)
+    reader = MessageReader(Intake(10, 10, 10**12, lambda: 0), house.admission, lambda data: data, lambda status: None)
+    with pytest.raises(QueueFull):
+        reader.admit(bytes(11))
+    assert not house.ended
+    assert not idle.done()
+    assert not arriving.done()
