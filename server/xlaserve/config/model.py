@@ -22,7 +22,8 @@ class ModeTraits(NamedTuple):
     uses_xla: bool = False
     """XLA compiles them or parts of them: those that compute something other than their model are refused."""
     is_jit: bool = False
-    """XLA compiles each as a whole: several at a time, with lowerings, in another process, for the compile cache."""
+    """XLA compiles each as one program: several at a time, with lowerings, and, where a compile cache is filled, in
+    `model.networks.cached`."""
     choice: tuple[Mode, ...] = ()
     """The modes of which it runs each bucket in the fastest; it then has no programs of its own."""
 

@@ -239,7 +239,7 @@ class Repository:
 
 
 def _to_dismantle(version: Version) -> Model | None:
-    """Returns the model, but for one that may still compile something in the background."""
+    """Returns the version's model, None while it may still compile something in the background."""
     return None if version.growth or (version.served and version.served.background) else version.model
 
 

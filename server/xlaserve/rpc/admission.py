@@ -44,8 +44,9 @@ class CallAdmission:
     """Admits `max_calls` calls at a time.
 
     A call that transfers a message or an answer for longer than `max_transfer_s` is ended. Where there is no place for
-    a new one, so are those that have transferred for longer than `crowded_transfer_s`, or else the one that has been
-    idle for longest, if for as long. `limit` names `max_calls` in refusals.
+    a new call, those that have transferred for longer than `crowded_transfer_s` are ended, some at a time. If there are
+    none, the call that has been idle for longest is ended, provided that this was longer than `crowded_transfer_s`.
+    `limit` names `max_calls` in refusals.
     """
 
     def __init__(

@@ -359,3 +359,7 @@ def test_a_program_that_was_found_to_be_wrong_is_made_anew_even_where_it_stays(
     kept.forget()
     again = network.program.compile(Mode.XLA, BUCKET)
     assert (again.from_cache, source.built) == (False, 1)
+
+
+def test_the_programs_that_it_makes_are_those_of_the_only_mode_that_is_compiled_as_a_whole() -> None:
+    assert [mode for mode in Mode if mode.traits.is_jit] == [Mode.XLA]
