@@ -42,18 +42,16 @@ def run(model: catalog.Model, mode: Mode = Mode.GRAPH) -> Outputs:
     return model.program.compile(mode, Bucket(BATCH, SIDE, SIDE)).executable(PIXELS)
 
 
-def built(monkeypatch: pytest.MonkeyPatch, builder: str) -> list[Any]:
+def built(monkeypatch: pytest.MonkeyPatch, module: Any, builder: str) -> list[Any]:
     """Returns a list that the Keras models come into, which `builder` makes from then on."""
-    from xlaserve.model.sources import keras_cv_models
-
     models = []
-    build = getattr(keras_cv_models, builder)
+    build = getattr(module, builder)
 
-    def remember(*arguments: Any) -> Any:
-        models.append(build(*arguments))
+    def remember(*arguments: Any, **named: Any) -> Any:
+        models.append(build(*arguments, **named))
         return models[-1]
 
-    monkeypatch.setattr(keras_cv_models, builder, remember)
+    monkeypatch.setattr(module, builder, remember)
     return models
 
 
@@ -86,7 +84,9 @@ def test_each_kind_of_model_runs_in_xla_without_a_network(name: str, task: Task)
 def test_a_detector_finds_what_kerascv_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     import keras_cv
 
-    made = built(monkeypatch, "_with_head")
+    from xlaserve.model.sources import keras_cv_models
+
+    made = built(monkeypatch, keras_cv_models, "_with_head")
     model = catalog.load(settings("RetinaNet-ResNet18", classes=3, score_threshold=0.3, iou_threshold=0.4))
     boxes, scores, _, count = run(model)
     (detector,) = made
@@ -110,7 +110,9 @@ def test_a_backbone_gives_its_averaged_features_as_an_embedding() -> None:
 def test_weights_come_from_a_file_and_are_what_runs(
     tmp_path: Path, keras_file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = built(monkeypatch, "_classifier")
+    import keras_cv
+
+    saved = built(monkeypatch, keras_cv.models, "ImageClassifier")
     first = catalog.load(settings("MobileNetV3Small"))
     file = keras_file(saved[0], "it.weights.h5")
     second = catalog.load(settings("MobileNetV3Small", weights=file))
