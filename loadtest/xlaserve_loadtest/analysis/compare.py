@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, Estimate, pooled_percentile_ratio, ratio
+from xlaserve_loadtest.analysis.percentiles import Nanoseconds
 from xlaserve_loadtest.analysis.samples import Sample, label
-from xlaserve_loadtest.analysis.statistics import MIN_BLOCKS, Estimate, Nanoseconds, pooled_percentile_ratio, ratio
 from xlaserve_loadtest.record.lines import Arm, Header
 
 Verdict = Literal["faster", "slower", "inconclusive"]

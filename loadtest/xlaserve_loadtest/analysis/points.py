@@ -12,9 +12,10 @@ from typing import Final
 import numpy as np
 
 from xlaserve_loadtest.analysis import stages
+from xlaserve_loadtest.analysis.intervals import Estimate, estimate
+from xlaserve_loadtest.analysis.percentiles import PERCENTILES, Latencies, Percentile, least_count
 from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns
 from xlaserve_loadtest.analysis.stages import Stage
-from xlaserve_loadtest.analysis.statistics import PERCENTILES, Estimate, Latencies, Percentile, estimate, least_count
 from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Role, Rows, Status
 
 BUSY_LIMIT: Final = 0.8

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xlaserve_loadtest.analysis.statistics import Nanoseconds
+from xlaserve_loadtest.analysis.percentiles import Nanoseconds
 from xlaserve_loadtest.record import lines as record
 from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Rows, Run, Status
 

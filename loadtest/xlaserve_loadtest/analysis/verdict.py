@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from xlaserve_loadtest.analysis.compare import MEASURE_NAMES, Comparison
+from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.scenario import HighestRate
-from xlaserve_loadtest.analysis.statistics import Estimate
 from xlaserve_loadtest.record.lines import Equality, Run
 
 _MAX_SENTENCES = 3

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from xlaserve_loadtest.analysis.compare import MEASURE_NAMES, Measure, Verdict, judge
+from xlaserve_loadtest.analysis.intervals import Estimate, unpaired_ratio
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
-from xlaserve_loadtest.analysis.statistics import Estimate, unpaired_ratio
 from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.record.lines import Environment, Run
 from xlaserve_loadtest.record.run_file import RunFileError, read_run

@@ -6,8 +6,9 @@ import csv
 import io
 from collections.abc import Sequence
 
+from xlaserve_loadtest.analysis.intervals import Estimate
+from xlaserve_loadtest.analysis.percentiles import PERCENTILES
 from xlaserve_loadtest.analysis.points import Point
-from xlaserve_loadtest.analysis.statistics import PERCENTILES, Estimate
 from xlaserve_loadtest.analysis.summary import Summary
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from xlaserve_loadtest.analysis.statistics import Estimate, Percentile
+from xlaserve_loadtest.analysis.intervals import Estimate
+from xlaserve_loadtest.analysis.percentiles import Percentile
 
 NOTHING: Final = "\N{EN DASH}"
 """Stands for what is not known."""

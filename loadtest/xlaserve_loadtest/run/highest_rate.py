@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from xlaserve_loadtest.analysis.statistics import least_count
+from xlaserve_loadtest.analysis.percentiles import least_count
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.progress import Progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from xlaserve_loadtest.analysis.statistics import Estimate
+from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.reports.markup import Child, facts, join, page, table, tag
 from xlaserve_loadtest.reports.table import Cell, Number, Ratio, Table, number
 from xlaserve_loadtest.study import catalog, zoo

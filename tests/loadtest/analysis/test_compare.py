@@ -9,8 +9,8 @@ from tests.loadtest.run_files import NewRun
 from tests.required import required
 
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
+from xlaserve_loadtest.analysis.intervals import Estimate, ratio
 from xlaserve_loadtest.analysis.samples import collect
-from xlaserve_loadtest.analysis.statistics import Estimate, ratio
 from xlaserve_loadtest.record.lines import Arm, Header, LoadLine, Run, Status
 
 BLOCK_NOISE = 0.03

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from tests.required import required
 
-from xlaserve_loadtest.analysis.statistics import (
+from xlaserve_loadtest.analysis.intervals import (
     MIN_BLOCKS,
     Floats,
-    Nanoseconds,
     estimate,
     pooled_percentile_ratio,
     ratio,
     unpaired_ratio,
 )
+from xlaserve_loadtest.analysis.percentiles import Nanoseconds
 
 MS = 1_000_000
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.required import required
 
-from xlaserve_loadtest.analysis.statistics import Latencies, bounding_ranks, least_count
+from xlaserve_loadtest.analysis.percentiles import Latencies, bounding_ranks, least_count
 
 MS = 1_000_000
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.intervals import Estimate
+from xlaserve_loadtest.analysis.percentiles import Percentile
 from xlaserve_loadtest.analysis.points import CurveValue, GeneratorFigures, Padding, Point, ServerFigures, TimeSlice
 from xlaserve_loadtest.analysis.price import Price
 from xlaserve_loadtest.analysis.scenario import HighestRate, ScenarioResult
 from xlaserve_loadtest.analysis.stages import Stage
-from xlaserve_loadtest.analysis.statistics import Estimate, Percentile
 from xlaserve_loadtest.analysis.summary import BlockSpan, Summary, TimedEvent
 from xlaserve_loadtest.record.lines import (
     Arm,
