@@ -15,8 +15,8 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from xlaserve_loadtest.analysis.compare import MEASURE_NAMES, Measure, Verdict, judge
 from xlaserve_loadtest.analysis.intervals import Estimate, unpaired_ratio
+from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure, Verdict, judge
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
 from xlaserve_loadtest.parser import Parser
 from xlaserve_loadtest.record.lines import Environment, Run

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from xlaserve_loadtest.analysis.compare import Measure
+from xlaserve_loadtest.analysis.judgement import Measure
 from xlaserve_loadtest.analysis.summary import Summary
 
 _LABELS: Final = ("model", "mode", "arm", "load")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from xlaserve_loadtest.analysis.compare import MEASURE_NAMES
+from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.reports.table import Cell, Number, Strong, Table, mebibytes, ratio, share
