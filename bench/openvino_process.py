@@ -15,7 +15,7 @@ import openvino as ov
 import tensorflow as tf
 
 from bench.trials import TRIAL_S, fastest
-from xlaserve.config import Bucket, Lowering, Settings
+from xlaserve.config import Bucket, Lowering, Mode, Settings
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.model import catalog
 from xlaserve.runtimes.tf.executable import TensorFlowProgram
@@ -38,7 +38,7 @@ def main() -> None:
 
 def _compile(program: Any, bucket: Bucket, lanes: int) -> Any:
     assert isinstance(program, TensorFlowProgram)
-    module, traced = tf.Module(), cast(Any, program.trace(bucket))
+    module, traced = tf.Module(), cast(Any, program.trace(Mode.XLA, bucket))
     module.weights = traced.variables  # else they would not be saved
     module.forward = tf.function(traced, input_signature=[tf.TensorSpec((*bucket, 3), tf.uint8)])
     with tempfile.TemporaryDirectory() as folder:

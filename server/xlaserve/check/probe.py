@@ -135,7 +135,7 @@ class Probe:
         if apart[0] == np.inf:
             refusal = Refusal(message="gives NaN or infinity where eager does not")
             return Program(arm=arm, batch=bucket.batch, refusal=refusal)
-        assigned = [_memory(file) for file in dump.compiled(self._folder) - dumped] if mode is Mode.XLA else []
+        assigned = [_memory(file) for file in dump.compiled(self._folder) - dumped] if mode.traits.is_jit else []
         return Program(
             arm=arm,
             batch=bucket.batch,

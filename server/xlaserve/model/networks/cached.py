@@ -1,8 +1,8 @@
 """Models from the compile cache: what was built, traced, compiled and timed before, without Keras.
 
 A model's folder holds what its source gave (`network`), its weights (`weights-<digest>`), a program for each bucket
-(`xla-<bucket>`: StableHLO and XLA's executable) and what each costs (`cost-<lanes>x<threads>-<mode>-<bucket>`). Only
-programs of the mode `xla` are kept; for others the model is built as usual.
+(`<mode>-<bucket>`: StableHLO and XLA's executable) and what each costs (`cost-<lanes>x<threads>-<mode>-<bucket>`). Only
+programs of modes that XLA compiles as a whole are kept; for others the model is built as usual.
 """
 
 from __future__ import annotations
@@ -238,21 +238,21 @@ class CachedProgram:
         program = self._program  # its errors are the model's own
         if not self.not_kept:
             try:
-                return self._compile_and_keep(program, name, bucket, cost)
+                return self._compile_and_keep(program, mode, bucket, cost)
             except Exception as error:
                 self._give_up(name, error)
         return program.compile(mode, bucket)
 
     def _compile_and_keep(
-        self, program: TensorFlowProgram, name: str, bucket: Bucket, cost: Cost | None
+        self, program: TensorFlowProgram, mode: Mode, bucket: Bucket, cost: Cost | None
     ) -> Compilation:
         began = time.perf_counter()
-        function = program.trace(bucket)
+        function = program.trace(mode, bucket)
         if program.assigns_variables:
             raise ValueError("it assigns variables")
         traced = stablehlo.export(function, (*bucket, CHANNELS))
         compilation, executables = self._run(traced, bucket, began, cost)
-        self._keep(name, traced, executables)
+        self._keep(f"{mode}-{bucket}", traced, executables)
         return compilation
 
     def _give_up(self, name: str, error: Exception) -> None:

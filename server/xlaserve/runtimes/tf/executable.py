@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import chain
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 import numpy as np
 import tensorflow as tf
@@ -50,9 +50,9 @@ class TensorFlowProgram:
         self._in_xla = lowered or forward
         self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
         self._tracing = threading.Lock()
-        self._graphs: dict[tuple[int, int], Executable] = {}
-        self._unfreezable: dict[tuple[int, int], str] = {}
-        self._clustered: dict[tuple[int, int], list[FrozenGraph]] = {}
+        self._graphs: dict[_Size, Executable] = {}
+        self._unfreezable: dict[_Size, str] = {}
+        self._clustered: dict[_Size, list[FrozenGraph]] = {}
         self._compiled: list[Function] = []
         self._variables: list[tf.Variable] = []
         self.assigns_variables = False
@@ -62,22 +62,7 @@ class TensorFlowProgram:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
         shape = (*bucket, CHANNELS)
         began = time.perf_counter()
-        run: Executable
-        match mode:
-            case Mode.XLA:
-                run = Function(_concrete(self.trace(bucket), shape, jit_compile=True))
-                self._compiled.append(run)
-            case Mode.GRAPH:
-                run = self._graph(bucket)
-            case Mode.AUTOCLUSTER:
-                run = self._clusters(bucket)
-            case Mode.EAGER:
-                run = Function(self._forward)
-            case Mode.AUTO:
-                raise ValueError("mode: expected one that is compiled, got auto, which chooses among them")
-            case _:
-                assert_never(mode)
-        executable = FixedShape(run, shape)
+        executable = FixedShape(self._way(mode).prepare(mode, bucket), shape)
         traced = time.perf_counter()
         blank = np.zeros(shape, np.uint8)
         first_runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
@@ -114,9 +99,18 @@ class TensorFlowProgram:
             tf.config.run_functions_eagerly(were_eager)
             tf.config.experimental.enable_tensor_float_32_execution(had_tf32)
 
-    def trace(self, bucket: Bucket) -> Forward:
-        """Returns the function that XLA is given, for images of the size of `bucket`, any number of them."""
-        return self._trace(self._in_xla, bucket)
+    def trace(self, mode: Mode, bucket: Bucket) -> Forward:
+        """Returns the function that `mode` runs, for images of the size of `bucket`, any number of them."""
+        # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
+        # the graph of that, and fixes its shape.
+        forward = self._way(mode).forward
+        key = (forward, bucket.height, bucket.width)
+        with self._tracing:  # once, by the thread that comes first
+            if key not in self._any_batch:
+                shape = (None, bucket.height, bucket.width, CHANNELS)
+                self._any_batch[key] = function = _concrete(forward, shape, jit_compile=False)
+                self.assigns_variables |= assigns_variables(function)
+            return self._any_batch[key]
 
     def any_size(self) -> Executable:
         """Makes what runs `[n, height, width, 3]` of any size in graph mode, and compiles nothing.
@@ -156,29 +150,38 @@ class TensorFlowProgram:
             if isinstance(executable, FrozenGraph):
                 executable.dismantle()
 
-    def _trace(self, forward: Forward, bucket: Bucket) -> Forward:
-        # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
-        # the graph of that, and fixes its shape.
-        key = (forward, bucket.height, bucket.width)
-        with self._tracing:  # once, by the thread that comes first
-            if key not in self._any_batch:
-                shape = (None, bucket.height, bucket.width, CHANNELS)
-                self._any_batch[key] = function = _concrete(forward, shape, jit_compile=False)
-                self.assigns_variables |= assigns_variables(function)
-            return self._any_batch[key]
+    def _way(self, mode: Mode) -> _Way:
+        match mode:
+            case Mode.XLA:
+                return _Way(self._in_xla, self._jit)
+            case Mode.GRAPH:
+                return _Way(self._forward, self._graph)
+            case Mode.AUTOCLUSTER:
+                return _Way(self._forward, self._clusters)
+            case Mode.EAGER:
+                return _Way(self._forward, lambda *_: Function(self._forward))
+            case Mode.AUTO:
+                raise ValueError("mode: expected one that is compiled, got auto, which chooses among them")
+            case _:
+                assert_never(mode)
 
     def _warnings(self, mode: Mode, bucket: Bucket) -> tuple[str, ...]:
         warnings = []
         if self.assigns_variables:
             warnings.append(ASSIGNS_VARIABLES)
-        if mode is Mode.GRAPH and (reason := self._unfreezable.get((bucket.height, bucket.width))):
+        if reason := self._unfreezable.get((mode, bucket.height, bucket.width)):
             warnings.append(f"graph mode runs slower than it could, with its weights as variables: {reason}")
         return tuple(warnings)
 
-    def _graph(self, bucket: Bucket) -> Executable:
-        size = (bucket.height, bucket.width)
+    def _jit(self, mode: Mode, bucket: Bucket) -> Executable:
+        function = Function(_concrete(self.trace(mode, bucket), (*bucket, CHANNELS), jit_compile=True))
+        self._compiled.append(function)
+        return function
+
+    def _graph(self, mode: Mode, bucket: Bucket) -> Executable:
+        size = (mode, bucket.height, bucket.width)
         if size not in self._graphs:
-            any_batch = self._trace(self._forward, bucket)
+            any_batch = self.trace(mode, bucket)
             try:
                 self._graphs[size] = FrozenGraph(any_batch)
             except UnfreezableError as error:
@@ -186,16 +189,29 @@ class TensorFlowProgram:
                 self._graphs[size] = Function(any_batch)
         return self._graphs[size]
 
-    def _clusters(self, bucket: Bucket) -> Executable:
+    def _clusters(self, mode: Mode, bucket: Bucket) -> Executable:
         """Returns a graph that has not yet clustered as many shapes as it may."""
-        taken = self._clustered.setdefault((bucket.height, bucket.width), [])
+        taken = self._clustered.setdefault((mode, bucket.height, bucket.width), [])
         used = len(taken) % MAX_CLUSTERED
-        any_batch = self._trace(self._forward, bucket)
+        any_batch = self.trace(mode, bucket)
         try:
             taken.append(taken[-1] if used else FrozenGraph(any_batch, has_clusters=True))
         except UnfreezableError as error:
-            raise ModelFailed(f"modes: autocluster runs frozen graphs alone, and this can be none: {error}") from error
+            raise ModelFailed(f"modes: {mode} runs frozen graphs alone, and this can be none: {error}") from error
         return taken[-1]
+
+
+_Size = tuple[Mode, int, int]
+"""A mode, and the height and width of images."""
+
+
+class _Way(NamedTuple):
+    """How a mode runs a model."""
+
+    forward: Forward
+    """What it computes."""
+    prepare: Callable[[Mode, Bucket], Executable]
+    """Returns what runs it for a bucket; what XLA compiles of it is compiled as it first runs."""
 
 
 def _sealed(images: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -17,6 +17,7 @@ from tests.required import required
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.records import SUFFIX, Folder
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config.model import TRAITS, ModeTraits
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
@@ -26,7 +27,7 @@ from xlaserve.model.networks.network import Network
 from xlaserve.model.task import Classification, Detection, Task
 from xlaserve.runtimes.tf import stablehlo
 from xlaserve.runtimes.tf.device import Device
-from xlaserve.runtimes.tf.executable import TensorFlowProgram
+from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 
 DEVICE = Device("cpu", "a processor", 2, 1)
 BUCKET = Bucket(2, 4, 5)
@@ -361,5 +362,22 @@ def test_a_program_that_was_found_to_be_wrong_is_made_anew_even_where_it_stays(
     assert (again.from_cache, source.built) == (False, 1)
 
 
-def test_the_programs_that_it_makes_are_those_of_the_only_mode_that_is_compiled_as_a_whole() -> None:
-    assert [mode for mode in Mode if mode.traits.is_jit] == [Mode.XLA]
+def test_each_mode_that_xla_compiles_as_a_whole_keeps_a_program_of_its_own(
+    open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRAITS, Mode.GRAPH, ModeTraits(uses_xla=True, is_jit=True))
+
+    def forward(sign: int) -> Forward:
+        return lambda pixels: (sign * tf.reduce_sum(tf.cast(pixels, tf.float32), axis=(1, 2)),)
+
+    def build() -> Network:
+        return Network(TensorFlowProgram(forward(1), lowered=forward(-1)), (4, 5), Classification(3), "random")
+
+    def fail() -> Network:
+        raise AssertionError("it was built again")
+
+    for source in (build, fail):
+        network = cached.network(open_cache(), DEVICE, SETTINGS, source)
+        positive, negative = scores(network, Mode.GRAPH), scores(network, Mode.XLA)
+        np.testing.assert_array_equal(positive, -negative)
+        assert positive.min() > 0
