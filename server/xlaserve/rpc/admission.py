@@ -92,6 +92,7 @@ class CallAdmission:
 
     def transfer(self, call: CallTask) -> None:
         """Notes that an answer is on its way to the client."""
+        self.work(call)
         self._transfers[call] = self._clock()
 
     def idle(self, call: CallTask) -> None:

@@ -84,6 +84,28 @@ async def test_a_transfer_is_ended_after_its_time_and_work_and_idleness_are_not(
     assert not idle.done()
 
 
+async def test_a_call_whose_client_reads_is_no_longer_idle(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=2)
+    reading, idle = [await house.enter() for _ in range(2)]
+    for call in (reading, idle):
+        house.admission.idle(call)
+    await asyncio.sleep(9)
+    house.admission.transfer(reading)
+    await asyncio.sleep(1)
+    await house.enter()
+    assert house.ended == [idle]
+
+
+async def test_each_answer_of_a_stream_has_all_its_time(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=2)
+    streaming, stalled = [await house.enter() for _ in range(2)]
+    await asyncio.sleep(9)
+    house.admission.transfer(streaming)
+    await asyncio.sleep(1)
+    await house.enter()
+    assert house.ended == [stalled]
+
+
 async def test_a_new_call_takes_the_place_of_the_one_that_transfers_longest(virtual_time: VirtualTimeLoop) -> None:
     house = House(places=3)
     idle, first, second = [await house.enter() for _ in range(3)]
