@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from google.protobuf.message import DecodeError, Message
 
 from xlaserve.errors import XlaserveError
@@ -51,6 +53,13 @@ class MessageReader:
         except XlaserveError as error:
             self._note_refusal(error)
             raise
+
+    async def receive_only(self, context: Context) -> bytes:
+        """Returns the message of a call that has one. Raises QueueFull, and CancelledError where none will come."""
+        data: bytes = await self.receive(context)
+        if data is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
+            raise asyncio.CancelledError
+        return data
 
     def admit(self, data: bytes) -> tuple[Any, int]:
         """Returns what `parse` does, and the message's size, which the intake counts until its `release`.

@@ -45,10 +45,7 @@ def stream_out(
 
     async def answer(_: object, context: Context) -> AsyncIterator[Message]:
         try:
-            data = await reader.receive(context)
-            if data is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
-                raise asyncio.CancelledError
-            message, size_bytes = reader.parse_unary(data)
+            message, size_bytes = reader.parse_unary(await reader.receive_only(context))
             reader.intake.release(size_bytes)  # nobody watches anything with a large message
             reader.admission.idle(current_call())
             async with aclosing(method(message, context)) as responses:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -74,11 +73,9 @@ class UnaryMethod:
 
     async def _ask(self, _: object, context: Context) -> bytes:
         try:
-            data = await self._reader.receive(context)
+            data = await self._reader.receive_only(context)
         except XlaserveError as error:
             await refuse(context, error)
-        if data is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
-            raise asyncio.CancelledError
         answered = self.answer(data, context)
         del data
         return await answered
