@@ -55,6 +55,10 @@ class ModelNotFound(RequestError):
     """No model of that name and version is in the repository."""
 
 
+class NotFound(RequestError):
+    """What the request names is not there: a service, say, or a socket."""
+
+
 class ModelError(XlaserveError):
     """The request is fine but the model can't answer it."""
 

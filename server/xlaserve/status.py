@@ -23,6 +23,7 @@ STATUS: Final[dict[type[errors.XlaserveError], Status]] = {
     errors.ImageTooLarge: Status("INVALID_ARGUMENT"),
     errors.UnsupportedFeature: Status("UNIMPLEMENTED"),
     errors.ModelNotFound: Status("NOT_FOUND"),
+    errors.NotFound: Status("NOT_FOUND"),
     errors.ModelNotReady: Status("UNAVAILABLE"),
     errors.ModelFailed: Status("FAILED_PRECONDITION"),
     errors.ExecutionFailed: INTERNAL,

@@ -10,7 +10,7 @@ from grpc import StatusCode
 from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from xlaserve.errors import InvalidArgument, ModelNotFound
+from xlaserve.errors import InvalidArgument, NotFound
 from xlaserve.rpc.context import Context
 from xlaserve.rpc.reader import Parser
 from xlaserve.rpc.refusal import no_message
@@ -24,7 +24,7 @@ REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection
 
 
 class Channelz:
-    """Describes servers, channels and sockets. Raises ModelNotFound for those that do not exist.
+    """Describes servers, channels and sockets. Raises NotFound for those that do not exist.
 
     Raises RuntimeError, which is logged and answered INTERNAL, where grpcio can't describe them.
     """
@@ -36,7 +36,7 @@ class Channelz:
             response = await method(request, context)
             if response is None:  # with a status that is set, but not sent
                 if context.code() is StatusCode.NOT_FOUND:
-                    raise ModelNotFound("no such server, channel or socket")
+                    raise NotFound("no such server, channel or socket")
                 raise RuntimeError(f"channelz: {context.details()}")
             return response
 

@@ -22,6 +22,8 @@ import psutil
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02
+UNLISTED: Final = (psutil.Error, OSError)
+"""Errors where the system doesn't say which sockets there are."""
 
 
 async def hang_up(port: int, flush_s: float) -> None:
@@ -37,21 +39,15 @@ async def hang_up(port: int, flush_s: float) -> None:
             if not any(map(_has_unsent, _fds(port, listening=False))):
                 break
             await asyncio.sleep(POLL_S)
-    except (psutil.Error, OSError) as error:
+        close_connections(port)
+    except UNLISTED as error:
         log.warning("port %d could not be closed before the server stops: %s", port, error)
-    close_connections(port)
 
 
-def close_connections(port: int, *, may_warn: bool = True) -> bool:
-    """Closes the connections that were made to `port`; False where the system doesn't say which there are."""
-    try:
-        for fd in _fds(port, listening=False):
-            _close_connection(fd, port)
-    except (psutil.Error, OSError) as error:
-        if may_warn:
-            log.warning("connections to port %d could not be closed: %s", port, error)
-        return False
-    return True
+def close_connections(port: int) -> None:
+    """Closes the connections that were made to `port`. Raises one of UNLISTED."""
+    for fd in _fds(port, listening=False):
+        _close_connection(fd, port)
 
 
 def _fds(port: int, *, listening: bool) -> list[int]:

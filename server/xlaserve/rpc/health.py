@@ -9,7 +9,7 @@ from typing import Final
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as pb_grpc
 
-from xlaserve.errors import ModelNotFound
+from xlaserve.errors import NotFound
 from xlaserve.rpc.context import Context
 from xlaserve.rpc.streams import Streams
 from xlaserve_proto import open_inference_pb2, vision_pb2
@@ -61,7 +61,7 @@ class Health(pb_grpc.HealthServicer):
     async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
         """Says how a service is. NOT_FOUND where there is none of that name."""
         if request.service not in self._serves:
-            raise ModelNotFound("no such service")
+            raise NotFound("no such service")
         return pb.HealthCheckResponse(status=STATUS[self._serves[request.service]])
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> AsyncIterator[pb.HealthCheckResponse]:

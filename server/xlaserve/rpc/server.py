@@ -16,7 +16,7 @@ from xlaserve.errors import ConfigError
 from xlaserve.rpc import debugging, handlers, vision_messages
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.admission import RPC_TASK, CallAdmission
-from xlaserve.rpc.hang_up import close_connections, hang_up
+from xlaserve.rpc.hang_up import UNLISTED, close_connections, hang_up
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.intake import Intake
@@ -156,9 +156,13 @@ class GrpcServer:
 
     async def _hang_up(self, server: grpc.aio.Server, port: int) -> None:
         """Closes the connections of a server that grpcio has ended, which would wait until each client did so."""
-        pause_s, may_warn = RETRY_S, True
+        pause_s, level = RETRY_S, logging.WARNING
         while self._server is server and not self._is_stopping:
-            may_warn &= close_connections(port, may_warn=may_warn)
+            try:
+                close_connections(port)
+            except UNLISTED as error:
+                log.log(level, "connections to port %d could not be closed: %s", port, error)
+                level = logging.DEBUG
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

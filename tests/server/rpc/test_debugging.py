@@ -9,7 +9,7 @@ from google.protobuf import json_format
 from grpc import StatusCode
 from grpc_channelz.v1 import channelz_pb2
 
-from xlaserve.errors import ModelNotFound, XlaserveError
+from xlaserve.errors import NotFound, XlaserveError
 from xlaserve.rpc.debugging import Channelz
 from xlaserve.rpc.refusal import explain
 
@@ -38,7 +38,7 @@ async def error_of(method: str, request: Any) -> Exception:
 
 async def test_what_channelz_does_not_know_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpc._cython.cygrpc.channelz_get_socket", Mock(side_effect=ValueError("no such socket")))
-    assert isinstance(await error_of("GetSocket", channelz_pb2.GetSocketRequest()), ModelNotFound)
+    assert isinstance(await error_of("GetSocket", channelz_pb2.GetSocketRequest()), NotFound)
 
 
 @pytest.mark.parametrize(

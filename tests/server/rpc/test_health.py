@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from grpc_health.v1 import health_pb2 as pb
 
-from xlaserve.errors import ModelNotFound, ShuttingDown
+from xlaserve.errors import NotFound, ShuttingDown
 from xlaserve.rpc.health import SERVER, Health
 from xlaserve.rpc.streams import Streams
 
@@ -47,7 +47,7 @@ async def test_services_follow_the_server_and_models_follow_themselves(world: Wo
 
 
 async def test_an_unknown_service_is_not_found(world: World) -> None:
-    with pytest.raises(ModelNotFound, match="no such service"):
+    with pytest.raises(NotFound, match="no such service"):
         await world.check("nope")
 
 
