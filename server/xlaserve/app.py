@@ -27,6 +27,7 @@ from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.inspection.profiler import Profiler
 from xlaserve.model import catalog, gauges
+from xlaserve.model.changes import Stop
 from xlaserve.model.loader import Loader
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.repository import Repository
@@ -139,7 +140,7 @@ class App:
         return CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
 
     def _make_loader(self, worker: Worker) -> Loader:
-        settings, device = self._settings, self.device
+        settings, device, stop = self._settings, self.device, Stop()
         has_preparer = self._has_tensorflow and settings.load_process and device.kind == "cpu"
         return Loader(
             settings=settings,
@@ -148,7 +149,8 @@ class App:
             worker=worker,
             expecting=self._watch.expecting,
             on_crash=self._crash,
-            preparer=Preparer(settings, device, self._cache) if has_preparer else None,
+            preparer=Preparer(settings, device, stop, self._cache) if has_preparer else None,
+            stop=stop,
             has_tf32=device.tf32,
             on_cpu=device.kind == "cpu",
         )

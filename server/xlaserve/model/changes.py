@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Generic, Literal, TypeVar
@@ -13,10 +14,21 @@ from xlaserve.errors import QueueFull, ShuttingDown, XlaserveError
 MAX_WAITING: Final = 8
 """Changes of one model that wait for the one under way: loads and unloads may be asked for in turns."""
 
+NO_MORE_LOADS: Final = "the server is shutting down; no model is loaded any more"
+
 Kind = Literal["start", "load", "unload"]
 R = TypeVar("R")
 
 log = logging.getLogger(__name__)
+
+
+class Stop(threading.Event):
+    """Set once no model is loaded any more."""
+
+    def check(self) -> None:
+        """Raises ShuttingDown once it is set."""
+        if self.is_set():
+            raise ShuttingDown(NO_MORE_LOADS)
 
 
 class _Change:
@@ -58,8 +70,9 @@ class Changes:
             under_way.append(change)
         await asyncio.wait([change.task])  # which goes on where this caller gives up
         if change.task.cancelled():
-            told = "this change was not completed" if kind == "unload" else "no model is loaded any more"
-            raise ShuttingDown(f"the server is shutting down; {told}")
+            if kind == "unload":
+                raise ShuttingDown("the server is shutting down; this change was not completed")
+            raise ShuttingDown(NO_MORE_LOADS)
         change.task.result()
 
     async def cancel(self) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -30,10 +29,10 @@ from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
 from xlaserve.engine.warmup.verify import Verifier
-from xlaserve.errors import ShuttingDown
 from xlaserve.model import verification
 from xlaserve.model.advice import slower
 from xlaserve.model.catalog import Model
+from xlaserve.model.changes import Stop
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.version import Served, State, Version
 from xlaserve.priority import yield_to_traffic
@@ -60,35 +59,22 @@ class Loader:
     expecting: Callable[[], AbstractContextManager[object]] = nullcontext
     on_crash: Callable[[], None] = lambda: None
     preparer: Preparer | None = None
+    stop: Stop = field(default_factory=Stop)
+    """Set to end loads and warm-ups as soon as possible; `preparer` has the same."""
     has_tf32: bool = False
     on_cpu: bool = True
 
     def __post_init__(self) -> None:
-        self._stop = threading.Event()
         # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at the end.
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._compiling_in_background = ThreadPoolExecutor(1, "background", initializer=yield_to_traffic)
 
-    def stop(self) -> None:
-        """Ends loads and warm-ups as soon as possible, and takes no more."""
-        self._stop.set()
-        if self.preparer is not None:
-            self.preparer.stop()
-
     def close(self) -> None:
         """Drops what still waits for a thread."""
+        if self.preparer is not None:
+            self.preparer.close()
         self._compiling.shutdown(wait=False, cancel_futures=True)
         self._compiling_in_background.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether it takes no more."""
-        return self._stop.is_set()
-
-    def check_stop(self) -> None:
-        """Raises ShuttingDown where it takes no more."""
-        if self.is_stopping:
-            raise ShuttingDown("the server is shutting down; no model is loaded any more")
 
     async def load(self, version: Version, *, others_serve: bool) -> Served:
         """Returns what requests use of a new version, once it is compiled and warmed.
@@ -180,9 +166,9 @@ class Loader:
             with self.expecting(), interpreter.shared():
                 return work(*arguments, **named)
 
-        self.check_stop()
+        self.stop.check()
         made = await asyncio.get_running_loop().run_in_executor(self._compiling, expected)
-        self.check_stop()
+        self.stop.check()
         return made
 
     def _first_buckets(self, model: Model) -> tuple[Bucket, ...]:
@@ -227,7 +213,7 @@ class Loader:
                 buckets=buckets,
                 timer=timer,
                 ledger=version.ledger,
-                stop=self._stop,
+                stop=self.stop,
                 threads=self.settings.compile_threads or compile_threads(usable_cores()),
                 verifier=verifier,
             )

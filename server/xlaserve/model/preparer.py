@@ -11,7 +11,6 @@ import logging
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -21,8 +20,9 @@ from typing import Final
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.environment import installed, is_replaced
 from xlaserve.config import ModelSettings, Settings
-from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
+from xlaserve.model.changes import Stop
 from xlaserve.model.held_folder import held_folder, remove_left
 from xlaserve.priority import Starvation, hasten_end, lower
 from xlaserve.runtimes.tf.device import Device
@@ -38,12 +38,17 @@ KILL_S: Final = 5.0
 
 
 class Preparer:
-    """Runs the process, for one model at a time. `configured` is the compile cache that is configured, if one is."""
+    """Runs the process, for one model at a time.
+
+    Once `stop` is set, the process that runs is ended, and no other started. `configured` is the compile cache that is
+    configured, if one is.
+    """
 
     def __init__(
         self,
         settings: Settings,
         device: Device,
+        stop: Stop,
         configured: CompileCache | None = None,
         process: Sequence[str] = PROCESS,
     ) -> None:
@@ -52,15 +57,14 @@ class Preparer:
         self._configured = configured
         self._is_kept = configured is not None and configured.is_filling
         self._process = process
-        self._stop = threading.Event()
+        self._stop = stop
         # Not asyncio's own threads: large answers wait for those.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         installed()  # the code that this process runs, even if other code is installed later
         self._thread.submit(remove_left, PREFIX)
 
-    def stop(self) -> None:
-        """Ends the process that runs, and starts no other."""
-        self._stop.set()
+    def close(self) -> None:
+        """Lets go of its thread."""
         self._thread.shutdown(wait=False)
 
     @asynccontextmanager
@@ -74,7 +78,7 @@ class Preparer:
         if not can_be_prepared(model):
             yield None
             return
-        self._check_stop()
+        self._stop.check()
         temporary = ExitStack()
         making = self._thread.submit(self._make, model, temporary)
         made = asyncio.wrap_future(making)
@@ -87,7 +91,7 @@ class Preparer:
 
     def _make(self, model: ModelSettings, temporary: ExitStack) -> CompileCache | None:
         """Has the process compile the model into a cache, which may last no longer than `temporary`; blocks."""
-        self._check_stop()
+        self._stop.check()
         try:
             if is_replaced():
                 _warn(model, "other code has been installed since the server began; restart it")
@@ -122,7 +126,7 @@ class Preparer:
         log.debug("model %s: prepared with status %d: %s", model.name, status, said)
         if status < 0:
             if self._stop.wait(POLL_S):  # what ends the server may also end all that it has started
-                self._check_stop()
+                self._stop.check()
             raise ModelFailed(f"the process that compiles it was ended by signal {-status}")
         if status:
             _warn(model, said.rpartition("\n")[2] or f"exit status {status}")
@@ -149,16 +153,12 @@ class Preparer:
 
     def _wait(self, process: subprocess.Popen[bytes], starvation: Starvation | None) -> int | None:
         while True:
-            self._check_stop()
+            self._stop.check()
             try:
                 return process.wait(POLL_S)
             except subprocess.TimeoutExpired:
                 if starvation is not None and starvation.is_starved():
                     return None
-
-    def _check_stop(self) -> None:
-        if self._stop.is_set():
-            raise ShuttingDown("the server is shutting down; no model is loaded any more")
 
 
 def _warn(model: ModelSettings, reason: str) -> None:

@@ -80,7 +80,7 @@ class Repository:
 
         What is loaded later is ready or not for itself: it takes nothing from those that serve.
         """
-        return self._is_serving and not self.loader.is_stopping
+        return self._is_serving and not self.loader.stop.is_set()
 
     @property
     def _is_serving(self) -> bool:
@@ -140,7 +140,7 @@ class Repository:
 
     def stop_loading(self) -> None:
         """Ends loads and warm-ups as soon as they can be, and takes no more."""
-        self.loader.stop()
+        self.loader.stop.set()
 
     async def drain(self, timeout_s: float) -> None:
         """Ends loads and takes nothing new; fails what was accepted and does not finish in `timeout_s`."""
@@ -165,9 +165,9 @@ class Repository:
             await self._bring_up(version)  # else a client loaded or unloaded it meanwhile
 
     async def _load(self, name: str) -> None:
-        self.loader.check_stop()
+        self.loader.stop.check()
         settings = await self._configured_model(name)
-        self.loader.check_stop()
+        self.loader.stop.check()
         await self._bring_up(self._begin(settings))
 
     async def _unload(self, name: str) -> None:

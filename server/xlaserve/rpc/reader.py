@@ -54,9 +54,9 @@ class MessageReader:
             self._note_refusal(error)
             raise
 
-    async def receive_only(self, context: Context) -> bytes:
-        """Returns the message of a call that has one. Raises QueueFull, and CancelledError where none will come."""
-        data: bytes = await self.receive(context)
+    async def receive_only(self, context: Context) -> Any:
+        """Returns a call's only message as bytes. Raises QueueFull, and CancelledError where none will come."""
+        data = await self.receive(context)
         if data is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
             raise asyncio.CancelledError
         return data

@@ -21,6 +21,7 @@ import pytest
 from xlaserve.cache.cache import CompileCache
 from xlaserve.config import BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.model.changes import Stop
 from xlaserve.model.held_folder import held_folder
 from xlaserve.model.networks import cached
 from xlaserve.model.preparer import PROCESS, Preparer, can_be_prepared
@@ -41,7 +42,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prepa
     monkeypatch.setenv("XLA_FLAGS", "")
 
     def make(script: str, kept: CompileCache | None = None) -> Preparer:
-        return Preparer(Settings(), DEVICE, kept, (sys.executable, "-c", READ + script))
+        return Preparer(Settings(), DEVICE, Stop(), kept, (sys.executable, "-c", READ + script))
 
     return make
 
@@ -112,7 +113,7 @@ async def test_a_process_that_can_not_be_started_leaves_the_model_to_be_loaded_h
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     model = MODEL.model_copy(update={"name": "m" * 1_000_000})  # more than a pipe holds
-    async with Preparer(Settings(), DEVICE, process=process).prepare(model) as prepared:
+    async with Preparer(Settings(), DEVICE, Stop(), process=process).prepare(model) as prepared:
         assert prepared is None
     assert not prepared_folders(tmp_path)
 
@@ -178,7 +179,7 @@ async def test_a_process_that_ends_by_a_signal_as_the_server_stops_is_no_failure
     make: Callable[..., Preparer], tmp_path: Path
 ) -> None:
     preparer = make("import signal; os.kill(os.getpid(), signal.SIGTERM)")
-    asyncio.get_running_loop().call_later(0.05, preparer.stop)
+    asyncio.get_running_loop().call_later(0.05, preparer._stop.set)
     with pytest.raises((ShuttingDown, ModelFailed)) as raised:
         async with preparer.prepare(MODEL):
             pass
@@ -238,7 +239,7 @@ async def test_a_stop_ends_the_process(make: Callable[..., Preparer], tmp_path: 
 
     preparing = asyncio.create_task(prepare())
     await asyncio.to_thread(wait_for, pid)
-    preparer.stop()
+    preparer._stop.set()
     with pytest.raises(ShuttingDown):
         await asyncio.wait_for(preparing, PATIENCE_S)
     with pytest.raises(ProcessLookupError):
@@ -258,7 +259,7 @@ async def test_a_load_that_is_cancelled_leaves_no_process_and_no_folder(
     preparing = asyncio.create_task(prepare())
     await asyncio.to_thread(wait_for, pid)
     assert prepared_folders(tmp_path)
-    preparer.stop()
+    preparer._stop.set()
     preparing.cancel()
     await asyncio.wait([preparing], timeout=PATIENCE_S)
     assert preparing.cancelled()
