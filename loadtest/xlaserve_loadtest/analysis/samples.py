@@ -18,6 +18,8 @@ class Sample:
     block: BlockLine
     rows: Rows
     """All requests of the block, those of warm-up included."""
+    deadline_s: float | None = None
+    """Deadline of a request; None where the record has none."""
 
     @property
     def answered(self) -> Rows:
@@ -30,11 +32,27 @@ class Sample:
         return latencies_ns(self.answered)
 
     @property
+    def unanswered_ns(self) -> Nanoseconds:
+        """Time that each measured request that failed or was never sent would have waited at least.
+
+        That is its deadline, or the time until it failed where that was longer. Where the record has no deadline, it is
+        that of the slowest answer, too.
+        """
+        measured = record.measured(self.rows)
+        failed_ns = latencies_ns(measured[measured["status"] != Status.OK])
+        least_ns = self.latencies_ns.max(initial=0) if self.deadline_s is None else round(self.deadline_s * 1e9)
+        waits_ns = np.concatenate([failed_ns, np.zeros(self.block.generator.dropped, np.int64)])
+        unanswered: Nanoseconds = np.maximum(waits_ns, least_ns)
+        return unanswered
+
+    @property
+    def waits_ns(self) -> Nanoseconds:
+        """Time from due to answered of all requests that were due: `latencies_ns` and then `unanswered_ns`."""
+        return np.concatenate([self.latencies_ns, self.unanswered_ns])
+
+    @property
     def seconds(self) -> float:
         """Length of the measured window."""
-        if self.block.load.type == "offline":
-            measured = record.measured(self.rows)
-            return float(measured["end_ns"].max() - measured["scheduled_ns"].min()) / 1e9 if measured.size else 0.0
         window = self.block.window_ns
         return (window[1] - window[0]) / 1e9 if window else 0.0
 
@@ -51,9 +69,10 @@ class Sample:
     def _rate(self, *, images: bool) -> float | None:
         """Returns a rate, over whole requests where that is possible.
 
-        A closed loop's rate is the answers of its slots for each second of their time: counting answers in a window of
-        fixed length would be off by up to a batch. Otherwise, and where failures made slots rest, it is the number
-        answered inside the window, no matter when they were due.
+        A closed loop's rate, offline too, is the answers of its slots for each second of their time: counting answers
+        in a window of fixed length would be off by up to a batch, and timing a set of requests to its end by the time
+        in which the last slots run empty. Otherwise, and where failures made slots rest, it is the number answered
+        inside the window, no matter when they were due.
         """
 
         def count(rows: Rows) -> int:
@@ -63,9 +82,7 @@ class Sample:
         window, load = self.block.window_ns, self.block.load
         if not answered.size or window is None:
             return None
-        if load.type == "offline":
-            return count(answered) / self.seconds if self.seconds else None
-        if load.type == "closed" and load.concurrency and answered.size == measured.size:
+        if load.type != "open" and load.concurrency and answered.size == measured.size:
             slot_s = float(latencies_ns(measured).sum()) / 1e9
             return count(answered) * load.concurrency / slot_s if slot_s else None
         ended = self.rows["end_ns"]
@@ -79,7 +96,9 @@ def collect(run: Run) -> list[Sample]:
     rows = run.requests[order]
     blocks = sorted(run.blocks, key=lambda block: block.index)
     edges = np.searchsorted(rows["block"], [(block.index, block.index + 1) for block in blocks]).reshape(-1, 2)
-    return [Sample(block, rows[first:last]) for block, (first, last) in zip(blocks, edges, strict=True)]
+    found = run.header.configuration.get("deadline_s")
+    deadline_s = float(found) if isinstance(found, int | float) else None
+    return [Sample(block, rows[first:last], deadline_s) for block, (first, last) in zip(blocks, edges, strict=True)]
 
 
 def latencies_ns(rows: Rows) -> Nanoseconds:

@@ -82,11 +82,12 @@ def test_an_open_loops_rate_is_what_was_answered_inside_the_window(run_file: New
     assert rate_of(only_point(file)) == pytest.approx(50, rel=0.01)
 
 
-def test_offline_counts_from_the_first_request_to_the_last_answer(run_file: NewRun) -> None:
-    due_ns = np.zeros(100, np.int64)
+def test_the_time_in_which_offline_slots_run_empty_does_not_lower_the_rate(run_file: NewRun) -> None:
+    # Four slots, each answered every 100 ms; nothing is due after the window, and the last answers come late in it.
+    load = LoadLine("offline", concurrency=4)
     file = run_file().header(("xla",))
-    file.block("xla", np.linspace(20, 2000, 100), images=4, load=LoadLine("offline"), due_ns=due_ns)
-    assert rate_of(only_point(file)) == pytest.approx(200)
+    file.block("xla", [100.0] * 40, images=8, load=load, window_ns=(file.now_ns, file.now_ns + 901 * MS))
+    assert rate_of(only_point(file)) == pytest.approx(320)
 
 
 def test_failures_are_counted_reported_and_in_no_latency(run_file: NewRun) -> None:
