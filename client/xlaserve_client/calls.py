@@ -24,7 +24,7 @@ _MODEL_READY: Final = Method(_OIP, "ModelReady", oip.ModelReadyResponse)
 _LOAD: Final = Method(_OIP, "RepositoryModelLoad", oip.RepositoryModelLoadResponse)
 _UNLOAD: Final = Method(_OIP, "RepositoryModelUnload", oip.RepositoryModelUnloadResponse)
 
-IDEMPOTENT: Final = (*vision_calls.METHODS, _MODEL_INFER)
+IDEMPOTENT: Final = (*vision_calls.METHODS.values(), _MODEL_INFER)
 """The methods that are retried."""
 
 

@@ -29,15 +29,12 @@ from xlaserve_client.results import (
 )
 from xlaserve_proto import vision_pb2 as vision
 
-_VISION: Final = "xlaserve.v1.Vision"
-_CLASSIFY: Final = Method(_VISION, "Classify", vision.ClassifyResponse)
-_DETECT: Final = Method(_VISION, "Detect", vision.DetectResponse)
-_SEGMENT: Final = Method(_VISION, "Segment", vision.SegmentResponse)
-_EMBED: Final = Method(_VISION, "Embed", vision.EmbedResponse)
-_LIST_MODELS: Final = Method(_VISION, "ListModels", vision.ListModelsResponse)
-
-METHODS: Final = (_CLASSIFY, _DETECT, _SEGMENT, _EMBED, _LIST_MODELS)
-"""The methods of this API; all are idempotent."""
+_SERVICE: Final = vision.DESCRIPTOR.services_by_name["Vision"]
+METHODS: Final = {
+    method.name: Method(_SERVICE.full_name, method.name, getattr(vision, method.output_type.name))
+    for method in _SERVICE.methods
+}
+"""The methods of this API by their names; all are idempotent."""
 
 
 def classify(images: Images, *, model: str, top_k: int, mode: str | None) -> Call[ClassifyResult]:
@@ -45,7 +42,7 @@ def classify(images: Images, *, model: str, top_k: int, mode: str | None) -> Cal
     if top_k < 1:
         raise ValueError(f"top_k: expected at least 1, got {top_k}")
     request = vision.ClassifyRequest(model=model, top_k=top_k, mode=mode or "", **_images(images))
-    return Call(_CLASSIFY, request, _read_classify)
+    return Call(METHODS["Classify"], request, _read_classify)
 
 
 def detect(
@@ -61,24 +58,25 @@ def detect(
         mode=mode or "",
         **_images(images),
     )
-    return Call(_DETECT, request, _read_detect)
+    return Call(METHODS["Detect"], request, _read_detect)
 
 
 def segment(images: Images, *, model: str, mode: str | None) -> Call[SegmentResult]:
     """Names the pixels of `images`. Asks for run lengths, which NumPy can read by itself."""
     encoding = vision.SegmentRequest.ENCODING_RUN_LENGTHS
     request = vision.SegmentRequest(model=model, encoding=encoding, mode=mode or "", **_images(images))
-    return Call(_SEGMENT, request, _read_segment)
+    return Call(METHODS["Segment"], request, _read_segment)
 
 
 def embed(images: Images, *, model: str, mode: str | None) -> Call[EmbedResult]:
     """Makes vectors of `images`."""
-    return Call(_EMBED, vision.EmbedRequest(model=model, mode=mode or "", **_images(images)), _read_embed)
+    request = vision.EmbedRequest(model=model, mode=mode or "", **_images(images))
+    return Call(METHODS["Embed"], request, _read_embed)
 
 
 def models() -> Call[tuple[Model, ...]]:
     """Lists the configured models."""
-    return Call(_LIST_MODELS, vision.ListModelsRequest(), _read_models)
+    return Call(METHODS["ListModels"], vision.ListModelsRequest(), _read_models)
 
 
 def _images(images: Images) -> dict[str, Any]:

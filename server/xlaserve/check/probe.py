@@ -41,8 +41,6 @@ TIMING_BUDGET_S: Final = 1.0
 """A program is run until it has run MAX_RUNS times or this long."""
 SLOW_S: Final = 5.0
 """A mode that takes longer for a batch is not tried with a larger one."""
-UNCOMPARED: Final = frozenset({"boxes"})
-"""Outputs that are not compared: of two objects with almost equal scores either may come first, and so their boxes."""
 _PACKAGES: Final = ("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "keras-cv", "numpy")
 
 Write = Callable[[dict[str, Any]], object]
@@ -170,7 +168,7 @@ def difference(model: Model, eager: Outputs, outputs: Outputs) -> tuple[float | 
     """
     floats, integers = [], []
     for spec, wanted, got in zip(model.task.outputs, eager, outputs, strict=True):
-        if spec.name in UNCOMPARED or (np.all(wanted == wanted.flat[0]) and np.all(got == wanted)):
+        if spec.name in model.task.reordered or (np.all(wanted == wanted.flat[0]) and np.all(got == wanted)):
             continue
         if wanted.dtype.kind == "f":
             floats.append(relative(wanted, got))

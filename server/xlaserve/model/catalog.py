@@ -17,7 +17,7 @@ from xlaserve.errors import ModelFailed, cause, telling_line
 from xlaserve.model import labels
 from xlaserve.model.networks.network import Network, Size
 from xlaserve.model.sources import noop
-from xlaserve.model.task import Detection, Embedding, Segmentation, Task
+from xlaserve.model.task import Task, WithClasses
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +34,7 @@ class Model(Network):
     @property
     def fit(self) -> Fit:
         """How encoded images come to have the model's size."""
-        shows_places = isinstance(self.task, (Detection, Segmentation))
-        return self.settings.fit or (Fit.LETTERBOX if shows_places else Fit.RESIZE)
+        return self.settings.fit or self.task.default_fit
 
 
 def uses_tensorflow(settings: ModelSettings) -> bool:
@@ -148,8 +147,8 @@ def _labelled(task: Task, settings: ModelSettings) -> Task:
     """Returns the task with the configured names, where there are any, instead of the source's own."""
     if settings.labels is None:
         return task
-    if isinstance(task, Embedding):
-        raise ModelFailed(f"labels: an embedding has no classes, expected no labels, got {settings.labels.name}")
+    if not isinstance(task, WithClasses):
+        raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {settings.labels.name}")
     return task.labelled(labels.from_file(settings.labels, task.classes))
 
 

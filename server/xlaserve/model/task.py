@@ -7,13 +7,16 @@ order of `outputs`, one row for each image.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xlaserve.config import Fit, TaskName
 from xlaserve.engine.program import Outputs, Value
 
+Datatype = Literal["FP32", "INT32", "UINT8"]
+"""A type of outputs, as the Open Inference Protocol spells it."""
 UINT8_CLASSES = 256
 """The most classes that a class map of bytes can tell apart."""
 
@@ -22,8 +25,7 @@ class TensorSpec(NamedTuple):
     """An output as metadata shows it."""
 
     name: str
-    datatype: str
-    """As the Open Inference Protocol spells it: FP32, INT32 or UINT8."""
+    datatype: Datatype
     shape: tuple[int, ...]
     """-1 is the batch, or a side that depends on the input's."""
 
@@ -48,10 +50,15 @@ class Objects(NamedTuple):
     """The scores, `[k]`."""
 
 
-class _Comparable:
-    """How answers are compared, for most tasks."""
+class _Task:
+    """What is the same for most tasks."""
 
-    least_alike: ClassVar = 1.0
+    name: ClassVar[TaskName]
+    default_fit: ClassVar[Fit] = Fit.RESIZE
+    """How encoded images come to have the model's size, where the settings don't say."""
+    reordered: ClassVar[frozenset[str]] = frozenset()
+    """Outputs that can't be compared number by number, as the smallest difference of a score changes their order."""
+    least_alike: ClassVar[float] = 1.0
 
     def comparable(self, outputs: Outputs) -> Outputs:
         """Returns what can be compared number by number."""
@@ -63,7 +70,7 @@ class _Comparable:
 
 
 @dataclass(frozen=True)
-class _Classes(_Comparable):
+class WithClasses(_Task):
     """A task with classes, and perhaps as many names for them."""
 
     classes: int
@@ -82,7 +89,7 @@ class _Classes(_Comparable):
 
 
 @dataclass(frozen=True)
-class Classification(_Classes):
+class Classification(WithClasses):
     """`scores` FP32 `[n, classes]`: a number for each class, the greater the likelier."""
 
     name = "classification"
@@ -110,7 +117,7 @@ class Classification(_Classes):
 
 
 @dataclass(frozen=True)
-class Detection(_Classes):
+class Detection(WithClasses):
     """The objects of each image after non-maximum suppression, the highest score first.
 
     `boxes` FP32 `[n, max_detections, 4]`, left, top, right and bottom in pixels of the input and within it; `scores`
@@ -121,6 +128,8 @@ class Detection(_Classes):
     max_detections: int = field(kw_only=True)
 
     name = "detection"
+    default_fit = Fit.LETTERBOX
+    reordered = frozenset({"boxes"})
     least_alike = 0.75
     """Below 1: between two objects that almost tie, rounding may pick either."""
 
@@ -148,13 +157,14 @@ class Detection(_Classes):
 
 
 @dataclass(frozen=True)
-class Segmentation(_Classes):
+class Segmentation(WithClasses):
     """`class_map` `[n, height, width]` of the input's size: each pixel's likeliest class.
 
     UINT8, or INT32 where there are more classes than a byte holds.
     """
 
     name = "segmentation"
+    default_fit = Fit.LETTERBOX
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -167,7 +177,7 @@ class Segmentation(_Classes):
 
 
 @dataclass(frozen=True)
-class Embedding(_Comparable):
+class Embedding(_Task):
     """`embedding` FP32 `[n, dimensions]`: a vector for each image, as the network gives it."""
 
     dimensions: int

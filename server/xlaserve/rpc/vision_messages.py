@@ -63,6 +63,7 @@ METHODS: Final[dict[type[Task], str]] = {
     Segmentation: "Segment",
     Embedding: "Embed",
 }
+"""The method of each task; what it takes is the message of its name with `Request` after it."""
 
 
 class VisionMessage(NamedTuple, Generic[FieldsT]):
@@ -97,12 +98,9 @@ def view(message: type[FieldsT], data: bytes) -> VisionMessage[FieldsT] | None:
 
 
 PARSERS: Final[dict[str, Callable[[bytes], object | None]]] = {
-    "ClassifyRequest": partial(view, pb.ClassifyRequest),
-    "DetectRequest": partial(view, pb.DetectRequest),
-    "SegmentRequest": partial(view, pb.SegmentRequest),
-    "EmbedRequest": partial(view, pb.EmbedRequest),
+    message: partial(view, getattr(pb, message)) for message in (f"{method}Request" for method in METHODS.values())
 }
-"""By message: inference methods, whose images and pixels are in fields of the same numbers."""
+"""By the message of each method: they have images and pixels in fields of the same numbers."""
 
 
 def parse_classify(request: VisionMessage[pb.ClassifyRequest], served: Served, deadline: float) -> Request:

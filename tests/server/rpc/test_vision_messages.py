@@ -14,11 +14,13 @@ from tests.fakes import served_with
 from xlaserve.config import Fit, Mode, OutputRole, TaskName
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.frame import Frame, place, whole
-from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
+from xlaserve.model.task import Classification, Datatype, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc import vision_messages as messages
+from xlaserve.rpc.describe import MODEL_DATATYPE
 from xlaserve.rpc.parts import LARGE_BYTES
+from xlaserve.rpc.tensors import OUTPUT_FIELDS
 from xlaserve.timings import Timings
 from xlaserve_proto import vision_pb2 as pb
 
@@ -63,7 +65,8 @@ def test_every_task_has_a_setting_a_method_and_roles_for_its_outputs() -> None:
     kinds = get_args(Task)
     assert set(messages.METHODS) == set(kinds) == set(map(type, TASKS.values()))
     assert {kind.name for kind in kinds} == set(get_args(TaskName))
-    assert {f"{method}Request" for method in messages.METHODS.values()} == set(messages.PARSERS)
+    assert set(messages.METHODS.values()) == set(PARSERS)
+    assert set(get_args(Datatype)) == set(MODEL_DATATYPE) == {datatype for datatype, _ in OUTPUT_FIELDS.values()}
     assert {output.name for task in TASKS.values() for output in task.outputs} == set(get_args(OutputRole))
 
 

@@ -18,13 +18,13 @@ Raw = Mapping[str, tf.Tensor]
 Finish = Callable[[Raw, tf.Tensor], tuple[tf.Tensor, ...]]
 """Maps a network's outputs, and the images `[n, height, width, 3]` that it was given, to outputs of the task."""
 
-DETECTION_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
+OUTPUT_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
     "boxes": ("boxes", "detection_boxes"),
     "scores": ("scores", "detection_scores"),
     "classes": ("classes", "detection_classes"),
     "count": ("count", "num_detections"),
 }
-"""What detectors call their outputs; the longer ones are those of TensorFlow's Object Detection API."""
+"""What models call outputs of several names; the longer ones are those of TensorFlow's Object Detection API."""
 
 
 class TensorShape(NamedTuple):
@@ -71,7 +71,7 @@ def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> T
         return "embedding"
     if "class_map" in named:
         return "segmentation"
-    if "boxes" in named or any(name in outputs for name in DETECTION_NAMES["boxes"]):
+    if "boxes" in named or any(name in outputs for name in OUTPUT_NAMES["boxes"]):
         return "detection"
     _, output = _pick(outputs, settings, "scores")
     match output.shape:
@@ -91,7 +91,7 @@ def _pick(outputs: Mapping[str, TensorShape], settings: ModelSettings, role: Out
     if name is not None and name not in outputs:
         raise ModelFailed(f"output_names: expected {role} to be one of {known}, got {name}")
     if name is None:
-        named = [name for name in DETECTION_NAMES.get(role, (role,)) if name in outputs]
+        named = [name for name in OUTPUT_NAMES.get(role, (role,)) if name in outputs]
         candidates = named or list(outputs)
         if len(candidates) != 1:
             raise ModelFailed(f"output_names: expected the name of the output to take for {role}, of {known}")
@@ -184,7 +184,7 @@ def candidates(
 def _finished(outputs: Mapping[str, TensorShape], settings: ModelSettings, boxes_name: str, scores_name: str) -> Head:
     """Returns the head for detections that were suppressed before: the highest score first, padded at the end."""
     classes_name, _ = _pick(outputs, settings, "classes")
-    has_count = "count" in dict(settings.output_names) or any(name in outputs for name in DETECTION_NAMES["count"])
+    has_count = "count" in dict(settings.output_names) or any(name in outputs for name in OUTPUT_NAMES["count"])
     count_name = _pick(outputs, settings, "count")[0] if has_count else None
     task = Detection(_classes(settings), max_detections=settings.max_detections)
 

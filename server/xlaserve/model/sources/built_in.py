@@ -9,7 +9,7 @@ from typing import Any, Final
 from xlaserve.config import ModelSettings
 from xlaserve.model.networks.network import Network
 from xlaserve.model.sources import digits, keras_models, shapes
-from xlaserve.model.task import Embedding
+from xlaserve.model.task import WithClasses
 
 MODELS: Final[Mapping[str, tuple[Callable[[], Any], tuple[str, ...]]]] = {
     "digits": (digits.load, digits.LABELS),
@@ -23,5 +23,5 @@ def network(name: str, settings: ModelSettings) -> Network:
     """Returns the network of one of MODELS."""
     make, labels = MODELS[name]
     built = keras_models.network(make(), settings, preprocessing="none", weights="built in")
-    assert not isinstance(built.task, Embedding)
+    assert isinstance(built.task, WithClasses)
     return replace(built, task=built.task.labelled(labels))

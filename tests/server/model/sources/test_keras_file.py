@@ -160,4 +160,4 @@ def test_labels_name_the_classes_of_any_task(tmp_path: Path, keras_file: SaveKer
     pixels = keras.Input((SIDE, SIDE, 3))
     source = keras_file(keras.Model(pixels, keras.layers.GlobalAveragePooling2D()(pixels)))
     assert catalog.load(settings(source, labels=names)).task == Classification(3, ("red", "green", "blue"))
-    assert reason(settings(source, labels=names, task="embedding")).startswith("labels: an embedding has no classes")
+    assert reason(settings(source, labels=names, task="embedding")).startswith("labels: embedding has no classes")
