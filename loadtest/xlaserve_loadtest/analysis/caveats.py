@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure
 from xlaserve_loadtest.analysis.points import BUSY_LIMIT, LATE_LIMIT, Point
 from xlaserve_loadtest.analysis.samples import Sample
 from xlaserve_loadtest.analysis.scenario import ScenarioResult
@@ -39,11 +40,7 @@ def warnings(
     for point in points:
         yield from _about_point(point)
     for comparison in comparisons:
-        if comparison.has_failed:
-            yield (
-                f"The A/A control failed at {comparison.label}: {comparison.arm} repeats {comparison.baseline} and "
-                f"came out {comparison.verdict}. The machine was not quiet enough for a verdict."
-            )
+        yield from _doubts(comparison)
     yield from _stalls(samples)
     yield from (f"{event.what}: {event.text}" for event in run.events if event.what == "error")
 
@@ -75,7 +72,12 @@ def notes(
         yield f"{names}: left out where there were too few answers to support them."
     if comparisons and not any(comparison.is_control for comparison in comparisons):
         yield "No A/A control was run: nothing shows that two equal arms come out equal on this machine."
-    yield from _shared_servers(samples, comparisons)
+    within = [one.arm for one in comparisons if one.unit == "blocks" and not one.is_control]
+    if within:
+        yield (
+            f"{', '.join(dict.fromkeys(within))}: measured in one process for each arm, or one for all. The intervals "
+            "hold within those processes: another start may differ by more."
+        )
     random = sorted(
         {name for server in run.servers for name, model in server.models.items() if model.get("weights") == "random"}
     )
@@ -107,6 +109,21 @@ def _about_point(point: Point) -> Iterator[str]:
         yield f"{where}: not every block became steady."
 
 
+def _doubts(comparison: Comparison) -> Iterator[str]:
+    if comparison.failed:
+        yield (
+            f"The A/A control failed at {comparison.label} in {_names(comparison.failed)}: {comparison.arm} repeats "
+            f"{comparison.baseline} and came out different. The machine was not quiet enough for a verdict."
+        )
+    for reason in dict.fromkeys(comparison.doubts.values()):
+        measures = [measure for measure, doubt in comparison.doubts.items() if doubt == reason]
+        yield f"{comparison.arm}, {comparison.label}: nothing is concluded from {_names(measures)}: {reason}."
+
+
+def _names(measures: Iterable[Measure]) -> str:
+    return ", ".join(MEASURE_NAMES[measure] for measure in measures)
+
+
 def _stalls(samples: Sequence[Sample]) -> Iterator[str]:
     """Finds closed-loop blocks in which nothing was answered for a long time, which percentiles hardly show."""
     for sample in samples:
@@ -121,19 +138,3 @@ def _stalls(samples: Sequence[Sample]) -> Iterator[str]:
                 f"{sample.block.arm}, block {sample.block.index}: nothing was answered for {longest_s:.2g} s. A closed "
                 "loop hides such a stall: its percentiles count it once for each slot. Measure with --rate."
             )
-
-
-def _shared_servers(samples: Sequence[Sample], comparisons: Sequence[Comparison]) -> Iterator[str]:
-    servers: dict[str, set[int]] = {}
-    for sample in samples:
-        if sample.block.server is not None:
-            servers.setdefault(sample.block.arm, set()).add(sample.block.server)
-    pairs = dict.fromkeys(
-        (comparison.arm, comparison.baseline) for comparison in comparisons if not comparison.is_control
-    )
-    shared = [arm for arm, baseline in pairs if servers.get(arm, set()) & servers.get(baseline, set())]
-    if shared:
-        yield (
-            f"{', '.join(shared)}: served by the same process as the baseline, one after the other; "
-            "--isolate gives each its own."
-        )

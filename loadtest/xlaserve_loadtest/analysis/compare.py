@@ -1,15 +1,19 @@
-"""Compares arms: ratios over paired blocks, with intervals, and verdicts."""
+"""Compares arms: ratios over pairs of server processes or of blocks, with intervals, and verdicts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from xlaserve_loadtest.analysis.intervals import Estimate, ratio
-from xlaserve_loadtest.analysis.judgement import Measure, Verdict, judge
+from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure, Unit, Verdict, judge
 from xlaserve_loadtest.analysis.samples import Sample, label
 from xlaserve_loadtest.record.lines import Arm, Header
+
+Pair = tuple[Sample, Sample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,9 @@ class Comparison:
     label: str
     """The load in words, as in `Point.label`."""
     pairs: int
-    """Pairs of blocks."""
+    """How many pairs of `unit` the intervals rest on."""
+    unit: Unit
+    """What is a sample: a server process, where each arm had several, or else a block."""
     ratios: Mapping[Measure, Estimate | None]
     """Arm over baseline; None where the sample does not support it."""
     decides: Measure
@@ -31,6 +37,9 @@ class Comparison:
     """Why it is inconclusive; empty otherwise."""
     is_control: bool
     """An A/A control: two arms that are the same."""
+    doubts: Mapping[Measure, str] = field(default_factory=dict)
+    """Measures of which nothing can be concluded, since the A/A control did not show that equal arms come out equal,
+    with the reason."""
 
     @property
     def ratio(self) -> Estimate | None:
@@ -38,9 +47,14 @@ class Comparison:
         return self.ratios[self.decides]
 
     @property
+    def failed(self) -> tuple[Measure, ...]:
+        """The measures in which the equal arms of a control came out different."""
+        return tuple(measure for measure, ratio in self.ratios.items() if self.is_control and _excludes_1(ratio))
+
+    @property
     def has_failed(self) -> bool:
-        """Whether it is a control whose equal arms came out different."""
-        return self.is_control and self.verdict != "inconclusive"
+        """Whether it is a control that failed in the measure that decides."""
+        return self.decides in self.failed
 
 
 def baselines(header: Header) -> dict[str, str]:
@@ -74,41 +88,82 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
             )
             if own and other:
                 comparisons.append(_compare(own, other, load, is_control=arm in controls, seed=header.seed))
-    return _mind_controls(header.arms, comparisons)
+    return _mind_controls(comparisons)
 
 
 def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_control: bool, seed: int) -> Comparison:
-    pairs = _pair(own, other)
-    own_ns, other_ns = ([pair[side].latencies_ns for pair in pairs] for side in (0, 1))
-    logs = [math.log((a.images_per_s or math.nan) / (b.images_per_s or math.nan)) for a, b in pairs]
-    images_per_s = ratio(logs, seed=seed) if pairs else None
-    judgement = judge(images_per_s, own_ns, other_ns, own[0].block.load.type, seed=seed)
-    return Comparison(own[0].block.arm, other[0].block.arm, load, len(pairs), *judgement, is_control)
+    unit, groups = _samples_of(_pair(own, other))
+    own_ns, other_ns = (
+        [np.concatenate([pair[side].latencies_ns for pair in group]) for group in groups] for side in (0, 1)
+    )
+    logs = [float(np.mean([math.log(_rate(own) / _rate(other)) for own, other in group])) for group in groups]
+    images_per_s = ratio(logs, seed=seed) if groups else None
+    judgement = judge(images_per_s, own_ns, other_ns, own[0].block.load.type, seed=seed, unit=unit)
+    return Comparison(own[0].block.arm, other[0].block.arm, load, len(groups), unit, *judgement, is_control)
 
 
-def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+def _samples_of(pairs: Sequence[Pair]) -> tuple[Unit, list[list[Pair]]]:
+    """Groups pairs of blocks by what was drawn independently.
+
+    Blocks of one server process share its threads, its memory and its place on the machine. Where each arm had several
+    processes, the pair of processes is the sample; otherwise the pair of blocks is.
+    """
+    by_processes: dict[tuple[int | None, int | None], list[Pair]] = {}
+    for own, other in pairs:
+        by_processes.setdefault((own.block.server, other.block.server), []).append((own, other))
+    if len(by_processes) > 1:
+        return "server processes", list(by_processes.values())
+    return "blocks", [[pair] for pair in pairs]
+
+
+def _rate(sample: Sample) -> float:
+    return sample.images_per_s or math.nan
+
+
+def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[Pair]:
     """Pairs the blocks of two arms: those of one round, in their order; without rounds, all in their order.
 
     A pair of which one side answered nothing is left out: a failure is reported as such, not as slowness.
     """
-    pairs: list[tuple[Sample, Sample]] = []
+    pairs: list[Pair] = []
     for turn in dict.fromkeys(sample.block.round for sample in own):
         sides = ([sample for sample in side if sample.block.round == turn] for side in (own, other))
         pairs += zip(*sides, strict=False)
     return [pair for pair in pairs if all(sample.images_per_s for sample in pair)]
 
 
-def _mind_controls(arms: Sequence[Arm], comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """Withdraws verdicts under loads where two equal arms came out different."""
-    models = {arm.name: arm.model for arm in arms}
-    spoilt = {(models[comparison.arm], comparison.label) for comparison in comparisons if comparison.has_failed}
-    withdrawn = "the A/A control failed: two equal arms came out different"
-    return tuple(
-        replace(comparison, verdict="inconclusive", reason=withdrawn)
-        if (models[comparison.arm], comparison.label) in spoilt and not comparison.is_control
-        else comparison
-        for comparison in comparisons
-    )
+def _mind_controls(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """Withdraws what the control of the same baseline, under the same load, does not support, measure by measure."""
+    controls = {(one.baseline, one.label): one for one in comparisons if one.is_control}
+    minded: list[Comparison] = []
+    for one in comparisons:
+        control = controls.get((one.baseline, one.label))
+        if control and control is not one:
+            found = {measure: _doubt(measure, ratio, control) for measure, ratio in one.ratios.items()}
+            one = replace(one, doubts={measure: doubt for measure, doubt in found.items() if doubt})  # noqa: PLW2901
+            if one.decides in one.doubts:
+                one = replace(one, verdict="inconclusive", reason=one.doubts[one.decides])  # noqa: PLW2901
+        minded.append(one)
+    return tuple(minded)
+
+
+def _doubt(measure: Measure, ratio: Estimate | None, control: Comparison) -> str:
+    """Returns why an arm's ratio says nothing, as its control shows; empty where it does or claims nothing anyway."""
+    if measure in control.failed:
+        return "the A/A control failed: two equal arms came out different"
+    if ratio is None or not _excludes_1(ratio):
+        return ""
+    equal = control.ratios[measure]
+    if equal is None or equal.low is None or equal.high is None:
+        return f"the A/A control has no interval for {MEASURE_NAMES[measure]}"
+    half = math.log(equal.high / equal.low) / 2
+    if abs(math.log(ratio.value)) < half:
+        return f"the A/A control is too noisy to tell: its own interval is {math.expm1(half):.1%} to each side"
+    return ""
+
+
+def _excludes_1(ratio: Estimate | None) -> bool:
+    return ratio is not None and ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
 
 
 def _is_like(arm: Arm, other: Arm) -> bool:

@@ -46,7 +46,9 @@ def sentence(comparison: Comparison, points: Sequence[Point]) -> str:
     if (ratio := comparison.ratio) is not None:
         latency = f"{MEASURE_NAMES[comparison.decides]} latency"
         what = "images/s" if comparison.decides == "images_per_s" else latency
-        parts.append(f"{ratio.value:.3f} times the {what} ({_interval(ratio)}{comparison.pairs} pairs of blocks)")
+        parts.append(
+            f"{ratio.value:.3f} times the {what} ({_interval(ratio)}{comparison.pairs} pairs of {comparison.unit})"
+        )
     names = (comparison.arm, comparison.baseline)
     limited = [
         point.arm

@@ -97,8 +97,9 @@ def _comparisons(summary: Summary) -> Markup | None:
     if not summary.comparisons:
         return None
     how = (
-        "Each ratio is the arm over the baseline with its 95% interval, from pairs of neighbouring blocks. Over 1 is "
-        "more images/s, which is good, or longer latency, which is bad. An interval that contains 1 settles nothing. "
+        "Each ratio is the arm over the baseline with its 95% interval over pairs of server processes, or of "
+        "neighbouring blocks. Over 1 is more images/s, which is good, or longer latency, which is bad. An interval "
+        "that contains 1 settles nothing. "
         "The A/A control compares an arm with its own twin: where they come out different, nothing here is to be "
         "believed."
     )

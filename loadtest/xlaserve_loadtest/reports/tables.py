@@ -44,7 +44,7 @@ def latency(summary: Summary) -> Rows:
         }
 
 
-@_titled("Ratios to the baseline, with 95% intervals over pairs of blocks")
+@_titled("Ratios to the baseline, with 95% intervals over pairs; ? doubted by the A/A control")
 def ratios(summary: Summary) -> Rows:
     """Returns every comparison of an arm with its baseline."""
     baselines = {comparison.baseline for comparison in summary.comparisons}
@@ -56,8 +56,13 @@ def ratios(summary: Summary) -> Rows:
                 else {"arm / baseline": f"{comparison.arm} / {comparison.baseline}"}
             ),
             "load": comparison.label,
-            **{MEASURE_NAMES[measure]: ratio(each) for measure, each in comparison.ratios.items()},
-            "pairs": comparison.pairs,
+            **{
+                MEASURE_NAMES[measure]: Number(f"{each.value:.3f} ?")
+                if each and measure in comparison.doubts
+                else ratio(each)
+                for measure, each in comparison.ratios.items()
+            },
+            f"pairs of {comparison.unit}": comparison.pairs,
             "verdict": "A/A passed"
             if comparison.is_control and not comparison.has_failed
             else Strong("A/A failed" if comparison.is_control else comparison.verdict),

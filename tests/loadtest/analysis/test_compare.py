@@ -6,11 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from tests.loadtest.run_files import NewRun
+from tests.loadtest.simulated_arms import Simulated
 from tests.required import required
 
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
 from xlaserve_loadtest.analysis.intervals import Estimate, ratio
 from xlaserve_loadtest.analysis.samples import collect
+from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import Arm, Header, LoadLine, Run, Status
 
 BLOCK_NOISE = 0.03
@@ -76,6 +78,70 @@ def test_a_failed_control_takes_the_verdict_back(compared: NewRun) -> None:
     assert found["xla"].verdict == "inconclusive"
     assert "A/A control failed" in found["xla"].reason
     assert required(found["xla"].ratio).value == pytest.approx(2, rel=0.05)
+
+
+def test_two_arms_that_are_the_same_differ_by_what_differs_between_their_processes() -> None:
+    verdicts = [Simulated(processes=4).compare(seed)["xla"].verdict for seed in range(100)]
+    assert verdicts.count("inconclusive") >= 95
+
+
+def test_blocks_of_one_process_cannot_show_what_differs_between_processes() -> None:
+    once = Simulated(processes=1, rounds=8, control_shares_process=True)
+    found = [once.compare(seed)["xla"] for seed in range(40)]
+    assert {one.unit for one in found} == {"blocks"}
+    assert sum(one.verdict != "inconclusive" for one in found) > 20
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_pair_of_processes_is_one_sample_however_many_blocks_it_had(rounds: int) -> None:
+    found = Simulated(processes=5, rounds=rounds, ratio=1.5).compare(0)["xla"]
+    assert (found.unit, found.pairs, found.verdict) == ("server processes", 5, "faster")
+    assert required(found.ratio).value == pytest.approx(1.5, rel=0.1)
+
+
+def test_too_few_processes_are_inconclusive_and_say_which_option_gives_more() -> None:
+    found = Simulated(processes=3, ratio=2).compare(0)["xla"]
+    assert (found.verdict, found.pairs) == ("inconclusive", 3)
+    assert found.reason == "an interval takes 4 pairs of server processes; choose more with --processes"
+
+
+def test_a_control_that_is_noisier_than_the_difference_withholds_the_verdict(run_file: NewRun) -> None:
+    file, random = run_file().header(control=True), np.random.default_rng(0)
+    for turn in range(8):
+        for arm, mean_ms, noise in (("xla", 9.5, 0.0), ("graph", 10.0, 0.0), ("graph again", 10.0, 0.3)):
+            file.block(arm, np.full(80, mean_ms) * np.exp(random.normal(0, noise + 0.001)), round=turn)
+    found = comparisons(file.read())["xla"]
+    assert not contains_one(required(found.ratio))
+    assert found.verdict == "inconclusive"
+    assert found.reason.startswith("the A/A control is too noisy to tell")
+    assert {"images_per_s", "p50"} <= set(found.doubts)
+
+
+def test_a_control_that_fails_in_one_measure_withdraws_what_is_said_of_that_one(run_file: NewRun) -> None:
+    file = run_file().header(control=True)
+    for turn in range(8):
+        for arm, mean_ms, slowest_ms in (("xla", 5.0, 25.0), ("graph", 10.0, 30.0), ("graph again", 10.0, 36.0)):
+            latencies_ms = np.full(100, mean_ms) + turn % 2
+            # The slowest two are slower in the control, and two others as much faster: images/s are the same.
+            latencies_ms[:4] = slowest_ms, slowest_ms, 40 - slowest_ms, 40 - slowest_ms
+            file.block(arm, latencies_ms, round=turn)
+    run = file.read()
+    found = comparisons(run)
+    assert found["graph again"].failed == ("p99",)
+    assert not found["graph again"].has_failed
+    assert (found["xla"].verdict, set(found["xla"].doubts)) == ("faster", {"p99"})
+    warnings = " ".join(summarize(run).warnings)
+    assert "xla, 4 at a time: nothing is concluded from p99: the A/A control failed" in warnings
+
+
+def test_a_control_without_an_interval_supports_no_verdict(run_file: NewRun) -> None:
+    file = run_file().header(control=True)
+    for turn in range(6):
+        for arm, mean_ms in (("xla", 5.0), ("graph", 10.0), ("graph again", 10.0)):
+            died = arm == "graph again" and turn > 1
+            file.block(arm, [mean_ms + turn % 2] * 80, round=turn, status=Status.UNAVAILABLE if died else Status.OK)
+    found = comparisons(file.read())["xla"]
+    assert (found.verdict, found.reason) == ("inconclusive", "the A/A control has no interval for images/s")
 
 
 def test_drift_that_hits_both_arms_does_not_pass_for_a_difference(run_file: NewRun) -> None:

@@ -293,6 +293,6 @@ def test_a_scenario_of_official_length_is_marked_so(run_file: NewRun) -> None:
 def test_what_weakens_a_comparison_is_noted(compared: NewRun) -> None:
     notes = " ".join(summarize(compared().read()).notes)
     assert "No A/A control" in notes
-    assert "same process" in notes
+    assert "hold within those processes" in notes
     assert "random weights" in notes
     assert "p99.9" in notes
