@@ -22,13 +22,14 @@ from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
-from xlaserve_loadtest.targets.target import ModelInfo, Tensor
+from xlaserve_loadtest.schedule.tensors import Tensor
+from xlaserve_loadtest.targets.target import ModelInfo
 
 SIDE = 224
 """Side of an image: 150 KB of pixels."""
 CONCURRENCY = 16
 MIN_SHARE = 0.9
-MODEL = ModelInfo("noop", (SIDE, SIDE), (Tensor("scores", "FP32", (1000,)),), {}, "bare")
+MODEL = ModelInfo("noop", (SIDE, SIDE), (Tensor("scores", "FP32", (-1, 1000)),), {}, "bare")
 NULL = ModelInfo("noop", (SIDE, SIDE), (), {}, "null")
 
 

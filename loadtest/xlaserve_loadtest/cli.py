@@ -25,6 +25,7 @@ from xlaserve_loadtest.run.session import Session
 from xlaserve_loadtest.schedule.payload import PayloadError
 from xlaserve_loadtest.study import sweep
 from xlaserve_loadtest.targets.target import TargetError
+from xlaserve_loadtest.transport_options import without_secrets
 
 _COMMANDS: Final = {"report": report, "compare": compare_cli, "sweep": sweep}
 _INTERRUPTED: Final = 130
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         session = Session(settings, progress)
         try:
-            loop.run(_run(session, chosen.out, ["loadtest", *words]))
+            loop.run(_run(session, chosen.out, ["loadtest", *without_secrets(words, settings.transport)]))
         except (TargetError, PayloadError, OSError) as error:
             failure = error
     if failure:

@@ -8,15 +8,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from xlaserve_loadtest import transport_options
 from xlaserve_loadtest.parser import Parser, checked, counts, names, number_over
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
-from xlaserve_loadtest.schedule import arrivals, payload
-from xlaserve_loadtest.schedule.arms import ALL, MODES
+from xlaserve_loadtest.schedule import arrivals, payload, tensors
+from xlaserve_loadtest.schedule.arms import ALL, MODES, USUAL_MODES
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop
 from xlaserve_loadtest.schedule.payload import Mix
 from xlaserve_loadtest.schedule.search import Slo
 from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
+from xlaserve_loadtest.targets.channel import PLAIN
 
 FOLDER: Final = Path("loadtest-results")
 SCENARIO_IMAGES: Final = {"single-stream": 1, "multi-stream": 8, "server": 1, "offline": None}
@@ -42,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version("xlaserve"))
     _add_arms(parser)
     _add_target(parser)
+    transport_options.add(parser)
     _add_load(parser)
     _add_payload(parser)
     kept = parser.add_argument_group("what is kept")
@@ -56,9 +59,9 @@ def _add_arms(parser: argparse.ArgumentParser) -> None:
     arms.add_argument(
         "--mode",
         type=names,
-        default=("xla", "graph"),
+        default=(),
         metavar="M,M",
-        help=f"of {', '.join(MODES)}; or {ALL}",
+        help=f"of {', '.join(MODES)}; or {ALL} ({','.join(USUAL_MODES)}; a server that names no modes: as it is)",
     )
     arms.add_argument(
         "--model", type=names, default=("digits",), metavar="NAME,NAME", help="served names; without a target sources"
@@ -117,6 +120,22 @@ def _add_payload(parser: argparse.ArgumentParser) -> None:
     sent.add_argument(
         "--images-per-request", type=checked(Mix.parse), metavar="N|N:P,N:P", help="a number or shares (1)"
     )
+    sent.add_argument(
+        "--input",
+        type=checked(tensors.parse_source),
+        action="append",
+        default=[],
+        metavar="NAME=WHAT",
+        help="of other models: noise (for what is not named), zeros, a file (.npy or an image) or a folder; repeatable",
+    )
+    sent.add_argument(
+        "--shape",
+        type=checked(tensors.parse_shape),
+        action="append",
+        default=[],
+        metavar="NAME=SxS",
+        help="of an input whose sides the model leaves open, without the batch; repeatable",
+    )
     sent.add_argument("--size", type=_sizes, default=(), metavar="HxW,HxW", help="of the images; the model's own")
 
 
@@ -138,8 +157,11 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         payload=options.payload or ("encoded" if options.images else "pixels"),
         images=options.images,
         sizes=options.size,
+        inputs=tuple(dict(options.input).items()),
+        shapes=tuple(dict(options.shape).items()),
         targets=targets,
         target_http=options.target_http,
+        transport=transport_options.transport(options),
         config=options.config,
         is_shared=options.shared_server,
         is_isolated=options.isolate,
@@ -184,6 +206,11 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         and not set(options.mode) <= set(MODES),
         f"--baseline: expected {', '.join(MODES)}, got {options.baseline}": not options.target
         and options.baseline not in MODES,
+        "--tls-cert and --tls-key go together": bool(options.tls_cert) != bool(options.tls_key),
+        "--tls, --header and --compression are for --target": (not options.target or NULL in options.target)
+        and transport_options.transport(options) != PLAIN,
+        "--input and --shape are for --target, and exclude --images and --size": (options.input or options.shape)
+        and (not options.target or options.images or options.size),
         f"--images: no folder {options.images}": options.images and not options.images.is_dir(),
         f"--config: no file {options.config}": options.config and not options.config.is_file(),
         f"--record: no folder {options.record and options.record.parent}": options.record

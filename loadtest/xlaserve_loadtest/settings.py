@@ -10,6 +10,7 @@ from typing import Any
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load
 from xlaserve_loadtest.schedule.payload import Kind, Mix, Size
 from xlaserve_loadtest.schedule.search import Slo
+from xlaserve_loadtest.targets.channel import Transport
 
 NULL = "null"
 IN_PROCESS = "in-process"
@@ -25,7 +26,7 @@ class Settings:
 
     models: tuple[str, ...]
     modes: tuple[str, ...]
-    """Modes to measure; `all` alone stands for every mode that the target offers."""
+    """Modes to measure; `all` alone stands for every mode that the target offers, none for the usual ones."""
     loads: tuple[Load, ...]
     duration_s: float
     """Measured seconds at most, for each arm under each load; in a search for each rate."""
@@ -36,9 +37,14 @@ class Settings:
     """Folder of images; None: synthetic images."""
     sizes: tuple[Size, ...]
     """Sizes of the images; empty: the model's own."""
+    inputs: tuple[tuple[str, str], ...]
+    """What is sent as each input of a model that takes no images: its name, and noise, zeros or a path."""
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    """Shapes of inputs whose sides the model leaves open."""
     targets: tuple[str, ...]
     """HOST:PORT of running servers, or `null` or `in-process` alone; empty starts servers."""
     target_http: str | None
+    transport: Transport
     config: Path | None
     is_shared: bool
     is_isolated: bool
@@ -81,8 +87,9 @@ class Settings:
         return max((load.slots if isinstance(load, ClosedLoop) else 64) for load in self.loads)
 
     def document(self) -> Mapping[str, Any]:
-        """Returns every option in JSON's types."""
+        """Returns every option in JSON's types, without secrets."""
         document: dict[str, Any] = {_RECORDED_AS.get(name, name): _plain(value) for name, value in vars(self).items()}
+        document["transport"] = self.transport.document()
         document["loops"] = [{"type": type(load).__name__, **asdict(load)} for load in self.loads]
         return document
 

@@ -16,7 +16,8 @@ from tests.loadtest.run_files import compared, run_file
 
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply, Tensor
+from xlaserve_loadtest.schedule.tensors import Tensor
+from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply
 
 __all__ = ["compared", "run_file"]  # fixtures, for all tests of the load tester
 
@@ -70,7 +71,7 @@ def fake_target() -> type[FakeTarget]:
 
 @pytest.fixture
 def model_info() -> ModelInfo:
-    return ModelInfo("digits", (32, 32), (Tensor("scores", "FP32", (10,)),), {}, "puppet 1")
+    return ModelInfo("digits", (32, 32), (Tensor("scores", "FP32", (-1, 10)),), {}, "puppet 1")
 
 
 @pytest.fixture
@@ -80,20 +81,32 @@ def puppet_command() -> PuppetCommand:
 
 
 @pytest.fixture
-def start_puppet(tmp_path: Path) -> Iterator[StartPuppet]:
-    """Starts puppet servers and returns their addresses; ends them afterwards."""
+def start_server(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts the servers of a command and returns their addresses; ends them afterwards."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*flags: str) -> str:
+    def start(*command: str) -> str:
         ready = tmp_path / f"ready-{len(started)}"
         os.mkfifo(ready)
-        started.append(subprocess.Popen([*PUPPET, "--ready-file", str(ready), *flags], stdout=subprocess.DEVNULL))
+        started.append(subprocess.Popen([*command, "--ready-file", str(ready)], stdout=subprocess.DEVNULL))
         return str(json.loads(ready.read_text())["grpc"])
 
     yield start
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def start_puppet(start_server: Callable[..., str]) -> StartPuppet:
+    """Starts puppet servers with these flags, and returns their addresses."""
+    return lambda *flags: start_server(*PUPPET, *flags)
+
+
+@pytest.fixture
+def start_foreign(start_server: Callable[..., str]) -> StartPuppet:
+    """Starts servers of another kind with these flags, and returns their addresses."""
+    return lambda *flags: start_server(sys.executable, str(Path(__file__).parent / "foreign.py"), *flags)
 
 
 OK = Reply(Status.OK)

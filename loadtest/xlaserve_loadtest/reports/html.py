@@ -67,7 +67,8 @@ def _subject(summary: Summary) -> str:
     """Returns the models and the ways in which they ran."""
     arms = [arm for arm in summary.header.arms if arm.is_control_of is None]
     models = ", ".join(dict.fromkeys(arm.model for arm in arms))
-    return f"{models}: {', '.join(dict.fromkeys(arm.mode for arm in arms))}"
+    modes = ", ".join(dict.fromkeys(arm.mode for arm in arms if arm.mode))
+    return f"{models}: {modes}" if modes else models
 
 
 def _occasion(summary: Summary) -> str:

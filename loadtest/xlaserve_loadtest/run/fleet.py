@@ -11,14 +11,15 @@ from typing import Final, Self
 from xlaserve_loadtest.record.lines import Arm, Server
 from xlaserve_loadtest.run import crew, environment, running_targets, workers
 from xlaserve_loadtest.run.progress import Progress
+from xlaserve_loadtest.run.requests import make_requests
 from xlaserve_loadtest.run.running_targets import RunningTarget
 from xlaserve_loadtest.run.worker import Setup, Worker
 from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.schedule import arms as arms_of
-from xlaserve_loadtest.schedule import payload
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.payload import Mix, Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
+from xlaserve_loadtest.schedule.tensors import ANY, Tensor
 from xlaserve_loadtest.settings import NULL, Settings
 from xlaserve_loadtest.targets import embedded
 from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name
@@ -45,15 +46,17 @@ async def modes(settings: Settings, models: Sequence[str]) -> tuple[str, ...]:
     """Returns the modes to measure. Raises TargetError where the target does not offer them."""
     if settings.targets == (NULL,):
         return (NULL,)
-    if settings.modes == (arms_of.ALL,):
-        if not settings.is_remote:
-            return arms_of.MODES
-        info = await describe(settings.targets[0], models[0])
-        offered = info.properties.get("modes", "")
-        if not offered:
+    chosen, is_all = settings.modes, settings.modes == (arms_of.ALL,)
+    if settings.is_remote and (is_all or not chosen):
+        info = await describe(settings.targets[0], models[0], settings.transport)
+        offered = tuple(filter(None, info.properties.get("modes", "").split(",")))
+        if is_all and not offered:
             raise TargetError(f"{settings.targets[0]} does not say what modes {models[0]} has: name them with --mode")
-        return tuple(offered.split(","))
-    return settings.modes
+        usual = tuple(mode for mode in arms_of.USUAL_MODES if mode in offered)
+        return offered if is_all else usual or offered[:1] or (arms_of.AS_IT_IS,)
+    if is_all:
+        return arms_of.MODES
+    return chosen or arms_of.USUAL_MODES
 
 
 async def check(settings: Settings, modes: Sequence[str]) -> None:
@@ -149,7 +152,14 @@ class Fleet:
                 self._started, arms, (server.address,), pid=server.pid, models={NULL: _null_info(settings)}
             )
         if settings.is_remote:
-            return await running_targets.of_targets(self._started, arms, settings.targets, models, settings.target_http)
+            return await running_targets.of_targets(
+                self._started,
+                arms,
+                settings.targets,
+                models,
+                http_address=settings.target_http,
+                transport=settings.transport,
+            )
         served = tuple(dict.fromkeys(arm.mode for arm in own))
         if settings.config is None:
             config = configuration([name for name in settings.models if served_name(name) in models], served)
@@ -185,19 +195,7 @@ class Fleet:
         settings = self._settings
         for model in dict.fromkeys(arm.model for arm in self._arms.values()):
             own = [arm for arm in self._arms.values() if arm.model == model]
-            info = self._info(own[0])
-            sizes = settings.sizes or ((info.size,) if info.size else ())
-            if not sizes and not (settings.images and settings.payload == "encoded"):
-                raise TargetError(f"{model} takes images of several sizes: choose one with --size HEIGHTxWIDTH")
-            mix = Mix({_largest_batch(info): 1.0}) if settings.scenario == "offline" else settings.mix
-            by_mode = payload.make_requests(
-                payload.pictures(settings.images, sizes, settings.seed),
-                model=model,
-                modes=tuple(dict.fromkeys(arm.mode for arm in own)),
-                kind=settings.payload,
-                mix=mix,
-                seed=settings.seed,
-            )
+            by_mode, mix = make_requests(settings, self._info(own[0]), tuple(dict.fromkeys(arm.mode for arm in own)))
             for arm in own:
                 self.requests[arm.name] = by_mode[arm.mode]
                 self.mixes[arm.name] = mix
@@ -236,10 +234,6 @@ class Fleet:
         self._progress.say(f"the load generator can send {self.ceiling_per_s:,.0f} such requests a second")
 
 
-def _largest_batch(info: ModelInfo) -> int:
-    buckets = info.properties.get("buckets", "1").split(",")
-    return max(int(bucket.partition("x")[0]) for bucket in buckets)
-
-
 def _null_info(settings: Settings) -> ModelInfo:
-    return ModelInfo(NULL, settings.sizes[0] if settings.sizes else NULL_SIZE, (), {}, "null server")
+    size = settings.sizes[0] if settings.sizes else NULL_SIZE
+    return ModelInfo(NULL, size, (), {}, "null server", inputs=(Tensor("pixels", "UINT8", (ANY, *size, 3)),))

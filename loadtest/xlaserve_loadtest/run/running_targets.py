@@ -14,8 +14,9 @@ import psutil
 from xlaserve_loadtest.record.lines import Arm, LedgerEntry, Server
 from xlaserve_loadtest.run import usage
 from xlaserve_loadtest.run.workers import WorkerProcess
+from xlaserve_loadtest.targets.channel import PLAIN, Transport, open_channel
 from xlaserve_loadtest.targets.embedded import EmbeddedServer
-from xlaserve_loadtest.targets.target import ModelInfo, TargetError, describe, open_channel
+from xlaserve_loadtest.targets.target import ModelInfo, TargetError, describe
 from xlaserve_proto import vision_pb2, vision_pb2_grpc
 
 _DEADLINE_S: Final = 10.0
@@ -73,10 +74,16 @@ async def of_server(number: int, arms: Sequence[Arm], server: EmbeddedServer, mo
 
 
 async def of_targets(
-    number: int, arms: Sequence[Arm], addresses: Sequence[str], models: Sequence[str], http_address: str | None
+    number: int,
+    arms: Sequence[Arm],
+    addresses: Sequence[str],
+    models: Sequence[str],
+    *,
+    http_address: str | None,
+    transport: Transport,
 ) -> RunningTarget:
     """Describes servers that others run. Raises TargetError."""
-    descriptions = {model: [await describe(address, model) for address in addresses] for model in models}
+    descriptions = {model: [await describe(address, model, transport) for address in addresses] for model in models}
     for model, own in descriptions.items():
         for info, address in zip(own, addresses, strict=True):
             if info.outputs != own[0].outputs:
@@ -94,16 +101,18 @@ async def of_targets(
         http_address=http_address,
         pid=pid,
         models={model: own[0] for model, own in descriptions.items()},
-        ledger=await read_ledger(addresses[0], models),
+        ledger=await read_ledger(addresses[0], models, transport),
     )
 
 
-async def read_ledger(address: str, models: Sequence[str]) -> tuple[LedgerEntry, ...]:
+async def read_ledger(address: str, models: Sequence[str], transport: Transport = PLAIN) -> tuple[LedgerEntry, ...]:
     """Asks an xlaserve server what it compiled for `models`; returns nothing for any other server."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, transport) as channel:
         stub: Any = vision_pb2_grpc.VisionStub(channel)
         try:
-            answer = await stub.ListModels(vision_pb2.ListModelsRequest(), timeout=_DEADLINE_S)
+            answer = await stub.ListModels(
+                vision_pb2.ListModelsRequest(), timeout=_DEADLINE_S, metadata=transport.headers
+            )
         except grpc.aio.AioRpcError:
             return ()
     return tuple(

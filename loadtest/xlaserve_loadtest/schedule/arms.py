@@ -10,15 +10,23 @@ from xlaserve_loadtest.record.lines import Arm
 _KINDS: Final = {"xla": "xla", "graph": "graph", "eager": "graph", "autocluster": "autocluster", "auto": "xla"}
 """By the server's modes: the kind of process that runs each."""
 MODES: Final = tuple(_KINDS)
+USUAL_MODES: Final = ("xla", "graph")
+"""Measured where none is named."""
 ALL: Final = "all"
+AS_IT_IS: Final = ""
+"""The mode of a server that names none, which is not sent."""
 _CONTROL: Final = "(again)"
 
 
 def name_arms(models: Sequence[str], modes: Sequence[str], target: str) -> list[Arm]:
     """Returns an arm for each model and mode, named for the mode where there is one model."""
-    return [
-        Arm(mode if len(models) == 1 else f"{model} {mode}", mode, model, target) for model in models for mode in modes
-    ]
+    return [Arm(_name(model, mode, len(models)), mode, model, target) for model in models for mode in modes]
+
+
+def _name(model: str, mode: str, models: int) -> str:
+    if mode == AS_IT_IS:
+        return model
+    return mode if models == 1 else f"{model} {mode}"
 
 
 def choose_baseline(arms: Sequence[Arm], mode: str) -> str | None:

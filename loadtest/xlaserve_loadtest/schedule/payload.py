@@ -27,6 +27,8 @@ DISTINCT_REQUESTS: Final = 16
 MIXED_REQUESTS: Final = 40
 """For a mix of sizes or counts: a share of 0.025 is one request."""
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
+MAX_FILES: Final = 256
+"""More files of a folder are sampled: all are held in memory, as pixels and as files."""
 
 
 class PayloadError(Exception):
@@ -101,12 +103,13 @@ def synthetic(count: int, *, size: Size, seed: int) -> list[Picture]:
     return pictures
 
 
-def from_folder(folder: Path, *, size: Size | None) -> list[Picture]:
-    """Reads every JPEG, PNG and WebP file of a folder, by name; pixels are fitted to `size`. Raises PayloadError."""
+def from_folder(folder: Path, *, size: Size | None, seed: int = 0) -> list[Picture]:
+    """Reads the JPEG, PNG and WebP files of a folder, MAX_FILES at most; pixels are fitted to `size`.
+
+    Raises PayloadError.
+    """
     pictures = []
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in SUFFIXES:
-            continue
+    for path in sampled(sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES), seed):
         encoded = path.read_bytes()
         try:
             image = Image.open(io.BytesIO(encoded)).convert("RGB")
@@ -120,23 +123,25 @@ def from_folder(folder: Path, *, size: Size | None) -> list[Picture]:
     return pictures
 
 
+def sampled(paths: Sequence[Path], seed: int) -> list[Path]:
+    """Returns the paths, or MAX_FILES of them drawn with `seed`, in their order."""
+    if len(paths) <= MAX_FILES:
+        return list(paths)
+    chosen = np.random.default_rng(seed).choice(len(paths), MAX_FILES, replace=False)
+    return [paths[place] for place in sorted(chosen.tolist())]
+
+
 def pictures(folder: Path | None, sizes: Sequence[Size], seed: int) -> list[list[Picture]]:
     """Returns the images to send, a group for each size; without sizes a folder's images in their own size."""
     if folder is not None:
-        return [from_folder(folder, size=size) for size in sizes or (None,)]
+        return [from_folder(folder, size=size, seed=seed) for size in sizes or (None,)]
     return [synthetic(DISTINCT_REQUESTS, size=size, seed=seed) for size in sizes]
 
 
-def make_requests(
-    groups: Sequence[Sequence[Picture]],
-    *,
-    model: str,
-    modes: Sequence[str],
-    kind: Kind,
-    mix: Mix,
-    seed: int,
-) -> dict[str, tuple[Request, ...]]:
-    """Returns the requests of each mode, in the order of sending: the same except for the mode.
+def make_bodies(
+    groups: Sequence[Sequence[Picture]], *, model: str, kind: Kind, mix: Mix, seed: int
+) -> list[tuple[bytes, int]]:
+    """Returns serialised ModelInferRequests with their number of images, in the order of sending.
 
     There is a group of pictures for each resolution. A request takes neighbours from one group, and the groups take
     turns. Pixels of a group have one size.
@@ -149,10 +154,16 @@ def make_requests(
         start = index // len(groups)
         chosen = [group[(start + offset) % len(group)] for offset in range(count)]
         bodies.append((_body(model, chosen, kind), count))
+    return bodies
+
+
+def for_modes(bodies: Sequence[tuple[bytes, int]], modes: Sequence[str]) -> dict[str, tuple[Request, ...]]:
+    """Returns the requests of each mode: the same except for the mode. An empty mode is not sent."""
     requests = {}
     for mode in modes:
         parameter = oip.ModelInferRequest()
-        parameter.parameters["mode"].string_param = mode
+        if mode:
+            parameter.parameters["mode"].string_param = mode
         # Protobuf merges concatenated messages into one.
         suffix = parameter.SerializeToString()
         requests[mode] = tuple(Request(body + suffix, count, mode) for body, count in bodies)

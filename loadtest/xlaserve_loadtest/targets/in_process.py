@@ -28,7 +28,8 @@ from xlaserve.runtimes.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
 from xlaserve_loadtest.record.lines import LedgerEntry, Status
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, TargetError, Tensor, widened
+from xlaserve_loadtest.schedule.tensors import ANY, Tensor
+from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, TargetError, widened
 from xlaserve_proto import open_inference_pb2 as oip
 
 _NAN = float("nan")
@@ -103,7 +104,7 @@ def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
     return ModelInfo(
         name=settings.name,
         size=next(iter(sizes)) if len(sizes) == 1 else None,
-        outputs=tuple(Tensor(out.name, out.datatype, tuple(out.shape)[1:]) for out in model.task.outputs),
+        outputs=tuple(Tensor(out.name, out.datatype, tuple(out.shape)) for out in model.task.outputs),
         properties={
             "source": settings.source,
             "weights": model.weights,
@@ -111,6 +112,7 @@ def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
             "buckets": ",".join(map(str, model.buckets)),
         },
         server="in-process",
+        inputs=(Tensor("pixels", "UINT8", (ANY, ANY, ANY, 3)),),
     )
 
 

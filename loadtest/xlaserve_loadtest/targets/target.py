@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -18,23 +19,14 @@ from numpy.typing import NDArray
 
 from xlaserve_loadtest.record.lines import NO_STAGES, STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.schedule.tensors import ANY, DTYPES, Tensor
+from xlaserve_loadtest.targets.channel import PLAIN, Transport, open_channel
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 
 _METADATA_DEADLINE_S: Final = 10.0
 _CONNECT_TIMEOUT_S: Final = 2.0
-_DTYPES: Final = {
-    "FP64": "<f8",
-    "INT64": "<i8",
-    "FP32": "<f4",
-    "INT32": "<i4",
-    "FP16": "<f2",
-    "UINT8": "u1",
-    "BOOL": "?",
-}
-_ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in _DTYPES.items()}
-
-ANY: Final = -1
+_ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 
 Array = NDArray[np.float64 | np.int64]
 """Integers are names, such as a map's classes: they are compared for equality only."""
@@ -42,15 +34,6 @@ Array = NDArray[np.float64 | np.int64]
 
 class TargetError(Exception):
     """The target can't be measured; the message says why."""
-
-
-class Tensor(NamedTuple):
-    """An output as declared in the model's metadata."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    """Shape without the batch."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +47,16 @@ class ModelInfo:
     properties: dict[str, str]
     server: str
     """Name and version of the server."""
+    inputs: tuple[Tensor, ...] = ()
+    optional: tuple[str, ...] = ()
+    """Names of the inputs that may be left out."""
+    transport: Transport = PLAIN
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it has the inputs of xlaserve's models: `pixels`, or `image` for files."""
+        known = {(own.name, own.datatype, len(own.shape)) for own in self.inputs}
+        return bool(known & {("pixels", "UINT8", 4), ("image", "BYTES", 1)})
 
 
 class Reply(NamedTuple):
@@ -103,7 +96,9 @@ class GrpcTarget:
     async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[Connection]:
         """Opens a connection to each of `addresses` (HOST:PORT), which take requests in turn."""
         async with AsyncExitStack() as stack:
-            channels = [await stack.enter_async_context(open_channel(address)) for address in addresses]
+            channels = [
+                await stack.enter_async_context(open_channel(address, model.transport)) for address in addresses
+            ]
             # Connecting is not part of the first request; where it fails, the requests fail.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -111,37 +106,38 @@ class GrpcTarget:
             yield _GrpcConnection(channels, model, self._deadline_s)
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Returns a channel with a connection of its own."""
-    options = [
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.enable_retries", 0),
-        ("grpc.enable_http_proxy", 0),
-        # Without this, channels to the same address share one connection.
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
-    ]
-    return grpc.aio.insecure_channel(address, options=options)
-
-
-async def describe(address: str, model: str) -> ModelInfo:
+async def describe(address: str, model: str, transport: Transport = PLAIN) -> ModelInfo:
     """Asks a server for its metadata and that of a model. Raises TargetError."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, transport) as channel:
         stub: Any = oip_grpc.GRPCInferenceServiceStub(channel)
+        ask = partial(_ask, address, transport)
+        server = await ask(stub.ServerMetadata, oip.ServerMetadataRequest())
+        metadata = await ask(stub.ModelMetadata, oip.ModelMetadataRequest(name=model))
         try:
-            server = await stub.ServerMetadata(oip.ServerMetadataRequest(), timeout=_METADATA_DEADLINE_S)
-            metadata = await stub.ModelMetadata(oip.ModelMetadataRequest(name=model), timeout=_METADATA_DEADLINE_S)
-        except grpc.aio.AioRpcError as error:
-            raise TargetError(f"{address}: {error.code().name}: {error.details()}") from None
+            config = (await ask(stub.ModelConfig, oip.ModelConfigRequest(name=model))).config
+        except TargetError:  # an extension that not every server has
+            config = oip.ModelConfig()
     return ModelInfo(
         name=model,
         size=_size(metadata),
-        outputs=tuple(Tensor(out.name, out.datatype, tuple(out.shape)[1:]) for out in metadata.outputs),
+        outputs=_tensors(metadata.outputs),
         properties=dict(metadata.properties),
         server=f"{server.name} {server.version}",
+        inputs=_tensors(metadata.inputs),
+        optional=tuple(own.name for own in config.input if own.optional),
+        transport=transport,
     )
+
+
+async def _ask(address: str, transport: Transport, method: Any, request: Any) -> Any:
+    try:
+        return await method(request, timeout=_METADATA_DEADLINE_S, metadata=transport.headers)
+    except grpc.aio.AioRpcError as error:
+        raise TargetError(f"{address}: {error.code().name}: {error.details()}") from None
+
+
+def _tensors(declared: Iterable[oip.ModelMetadataResponse.TensorMetadata]) -> tuple[Tensor, ...]:
+    return tuple(Tensor(own.name, own.datatype, tuple(own.shape)) for own in declared)
 
 
 class _GrpcConnection:
@@ -155,16 +151,19 @@ class _GrpcConnection:
         self._model = model
         self._deadline_s = deadline_s
 
+    def _call(self, request: Request) -> Awaitable[bytes]:
+        return next(self._turns)(request.data, timeout=self._deadline_s, metadata=self._model.transport.headers)
+
     async def send(self, request: Request) -> Reply:
         try:
-            data = await next(self._turns)(request.data, timeout=self._deadline_s)
+            data = await self._call(request)
         except grpc.aio.AioRpcError as error:
             return Reply(Status(error.code().value[0]), detail=error.details() or "")
         return read_reply(data, request, self._model)
 
     async def outputs(self, request: Request) -> list[Array]:
         try:
-            data = await next(self._turns)(request.data, timeout=self._deadline_s)
+            data = await self._call(request)
         except grpc.aio.AioRpcError as error:
             raise TargetError(f"{error.code().name}: {error.details()}") from None
         reply = read_reply(data, request, self._model)
@@ -180,11 +179,14 @@ def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
     except DecodeError as error:
         return Reply(Status.INVALID_REPLY, detail=str(error))
     parameters = response.parameters
-    if "mode" in parameters and parameters["mode"].string_param != request.mode:
+    if request.mode and "mode" in parameters and parameters["mode"].string_param != request.mode:
         ran = parameters["mode"].string_param
         return Reply(Status.INVALID_REPLY, detail=f"asked for mode {request.mode}, was run in {ran}")
     got = [(out.name, out.datatype, tuple(out.shape)) for out in response.outputs]
-    promised = [(out.name, out.datatype, (request.images, *out.shape)) for out in model.outputs]
+    promised = [
+        (out.name, out.datatype, (request.images, *out.shape[1:]) if out.has_batch else out.shape)
+        for out in model.outputs
+    ]
     if got != promised and (len(got) != len(promised) or not all(map(_keeps, got, promised))):
         return Reply(Status.INVALID_REPLY, detail=f"expected outputs {promised}, got {got}")
     for (name, datatype, shape), raw in zip(got, response.raw_output_contents, strict=False):
@@ -206,13 +208,20 @@ def _keeps(got: tuple[str, str, tuple[int, ...]], promised: tuple[str, str, tupl
 
 
 def read_outputs(data: bytes) -> list[Array]:
-    """Returns the outputs of a serialised ModelInferResponse that `read_reply` accepted."""
+    """Returns the outputs of a serialised ModelInferResponse that `read_reply` accepted, raw or typed."""
     response = oip.ModelInferResponse.FromString(data)
+    raws: list[bytes | None] = [*response.raw_output_contents] or [None] * len(response.outputs)
     return [
-        widened(np.frombuffer(raw, _DTYPES[out.datatype]).reshape(tuple(out.shape)))
-        for out, raw in zip(response.outputs, response.raw_output_contents, strict=True)
-        if out.datatype in _DTYPES
+        widened((_typed(out) if raw is None else np.frombuffer(raw, DTYPES[out.datatype])).reshape(tuple(out.shape)))
+        for out, raw in zip(response.outputs, raws, strict=True)
+        if out.datatype in DTYPES
     ]
+
+
+def _typed(output: oip.ModelInferResponse.InferOutputTensor) -> NDArray[Any]:
+    """Returns the elements of an output that came as numbers instead of bytes."""
+    held = [values for _, values in output.contents.ListFields()]
+    return np.array(held[0] if held else (), DTYPES[output.datatype])
 
 
 def widened(output: NDArray[Any]) -> Array:

@@ -21,7 +21,7 @@ def pictures() -> list[Picture]:
 def made(
     groups: Sequence[Sequence[Picture]], *, kind: Kind = "pixels", mix: str = "1", modes: Sequence[str] = ("xla",)
 ) -> dict[str, tuple[Request, ...]]:
-    return payload.make_requests(groups, model="m", modes=modes, kind=kind, mix=Mix.parse(mix), seed=0)
+    return payload.for_modes(payload.make_bodies(groups, model="m", kind=kind, mix=Mix.parse(mix), seed=0), modes)
 
 
 def decoded(request: Request) -> oip.ModelInferRequest:
@@ -120,3 +120,17 @@ def test_a_folder_without_images_and_a_broken_image_are_refused(tmp_path: Path) 
     (tmp_path / "broken.png").write_bytes(b"not a png")
     with pytest.raises(PayloadError, match=r"broken\.png"):
         payload.from_folder(tmp_path, size=None)
+
+
+def test_a_mode_that_is_empty_is_not_sent(pictures: list[Picture]) -> None:
+    (request, *_) = made([pictures], modes=("",))[""]
+    assert not decoded(request).parameters
+
+
+def test_a_large_folder_is_sampled_by_the_seed(tmp_path: Path) -> None:
+    for number in range(payload.MAX_FILES + 20):
+        Image.new("RGB", (2, 2), (number % 256, number // 256, 0)).save(tmp_path / f"{number:04}.png")
+    one, again, other = (payload.from_folder(tmp_path, size=None, seed=seed) for seed in (0, 0, 1))
+    assert len(one) == payload.MAX_FILES == len({picture.encoded for picture in one})
+    assert [picture.encoded for picture in one] == [picture.encoded for picture in again]
+    assert [picture.encoded for picture in one] != [picture.encoded for picture in other]

@@ -10,11 +10,11 @@ from tests.loadtest.conftest import StartPuppet
 
 from xlaserve_loadtest.record.lines import STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets.target import (
     GrpcTarget,
     ModelInfo,
     TargetError,
-    Tensor,
     describe,
     read_outputs,
     read_reply,
@@ -64,7 +64,7 @@ def test_a_wrong_reply_is_not_taken_for_an_answer(model_info: ModelInfo, data: b
 
 
 def test_a_side_that_was_left_open_may_have_any_length(model_info: ModelInfo) -> None:
-    promised = replace(model_info, outputs=(Tensor("scores", "FP32", (-1,)),))
+    promised = replace(model_info, outputs=(Tensor("scores", "FP32", (-1, -1)),))
     assert read_reply(reply().SerializeToString(), REQUEST, promised).status == Status.OK
     other = reply(shape=(2, 10, 1)).SerializeToString()
     assert read_reply(other, REQUEST, promised).status == Status.INVALID_REPLY
@@ -80,7 +80,8 @@ def test_outputs_come_out_as_numbers() -> None:
 async def test_the_model_is_described(start_puppet: StartPuppet) -> None:
     info = await describe(start_puppet(), "digits")
     assert info.size == (32, 32)
-    assert info.outputs[0].shape == (10,)
+    assert info.outputs[0].shape == (-1, 10)
+    assert info.takes_images
     assert (info.server, info.properties) == ("puppet 1", {"modes": "xla,graph", "buckets": "1x32x32,8x32x32"})
 
 

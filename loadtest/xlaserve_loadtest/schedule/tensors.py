@@ -1,0 +1,245 @@
+"""Requests for any model of the Open Inference Protocol: tensors as the model's own metadata declare them."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from xlaserve_loadtest.schedule.payload import DISTINCT_REQUESTS, MIXED_REQUESTS, SUFFIXES, Mix, PayloadError, sampled
+from xlaserve_proto import open_inference_pb2 as oip
+
+ANY: Final = -1
+"""A side of any length; as the first one, the batch."""
+NOISE: Final = "noise"
+ZEROS: Final = "zeros"
+
+Item = NDArray[Any]
+"""What one image or other item gives an input: without the batch where there is one."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of items, by input, in place of what the metadata leave open."""
+
+DTYPES: Final[Mapping[str, str]] = {
+    "BOOL": "?",
+    "UINT8": "u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "INT8": "i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}
+_BYTES: Final = "BYTES"
+_MAX_NOISY_INTEGER: Final = 9
+"""Integers are often indices, such as a vocabulary's: small ones are valid in most models."""
+
+
+class Tensor(NamedTuple):
+    """An input or output as declared in the model's metadata."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    """Shape with the batch; ANY where a side has any length."""
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the first side is the batch: images of a request."""
+        return self.shape[:1] == (ANY,)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What is sent as one input."""
+
+    tensor: Tensor
+    items: Sequence[Item]
+    """Items to send in turn, at least one; of BYTES scalars of `bytes`."""
+
+
+def choose(
+    declared: Sequence[Tensor], optional: Sequence[str], sources: Mapping[str, str], shapes: Shapes, seed: int
+) -> list[Input]:
+    """Returns what to send: every input of `declared` that is not `optional`, and those of `sources`.
+
+    A source is `noise` (the default), `zeros`, or the path of a file or folder. Raises PayloadError.
+    """
+    names = [tensor.name for tensor in declared]
+    for name in (*sources, *shapes):
+        if name not in names:
+            raise PayloadError(f"--input: the model has no input {name!r}; it has {', '.join(names) or 'none'}")
+    wanted = [tensor for tensor in declared if tensor.name in sources or tensor.name not in optional]
+    if not wanted:
+        raise PayloadError(f"every input of the model is optional: name those to send, --input {names[0]}={NOISE}")
+    return [
+        Input(tensor, _items(tensor, sources.get(tensor.name, NOISE), shapes.get(tensor.name), seed))
+        for tensor in wanted
+    ]
+
+
+def make_bodies(inputs: Sequence[Input], *, model: str, mix: Mix, seed: int) -> list[tuple[bytes, int]]:
+    """Returns serialised ModelInferRequests with their number of images, in the order of sending.
+
+    Raises PayloadError where a request is to hold several images and an input has no batch.
+    """
+    fixed = [one.tensor for one in inputs if not one.tensor.has_batch]
+    if fixed and mix != Mix({1: 1.0}):
+        shape = "x".join(map(str, fixed[0].shape))
+        raise PayloadError(f"--images-per-request: input {fixed[0].name} is {shape}, without a batch: expected 1")
+    number = DISTINCT_REQUESTS if len(mix.shares) == 1 else MIXED_REQUESTS
+    number = max(number, *(len(one.items) for one in inputs))
+    return [
+        (_body(inputs, model=model, first=first, count=count), count)
+        for first, count in enumerate(mix.counts(number, seed))
+    ]
+
+
+def parse_source(text: str) -> tuple[str, str]:
+    """Reads `pixels=photos/`. Raises ValueError."""
+    name, equals, source = text.partition("=")
+    if not (name and equals and source):
+        raise ValueError(f"expected NAME={NOISE}, NAME={ZEROS} or NAME=PATH, got {text!r}")
+    return name, source
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Reads `pixels=224x224x3`. Raises ValueError."""
+    name, equals, sides = text.partition("=")
+    parts = sides.split("x")
+    if not (name and equals) or not all(part.isdecimal() and int(part) for part in parts):
+        raise ValueError(f"expected NAME=SIDExSIDE such as pixels=224x224x3, got {text!r}")
+    return name, tuple(map(int, parts))
+
+
+def _body(inputs: Sequence[Input], *, model: str, first: int, count: int) -> bytes:
+    message = oip.ModelInferRequest(model_name=model)
+    for one in inputs:
+        chosen = [one.items[(first + offset) % len(one.items)] for offset in range(count)]
+        shape = chosen[0].shape
+        message.inputs.add(
+            name=one.tensor.name,
+            datatype=one.tensor.datatype,
+            shape=(count, *shape) if one.tensor.has_batch else shape,
+        )
+        message.raw_input_contents.append(b"".join(_raw(item, one.tensor.datatype) for item in chosen))
+    return message.SerializeToString()
+
+
+def _raw(item: Item, datatype: str) -> bytes:
+    if datatype == _BYTES:
+        return b"".join(struct.pack("<I", len(value)) + value for value in item.flat)
+    return item.tobytes()
+
+
+def _items(tensor: Tensor, source: str, shape: tuple[int, ...] | None, seed: int) -> Sequence[Item]:
+    if tensor.datatype not in DTYPES and tensor.datatype != _BYTES:
+        expected = ", ".join((*DTYPES, _BYTES))
+        raise PayloadError(f"input {tensor.name}: datatype {tensor.datatype} can't be sent; expected one of {expected}")
+    declared = tensor.shape[1:] if tensor.has_batch else tensor.shape
+    if shape is not None:
+        if not _fits(shape, declared):
+            raise PayloadError(f"--shape: input {tensor.name}: expected {_words(declared)}, got {_words(shape)}")
+        declared = shape
+    if source not in (NOISE, ZEROS):
+        return _from_files(tensor, Path(source), declared, seed)
+    if ANY in declared:
+        raise PayloadError(
+            f"input {tensor.name} is {_words(declared)}: say how long its open sides are, --shape {tensor.name}=..."
+        )
+    if source == ZEROS:
+        return [_full(tensor.datatype, declared)]
+    random = np.random.default_rng(seed)
+    return [_noise(tensor.datatype, declared, random) for _ in range(DISTINCT_REQUESTS)]
+
+
+def _words(shape: Sequence[int]) -> str:
+    return "x".join("?" if side == ANY else str(side) for side in shape) or "a scalar"
+
+
+def _full(datatype: str, shape: tuple[int, ...]) -> Item:
+    if datatype == _BYTES:
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, DTYPES[datatype])
+
+
+def _noise(datatype: str, shape: tuple[int, ...], random: np.random.Generator) -> Item:
+    if datatype == _BYTES:
+        item = _full(datatype, shape)
+        for place in np.ndindex(shape):
+            item[place] = random.bytes(8).hex().encode()
+        return item
+    dtype = np.dtype(DTYPES[datatype])
+    if dtype.kind == "f":
+        return random.random(shape).astype(dtype)
+    if dtype.kind == "b":
+        return random.integers(0, 2, shape).astype(dtype)
+    top = 255 if datatype == "UINT8" else _MAX_NOISY_INTEGER
+    return random.integers(0, top, shape, endpoint=True).astype(dtype)
+
+
+def _from_files(tensor: Tensor, path: Path, shape: tuple[int, ...], seed: int) -> list[Item]:
+    if not path.exists():
+        raise PayloadError(f"--input {tensor.name}: no file or folder {path}")
+    paths = sampled(sorted(own for own in path.iterdir() if own.is_file()), seed) if path.is_dir() else [path]
+    if not paths:
+        raise PayloadError(f"--input {tensor.name}: no file in {path}")
+    items = [item for own in paths for item in _read(tensor, own, shape)]
+    if len({item.shape for item in items}) > 1:
+        raise PayloadError(f"--input {tensor.name}: files of several shapes: choose one with --shape {tensor.name}=...")
+    return items
+
+
+def _read(tensor: Tensor, path: Path, shape: tuple[int, ...]) -> list[Item]:
+    """Returns the items that a file holds: an image one, a `.npy` file one or, with one side more, many."""
+    where = f"--input {tensor.name}: {path}"
+    if tensor.datatype == _BYTES:
+        if math.prod(shape) != 1:
+            raise PayloadError(f"{where}: a file is one element, and the input is {_words(shape)}")
+        item = _full(_BYTES, shape)
+        item.flat[0] = path.read_bytes()
+        return [item]
+    try:
+        if path.suffix.lower() == ".npy":
+            array = np.load(path, allow_pickle=False)
+        elif path.suffix.lower() in SUFFIXES:
+            array = _picture(path, shape, tensor.datatype)
+        else:
+            raise PayloadError(f"{where}: expected a file that ends in .npy, {', '.join(SUFFIXES)}")
+    except (OSError, UnidentifiedImageError, ValueError) as error:
+        raise PayloadError(f"{where}: {error}") from None
+    dtype = np.dtype(DTYPES[tensor.datatype])
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise PayloadError(f"{where}: expected {tensor.datatype}, got {array.dtype}")
+    items = list(array) if array.ndim == len(shape) + 1 else [array]
+    if not items or not _fits(items[0].shape, shape):
+        raise PayloadError(f"{where}: expected {_words(shape)}, got {_words(array.shape)}")
+    return [np.ascontiguousarray(item, dtype) for item in items]
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    return len(shape) == len(declared) and all(want in (ANY, side) for side, want in zip(shape, declared, strict=True))
+
+
+def _picture(path: Path, shape: tuple[int, ...], datatype: str) -> Item:
+    """Returns an image `[height, width, 3]` or `[3, height, width]`, as `shape` says; floating point from 0 to 1."""
+    if len(shape) != 3 or 3 not in (shape[0], shape[-1]):
+        raise PayloadError(f"{path}: an image is HEIGHTxWIDTHx3 or 3xHEIGHTxWIDTH, and the input is {_words(shape)}")
+    is_first = shape[-1] != 3
+    height, width = shape[1:] if is_first else shape[:2]
+    image = Image.open(path).convert("RGB")
+    image = image.resize((image.width if width == ANY else width, image.height if height == ANY else height))
+    pixels: Item = np.asarray(image)
+    if datatype.startswith("FP"):
+        pixels = pixels.astype(np.float32) / 255
+    return pixels.transpose(2, 0, 1) if is_first else pixels

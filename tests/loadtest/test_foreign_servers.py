@@ -1,0 +1,112 @@
+"""Servers that are not ours, over real sockets: their inputs, their outputs, TLS and headers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from tests.loadtest.conftest import StartPuppet
+
+from xlaserve_loadtest import cli
+from xlaserve_loadtest.targets.channel import Transport
+from xlaserve_loadtest.targets.target import TargetError, describe
+
+QUICK = ("--model", "anything", "--concurrency", "2", "--duration", "0.4", "--warmup", "0.05", "--workers", "1")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Paths of PEM files: an authority, and the key and certificate of a server and a client."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    paths = {"ca": folder / "ca.pem"}
+    authority.cert_pem.write_to_path(str(paths["ca"]))
+    for name, issued in (("server", authority.issue_cert("served.test")), ("client", authority.issue_cert("me@test"))):
+        paths[f"{name}-key"], paths[f"{name}-cert"] = folder / f"{name}.key", folder / f"{name}.pem"
+        issued.private_key_pem.write_to_path(str(paths[f"{name}-key"]))
+        issued.cert_chain_pems[0].write_to_path(str(paths[f"{name}-cert"]))
+    yield {name: str(path) for name, path in paths.items()}
+
+
+def load(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    record = tmp_path / "one.run.jsonl.gz"
+    status = cli.main([*QUICK, "--out", str(tmp_path), "--record", str(record), *arguments])
+    lines = [json.loads(line) for line in gzip.decompress(record.read_bytes()).splitlines()] if record.exists() else []
+    kinds = {line["kind"]: line for line in lines}
+    return status, kinds
+
+
+def test_a_model_is_sent_what_its_metadata_declare(
+    tmp_path: Path, start_foreign: StartPuppet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, kinds = load(tmp_path, "--target", start_foreign(), "--images-per-request", "3")
+    assert status == 0, capsys.readouterr().err
+    assert "failure" not in kinds
+    (arm,) = kinds["header"]["arms"]
+    assert (arm["name"], arm["mode"]) == ("anything", "")
+    assert kinds["server"]["name"] == "foreign 2"
+
+
+def test_named_inputs_come_from_files(tmp_path: Path, start_foreign: StartPuppet) -> None:
+    (tmp_path / "hints").mkdir()
+    (tmp_path / "hints" / "one").write_text("a cat")
+    target = start_foreign()
+    status, kinds = load(tmp_path, "--target", target, "--input", f"hint={tmp_path / 'hints'}", "--input", "ids=zeros")
+    assert status == 0
+    assert "failure" not in kinds
+    assert kinds["header"]["configuration"]["inputs"] == [["hint", str(tmp_path / "hints")], ["ids", "zeros"]]
+
+
+def test_a_server_is_reached_over_tls_with_a_token_that_is_not_recorded(
+    tmp_path: Path, start_foreign: StartPuppet, certificates: dict[str, str]
+) -> None:
+    server = ("--tls", certificates["server-key"], certificates["server-cert"], "--trust", certificates["ca"])
+    target = start_foreign(*server, "--token", "Bearer secret")
+    client = ("--tls-ca", certificates["ca"], "--tls-cert", certificates["client-cert"], "--tls-key")
+    named = ("--tls-server-name", "served.test", "--compression", "gzip")
+    header = ("--header", "Authorization=Bearer secret")
+    status, kinds = load(tmp_path, "--target", target, *client, certificates["client-key"], *named, *header)
+    assert status == 0
+    assert "failure" not in kinds
+    transport = {"tls": True, "headers": ["authorization"], "compression": "gzip"}
+    assert kinds["header"]["configuration"]["transport"] == transport
+    texts = [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()]
+    assert not any(b"secret" in (gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text) for text in texts)
+
+
+async def test_a_wrong_token_and_a_server_that_is_not_trusted_are_said(
+    start_foreign: StartPuppet, certificates: dict[str, str]
+) -> None:
+    plain = start_foreign("--token", "right")
+    with pytest.raises(TargetError, match="UNAUTHENTICATED: expected a token"):
+        await describe(plain, "m", Transport(headers=(("authorization", "wrong"),)))
+    secure = start_foreign("--tls", certificates["server-key"], certificates["server-cert"])
+    with pytest.raises(TargetError, match="UNAVAILABLE"):
+        await describe(secure, "m", Transport(is_secure=True, server_name="served.test"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--input", "ids"), "expected NAME=noise"),
+        (("--header", "no value"), "expected NAME=VALUE"),
+        (("--header", "key-bin=1"), "expected NAME=VALUE"),
+        (("--header", "key=a\nb"), "expected NAME=VALUE"),
+        (("--tls-ca", "/nowhere"), "/nowhere: No such file"),
+        (("--target", "h:1", "--tls-cert", __file__), "--tls-cert and --tls-key go together"),
+        (("--tls",), "are for --target"),
+        (("--input", "ids=noise"), "are for --target"),
+        (("--target", "h:1", "--input", "ids=noise", "--size", "8x8"), "exclude --images and --size"),
+    ],
+)
+def test_a_wrong_option_is_explained(
+    arguments: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*arguments])
+    assert reason in capsys.readouterr().err
