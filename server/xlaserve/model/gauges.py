@@ -1,80 +1,134 @@
-"""What /metrics shows of the models at a moment."""
+"""What /metrics shows of the models at a moment: a gauge is a function of a version, with its name, help and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Final, NamedTuple
 
 from prometheus_client.core import Metric
 
+from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.engine.warmup.verify import Verified
 from xlaserve.model.version import State, Version
 from xlaserve.telemetry.metrics import gauge_family
+
+Series = Iterable[tuple[tuple[str, ...], float]]
+"""Numbers, each after the values of the labels that follow `model`."""
+
+
+Read = Callable[[Version], Series]
+
+
+class _Gauge(NamedTuple):
+    name: str
+    help_text: str
+    labels: tuple[str, ...]
+    read: Read
+
+
+_GAUGES: Final[list[_Gauge]] = []
+_OF_PRECISION: Final = ("mode", "precision")
+_OF_PROGRAM: Final = ("mode", "bucket")
 
 
 def gauges(versions: Collection[Version]) -> Iterator[Metric]:
     """Yields the gauges of the models, of each model's version that serves, or else its last. On the event loop."""
-    yield from _traffic(versions)
-    yield from _precision(versions)
-    yield from _programs(versions)
+    for gauge in _GAUGES:
+        family = gauge_family(gauge.name, gauge.help_text, gauge.labels)
+        for version in versions:
+            for values, number in gauge.read(version):
+                family.add_metric((version.name, *values), float(number))
+        yield family
 
 
-def _traffic(versions: Collection[Version]) -> Iterator[Metric]:
-    waiting = gauge_family("xlaserve_queue_images", "Images that wait for a batch.", ("model",))
-    admitted = gauge_family("xlaserve_in_flight_images", "Images that are decoded, wait or run.", ("model",))
-    size = gauge_family("xlaserve_in_flight_bytes", "Bytes of those images, encoded and decoded.", ("model",))
-    states = gauge_family("xlaserve_model_state", "1 for the state that a model is in.", ("model", "version", "state"))
-    auto = gauge_family("xlaserve_auto_mode", "1 for the mode that auto runs a bucket in.", ("model", "bucket", "mode"))
-    for version in versions:
-        if version.served:
-            batcher = version.served.batcher
-            waiting.add_metric((version.name,), batcher.waiting_images)
-            admitted.add_metric((version.name,), batcher.admission.images)
-            size.add_metric((version.name,), batcher.admission.size_bytes)
-        for state in State:
-            labels = (version.name, version.settings.version, state.lower())
-            states.add_metric(labels, float(version.state is state))
-        for bucket, mode in version.auto.items():
-            auto.add_metric((version.name, str(bucket), mode), 1.0)
-    yield from (waiting, admitted, size, states, auto)
+def _gauge(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Callable[[Read], Read]:
+    """Registers a gauge with `labels` after `model`."""
+
+    def register(read: Read) -> Read:
+        _GAUGES.append(_Gauge(name, help_text, ("model", *labels), read))
+        return read
+
+    return register
 
 
-def _precision(versions: Collection[Version]) -> Iterator[Metric]:
-    labels = ("model", "mode", "precision")
-    differences = gauge_family(
-        "xlaserve_precision_difference",
-        "Largest difference of an output from float32, as a share of the largest number; measured at warm-up.",
-        labels,
-    )
-    agreements = gauge_family("xlaserve_precision_agreement", "Share of answers that are those of float32.", labels)
-    for version in versions:
-        for mode, difference in version.differences.items():
-            values = (version.name, mode, version.settings.precision)
-            differences.add_metric(values, difference.largest)
-            if difference.agreement is not None:
-                agreements.add_metric(values, difference.agreement)
-    yield from (differences, agreements)
+@_gauge("xlaserve_queue_images", "Images that wait for a batch.")
+def _queue_images(version: Version) -> Series:
+    if version.served:
+        yield (), version.served.batcher.waiting_images
 
 
-def _programs(versions: Collection[Version]) -> Iterator[Metric]:
-    labels = ("model", "mode", "bucket")
-    differences = gauge_family(
-        "xlaserve_program_difference",
-        "Largest difference of a program's outputs from the reference's, as a share of the largest number.",
-        labels,
-    )
-    not_finite = gauge_family(
-        "xlaserve_program_not_finite_images", "Images that a program answered with NaN or infinity at warm-up.", labels
-    )
-    are_verified = gauge_family(
-        "xlaserve_program_verified", "1 where a program's answers were compared with a reference, else 0.", labels
-    )
-    warnings = gauge_family("xlaserve_model_warnings", "Warnings about a model, as ListModels shows them.", ("model",))
-    for version in versions:
-        warnings.add_metric((version.name,), len(version.warnings))
-        for entry in version.ledger:
-            if (verified := entry.verified) is not None:
-                values = (version.name, entry.mode, str(entry.bucket))
-                not_finite.add_metric(values, verified.not_finite)
-                are_verified.add_metric(values, float(verified.difference is not None))
-                if verified.difference is not None:
-                    differences.add_metric(values, verified.difference.largest)
-    yield from (differences, are_verified, not_finite, warnings)
+@_gauge("xlaserve_in_flight_images", "Images that are decoded, wait or run.")
+def _in_flight_images(version: Version) -> Series:
+    if version.served:
+        yield (), version.served.batcher.admission.images
+
+
+@_gauge("xlaserve_in_flight_bytes", "Bytes of those images, encoded and decoded.")
+def _in_flight_bytes(version: Version) -> Series:
+    if version.served:
+        yield (), version.served.batcher.admission.size_bytes
+
+
+@_gauge("xlaserve_model_state", "1 for the state that a model is in.", ("version", "state"))
+def _model_state(version: Version) -> Series:
+    for state in State:
+        yield (version.settings.version, state.lower()), version.state is state
+
+
+@_gauge("xlaserve_auto_mode", "1 for the mode that auto runs a bucket in.", ("bucket", "mode"))
+def _auto_mode(version: Version) -> Series:
+    for bucket, mode in version.auto.items():
+        yield (str(bucket), mode), 1
+
+
+@_gauge(
+    "xlaserve_precision_difference",
+    "Largest difference of an output from float32, as a share of the largest number; measured at warm-up.",
+    _OF_PRECISION,
+)
+def _precision_difference(version: Version) -> Series:
+    for mode, difference in version.differences.items():
+        yield (mode, version.settings.precision), difference.largest
+
+
+@_gauge("xlaserve_precision_agreement", "Share of answers that are those of float32.", _OF_PRECISION)
+def _precision_agreement(version: Version) -> Series:
+    for mode, difference in version.differences.items():
+        if difference.agreement is not None:
+            yield (mode, version.settings.precision), difference.agreement
+
+
+@_gauge(
+    "xlaserve_program_difference",
+    "Largest difference of a program's outputs from the reference's, as a share of the largest number.",
+    _OF_PROGRAM,
+)
+def _program_difference(version: Version) -> Series:
+    for entry, verified in _verified(version):
+        if verified.difference is not None:
+            yield (entry.mode, str(entry.bucket)), verified.difference.largest
+
+
+@_gauge("xlaserve_program_verified", "1 where a program's answers were compared with a reference, else 0.", _OF_PROGRAM)
+def _program_verified(version: Version) -> Series:
+    for entry, verified in _verified(version):
+        yield (entry.mode, str(entry.bucket)), verified.difference is not None
+
+
+@_gauge(
+    "xlaserve_program_not_finite_images",
+    "Images that a program answered with NaN or infinity at warm-up.",
+    _OF_PROGRAM,
+)
+def _program_not_finite_images(version: Version) -> Series:
+    for entry, verified in _verified(version):
+        yield (entry.mode, str(entry.bucket)), verified.not_finite
+
+
+@_gauge("xlaserve_model_warnings", "Warnings about a model, as ListModels shows them.")
+def _model_warnings(version: Version) -> Series:
+    yield (), len(version.warnings)
+
+
+def _verified(version: Version) -> Iterator[tuple[Entry, Verified]]:
+    return ((entry, entry.verified) for entry in version.ledger if entry.verified is not None)

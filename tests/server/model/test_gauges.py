@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+from xlaserve.config import Bucket, Mode, Precision
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.warmup.difference import Difference
+from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.engine.warmup.verify import Verified
+from xlaserve.model.gauges import gauges
+from xlaserve.model.version import State
+
+BUCKET = Bucket(2, 4, 4)
+
+
+def version(**fields: Any) -> Any:
+    entries = [
+        Entry("cats", "7", Mode.XLA, BUCKET, 1.0, 1.0, Cost(1.0, 1.0), datetime.now(UTC), verified=verified)
+        for verified in (None, Verified(Difference(0.5, None, 8), not_finite=3))
+    ]
+    return SimpleNamespace(
+        **{
+            "name": "cats",
+            "settings": SimpleNamespace(version="7", precision=Precision.BFLOAT16),
+            "state": State.COMPILING,
+            "served": None,
+            "auto": {BUCKET: Mode.GRAPH},
+            "differences": {Mode.XLA: Difference(0.25, 0.75, 8), Mode.GRAPH: Difference(0.125, None, 8)},
+            "ledger": entries,
+            "warnings": ["slow", "narrow"],
+            **fields,
+        }
+    )
+
+
+def values(*versions: Any) -> dict[str, dict[tuple[str, ...], float]]:
+    return {
+        family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples}
+        for family in gauges(versions)
+    }
+
+
+def test_a_gauge_is_there_without_models() -> None:
+    assert set(values()) > {"xlaserve_queue_images", "xlaserve_model_state", "xlaserve_program_verified"}
+    assert not any(values().values())
+
+
+def test_a_version_is_shown_with_its_state_and_what_was_found_of_its_programs() -> None:
+    shown = {name: series for name, series in values(version()).items() if name != "xlaserve_model_state"}
+    assert shown == {
+        "xlaserve_queue_images": {},
+        "xlaserve_in_flight_images": {},
+        "xlaserve_in_flight_bytes": {},
+        "xlaserve_auto_mode": {("cats", "2x4x4", "graph"): 1.0},
+        "xlaserve_precision_difference": {("cats", "xla", "bfloat16"): 0.25, ("cats", "graph", "bfloat16"): 0.125},
+        "xlaserve_precision_agreement": {("cats", "xla", "bfloat16"): 0.75},
+        "xlaserve_program_difference": {("cats", "xla", "2x4x4"): 0.5},
+        "xlaserve_program_verified": {("cats", "xla", "2x4x4"): 1.0},
+        "xlaserve_program_not_finite_images": {("cats", "xla", "2x4x4"): 3.0},
+        "xlaserve_model_warnings": {("cats",): 2.0},
+    }
+    states = values(version())["xlaserve_model_state"]
+    assert {labels for labels, value in states.items() if value} == {("cats", "7", "compiling")}
+    assert len(states) == len(State)
+
+
+def test_what_waits_is_shown_of_a_version_that_serves() -> None:
+    batcher = SimpleNamespace(waiting_images=3, admission=SimpleNamespace(images=5, size_bytes=70))
+    shown = values(version(served=SimpleNamespace(batcher=batcher)))
+    names = ("queue_images", "in_flight_images", "in_flight_bytes")
+    assert [shown[f"xlaserve_{name}"] for name in names] == [{("cats",): 3.0}, {("cats",): 5.0}, {("cats",): 70.0}]
