@@ -1,6 +1,6 @@
 """The process that checks one model: `python -m xlaserve.check.probe`.
 
-Reads a `Task` as one line of JSON from stdin, and ends when stdin does: its parent may have been killed. Writes
+Reads a `Assignment` as one line of JSON from stdin, and ends when stdin does: its parent may have been killed. Writes
 a line of JSON to stdout for what it finds out, as soon as it does.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import statistics
 import sys
 import threading
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xlaserve.check.record import WITHOUT, Machine, Program, Refusal, Task
+from xlaserve.check.record import WITHOUT, Assignment, CheckedProgram, Machine, Refusal
 from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Lowering, Mode
 from xlaserve.engine import memory
@@ -50,7 +49,7 @@ def main() -> None:
     """Checks a model; what can't be built or compiled is reported, and is no failure of the process."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print
-    task = Task.model_validate_json(sys.stdin.readline())
+    assignment = Assignment.model_validate_json(sys.stdin.readline())
     threading.Thread(target=_end_with_stdin, daemon=True).start()
 
     def write(line: dict[str, Any]) -> None:
@@ -60,7 +59,7 @@ def main() -> None:
     quiet_tensorflow()
     try:
         with dump.dumped() as folder:
-            Probe(task, folder, write).check()
+            Probe(assignment, folder, write).check()
     except XlaserveError as error:
         write({"failure": str(error)})
     sys.stderr.flush()
@@ -68,18 +67,18 @@ def main() -> None:
 
 
 class Probe:
-    """Checks the model of a task. XLA writes down in `folder` what it compiles."""
+    """Checks one model. XLA writes down in `folder` what it compiles."""
 
-    def __init__(self, task: Task, folder: Path, write: Write) -> None:
-        (self._settings,) = task.settings.models
-        self._task = task
+    def __init__(self, assignment: Assignment, folder: Path, write: Write) -> None:
+        (self._settings,) = assignment.settings.models
+        self._assignment = assignment
         self._folder = folder
         self._write = write
         self._eager: Outputs | None = None
 
     def check(self) -> None:
         """Tries one mode after the other. Raises XlaserveError where the model can't be built."""
-        chosen = device.configure(self._task.settings, catalog.uses_tensorflow(self._settings))
+        chosen = device.configure(self._assignment.settings, catalog.uses_tensorflow(self._settings))
         self._write({"machine": machine(chosen.name).model_dump()})
         began = time.perf_counter()
         model = catalog.load(self._settings)
@@ -92,12 +91,12 @@ class Probe:
                 "load_s": time.perf_counter() - began,
             }
         )
-        for mode in self._task.modes:
+        for mode in self._assignment.modes:
             self._check_arm(model, mode, str(mode))
-        if not self._task.lowerings or Mode.XLA not in self._task.modes:
+        if not self._assignment.lowerings or Mode.XLA not in self._assignment.modes:
             return
         for lowering in Lowering:
-            if lowering in re.findall(r"\w+", model.lowerings):
+            if lowering in model.lowering_names:
                 without = (*self._settings.disable_lowerings, lowering)
                 other = catalog.load(self._settings.model_copy(update={"disable_lowerings": without}))
                 self._check_arm(other, Mode.XLA, f"{Mode.XLA} {WITHOUT} {lowering}")
@@ -109,13 +108,13 @@ class Probe:
         for bucket in model.buckets[:1] if mode is Mode.EAGER else model.buckets:
             self._write({"trying": f"{arm} {bucket}"})
             if slowest_s > SLOW_S:
-                program = Program(arm=arm, batch=bucket.batch, skipped=f"a smaller batch took {slowest_s:.0f} s")
+                program = CheckedProgram(arm=arm, batch=bucket.batch, skipped=f"a smaller batch took {slowest_s:.0f} s")
             else:
                 program = self._try(model, mode, arm, bucket, np.repeat(image, bucket.batch, axis=0))
             slowest_s = max(slowest_s, (program.run_ms or 0.0) / 1000)
             self._write({"program": program.model_dump(mode="json")})
 
-    def _try(self, model: Model, mode: Mode, arm: str, bucket: Bucket, images: Images) -> Program:
+    def _try(self, model: Model, mode: Mode, arm: str, bucket: Bucket, images: Images) -> CheckedProgram:
         before, dumped = memory.resident_bytes(), dump.compiled(self._folder)
         with suppress(OSError):  # the peak is then that of the whole process
             memory.forget_peak()
@@ -123,7 +122,7 @@ class Probe:
             compilation = model.program.compile(mode, bucket)
             seconds, outputs = _run(compilation.executable, images)
         except Exception as error:
-            return Program(arm=arm, batch=bucket.batch, refusal=explain(error))
+            return CheckedProgram(arm=arm, batch=bucket.batch, refusal=explain(error))
         peak_bytes = max(0, memory.peak_bytes() - before)
         apart: tuple[float | None, float | None] = (None, None)
         if mode is Mode.EAGER:
@@ -132,9 +131,9 @@ class Probe:
             apart = difference(model, self._eager, outputs)
         if apart[0] == np.inf:
             refusal = Refusal(message="gives NaN or infinity where eager does not")
-            return Program(arm=arm, batch=bucket.batch, refusal=refusal)
+            return CheckedProgram(arm=arm, batch=bucket.batch, refusal=refusal)
         assigned = [_memory(file) for file in dump.compiled(self._folder) - dumped] if mode.traits.is_jit else []
-        return Program(
+        return CheckedProgram(
             arm=arm,
             batch=bucket.batch,
             trace_s=compilation.trace_s,

@@ -21,7 +21,7 @@ DIFFERENCE_LIMIT = 1e-3
 WITHOUT: Final = "without"
 
 
-class Task(Frozen):
+class Assignment(Frozen):
     """What to check: the one model of `settings`, with the batches of its buckets."""
 
     settings: Settings
@@ -43,7 +43,7 @@ class Refusal(Frozen):
     """Where Python made it: `file:12 in call: code`. Lines inside TensorFlow and Keras are passed over."""
 
 
-class Program(Frozen):
+class CheckedProgram(Frozen):
     """One program of one model."""
 
     arm: str
@@ -108,7 +108,7 @@ class Checked(Frozen):
     load_s: float | None = None
     lowered: str = ""
     """The lowerings that XLA runs it with, and in how many layers each: `depthwise 17`."""
-    programs: tuple[Program, ...] = ()
+    programs: tuple[CheckedProgram, ...] = ()
     failure: str | None = None
     """Why the check ended early: the model can't be built, the process died, or its time was up."""
 
@@ -117,7 +117,7 @@ class Checked(Frozen):
         """Whether anything is wrong with the model in any mode."""
         return self.failure is not None or any(program.is_wrong for program in self.programs)
 
-    def find(self, arm: str, batch: int) -> Program | None:
+    def find(self, arm: str, batch: int) -> CheckedProgram | None:
         """Returns one of its programs, where that was tried."""
         return next((found for found in self.programs if (found.arm, found.batch) == (arm, batch)), None)
 

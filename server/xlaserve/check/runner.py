@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import IO, Any, Final, NamedTuple
 
-from xlaserve.check.record import Checked, Task
+from xlaserve.check.record import Assignment, Checked
 from xlaserve.config import Mode, ModelSettings, Settings
 
 PROBE: Final = (sys.executable, "-m", "xlaserve.check.probe")
@@ -42,9 +42,9 @@ def check(
 ) -> Checked:
     """Returns what the check of one model found out; blocks for at most `timeout_s`.
 
-    `on_step` is called with what is tried next. `command` is the process that reads the task.
+    `on_step` is called with what is tried next. `command` is the process that reads the assignment.
     """
-    task = Task(
+    assignment = Assignment(
         settings=server.model_copy(update={"models": (asked.settings,)}), modes=tuple(modes), lowerings=lowerings
     )
     found: dict[str, Any] = {"programs": []}
@@ -53,7 +53,7 @@ def check(
         timer = threading.Timer(timeout_s, _kill, (process,))
         timer.start()
         try:
-            _send(process, task)
+            _send(process, assignment)
             for step in _read(process, found):
                 on_step(step)
             status = process.wait()
@@ -80,10 +80,10 @@ def check(
     )
 
 
-def _send(process: subprocess.Popen[bytes], task: Task) -> None:
+def _send(process: subprocess.Popen[bytes], assignment: Assignment) -> None:
     assert process.stdin
     try:
-        process.stdin.write(task.model_dump_json().encode() + b"\n")
+        process.stdin.write(assignment.model_dump_json().encode() + b"\n")
         process.stdin.flush()
     except BrokenPipeError:  # it died at once, which its status shows
         with suppress(BrokenPipeError):  # what it did not read goes with it, before anybody else tries to send it

@@ -7,7 +7,7 @@ from typing import Final
 
 from rich.table import Table
 
-from xlaserve.check.record import DIFFERENCE_LIMIT, Checked, Program
+from xlaserve.check.record import DIFFERENCE_LIMIT, Checked, CheckedProgram
 from xlaserve.config import Mode
 
 MIB: Final = 1024 * 1024
@@ -129,7 +129,7 @@ def _row(model: Checked, columns: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     )
 
 
-def _wrong(program: Program) -> str:
+def _wrong(program: CheckedProgram) -> str:
     where = f"{program.arm} at batch {program.batch}"
     if (refusal := program.refusal) is None:
         return f"{where}: differs from eager by {program.difference:.1e}, more than {DIFFERENCE_LIMIT:g}"
@@ -139,7 +139,7 @@ def _wrong(program: Program) -> str:
     return f"{where}: {'; '.join(parts)}"
 
 
-def _milliseconds(program: Program | None) -> str:
+def _milliseconds(program: CheckedProgram | None) -> str:
     if program is None:
         return NOTHING
     if program.refusal:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.check.record import Checked, Machine, Program
+from xlaserve.check.record import Checked, CheckedProgram, Machine
 from xlaserve.config import Mode
 
 
@@ -13,7 +13,7 @@ from xlaserve.config import Mode
 def checked() -> Callable[..., Checked]:
     """Makes the record of a model of that name; anything about it can be said."""
 
-    def make(name: str = "m", programs: Sequence[Program] = (), **fields: Any) -> Checked:
+    def make(name: str = "m", programs: Sequence[CheckedProgram] = (), **fields: Any) -> Checked:
         usual: dict[str, Any] = {
             "source": "builtin:noop",
             "modes": (Mode.EAGER, Mode.GRAPH, Mode.XLA),

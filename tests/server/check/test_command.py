@@ -132,10 +132,10 @@ def test_a_source_that_can_not_be_built_is_a_failure_with_its_reason(tmp_path: P
 
 
 def test_the_process_of_a_check_ends_with_the_command_that_started_it() -> None:
-    task = record.Task(settings=Settings(), modes=(Mode.XLA,), lowerings=False)
+    assignment = record.Assignment(settings=Settings(), modes=(Mode.XLA,), lowerings=False)
     with subprocess.Popen([sys.executable, "-m", "xlaserve.check.probe"], stdin=subprocess.PIPE) as probe:
         assert probe.stdin is not None
-        probe.stdin.write(task.model_dump_json().encode() + b"\n")
+        probe.stdin.write(assignment.model_dump_json().encode() + b"\n")
         probe.stdin.close()
         assert probe.wait(TIMEOUT_S) == 1
 

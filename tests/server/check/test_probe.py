@@ -8,7 +8,7 @@ import pytest
 
 from xlaserve.check import probe
 from xlaserve.check.probe import difference
-from xlaserve.check.record import Task
+from xlaserve.check.record import Assignment
 from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.engine.program import Compilation, Images, Outputs
 from xlaserve.model import catalog
@@ -26,8 +26,8 @@ def model(task: Any = None) -> catalog.Model:
 def probed(folder: Path, *modes: Mode) -> list[dict[str, Any]]:
     """What a process that checks `NOOP` writes."""
     said: list[dict[str, Any]] = []
-    task = Task(settings=Settings(models=(NOOP,)), modes=modes, lowerings=True)
-    probe.Probe(task, folder, said.append).check()
+    assignment = Assignment(settings=Settings(models=(NOOP,)), modes=modes, lowerings=True)
+    probe.Probe(assignment, folder, said.append).check()
     return said
 
 

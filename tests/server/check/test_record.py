@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from xlaserve.check import record
-from xlaserve.check.record import Checked, Program, Refusal
+from xlaserve.check.record import Checked, CheckedProgram, Refusal
 from xlaserve.config import Mode
 from xlaserve.errors import ConfigError
 
 Make = Callable[..., Checked]
-FINE = Program(arm=Mode.XLA, batch=1, run_ms=1.5, difference=1e-6)
-REFUSED = Program(arm=Mode.XLA, batch=8, refusal=Refusal(message="no"))
-FAR = Program(arm=Mode.GRAPH, batch=1, run_ms=1.0, difference=0.5)
+FINE = CheckedProgram(arm=Mode.XLA, batch=1, run_ms=1.5, difference=1e-6)
+REFUSED = CheckedProgram(arm=Mode.XLA, batch=8, refusal=Refusal(message="no"))
+FAR = CheckedProgram(arm=Mode.GRAPH, batch=1, run_ms=1.0, difference=0.5)
 
 
 def test_what_is_written_is_what_is_read(checked: Make, tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_what_is_written_is_what_is_read(checked: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("programs", "fails"), [((FINE,), False), ((FINE, REFUSED), True), ((FAR,), True)])
 def test_a_program_that_fails_or_is_far_from_eager_fails_its_model(
-    checked: Make, programs: tuple[Program, ...], fails: bool
+    checked: Make, programs: tuple[CheckedProgram, ...], fails: bool
 ) -> None:
     assert checked(programs=programs).has_failed is fails
 

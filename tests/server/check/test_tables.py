@@ -5,16 +5,18 @@ from collections.abc import Callable
 from rich.console import Console
 
 from xlaserve.check import tables
-from xlaserve.check.record import Checked, Program, Refusal
+from xlaserve.check.record import Checked, CheckedProgram, Refusal
 from xlaserve.config import Mode
 
 Make = Callable[..., Checked]
 PROGRAMS = (
-    Program(arm=Mode.XLA, batch=8, refusal=Refusal(message="no kernel", node="a/b|c", line="m.py:3 in call: x")),
-    Program(arm=Mode.EAGER, batch=1, run_ms=12.34, trace_s=0.0, compile_s=0.0, peak_bytes=0),
-    Program(arm=Mode.XLA, batch=1, run_ms=4.56, trace_s=0.25, compile_s=1.5, difference=2e-6, peak_bytes=3 << 20),
-    Program(arm="xla without depthwise", batch=1, run_ms=9.0, temporary_bytes=5 << 20, parameter_bytes=0),
-    Program(arm=Mode.GRAPH, batch=8, skipped="a smaller batch took 30 s"),
+    CheckedProgram(arm=Mode.XLA, batch=8, refusal=Refusal(message="no kernel", node="a/b|c", line="m.py:3 in call: x")),
+    CheckedProgram(arm=Mode.EAGER, batch=1, run_ms=12.34, trace_s=0.0, compile_s=0.0, peak_bytes=0),
+    CheckedProgram(
+        arm=Mode.XLA, batch=1, run_ms=4.56, trace_s=0.25, compile_s=1.5, difference=2e-6, peak_bytes=3 << 20
+    ),
+    CheckedProgram(arm="xla without depthwise", batch=1, run_ms=9.0, temporary_bytes=5 << 20, parameter_bytes=0),
+    CheckedProgram(arm=Mode.GRAPH, batch=8, skipped="a smaller batch took 30 s"),
 )
 
 
@@ -36,7 +38,7 @@ def test_a_model_has_a_row_with_a_column_for_each_mode_and_batch(checked: Make) 
 
 
 def test_what_fails_is_told_with_the_operation_and_the_line(checked: Make) -> None:
-    far = Program(arm=Mode.GRAPH, batch=1, difference=0.25)
+    far = CheckedProgram(arm=Mode.GRAPH, batch=1, difference=0.25)
     lines = tables.failures([checked("a", PROGRAMS), checked("b", [far]), checked("c", failure="killed by SIGSEGV")])
     assert lines == [
         "a: xla at batch 8: no kernel; node a/b|c; made by m.py:3 in call: x",

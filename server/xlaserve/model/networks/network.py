@@ -33,3 +33,8 @@ class Network:
     """Height and width have to be multiples of this."""
     reference: Callable[[Images], Outputs] | None = None
     """Computes the same in float32, slowly; not while the model serves. None where it is not known."""
+
+    @property
+    def lowering_names(self) -> list[str]:
+        """The names in `lowerings`."""
+        return [each.rpartition(" ")[0] for each in self.lowerings.split(", ") if each]

@@ -13,7 +13,7 @@ from xlaserve.model.networks import preprocess
 from xlaserve.model.networks.network import Network
 from xlaserve.model.sources import keras_cv_detector, keras_models, random_weights
 from xlaserve.model.sources.applications import advise, check_file
-from xlaserve.model.sources.keras_cv_table import BACKBONES, HEADS, IMAGENET_CLASSES, Head, names
+from xlaserve.model.sources.keras_cv_table import BACKBONES, HEADS, IMAGENET_CLASSES, KerasCvHead, names
 
 
 def keras_cv_model(name: str, settings: ModelSettings) -> Network:
@@ -68,7 +68,7 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
     )
 
 
-def find(name: str) -> tuple[Head | None, str]:
+def find(name: str) -> tuple[KerasCvHead | None, str]:
     """Returns the head and the name of the backbone. Raises ModelFailed with the names that come close."""
     head_name, dash, backbone_name = name.rpartition("-")
     if backbone_name not in BACKBONES or (dash and head_name not in HEADS):
@@ -83,7 +83,7 @@ def find(name: str) -> tuple[Head | None, str]:
     return head, backbone_name
 
 
-def _with_head(body: Any, head: Head, backbone_name: str, settings: ModelSettings) -> Any:
+def _with_head(body: Any, head: KerasCvHead, backbone_name: str, settings: ModelSettings) -> Any:
     arguments = dict(head.arguments.get(backbone_name, {}))
     if head.task == "detection":
         arguments["bounding_box_format"] = "xyxy"

@@ -26,7 +26,7 @@ class Backbone:
 
 
 @dataclass(frozen=True)
-class Head:
+class KerasCvHead:
     """What is put on a backbone for a task."""
 
     constructor: str
@@ -53,8 +53,8 @@ _TABLE: Final = parse((resources.files("xlaserve.model.sources") / "data" / "ker
 
 BACKBONES: Final[Mapping[str, Backbone]] = dict(_backbones(_TABLE["backbones"]))
 """By the name that follows `keras_cv:`; KerasCV's own constructors have `Backbone` after it."""
-HEADS: Final[Mapping[str, Head]] = {
-    name: Head(name, **{**head, "backbones": tuple(head["backbones"])}) for name, head in _TABLE["heads"].items()
+HEADS: Final[Mapping[str, KerasCvHead]] = {
+    name: KerasCvHead(name, **{**head, "backbones": tuple(head["backbones"])}) for name, head in _TABLE["heads"].items()
 }
 """By the name that follows `keras_cv:`, before a dash and the backbone's name."""
 CLASSIFIERS: Final = tuple(name for name, backbone in BACKBONES.items() if backbone.constructor != "YOLOV8Backbone")

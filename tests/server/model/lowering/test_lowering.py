@@ -205,6 +205,7 @@ def settings(**fields: Any) -> ModelSettings:
 def test_a_loaded_model_says_what_was_lowered_and_runs_it_in_xla_alone() -> None:
     model = catalog.load(settings(modes=(Mode.XLA, Mode.GRAPH)))
     assert "depthwise 13" in model.lowerings
+    assert "depthwise" in model.lowering_names
     pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), np.uint8)
     xla, graph = (
         model.program.compile(mode, Bucket(1, 32, 32)).executable(pixels)[0] for mode in (Mode.XLA, Mode.GRAPH)
