@@ -7,10 +7,10 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference docs demo test attack check format bench bench-gpu bench-start bench-xla clean
+.PHONY: help setup stubs reference docs demo test attack prove-loadtest check format bench bench-gpu bench-start bench-xla clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(VENV)/.installed ## Make .venv with pinned dependencies
 
@@ -37,6 +37,9 @@ test: setup ## Run the test suite
 
 attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run
 	$(BIN)/python -m tests.attack $(if $(SEED),--seed $(SEED))
+
+prove-loadtest: setup ## Simulate load tests: what loadtest claims, and what is true
+	$(BIN)/python -m tests.prove $(if $(SEED),--seed $(SEED))
 
 check: setup ## Lint, types, layers, fresh stubs and reference
 	$(BIN)/ruff check

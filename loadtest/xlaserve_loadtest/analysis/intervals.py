@@ -1,10 +1,12 @@
-"""Means and ratios over blocks, with their intervals. Pure and seeded; docs/loadtest-method.md gives the reasons."""
+"""Means and ratios over blocks, with their intervals. Pure; docs/loadtest-method.md gives the reasons."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -14,12 +16,18 @@ from xlaserve_loadtest.analysis.percentiles import Nanoseconds, at_nearest_rank,
 
 _WILD_LOG: Final = math.log(1e6)
 MIN_BLOCKS: Final = 4
-"""Fewer give no interval: a resample of them would too often be one block repeated."""
+"""Fewer give no interval: chance alone would make most of them agree."""
 
 Floats = NDArray[np.float64]
 
-_RESAMPLES: Final = 4000
 _CONFIDENCE: Final = 0.95
+_CLIP: Final = 2.0
+"""Deviations from the centre at which a block counts no further."""
+_INNER_SHARE: Final = 0.68
+"""Share of the blocks whose distance from the median gives the deviation."""
+_LEAST_DEVIATION: Final = 1 / 32
+"""Of a block, in standard deviations: where all blocks but a few are equal, those few still give a width."""
+_STEPS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,86 +38,161 @@ class Estimate:
     low: float | None
     """None where there were too few blocks for an interval."""
     high: float | None
+    p_value: float | None = None
+    """Probability that chance alone moves a ratio this far from 1; None without an interval, and of other figures."""
 
 
-def estimate(values: Sequence[float] | Floats, *, seed: int) -> Estimate:
-    """Returns the mean of `values`, one for each block, with its 95% interval by a symmetric bootstrap-t.
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """A robust mean of one side's blocks."""
 
-    Blocks are resampled, not requests, since requests of one block are not independent. Of the methods tried, this
-    is the one whose coverage is as stated with few blocks.
+    value: float
+    variance: float
+    """Of the mean."""
+    degrees: int
+    """Degrees of freedom of the variance."""
+
+
+def estimate(values: Sequence[float] | Floats, *, seed: int = 0) -> Estimate:
+    """Returns Huber's robust mean of `values`, one for each block, with its 95% interval.
+
+    It is the mean, except that a block further than two deviations from the centre counts as if it lay there. Blocks
+    are the samples, not requests, since requests of one block are not independent.
     """
-    return _estimate((np.asarray(values, np.float64),), seed)
+    found = _estimate((np.asarray(values, np.float64),))
+    return Estimate(found.value, found.low, found.high)
 
 
-def ratio(log_ratios: Sequence[float] | Floats, *, seed: int) -> Estimate:
-    """Returns the geometric mean of ratios, given by their logarithms, with its 95% interval."""
-    return _exp(estimate(log_ratios, seed=seed))
+def ratio(log_ratios: Sequence[float] | Floats, *, seed: int = 0) -> Estimate:
+    """Returns the robust geometric mean of ratios, given by their logarithms, with its 95% interval."""
+    return _exp(_estimate((np.asarray(log_ratios, np.float64),)))
 
 
-def unpaired_ratio(arm_logs: Floats, baseline_logs: Floats, *, seed: int) -> Estimate:
-    """Returns the ratio of two geometric means over blocks that are not pairs, with its 95% interval.
+def unpaired_ratio(arm_logs: Floats, baseline_logs: Floats, *, seed: int = 0) -> Estimate:
+    """Returns the ratio of two robust geometric means over blocks that are not pairs, with its 95% interval.
 
-    As `estimate`, with both sides resampled on their own and the errors of a Welch test.
+    As `ratio`, with the errors of a Welch test.
     """
-    return _exp(_estimate((arm_logs, baseline_logs), seed))
+    return _exp(_estimate((arm_logs, baseline_logs)))
 
 
 def pooled_percentile_ratio(
-    arm: Sequence[Nanoseconds], baseline: Sequence[Nanoseconds], percentile: float, *, seed: int, paired: bool = True
+    arm: Sequence[Nanoseconds],
+    baseline: Sequence[Nanoseconds],
+    percentile: float,
+    *,
+    seed: int = 0,
+    paired: bool = True,
 ) -> Estimate | None:
-    """Returns the ratio of a percentile of all latencies of `arm` to that of `baseline`, with its 95% interval.
+    """Returns the ratio of a percentile of `arm`'s latencies to that of `baseline`, with its 95% interval.
 
-    Each sequence has one array for each block; where `paired`, blocks of the same place are pairs. None where either
-    has too few answers. A block enters by its jackknife pseudo-value: how the percentile of all blocks together
-    changes when it is left out.
+    Each sequence has one array for each block; where `paired`, blocks of the same place are pairs. It is the robust
+    geometric mean over blocks; where they are too short for the percentile, over groups of neighbours. None where
+    either side has too few answers.
     """
     if min(sum(block.size for block in blocks) for blocks in (arm, baseline)) < least_count(percentile):
         return None
-    (arm_log, arm_pseudo), (base_log, base_pseudo) = (_pseudo_logs(blocks, percentile) for blocks in (arm, baseline))
-    value = math.exp(arm_log - base_log)
-    if not (np.isfinite(arm_pseudo).all() and np.isfinite(base_pseudo).all()):
-        return Estimate(value, None, None)
-    interval = (
-        ratio(arm_pseudo - base_pseudo, seed=seed) if paired else unpaired_ratio(arm_pseudo, base_pseudo, seed=seed)
+    groups = (
+        _groups([arm, baseline], percentile)
+        if paired
+        else [*_groups([arm], percentile), *_groups([baseline], percentile)]
     )
-    if interval.low is None or interval.high is None:
-        return Estimate(value, None, None)
-    # The interval of the pseudo-values, about the ratio of the figures that stand in the report.
-    return Estimate(value, interval.low * value / interval.value, interval.high * value / interval.value)
+    arm_logs, baseline_logs = (
+        np.array([math.log(at_nearest_rank(np.sort(group), percentile)) for group in side]) for side in groups
+    )
+    return ratio(arm_logs - baseline_logs) if paired else unpaired_ratio(arm_logs, baseline_logs)
 
 
-def _pseudo_logs(blocks: Sequence[Nanoseconds], percentile: float) -> tuple[float, Floats]:
-    """Returns the logarithm of a percentile of all blocks, and the pseudo-value of each block."""
-    latencies = np.concatenate(blocks)
-    order = np.argsort(latencies, kind="stable")
-    latencies = latencies[order]
-    origin = np.repeat(np.arange(len(blocks)), [block.size for block in blocks])[order]
-    whole = math.log(at_nearest_rank(latencies, percentile))
-    without = [at_nearest_rank(latencies[origin != left_out], percentile) for left_out in range(len(blocks))]
-    return whole, len(blocks) * whole - (len(blocks) - 1) * np.log(np.array(without))
+def _groups(sides: Sequence[Sequence[Nanoseconds]], percentile: float) -> list[list[Nanoseconds]]:
+    """Joins neighbouring blocks, all sides alike, until each group should have an answer above the percentile."""
+    needs = 1 / (1 - percentile / 100) - 1e-6
+    groups: list[list[list[Nanoseconds]]] = []
+    is_open = False
+    for blocks in zip(*sides, strict=True):
+        if is_open:
+            for parts, block in zip(groups[-1], blocks, strict=True):
+                parts.append(block)
+        else:
+            groups.append([[block] for block in blocks])
+        is_open = any(sum(part.size for part in parts) < needs for parts in groups[-1])
+    if is_open and len(groups) > 1:
+        # The rest is too short for a group of its own.
+        for parts, rest in zip(groups[-2], groups.pop(), strict=True):
+            parts.extend(rest)
+    return [[np.concatenate(group[side]) for group in groups] for side in range(len(sides))]
 
 
-def _estimate(sides: Sequence[Floats], seed: int) -> Estimate:
+def _estimate(sides: Sequence[Floats]) -> Estimate:
     """Returns the mean of the first side, less that of the second where there is one, with its interval."""
-    value = float(sides[0].mean() - sum(side.mean() for side in sides[1:]))
+    means = [_robust_mean(side) for side in sides]
+    value = means[0].value - sum(mean.value for mean in means[1:])
     if min(side.size for side in sides) < MIN_BLOCKS:
         return Estimate(value, None, None)
-    error = math.sqrt(sum(side.var(ddof=1) / side.size for side in sides))
+    variance = sum(mean.variance for mean in means)
+    error = math.sqrt(variance)
     if error <= abs(value) * 1e-12:
-        return Estimate(value, value, value)
-    random = np.random.default_rng(seed)
-    resampled = [side[random.integers(0, side.size, (_RESAMPLES, side.size))] for side in sides]
-    errors = np.sqrt(sum(side.var(axis=1, ddof=1) / side.shape[1] for side in resampled))
-    off = np.abs(resampled[0].mean(axis=1) - sum(side.mean(axis=1) for side in resampled[1:]) - value)
-    # In units of its error; a resample of one block repeated has none and counts as infinitely far off.
-    distance = np.full(off.size, np.inf)
-    np.divide(off, errors, out=distance, where=errors > error * 1e-9)
-    half = float(np.quantile(distance, _CONFIDENCE, method="inverted_cdf")) * error
-    return Estimate(value, value - half, value + half) if math.isfinite(half) else Estimate(value, None, None)
+        return Estimate(value, value, value, p_value=0.0 if value else 1.0)
+    # Welch and Satterthwaite's, rounded down.
+    degrees = math.floor(variance**2 / sum(mean.variance**2 / mean.degrees for mean in means) + 1e-9)
+    half = t_quantile(degrees, _CONFIDENCE) * error
+    return Estimate(value, value - half, value + half, p_value=1 - t_probability(degrees, abs(value) / error))
+
+
+def _robust_mean(values: Floats) -> _Mean:
+    """Returns Huber's M-estimate of location, and its variance by the usual sandwich.
+
+    The scale is what holds 68% of the distances from the median: unlike the median distance it is not 0 where the
+    values take only a few steps.
+    """
+    count = values.size
+    centre = float(np.median(values)) if count else math.nan
+    if count < MIN_BLOCKS:
+        return _Mean(float(values.mean()) if count else math.nan, math.nan, 0)
+    inner = math.ceil(_INNER_SHARE * count)
+    distances = np.sort(np.abs(values - centre))
+    deviation = float(distances[inner - 1]) / NormalDist().inv_cdf((1 + inner / (count + 1)) / 2)
+    limit = _CLIP * max(deviation, _LEAST_DEVIATION * float(values.std(ddof=1)))
+    for _ in range(_STEPS):
+        off = values - centre
+        step = float(np.clip(off, -limit, limit).sum()) / max(int((np.abs(off) <= limit).sum()), inner)
+        centre += step
+        if abs(step) <= 1e-9 * limit:
+            break
+    off = values - centre
+    inside = max(int((np.abs(off) <= limit * (1 + 1e-9)).sum()), inner)
+    squares = float((np.clip(off, -limit, limit) ** 2).sum())
+    return _Mean(centre, squares * count / (count - 1) / inside**2, inside - 1)
+
+
+def t_probability(degrees: int, distance: float) -> float:
+    """Returns the probability that a Student's t lies within `distance` of 0."""
+    # The finite series for whole degrees of freedom: M. Abramowitz and I. A. Stegun, 26.7.3 and 26.7.4.
+    angle = math.atan(distance / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = degrees % 2
+    term = cosine if is_odd else 1.0
+    total = 0.0
+    for step in range(1 + is_odd, degrees, 2):
+        total += term
+        term *= cosine**2 * step / (step + 1)
+    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+
+
+@cache
+def t_quantile(degrees: int, confidence: float) -> float:
+    """Returns the distance from 0 within which a Student's t lies with the probability `confidence`."""
+    low, high = 0.0, 1e6
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_probability(degrees, middle) < confidence else (low, middle)
+    return high
 
 
 def _exp(log: Estimate) -> Estimate:
     """Returns a ratio of its logarithm; bounds are limited to a millionfold: extreme blocks would overflow a float."""
-    bounds = (log.low, log.high)
-    low, high = (None if bound is None else math.exp(max(-_WILD_LOG, min(_WILD_LOG, bound))) for bound in bounds)
-    return Estimate(math.exp(log.value), low, high)
+
+    def limited(value: float) -> float:
+        return math.exp(max(-_WILD_LOG, min(_WILD_LOG, value)))
+
+    low, high = (None if bound is None else limited(bound) for bound in (log.low, log.high))
+    return Estimate(limited(log.value), low, high, log.p_value)
