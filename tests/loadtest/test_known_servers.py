@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.loadtest.conftest import FakeTarget
 from tests.loadtest.run_files import ENVIRONMENT
 from tests.required import required
 
+from xlaserve_loadtest.analysis.conditions import failures
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary, summarize
 from xlaserve_loadtest.record.lines import Arm, End, Header, ServerUse, Status
 from xlaserve_loadtest.record.run_file import RunWriter, read_run
+from xlaserve_loadtest.reports import csv_rows, html, markdown, prometheus, terminal
 from xlaserve_loadtest.run import crew
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.run.runner import Generator
 from xlaserve_loadtest.schedule import plan
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop
+from xlaserve_loadtest.schedule.conditions import parse
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import ModelInfo, Reply
 
@@ -47,6 +54,21 @@ class Lane:
         return Reply(Status.OK)
 
 
+def hanging(share: float, seconds: float) -> Callable[[], Handle]:
+    """Answers after `seconds`, but every so often never."""
+
+    def start() -> Handle:
+        calls = itertools.count(1)
+
+        async def handle(request: Request) -> Reply:
+            await asyncio.sleep(1e9 if next(calls) % round(1 / share) == 0 else seconds)
+            return Reply(Status.OK)
+
+        return handle
+
+    return start
+
+
 @pytest.fixture
 def measured(
     in_virtual_time: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
@@ -64,6 +86,7 @@ def measured(
         duration_s: float = 5.0,
         warmup_s: float = 1.0,
         deadline_s: float = 10.0,
+        max_in_flight: int = 4096,
         **configuration: object,
     ) -> Summary:
         path = tmp_path / "known.run.jsonl.gz"
@@ -93,7 +116,7 @@ def measured(
                         clock=lambda: round(now.time() * 1e9),
                         spin_s=0,
                     )
-                    shares = crew.tasks(block, ("fake",), 1, seed=block.round or 0, max_in_flight=4096)
+                    shares = crew.tasks(block, ("fake",), 1, seed=block.round or 0, max_in_flight=max_in_flight)
                     outcome = await crew.run_block(block, [generator], shares, clock=lambda: round(now.time() * 1e9))
                     recorder.block(
                         block,
@@ -125,6 +148,10 @@ def _with_deadline(handle: Handle, deadline_s: float) -> Handle:
     return send
 
 
+def failed(summary: Summary, *conditions: str) -> list[str]:
+    return failures(summary.points, summary.comparisons, map(parse, conditions))
+
+
 def images_per_s(point: Point) -> float:
     return required(point.images_per_s).value
 
@@ -140,3 +167,43 @@ def test_offline_reports_a_true_ratio_of_2_as_2(measured: Measured) -> None:
     (found,) = summary.comparisons
     assert required(found.ratio).value == pytest.approx(2, rel=0.01)
     assert found.verdict == "faster"
+
+
+@pytest.mark.parametrize("load", [OpenLoop(100.0), ClosedLoop(8)])
+def test_requests_that_hang_until_their_deadline_count_as_at_least_that(measured: Measured, load: Load) -> None:
+    summary = measured({"xla": hanging(0.05, 0.04)}, load, duration_s=20, deadline_s=1.0)
+    (point,) = summary.points
+    p50, p99 = point.percentile("p50"), point.percentile("p99")
+    assert p50.value_ms == pytest.approx(40, rel=0.01)
+    assert p99.value_ms == pytest.approx(1000, rel=0.001)
+    assert (p50.is_lower_bound, p99.is_lower_bound, p99.high_ms) == (False, True, None)
+    assert failed(summary, "p99>300ms") == [f"p99>300ms: xla, {point.label}: \u2265 1,000 ms"]
+    (unknown,) = failed(summary, "p99<2s")
+    assert "can't be judged" in unknown
+    assert "\u2265 1,000 ms" in unknown
+    assert not failed(summary, "p99<1s", "p50>50ms")
+    # Of twenty, nineteen take 40 ms and one at least 1,000.
+    assert point.mean_ms == pytest.approx(88, rel=0.05)
+    assert failed(summary, "max>900ms", "mean>50ms")
+
+
+def test_every_report_marks_a_percentile_that_is_a_lower_bound(measured: Measured, tmp_path: Path) -> None:
+    summary = measured({"xla": hanging(0.05, 0.04)}, OpenLoop(100.0), duration_s=20, deadline_s=1.0)
+    console = Console(file=io.StringIO(), width=160)
+    terminal.show(summary, console)
+    assert isinstance(console.file, io.StringIO)
+    for text in (console.file.getvalue(), markdown.render(summary), html.render([summary])):
+        assert "\u2265 1,000" in text
+    (row,) = csv.DictReader(io.StringIO(csv_rows.render([summary])))
+    assert (row["p99_ms"], row["p99_is_lower_bound"], row["p50_is_lower_bound"]) == ("1000.0", "True", "False")
+    assert 'latency_is_lower_bound{arm="xla",load="100/s poisson",mode="xla",model="digits",quantile="0.99"} 1.0' in (
+        prometheus.render([summary])
+    )
+
+
+def test_dropped_requests_count_as_at_least_their_deadline(measured: Measured) -> None:
+    # Two of a hundred a second are under way at most, so that all but twenty are dropped.
+    (point,) = measured({"xla": hanging(1e-9, 0.1)}, OpenLoop(100.0, "constant"), max_in_flight=2).points
+    assert point.dropped == pytest.approx(400, rel=0.02)
+    assert point.percentile("p50").value_ms == 10_000
+    assert point.percentile("p50").is_lower_bound

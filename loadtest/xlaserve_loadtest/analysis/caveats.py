@@ -90,9 +90,9 @@ def _about_point(point: Point) -> Iterator[str]:
     where = f"{point.arm}, {point.label}"
     if point.errors:
         statuses = ", ".join(f"{count:,} {status}" for status, count in point.errors.items())
-        yield f"{where}: failed requests ({statuses}) count in no latency."
+        yield f"{where}: failed requests ({statuses}) count as at least their deadline."
     if point.dropped:
-        yield f"{where}: {point.dropped:,} requests were due and never sent; they count in no latency."
+        yield f"{where}: {point.dropped:,} requests were due and never sent; they count as at least their deadline."
     if point.generator.is_limited:
         figures = point.generator
         why = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.percentiles import latency_text
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.schedule.conditions import LATENCIES, Condition
 
@@ -52,9 +53,20 @@ def _failure(points: Sequence[Point], condition: Condition) -> str | None:
         where = f"{point.arm}, {point.label}"
         if value is None:
             return f"{condition.text}: can't be judged: {where}: too few answers ({point.requests})"
-        if condition.holds(value):
-            return f"{condition.text}: {where}: {_shown(value, condition)}"
+        shown, is_met = _shown(value, condition, point), condition.holds(value)
+        if _is_lower_bound(point, condition) and is_met == condition.op.startswith("<"):
+            # The value may be any above it.
+            return f"{condition.text}: can't be judged: {where}: {shown}, as {point.unanswered:,} were not answered"
+        if is_met:
+            return f"{condition.text}: {where}: {shown}"
     return None
+
+
+def _is_lower_bound(point: Point, condition: Condition) -> bool:
+    """Whether the true value may lie above the one that is known, since requests were not answered."""
+    if condition.metric in ("mean", "max"):
+        return point.unanswered > 0
+    return condition.percentile is not None and point.percentile(condition.metric).is_lower_bound
 
 
 def _ratio_failure(points: Sequence[Point], comparisons: Sequence[Comparison], condition: Condition) -> str | None:
@@ -79,7 +91,7 @@ def _ratio_failure(points: Sequence[Point], comparisons: Sequence[Comparison], c
     return None
 
 
-def _shown(value: float, condition: Condition) -> str:
+def _shown(value: float, condition: Condition, point: Point) -> str:
     if condition.metric in LATENCIES:
-        return f"{value:.3g} ms" if value < 1000 else f"{value:,.0f} ms"
+        return latency_text(value, is_lower_bound=_is_lower_bound(point, condition))
     return f"{value:.2%}" if condition.is_share else f"{value:,.6g}"

@@ -14,6 +14,9 @@ PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 
 Nanoseconds = NDArray[np.int64]
 
+AT_LEAST: Final = "\N{GREATER-THAN OR EQUAL TO} "
+"""Stands before a latency that is a lower bound."""
+
 _CONFIDENCE: Final = 0.95
 _SIGNIFICANT_FIGURES: Final = 3
 _KEPT_BITS: Final = 11
@@ -30,12 +33,25 @@ class Percentile:
     percentile: float
     """From 0 to 100."""
     value_ms: float | None
-    """None where there were too few answers to support it."""
+    """None where there were too few requests to support it."""
     low_ms: float | None
     high_ms: float | None
     """None where the bound lies beyond the values seen."""
     needs: int
-    """Number of answers needed to support it."""
+    """Number of requests needed to support it."""
+    is_lower_bound: bool = False
+    """Whether it falls among requests that were not answered: it is `value_ms` or more."""
+
+    @property
+    def text(self) -> str:
+        """The value in words, such as "80.5 ms"; not where there is none."""
+        return latency_text(self.value_ms or math.nan, is_lower_bound=self.is_lower_bound)
+
+
+def latency_text(value_ms: float, *, is_lower_bound: bool = False) -> str:
+    """Returns a latency in words, such as "80.5 ms"."""
+    number = f"{value_ms:.3g}" if value_ms < 1000 else f"{value_ms:,.0f}"
+    return f"{AT_LEAST if is_lower_bound else ''}{number} ms"
 
 
 def least_count(percentile: float, confidence: float = 0.99) -> int:
@@ -48,10 +64,17 @@ def least_count(percentile: float, confidence: float = 0.99) -> int:
 
 
 class Latencies:
-    """Latencies in nanoseconds as an HdrHistogram of three significant figures."""
+    """Latencies in nanoseconds as an HdrHistogram of three significant figures.
 
-    def __init__(self, latencies_ns: Nanoseconds) -> None:
-        self.count = int(latencies_ns.size)
+    Requests that were not answered rank above all that were, whatever the least time is that each would have waited:
+    they are censored values.
+    """
+
+    def __init__(self, latencies_ns: Nanoseconds, unanswered_ns: Nanoseconds | None = None) -> None:
+        self.answered = int(latencies_ns.size)
+        slowest_ns = latencies_ns.max(initial=0)
+        self._unanswered_ns = np.maximum(np.sort(() if unanswered_ns is None else unanswered_ns), slowest_ns)
+        self.count = self.answered + int(self._unanswered_ns.size)
         self._histogram = HdrHistogram(1, _HIGHEST_NS, _SIGNIFICANT_FIGURES)
         # Rounded down within the histogram's own resolution: a call for each distinct value instead of each answer.
         values = np.clip(latencies_ns, 1, _HIGHEST_NS)
@@ -65,7 +88,7 @@ class Latencies:
         return self._at_rank_ms(nearest_rank(self.count, percentile))
 
     def percentile(self, percentile: float) -> Percentile:
-        """Returns a percentile with its bounds, where there are enough answers."""
+        """Returns a percentile with its bounds, where there are enough requests."""
         name, needs = f"p{percentile:g}", least_count(percentile)
         if self.count < needs:
             return Percentile(name, percentile, None, None, None, needs)
@@ -75,13 +98,16 @@ class Latencies:
             percentile,
             self.value_ms(percentile),
             self._at_rank_ms(low) if low else None,
-            self._at_rank_ms(high) if high else None,
+            self._at_rank_ms(high) if high and high <= self.answered else None,
             needs,
+            is_lower_bound=nearest_rank(self.count, percentile) > self.answered,
         )
 
     def _at_rank_ms(self, rank: int) -> float:
+        if rank > self.answered:
+            return float(self._unanswered_ns[rank - self.answered - 1]) / 1e6
         # The histogram rounds a percentage to the nearest rank; a quarter less keeps it from the next one.
-        return float(self._histogram.get_value_at_percentile((rank - 0.25) / self.count * 100)) / 1e6
+        return float(self._histogram.get_value_at_percentile((rank - 0.25) / self.answered * 100)) / 1e6
 
 
 def bounding_ranks(count: int, quantile: float) -> tuple[int | None, int | None]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from xlaserve_loadtest.analysis import stages
 from xlaserve_loadtest.analysis.intervals import Estimate, estimate
-from xlaserve_loadtest.analysis.percentiles import PERCENTILES, Latencies, Percentile, least_count
+from xlaserve_loadtest.analysis.percentiles import PERCENTILES, Latencies, Percentile, least_count, nearest_rank
 from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Role, Rows, Status
@@ -108,8 +108,10 @@ class Point:
     images_per_s: Estimate | None
     requests_per_s: Estimate | None
     mean_ms: float | None
+    """Mean over all requests that were due; a lower bound where some were not answered."""
     percentiles: tuple[Percentile, ...]
     max_ms: float | None
+    """A lower bound where some were not answered."""
     errors: Mapping[str, int]
     """Failed requests by status, most frequent first."""
     warmup_errors: Mapping[str, int]
@@ -127,6 +129,16 @@ class Point:
     block_images_per_s: tuple[float | None, ...]
     """Images/s of each block, in the order of the run; None where nothing was measured."""
 
+    @property
+    def unanswered(self) -> int:
+        """Requests that failed or were never sent."""
+        return sum(self.errors.values()) + self.dropped
+
+    @property
+    def due(self) -> int:
+        """Requests that were due in the window."""
+        return self.requests + self.unanswered
+
     def percentile(self, name: str) -> Percentile:
         """Returns the percentile called `name` ("p99")."""
         return next(percentile for percentile in self.percentiles if percentile.name == name)
@@ -139,7 +151,11 @@ def point(samples: Sequence[Sample], *, span_ns: tuple[int, int], seed: int) -> 
     rows = np.concatenate([sample.rows for sample in samples])
     measured = rows[rows["measured"]]
     answered = measured[measured["status"] == Status.OK]
-    latencies = Latencies(np.concatenate([sample.latencies_ns for sample in samples]))
+    latencies = Latencies(
+        np.concatenate([sample.latencies_ns for sample in samples]),
+        np.concatenate([sample.unanswered_ns for sample in samples]),
+    )
+    waits_ns = np.concatenate([sample.waits_ns for sample in samples])
     images_per_s = [sample.images_per_s for sample in samples]
     asked_steady = [block.steady for block in blocks if block.steady is not None]
     return Point(
@@ -153,9 +169,9 @@ def point(samples: Sequence[Sample], *, span_ns: tuple[int, int], seed: int) -> 
         images=int(answered["images"].sum()),
         images_per_s=_over_blocks(images_per_s, seed),
         requests_per_s=_over_blocks([sample.requests_per_s for sample in samples], seed),
-        mean_ms=float(latencies_ns(answered).mean()) / 1e6 if answered.size else None,
+        mean_ms=float(waits_ns.mean()) / 1e6 if waits_ns.size else None,
         percentiles=tuple(latencies.percentile(percentile) for percentile in PERCENTILES),
-        max_ms=float(latencies_ns(answered).max()) / 1e6 if answered.size else None,
+        max_ms=float(waits_ns.max()) / 1e6 if waits_ns.size else None,
         errors=_errors(measured),
         warmup_errors=_errors(rows[~rows["measured"]]),
         dropped=sum(block.generator.dropped for block in blocks),
@@ -241,9 +257,14 @@ def bucket_order(bucket: str) -> tuple[tuple[int, ...], str]:
 
 
 def _curve(latencies: Latencies) -> tuple[CurveValue, ...]:
-    """Returns the curve with its tail stretched, up to the last percentile that the sample supports."""
-    percentiles = [0.0, *(100 * (1 - 10 ** (-step / 10)) for step in range(1, 51))]
-    supported = [percentile for percentile in percentiles[1:] if latencies.count >= least_count(percentile)]
+    """Returns the curve with its tail stretched, up to the last percentile that answers support."""
+    percentiles = [100 * (1 - 10 ** (-step / 10)) for step in range(1, 51)]
+    supported = [
+        percentile
+        for percentile in percentiles
+        if latencies.count >= least_count(percentile)
+        and nearest_rank(latencies.count, percentile) <= latencies.answered
+    ]
     if not supported:
         return ()
     return tuple(CurveValue(percentile, latencies.value_ms(percentile)) for percentile in [0.0, *supported])

@@ -92,7 +92,7 @@ def _counted(comparisons: Sequence[Comparison]) -> list[str]:
 def _alone(point: Point) -> str:
     rate = f"{point.images_per_s.value:,.1f} images/s" if point.images_per_s else "no rate"
     supported = [percentile for percentile in point.percentiles if percentile.value_ms is not None]
-    latency = f", {supported[-1].name} {supported[-1].value_ms:.3g} ms" if supported else ""
+    latency = f", {supported[-1].name} {supported[-1].text}" if supported else ""
     limited = " (generator-limited)" if point.generator.is_limited else ""
     return f"{point.arm} does {rate}{latency} at {point.label}{limited}."
 

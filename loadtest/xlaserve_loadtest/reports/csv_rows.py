@@ -30,6 +30,7 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
     for name in (f"p{percentile:g}" for percentile in PERCENTILES):
         value = point.percentile(name)
         latencies |= {f"{name}_ms": value.value_ms, f"{name}_low_ms": value.low_ms, f"{name}_high_ms": value.high_ms}
+        latencies |= {f"{name}_is_lower_bound": value.is_lower_bound}
     return {
         "run": summary.header.started_at,
         "arm": point.arm,

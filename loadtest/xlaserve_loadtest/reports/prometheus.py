@@ -24,6 +24,9 @@ def render(summaries: Sequence[Summary]) -> str:
     images = gauge("images_per_second", "Images answered each second.")
     requests = gauge("requests_per_second", "Requests answered each second.")
     latency = gauge("latency_seconds", "Latency from the time a request was due.", "quantile")
+    censored = gauge(
+        "latency_is_lower_bound", "1 where the latency falls among requests that were not answered.", "quantile"
+    )
     errors = gauge("errors", "Measured requests that failed.")
     dropped = gauge("dropped", "Requests that were due and never sent.")
     limited = gauge("generator_limited", "1 where the load generator was the limit.")
@@ -37,7 +40,9 @@ def render(summaries: Sequence[Summary]) -> str:
                     figure.labels(*labels).set(rate.value)
             for percentile in point.percentiles:
                 if percentile.value_ms is not None:
-                    latency.labels(*labels, f"{percentile.percentile / 100:g}").set(percentile.value_ms / 1000)
+                    quantile = f"{percentile.percentile / 100:g}"
+                    latency.labels(*labels, quantile).set(percentile.value_ms / 1000)
+                    censored.labels(*labels, quantile).set(percentile.is_lower_bound)
             errors.labels(*labels).set(sum(point.errors.values()))
             dropped.labels(*labels).set(point.dropped)
             limited.labels(*labels).set(point.generator.is_limited)

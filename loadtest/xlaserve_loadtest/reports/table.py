@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Final
 
 from xlaserve_loadtest.analysis.intervals import Estimate
-from xlaserve_loadtest.analysis.percentiles import Percentile
+from xlaserve_loadtest.analysis.percentiles import AT_LEAST, Percentile
 
 NOTHING: Final = "\N{EN DASH}"
 """Stands for what is not known."""
@@ -20,6 +20,10 @@ class Number(str):
 
 class Strong(str):
     """Text that must not be overlooked."""
+
+
+class LowerBound(float):
+    """A number that is only known to be this or more."""
 
 
 class Ratio(Estimate):
@@ -105,7 +109,7 @@ def _text(cell: Cell, number: Callable[[float | None], str], bounded: str) -> st
         case int():
             return f"{cell:,}"
         case float():
-            return number(cell)
+            return f"{AT_LEAST if isinstance(cell, LowerBound) else ''}{number(cell)}"
         case Estimate(value=value, low=low, high=high):
             form = _ratio if isinstance(cell, Ratio) else number
         case Percentile(value_ms=value, low_ms=low, high_ms=high):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
+from xlaserve_loadtest.analysis.percentiles import Percentile
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports.table import Cell, Number, Strong, Table, mebibytes, ratio, share
+from xlaserve_loadtest.reports.table import Cell, LowerBound, Number, Strong, Table, mebibytes, ratio, share
 
 Rows = Iterator[Mapping[str, Cell]]
 
@@ -38,9 +39,9 @@ def latency(summary: Summary) -> Rows:
     for point in _points(summary):
         yield {
             **_place(point),
-            "mean": point.mean_ms,
-            **{each.name: None if each.value_ms is None else each for each in point.percentiles},
-            "slowest": point.max_ms,
+            "mean": _slow(point, point.mean_ms),
+            **{each.name: _percentile(each) for each in point.percentiles},
+            "slowest": _slow(point, point.max_ms),
         }
 
 
@@ -223,6 +224,16 @@ def tables(summary: Summary) -> Iterator[Table]:
 
 def _points(summary: Summary) -> tuple[Point, ...]:
     return summary.points or summary.curve
+
+
+def _slow(point: Point, value_ms: float | None) -> float | None:
+    return LowerBound(value_ms) if value_ms is not None and point.unanswered else value_ms
+
+
+def _percentile(percentile: Percentile) -> Cell:
+    if percentile.value_ms is None:
+        return None
+    return LowerBound(percentile.value_ms) if percentile.is_lower_bound else percentile
 
 
 def _place(point: Point) -> dict[str, Cell]:

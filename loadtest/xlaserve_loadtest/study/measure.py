@@ -87,7 +87,7 @@ def result_of(summary: Summary, mode: str, failure: str | None = None) -> ModeRe
     ratio = comparison.ratios.get("images_per_s") if comparison else None
     price = next((price for price in summary.prices if price.arm == mode), None)
     equality = next((each for each in summary.equalities if each.arm == mode), None)
-    ranks = {percentile.name: percentile.value_ms for percentile in point.percentiles}
+    ranks = {each.name: each.value_ms for each in point.percentiles if not each.is_lower_bound}
     is_baseline = mode == summary.header.baseline
     return ModeResult(
         images_per_s=point.images_per_s.value,

@@ -25,6 +25,16 @@ def test_percentiles_are_within_a_thousandth_at_any_scale(scale_ns: int) -> None
         assert found.value_ms(percentile) * MS == pytest.approx(true_ns, rel=1e-3)
 
 
+def test_what_was_not_answered_ranks_above_all_answers() -> None:
+    found = Latencies(np.full(980, MS, np.int64), np.full(20, MS // 2, np.int64))
+    assert (found.count, found.answered) == (1000, 980)
+    p95, p99 = found.percentile(95), found.percentile(99)
+    assert p95.value_ms == pytest.approx(1, rel=1e-3)
+    assert not p95.is_lower_bound
+    # It failed after 0.5 ms, and had no answer even when the slowest of the others had one.
+    assert (p99.value_ms, p99.high_ms, p99.is_lower_bound) == (1, None, True)
+
+
 def test_nothing_and_the_impossible_are_survived() -> None:
     assert Latencies(np.empty(0, np.int64)).percentile(50).value_ms is None
     assert Latencies(np.array([-5, 0, 2**62], np.int64)).count == 3

@@ -90,14 +90,15 @@ def test_the_time_in_which_offline_slots_run_empty_does_not_lower_the_rate(run_f
     assert rate_of(only_point(file)) == pytest.approx(320)
 
 
-def test_failures_are_counted_reported_and_in_no_latency(run_file: NewRun) -> None:
-    file = run_file().header(("xla",)).block("xla", [10.0] * 100)
+def test_failures_are_counted_reported_and_at_least_as_slow_as_their_deadline(run_file: NewRun) -> None:
+    file = run_file().header(("xla",), configuration={"deadline_s": 2.0}).block("xla", [10.0] * 100)
     file.block("xla", [5000.0] * 4, status=Status.DEADLINE_EXCEEDED).block(
         "xla", [1.0] * 2, status=Status.INVALID_REPLY
     )
     summary = summarize(file.read(Failure("xla", "INVALID_REPLY", 2, "expected 10 scores, got 9")))
     assert summary.points[0].errors == {"DEADLINE_EXCEEDED": 4, "INVALID_REPLY": 2}
-    assert summary.points[0].max_ms == pytest.approx(10)
+    assert summary.points[0].max_ms == pytest.approx(5000)
+    assert summary.points[0].mean_ms == pytest.approx((100 * 10 + 4 * 5000 + 2 * 2000) / 106)
     assert any("expected 10 scores, got 9" in warning for warning in summary.warnings)
     assert any("failed requests" in warning for warning in summary.warnings)
 
