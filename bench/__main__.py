@@ -41,18 +41,16 @@ def efficiency(
     figures = []
     for name, least in MODELS.items():
         config = {"models": [processes.application(name, modes=("xla", "graph"), buckets=buckets)]}
-        with processes.xlaserve(config) as server, processes.InProcess(config) as ceiling:
+        with processes.xlaserve(config) as server, processes.worker("bench.in_process", config) as (lanes, run):
             # Each lane has its largest batch running and another waiting.
-            concurrency = max(1, 2 * max(buckets) * ceiling.lanes // images_per_request)
+            concurrency = max(1, 2 * max(buckets) * lanes // images_per_request)
             for mode, wanted in (("xla", least), ("graph", None)):
                 payload = pixels_request("model", SIDE, mode, images_per_request)
-                served, alone = [], []
-                for _ in range(blocks):
-                    load = closed_loop(server.address, payload, concurrency, seconds=block_s)
-                    served.append(load.per_s * images_per_request)
-                    alone.append(ceiling.images_per_s(mode, block_s))
-                figures.append(ratio(f"efficiency {name} {mode}", served, alone, wanted))
-                medians = f"{median(served):.1f} images/s served, {median(alone):.1f} in process"
+                send = partial(closed_loop, server.address, payload, concurrency, seconds=block_s)
+                loads = interleaved({"served": send, "alone": partial(run, mode, block_s)}, blocks)
+                served = [load.per_s * images_per_request for load in loads["served"]]
+                figures.append(ratio(f"efficiency {name} {mode}", served, loads["alone"], wanted))
+                medians = f"{median(served):.1f} images/s served, {median(loads['alone']):.1f} in process"
                 print(f"  {name} {mode}: {medians}", flush=True)
     return figures
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
 
 import numpy as np
 
+from bench import processes
 from bench.figures import Figure, ratio
+from bench.trials import interleaved
 from xlaserve.config import Settings
 from xlaserve.engine.buckets.choice import OVERHEAD_S, Candidate, Limits, choose, expected_cost_s, powers_of_two
 from xlaserve.engine.buckets.demand import Demand, even
@@ -36,29 +38,24 @@ def bucket_sets(blocks: int, demands: int) -> list[Figure]:
     figures = []
     for source, fields in MODELS.items():
         model = {"name": "model", "source": source, "modes": ["xla"], "buckets": "auto", **fields}
-        command = (sys.executable, "-m", "bench.bucket_sets", json.dumps({"models": [model]}))
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdin
-            assert process.stdout
-            about = json.loads(process.stdout.readline())
+        with processes.worker("bench.bucket_sets", {"models": [model]}) as (about, run):
             for kind, chosen in about.items():
-                seconds: dict[str, list[float]] = {"powers": [], "chosen": []}
-                for block in range(blocks):
-                    for name in list(seconds)[:: 1 if block % 2 == 0 else -1]:
-                        process.stdin.write(f"{kind} {name} {block} {demands}\n")
-                        process.stdin.flush()
-                        seconds[name].append(float(process.stdout.readline()))
+                arms = {name: partial(_next, run, kind, name, demands, count()) for name in ("powers", "chosen")}
+                seconds = interleaved(arms, blocks)
                 name = f"buckets {chosen['buckets']}, {kind} demand, {source.split(':')[1]}"
                 name = f"{name} (expected {chosen['gain']:.3f})"
                 figures.append(ratio(name, seconds["powers"], seconds["chosen"], None))
-            process.stdin.close()
     return figures
 
 
-def main() -> None:
-    """Measures the candidates of the configuration's model, says what it chooses for each of DEMANDS, then runs the
-    sets as each line of stdin says."""
-    settings = Settings.model_validate(json.loads(sys.argv[1]))
+def _next(run: Callable[..., float], kind: str, name: str, demands: int, seeds: Iterator[int]) -> float:
+    return run(kind, name, demands, next(seeds))
+
+
+def begin(config: Mapping[str, object]) -> tuple[dict[str, dict[str, Any]], Callable[..., float]]:
+    """Measures the candidates of the configuration's model; returns what it chooses for each of DEMANDS, and what runs
+    one of the sets and returns seconds."""
+    settings = Settings.model_validate(config)
     quiet_tensorflow()
     device = configure(settings, uses_tensorflow=True)
     (of_model,) = settings.models
@@ -68,23 +65,20 @@ def main() -> None:
     programs = {bucket.batch: program for (_, bucket), program in warmed.items()}
     cost_s = {batch: program.cost.loaded_s + OVERHEAD_S for batch, program in programs.items()}
     powers = {batch: cost_s[batch] for batch in powers_of_two(limits.max_batch)}
-    demands: dict[str, Demand] = {}
+    demands = {kind: Demand(known) if known else even(2 * limits.max_batch) for kind, known in DEMANDS.items()}
     sets: dict[tuple[str, str], dict[int, float]] = {}
     about = {}
-    for kind, recorded in DEMANDS.items():
-        demand = demands[kind] = Demand(recorded) if recorded else even(2 * limits.max_batch)
+    for kind, demand in demands.items():
         best = choose([Candidate(*item) for item in cost_s.items()], demand, Limits(limits.max_buckets))
         chosen = {one.batch: one.cost_s for one in best}
         sets |= {(kind, "chosen"): chosen, (kind, "powers"): powers}
-        about[kind] = {
-            "buckets": list(chosen),
-            "gain": expected_cost_s(powers, demand) / expected_cost_s(chosen, demand),
-        }
-    print(json.dumps(about), flush=True)
-    for line in sys.stdin:
-        kind, name, seed, draws = line.split()
-        drawn = _draw(demands[kind], int(seed), int(draws))
-        print(run_s(Sequences(sets[kind, name]), programs, drawn, size), flush=True)
+        gain = expected_cost_s(powers, demand) / expected_cost_s(chosen, demand)
+        about[kind] = {"buckets": list(chosen), "gain": gain}
+
+    def run(kind: str, name: str, draws: int, seed: int) -> float:
+        return run_s(Sequences(sets[kind, name]), programs, _draw(demands[kind], seed, draws), size)
+
+    return about, run
 
 
 def run_s(sequences: Sequences, programs: dict[int, Warmed], demands: Sequence[int], size: tuple[int, ...]) -> float:
@@ -101,7 +95,3 @@ def _draw(demand: Demand, seed: int, demands: int) -> list[int]:
     """Draws demands as often as they occur, which is for each n the images that met it over n."""
     sizes = sorted(demand)
     return random.Random(seed).choices(sizes, weights=[demand[n] / n for n in sizes], k=demands)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,11 +14,13 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench import processes
 from bench.generator import closed_loop, pixels_request
+from bench.trials import interleaved
 from xlaserve.runtimes.tf.device import cpu_name
 from xlaserve_loadtest.reports import markdown
 from xlaserve_loadtest.reports.table import Cell, Number, Table
@@ -166,13 +168,15 @@ def _in_process(config: Mapping[str, object]) -> dict[str, dict[int, float]]:
 
 
 def _served(config: Mapping[str, object], side: int, plan: Plan) -> dict[str, tuple[float, float, float]]:
-    payloads = {mode: pixels_request("model", side, mode, plan.images_per_request) for mode in ("graph", "xla")}
-    rates: dict[str, list[float]] = {mode: [] for mode in payloads}
     with processes.xlaserve(config) as server:
-        for block in range(plan.blocks):
-            for mode in sorted(payloads, reverse=block % 2 == 1):
-                load = closed_loop(server.address, payloads[mode], plan.concurrency, seconds=plan.block_s)
-                rates[mode].append(load.per_s * plan.images_per_request)
+
+        def images_per_s(payload: bytes) -> float:
+            load = closed_loop(server.address, payload, plan.concurrency, seconds=plan.block_s)
+            return load.per_s * plan.images_per_request
+
+        payloads = {mode: pixels_request("model", side, mode, plan.images_per_request) for mode in ("graph", "xla")}
+        arms = {mode: partial(images_per_s, payload) for mode, payload in payloads.items()}
+        rates = interleaved(arms, plan.blocks)
     return {mode: (statistics.median(arm), min(arm), max(arm)) for mode, arm in rates.items()}
 
 

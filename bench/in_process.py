@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from bench.trials import TRIAL_S, fastest
@@ -17,18 +15,17 @@ from xlaserve.telemetry.logs import quiet_tensorflow
 from xlaserve_loadtest.targets.in_process import warm
 
 
-def main() -> None:
-    """Warms the first model of the configuration up, says its lanes, then runs it as each line of stdin says."""
-    settings = Settings.model_validate(json.loads(sys.argv[1]))
+def begin(config: Mapping[str, object]) -> tuple[int, Callable[[str, float], float]]:
+    """Warms the first model of `config` up; returns its lanes, and what runs the best bucket of a mode on all of them
+    for some seconds and returns images/s.
+    """
+    settings = Settings.model_validate(config)
     quiet_tensorflow()
     device = configure(settings, uses_tensorflow=True)
     _, warmed = warm(settings.models[0], device.lanes)
     programs = {at: one.executable for at, one in warmed.items()}
     bests = {mode: best({at[1]: programs[at] for at in programs if at[0] is mode}, device.lanes) for mode, _ in warmed}
-    print(device.lanes, flush=True)
-    for line in sys.stdin:
-        mode, seconds = line.split()
-        print(images_per_s(*bests[Mode(mode)], device.lanes, float(seconds)), flush=True)
+    return device.lanes, lambda mode, seconds: images_per_s(*bests[Mode(mode)], device.lanes, seconds)
 
 
 def best(programs: Mapping[Bucket, Executable], lanes: int) -> tuple[Bucket, Executable]:
@@ -52,7 +49,3 @@ def images_per_s(bucket: Bucket, executable: Executable, lanes: int, seconds: fl
 
     with ThreadPoolExecutor(lanes) as pool:
         return sum(run.result() for run in [pool.submit(run) for _ in range(lanes)])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,13 @@
-"""OpenVINO in float32, for comparison: the first model of a configuration, run as each line of stdin says.
+"""OpenVINO in float32, for comparison: the first model of a configuration, begun and run as `bench.in_process` does.
 
-Speaks as `bench.in_process` does. One lane is its hint for latency, several its hint for throughput.
+One lane is its hint for latency, several its hint for throughput.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import openvino as ov
@@ -22,18 +21,16 @@ from xlaserve.runtimes.tf.executable import TensorFlowProgram
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 
-def main() -> None:
-    """Compiles the model for each bucket, says its lanes, then runs the fastest bucket."""
-    settings = Settings.model_validate(json.loads(sys.argv[1]))
+def begin(config: Mapping[str, object]) -> tuple[int, Callable[[str, float], float]]:
+    """Compiles the model for each bucket; returns its lanes, and what runs the fastest bucket."""
+    settings = Settings.model_validate(config)
     quiet_tensorflow()
     tf.config.set_visible_devices([], "GPU")
     lanes = settings.lanes or 1
     model = catalog.load(settings.models[0].model_copy(update={"disable_lowerings": tuple(Lowering)}))
     queues = {bucket: _compile(model.program, bucket, lanes) for bucket in model.buckets}
     best = fastest(list(queues), lambda bucket: _images_per_s(queues[bucket], bucket, TRIAL_S))
-    print(lanes, flush=True)
-    for line in sys.stdin:
-        print(_images_per_s(queues[best], best, float(line.split()[1])), flush=True)
+    return lanes, lambda _, seconds: _images_per_s(queues[best], best, seconds)
 
 
 def _compile(program: Any, bucket: Bucket, lanes: int) -> Any:
@@ -61,7 +58,3 @@ def _images_per_s(queue: Any, bucket: Bucket, seconds: float) -> float:
         batches += 1
     queue.wait_all()
     return batches * bucket.batch / (time.perf_counter() - began)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import subprocess
@@ -11,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -91,18 +93,18 @@ def _started(command: Sequence[str], ready: Path, poll_s: float = POLL_S) -> Ite
 
 
 @contextmanager
-def asked(run: Callable[..., None], *arguments: object) -> Iterator[Callable[[], Any]]:
-    """Calls `run` with `arguments` and a pipe in a process of its own; gives what asks it and returns its answer.
-
-    It answers each message with what it has measured since the last; it has begun by now.
+def asked(run: Callable[..., None], *arguments: object) -> Iterator[Callable[..., Any]]:
+    """Calls `run` with `arguments` and a pipe in a process of its own; gives what sends it a message and returns the
+    answer. It has answered None, and so has begun, when this returns.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=run, args=(*arguments, theirs), daemon=True)
     process.start()
+    theirs.close()  # else its end would not be noticed
 
-    def ask() -> Any:
-        ours.send(None)
+    def ask(message: object = None) -> Any:
+        ours.send(message)
         return ours.recv()
 
     try:
@@ -113,33 +115,23 @@ def asked(run: Callable[..., None], *arguments: object) -> Iterator[Callable[[],
         process.join()
 
 
-class InProcess:
-    """A process that calls the compiled functions itself, warm."""
+class Worker(NamedTuple):
+    """A process that runs compiled functions itself, warm."""
 
-    def __init__(self, config: Mapping[str, object], module: str = "bench.in_process") -> None:
-        self._process = subprocess.Popen(
-            (sys.executable, "-m", module, json.dumps(config)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.lanes = int(self._read())
+    about: Any
+    """What it says of itself, such as its number of lanes."""
+    run: Callable[..., Any]
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self._process.communicate(timeout=60)
+@contextmanager
+def worker(module: str, config: Mapping[str, object]) -> Iterator[Worker]:
+    """Calls a module's `begin(config)` in a process of its own: it returns what `Worker` holds."""
+    with asked(_work, module, config) as ask:
+        yield Worker(ask(), lambda *arguments: ask(arguments))
 
-    def images_per_s(self, mode: str, seconds: float) -> float:
-        """Runs the best bucket of `mode` on every lane for `seconds`."""
-        assert self._process.stdin
-        self._process.stdin.write(f"{mode} {seconds}\n")
-        self._process.stdin.flush()
-        return float(self._read())
 
-    def _read(self) -> str:
-        assert self._process.stdout
-        if not (line := self._process.stdout.readline()):
-            raise RuntimeError(f"{self._process.args!r} ended")
-        return line
+def _work(module: str, config: Mapping[str, object], pipe: Connection) -> None:
+    about, run = importlib.import_module(module).begin(config)
+    while True:
+        arguments = pipe.recv()
+        pipe.send(about if arguments is None else run(*arguments))

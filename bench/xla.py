@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.figures import Figure, finish, ratio
-from bench.processes import InProcess, application
+from bench.processes import Worker, application, worker
 from bench.trials import fastest, interleaved
 from xlaserve.config import Lowering
 from xlaserve.runtimes.tf.device import cpu_name, usable_cores
@@ -66,25 +66,27 @@ def compare(name: str, arms: Mapping[str, Arm], plan: Plan) -> Iterator[Figure]:
     """Yields the ratios of XLA's images/s on one model to those of each other arm, over interleaved blocks."""
     with ExitStack() as stack:
         running = {arm: _best(stack, name, arms[arm], plan) for arm in arms}
-        runs = {arm: partial(running[arm].images_per_s, arms[arm].mode, plan.block_s) for arm in arms}
+        runs = {arm: partial(running[arm].run, arms[arm].mode, plan.block_s) for arm in arms}
         rates = interleaved(runs, plan.blocks)
     for arm, measured in rates.items():
-        lanes = running[arm].lanes
-        print(f"  {name} {arm}, {lanes} lanes: {min(measured):.1f} to {max(measured):.1f} images/s", flush=True)
+        print(
+            f"  {name} {arm}, {running[arm].about} lanes: {min(measured):.1f} to {max(measured):.1f} images/s",
+            flush=True,
+        )
     targets = {"graph": TARGETS.get(name), "openvino": OPENVINO_TARGETS.get(name)}
     for other in (arm for arm in arms if arm != "xla"):
         yield ratio(f"{name}: xla / {other}", rates["xla"], rates[other], targets.get(other))
 
 
-def _best(stack: ExitStack, name: str, arm: Arm, plan: Plan) -> InProcess:
+def _best(stack: ExitStack, name: str, arm: Arm, plan: Plan) -> Worker:
     """Starts `arm` with one lane and with a lane for each core, and keeps the faster of the two."""
     cores = usable_cores()
     modes = ("xla",) if arm.mode == "openvino" else (arm.mode,)
     model = application(name, modes=modes, buckets=plan.batches, **arm.model)
     lanes = dict.fromkeys((1, cores))
     configs = [{"device": "cpu", "models": [model], "lanes": n, "threads_per_lane": cores // n} for n in lanes]
-    tried = [stack.enter_context(InProcess(config, arm.module)) for config in configs]
-    return fastest(tried, lambda process: process.images_per_s(arm.mode, plan.block_s))
+    tried = [stack.enter_context(worker(arm.module, config)) for config in configs]
+    return fastest(tried, lambda process: process.run(arm.mode, plan.block_s))
 
 
 def main() -> None:

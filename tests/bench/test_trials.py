@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from bench.trials import ROUNDS, fastest
+from bench.trials import ROUNDS, fastest, interleaved
 
 
 def test_the_fastest_is_that_with_the_highest_median() -> None:
@@ -19,3 +20,15 @@ def test_candidates_take_turns() -> None:
 
     fastest("ab", images_per_s)
     assert tried == ["a", "b"] * ROUNDS
+
+
+def test_arms_take_turns_forwards_and_backwards() -> None:
+    order: list[str] = []
+
+    def run(name: str) -> int:
+        order.append(name)
+        return len(order)
+
+    arms = {name: partial(run, name) for name in "abc"}
+    assert interleaved(arms, 3) == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
+    assert "".join(order) == "abccbaabc"
