@@ -108,12 +108,14 @@ def latencies_ns(rows: Rows) -> Nanoseconds:
 
 
 def label(load: LoadLine) -> str:
-    """Returns a load in words: "16 at a time", "50/s poisson", "offline"."""
+    """Returns a load in words: "16 at a time", "50/s poisson", "10 to 90/s poisson", "offline"."""
     if load.type == "closed":
         words = f"{load.concurrency} at a time" if load.concurrency else "closed loop"
     elif load.type == "offline":
         words = "offline"
     else:
         rate = "" if load.rate_per_s is None else f"{load.rate_per_s:.6g}/s "
+        if load.ramp_per_s is not None:
+            rate = "{:.6g} to {:.6g}/s ".format(*load.ramp_per_s)
         words = f"{rate}{load.arrivals or 'open loop'}"
     return words if load.images_per_request == "1" else f"{words}, {load.images_per_request} images"

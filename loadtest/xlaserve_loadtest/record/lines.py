@@ -173,8 +173,11 @@ class LoadLine:
     type: Literal["closed", "open", "offline"]
     concurrency: int | None = None
     rate_per_s: float | None = None
-    """Requests due each second."""
+    """Requests due each second, the mean of a ramp."""
     arrivals: Literal["poisson", "constant", "replay", "ramp"] | None = None
+    """`ramp` is only in older files, which do not say of what."""
+    ramp_per_s: tuple[float, float] | None = None
+    """Where the rate is a ramp: requests due each second at its start and at its end."""
     images_per_request: str = "1"
 
 

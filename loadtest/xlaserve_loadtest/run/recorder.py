@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
@@ -109,12 +110,11 @@ def load_line(load: Load, images_per_request: str) -> LoadLine:
     if isinstance(load, ClosedLoop):
         kind: Literal["offline", "closed"] = "offline" if load.is_offline else "closed"
         return LoadLine(kind, concurrency=load.slots, images_per_request=images_per_request)
-    return LoadLine(
-        "open",
-        rate_per_s=load.mean_rate_per_s(),
-        arrivals="replay" if isinstance(load, Replay) else "ramp" if load.end_rate_per_s else load.process,
-        images_per_request=images_per_request,
-    )
+    line = LoadLine("open", rate_per_s=load.mean_rate_per_s(), images_per_request=images_per_request)
+    if isinstance(load, Replay):
+        return replace(line, arrivals="replay")
+    ramp = None if load.end_rate_per_s is None else (load.rate_per_s, load.end_rate_per_s)
+    return replace(line, arrivals=load.process, ramp_per_s=ramp)
 
 
 def _generator_use(outcome: Outcome, workers: int, ceiling_per_s: float | None) -> GeneratorUse:

@@ -47,7 +47,7 @@ def test_everything_comes_back_as_it_was_written(run_file: NewRun) -> None:
         BlockLine(
             7,
             "graph",
-            LoadLine("open", rate_per_s=50.0, arrivals="poisson", images_per_request="1:0.7,8:0.3"),
+            LoadLine("open", rate_per_s=50.0, arrivals="poisson", ramp_per_s=(10.0, 90.0), images_per_request="1:0.7"),
             start_ns=1,
             end_ns=2,
             generator=GeneratorUse(2, 0.5, 100, late_sends=3, dropped=4, busy=0.25),
