@@ -17,8 +17,6 @@ from xlaserve_loadtest.schedule import arrivals, steady
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.plan import BlockPlan
 
-LOOK_S: Final = 0.25
-"""Interval between looks at the answers."""
 WINDOW_S: Final = 1.0
 """Length of the windows whose agreement makes a run steady."""
 LATE_SHARE: Final = 0.1
@@ -27,6 +25,8 @@ COOL_DOWN_S: Final = 2.0
 """How long an open loop's load goes on after its window at most: the last measured requests need batch-mates."""
 MAX_IN_FLIGHT: Final = 4096
 
+_POLL_S: Final = 0.25
+"""Interval between looks at the answers."""
 _LEAD_NS: Final = 20_000_000
 """Long enough for every worker to receive the start time before it."""
 
@@ -160,7 +160,7 @@ async def _watch(
     """Watches the answers until it is cancelled, and closes the window early where that is wanted."""
     images, latencies_ms, began_ns = 0, [np.empty(0, np.float32)], 0
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(_POLL_S)
         looks = await asyncio.gather(*(worker.live() for worker in workers))
         now_ns = clock()
         live = Live(

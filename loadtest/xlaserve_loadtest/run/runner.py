@@ -29,7 +29,7 @@ LATE_NS: Final = 1_000_000
 SPIN_S: Final = 0.0015
 """How long before a send is due the clock is polled: the event loop's timers are a millisecond coarse."""
 
-_LOOK_S: Final = 0.01
+_POLL_S: Final = 0.01
 
 Window = tuple[int, int]
 Clock = Callable[[], int]
@@ -241,7 +241,7 @@ class _BlockRun:
         self._next_due_ns = math.inf
         # The window may still move to an earlier end.
         while self.window is None or self._clock() < self.window[1]:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         self._check_settled(self._clock())
 
     async def _send(self, due_ns: int) -> tuple[Status, int]:

@@ -16,11 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from xlaserve_loadtest.record.lines import Counters, ServerUse
 from xlaserve_loadtest.run import gpus
 
-LOOK_S: Final = 0.25
-GPU_LOOK_S: Final = 1.0
-
+_POLL_S: Final = 0.25
+_GPU_POLL_S: Final = 1.0
 _TIMEOUT_S: Final = 2.0
-
 
 Counts = Mapping[tuple[str, str], float]
 """A server's counters for one model at one moment, by name and bucket."""
@@ -118,9 +116,9 @@ class Usage:
         while self._process:
             with suppress(psutil.Error):
                 self._peak_bytes = max(self._peak_bytes, self._process.memory_info().rss)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _look_at_gpu(self) -> None:
         while look := await asyncio.to_thread(gpus.first_use):
             self._gpu_looks.append(look)
-            await asyncio.sleep(GPU_LOOK_S)
+            await asyncio.sleep(_GPU_POLL_S)

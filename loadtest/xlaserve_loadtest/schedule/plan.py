@@ -16,7 +16,7 @@ BLOCK_S: Final = 1.0
 MIN_ROUNDS: Final = 4
 """Least number of mirrored rounds: with fewer, an interval over blocks means nothing."""
 
-OVERHEAD_S: Final = 0.15
+_TURNOVER_S: Final = 0.15
 """Seconds to begin and end a block."""
 
 
@@ -72,7 +72,7 @@ def rounds_of(blocks: Sequence[BlockPlan]) -> int:
 
 def length_s(block: BlockPlan) -> float:
     """Returns about how long a block takes."""
-    return block.warmup_s + block.duration_s + OVERHEAD_S
+    return block.warmup_s + block.duration_s + _TURNOVER_S
 
 
 def lasting(seconds: float) -> str:

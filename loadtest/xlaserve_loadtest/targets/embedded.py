@@ -90,7 +90,7 @@ def _entry(model: str, modes: Sequence[str]) -> dict[str, object]:
 def _is_path(model: str) -> bool:
     if ":" in model:  # the server takes it for a source's name, which may hold a slash
         return model.startswith(("/", "./", "../"))
-    return "/" in model or model.endswith(".keras")
+    return "/" in model or "." in model  # no built-in model has either in its name
 
 
 class EmbeddedServer:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 MODES: Final = tuple(mode for mode, traits in TRAITS.items() if not traits.choice)
 """All that have programs of their own; eager first, because the others are compared with it."""
-USUAL_MODES: Final = tuple(mode for mode in MODES if mode is not Mode.AUTOCLUSTER)
+_DEFAULT_MODES: Final = tuple(mode for mode in MODES if mode.traits.is_checked)
 TIMEOUT_S: Final = 300.0
 WIDE: Final = 320
 """Columns of text where no terminal says how many it has: nothing is to be folded."""
@@ -95,8 +95,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a configured name, or a source such as keras.applications:ResNet50; all that are configured by default",
     )
     parser.add_argument("--all", action="store_true", help="check every model of the catalog")
-    modes_help = f"some of {','.join(MODES)}; without autocluster by default"
-    parser.add_argument("--modes", type=_modes, default=USUAL_MODES, metavar="LIST", help=modes_help)
+    modes_help = f"some of {','.join(MODES)}; {','.join(_DEFAULT_MODES)} by default"
+    parser.add_argument("--modes", type=_modes, default=_DEFAULT_MODES, metavar="LIST", help=modes_help)
     parser.add_argument(
         "--batches", type=arguments.counts, default=(1, 8), metavar="LIST", help="batch sizes; 1,8 by default"
     )

@@ -26,6 +26,8 @@ class ModeTraits(NamedTuple):
     `model.networks.cached`."""
     choice: tuple[Mode, ...] = ()
     """The modes of which it runs each bucket in the fastest; it then has no programs of its own."""
+    is_checked: bool = True
+    """Whether `xlaserve check` runs it without being asked to."""
 
 
 class Mode(StrEnum):
@@ -52,7 +54,7 @@ class Mode(StrEnum):
 TRAITS: Final = {
     Mode.EAGER: ModeTraits(),
     Mode.GRAPH: ModeTraits(),
-    Mode.AUTOCLUSTER: ModeTraits(uses_xla=True),
+    Mode.AUTOCLUSTER: ModeTraits(uses_xla=True, is_checked=False),
     Mode.XLA: ModeTraits(uses_xla=True, is_jit=True),
     Mode.AUTO: ModeTraits(choice=(Mode.XLA, Mode.GRAPH)),
 }

@@ -77,13 +77,24 @@ def names() -> tuple[str, ...]:
 
     Imports Keras.
     """
-    from xlaserve.model.sources import applications, keras_cv_table  # noqa: PLC0415
+    return tuple(kind.value.prefix + name for kind in Source for name in kind.value.names or _listed(kind))
 
-    return (
-        *(Source.APPLICATIONS.value.prefix + name for name in applications.names()),
-        *(Source.KERAS_CV.value.prefix + name for name in keras_cv_table.names()),
-        *kinds.BUILTIN_SOURCES,
-    )
+
+def _listed(kind: Source) -> tuple[str, ...]:
+    """Returns the names of a kind that only Keras can list; none where names are handles or paths."""
+    match kind:
+        case Source.APPLICATIONS:
+            from xlaserve.model.sources import applications  # noqa: PLC0415
+
+            return applications.names()
+        case Source.KERAS_CV:
+            from xlaserve.model.sources import keras_cv_table  # noqa: PLC0415
+
+            return keras_cv_table.names()
+        case Source.KAGGLE | Source.BUILT_IN | Source.NOOP | Source.KERAS_FILE | Source.SAVED_MODEL:
+            return ()
+        case _:
+            assert_never(kind)
 
 
 def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911 - one for each kind

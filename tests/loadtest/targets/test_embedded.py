@@ -127,6 +127,8 @@ async def test_a_configuration_file_is_passed_on(server: MakeServer, tmp_path: P
         ("kagglehub:a/b", "a-b", "kagglehub:a/b", None),
         ("kagglehub:a/b.keras", "a-b.keras", "kagglehub:a/b.keras", None),
         ("/models/my net.keras", "my-net", "/models/my net.keras", None),
+        ("net.keras", "net", str(Path("net.keras").absolute()), None),
+        ("net.new-format", "net", str(Path("net.new-format").absolute()), None),
         ("/models/a:b", "a-b", "/models/a:b", None),
         ("./a:b", "a-b", str(Path("a:b").absolute()), None),
     ],
