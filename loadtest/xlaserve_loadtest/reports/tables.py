@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.analysis.percentiles import Percentile
 from xlaserve_loadtest.analysis.points import Point
@@ -64,10 +65,15 @@ def ratios(summary: Summary) -> Rows:
                 for measure, each in comparison.ratios.items()
             },
             f"pairs of {comparison.unit}": comparison.pairs,
-            "verdict": "A/A passed"
-            if comparison.is_control and not comparison.has_failed
-            else Strong("A/A failed" if comparison.is_control else comparison.verdict),
+            "verdict": _verdict(comparison),
         }
+
+
+def _verdict(comparison: Comparison) -> str:
+    if not comparison.is_control:
+        return Strong(comparison.verdict)
+    failed = ", ".join(MEASURE_NAMES[measure] for measure in comparison.failed)
+    return Strong(f"A/A failed in {failed}") if failed else "A/A passed"
 
 
 @_titled("The highest rate that kept to the limit")

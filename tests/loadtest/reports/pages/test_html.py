@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.loadtest.reports.pages.conftest import MakePoint, MakeSummary
 
+from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.record.lines import Arm
 from xlaserve_loadtest.reports import html
 from xlaserve_loadtest.reports.chart import label
@@ -77,9 +78,10 @@ def test_a_run_without_data_still_says_what_it_can(summary: MakeSummary) -> None
 
 def test_a_failed_control_is_said_loudly(summary: MakeSummary) -> None:
     run = summary()
-    control = dataclasses.replace(run.comparisons[1], verdict="faster")
+    ratios = {**run.comparisons[1].ratios, "p50": Estimate(1.1, 1.05, 1.2)}
+    control = dataclasses.replace(run.comparisons[1], ratios=ratios)
     text = body(html.render([dataclasses.replace(run, comparisons=(run.comparisons[0], control))]))
-    assert "<strong>A/A failed</strong>" in text
+    assert "<strong>A/A failed in p50</strong>" in text
 
 
 def test_a_percentile_that_the_sample_does_not_support_is_not_printed(summary: MakeSummary) -> None:
