@@ -229,42 +229,41 @@ def wait_for(file: Path) -> None:
         time.sleep(0.01)
 
 
-async def test_a_stop_ends_the_process(make: Callable[..., Preparer], tmp_path: Path) -> None:
+async def never_prepared(preparer: Preparer) -> None:
+    async with preparer.prepare(MODEL):
+        pytest.fail("it was prepared")
+
+
+@pytest.fixture
+async def waiting(make: Callable[..., Preparer], tmp_path: Path) -> tuple[Preparer, asyncio.Task[None], int]:
+    """A load whose process waits, and the id of that process."""
     pid = tmp_path / "pid"
     preparer = make(f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); import time; time.sleep({PATIENCE_S})")
-
-    async def prepare() -> None:
-        async with preparer.prepare(MODEL):
-            pytest.fail("it was prepared")
-
-    preparing = asyncio.create_task(prepare())
+    preparing = asyncio.create_task(never_prepared(preparer))
     await asyncio.to_thread(wait_for, pid)
+    return preparer, preparing, int(pid.read_text())
+
+
+async def test_a_stop_ends_the_process(waiting: tuple[Preparer, asyncio.Task[None], int]) -> None:
+    preparer, preparing, pid = waiting
     preparer._stop.set()
     with pytest.raises(ShuttingDown):
         await asyncio.wait_for(preparing, PATIENCE_S)
     with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+        os.kill(pid, 0)
 
 
 async def test_a_load_that_is_cancelled_leaves_no_process_and_no_folder(
-    make: Callable[..., Preparer], tmp_path: Path
+    waiting: tuple[Preparer, asyncio.Task[None], int], tmp_path: Path
 ) -> None:
-    pid = tmp_path / "pid"
-    preparer = make(f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); import time; time.sleep({PATIENCE_S})")
-
-    async def prepare() -> None:
-        async with preparer.prepare(MODEL):
-            pytest.fail("it was prepared")
-
-    preparing = asyncio.create_task(prepare())
-    await asyncio.to_thread(wait_for, pid)
+    preparer, preparing, pid = waiting
     assert prepared_folders(tmp_path)
     preparer._stop.set()
     preparing.cancel()
     await asyncio.wait([preparing], timeout=PATIENCE_S)
     assert preparing.cancelled()
     with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+        os.kill(pid, 0)
     assert not prepared_folders(tmp_path)
 
 
@@ -280,11 +279,7 @@ async def test_a_load_that_is_cancelled_waits_for_its_thread_only_so_long(
 
     monkeypatch.setattr(Preparer, "_make", hang)
 
-    async def prepare() -> None:
-        async with make("").prepare(MODEL):
-            pytest.fail("it was prepared")
-
-    preparing = asyncio.create_task(prepare())
+    preparing = asyncio.create_task(never_prepared(make("")))
     try:
         await asyncio.to_thread(begun.wait)
         preparing.cancel()
@@ -308,11 +303,7 @@ async def test_a_thread_that_goes_on_after_its_load_was_cancelled_removes_its_fo
 
     monkeypatch.setattr("xlaserve.model.preparer.is_replaced", hang)
 
-    async def prepare() -> None:
-        async with preparer.prepare(MODEL):
-            pytest.fail("it was prepared")
-
-    preparing = asyncio.create_task(prepare())
+    preparing = asyncio.create_task(never_prepared(preparer))
     try:
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         preparing.cancel()
