@@ -49,9 +49,11 @@ class ServerFigures:
     cpu_ms_per_image: float | None
     peak_rss_bytes: int | None
     gpu_utilisation: float | None
-    """Mean share, from 0 to 1."""
+    """Mean share of the busiest GPU, from 0 to 1."""
     gpu_memory_bytes: int | None
     """The largest value seen."""
+    energy_j_per_image: float | None
+    """Energy of the machine's GPUs and processors, as far as they have meters, whatever else they did."""
     compilations: int | None
     """Programs of the model that the server compiled beside traffic during the blocks."""
     serving_compilations: int | None
@@ -219,6 +221,11 @@ def _server(blocks: Sequence[BlockLine], images: int) -> ServerFigures:
     uses = [block.server_use for block in blocks]
     cpu = [use.cpu_s for use in uses if use.cpu_s is not None]
     gpu = [use.gpu_utilisation for use in uses if use.gpu_utilisation is not None]
+    energy_j = [
+        sum(joules for joules in (use.gpu_energy_j, use.cpu_energy_j) if joules is not None)
+        for use in uses
+        if use.gpu_energy_j is not None or use.cpu_energy_j is not None
+    ]
     reported = [block.counters for block in blocks if block.counters]
     # CPU time and images must be of the same blocks.
     has_all = len(cpu) == len(blocks) and images > 0
@@ -228,6 +235,7 @@ def _server(blocks: Sequence[BlockLine], images: int) -> ServerFigures:
         peak_rss_bytes=max((use.peak_rss_bytes for use in uses if use.peak_rss_bytes is not None), default=None),
         gpu_utilisation=sum(gpu) / len(gpu) if gpu else None,
         gpu_memory_bytes=max((use.gpu_memory_bytes for use in uses if use.gpu_memory_bytes is not None), default=None),
+        energy_j_per_image=sum(energy_j) / images if energy_j and len(energy_j) == len(blocks) and images else None,
         compilations=_total(counters.compilations for counters in reported),
         serving_compilations=_total(counters.serving_compilations for counters in reported),
     )

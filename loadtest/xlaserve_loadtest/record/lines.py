@@ -197,14 +197,33 @@ class GeneratorUse:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What one GPU did in a block, for anyone."""
+
+    utilisation: float
+    """Mean share from 0 to 1."""
+    memory_bytes: int
+    """The largest value seen."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerUse:
-    """What the server process used in a block; None where it could not be seen."""
+    """What the server used in a block; None where it could not be seen."""
 
     cpu_s: float | None = None
+    """CPU time of its process and of all that descend from it."""
     peak_rss_bytes: int | None = None
+    """Of the same processes together."""
     gpu_utilisation: float | None = None
-    """Share from 0 to 1."""
+    """Of the busiest GPU, from 0 to 1."""
     gpu_memory_bytes: int | None = None
+    """Of the GPU with the most."""
+    gpus: tuple[GpuUse, ...] = ()
+    """The machine's GPUs in the driver's order."""
+    gpu_energy_j: float | None = None
+    """Energy of all GPUs, whatever they did."""
+    cpu_energy_j: float | None = None
+    """Energy of the machine's processor packages, whatever they did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
         "padding_waste": point.padding and point.padding.waste,
         "server_cpu_ms_per_image": point.server.cpu_ms_per_image,
         "server_peak_rss_bytes": point.server.peak_rss_bytes,
+        "energy_j_per_image": point.server.energy_j_per_image,
         "baseline": comparison and comparison.baseline,
         **_estimate("ratio", comparison.ratio if comparison else None),
         "verdict": comparison and comparison.verdict,

@@ -166,6 +166,7 @@ def use(summary: Summary) -> Rows:
             "peak MiB": mebibytes(point.server.peak_rss_bytes),
             "GPU": share(point.server.gpu_utilisation),
             "GPU MiB": mebibytes(point.server.gpu_memory_bytes),
+            "J/image": point.server.energy_j_per_image,
             "generator busy": share(point.generator.busy),
             "late": Number(f"{point.generator.late_share:.2%}"),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pynvml  # type: ignore[import-untyped]
@@ -12,8 +13,7 @@ _T = TypeVar("_T")
 
 def names() -> tuple[str, ...]:
     """Returns the name of each GPU."""
-    count = pynvml.nvmlDeviceGetCount
-    return _ask(lambda: tuple(str(pynvml.nvmlDeviceGetName(_gpu(index))) for index in range(count()))) or ()
+    return _each(lambda gpu: str(pynvml.nvmlDeviceGetName(gpu)))
 
 
 def driver_version() -> str | None:
@@ -21,15 +21,33 @@ def driver_version() -> str | None:
     return _ask(lambda: str(pynvml.nvmlSystemGetDriverVersion()))
 
 
-def first_use() -> tuple[float, int] | None:
-    """Returns how busy the first GPU is, from 0 to 1, and its bytes in use, by anyone; None where it can't be seen."""
-    return _ask(
-        lambda: (
-            pynvml.nvmlDeviceGetUtilizationRates(_gpu(0)).gpu / 100,
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A GPU at one moment, with all that anyone does on it."""
+
+    utilisation: float
+    """From 0 to 1."""
+    used_bytes: int
+
+
+def look() -> tuple[Look, ...]:
+    """Returns each GPU as it is now; nothing where there is none to be seen."""
+    return _each(
+        lambda gpu: Look(
+            pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
             # Version 2 leaves out what the driver reserves for itself.
-            int(pynvml.nvmlDeviceGetMemoryInfo(_gpu(0), version=pynvml.nvmlMemory_v2).used),
+            int(pynvml.nvmlDeviceGetMemoryInfo(gpu, version=pynvml.nvmlMemory_v2).used),
         )
     )
+
+
+def energy_j() -> tuple[float, ...]:
+    """Returns what each GPU took since the driver was loaded; nothing where one does not count it (before Volta)."""
+    return _each(lambda gpu: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000)
+
+
+def _each(question: Callable[[object], _T]) -> tuple[_T, ...]:
+    return _ask(lambda: tuple(question(_gpu(index)) for index in range(pynvml.nvmlDeviceGetCount()))) or ()
 
 
 def _gpu(index: int) -> object:

@@ -13,8 +13,9 @@ from typing import Final
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from xlaserve_loadtest.record.lines import Counters, ServerUse
+from xlaserve_loadtest.record.lines import Counters, GpuUse, ServerUse
 from xlaserve_loadtest.run import gpus
+from xlaserve_loadtest.run.energy import CpuMeters
 
 _POLL_S: Final = 0.25
 _GPU_POLL_S: Final = 1.0
@@ -70,22 +71,24 @@ async def counts(http_address: str | None, model: str) -> Counts | None:
 
 
 class Usage:
-    """Samples a process and the first GPU while a block runs."""
+    """Samples a server's processes and the machine's GPUs while a block runs. `pid` is None for another machine's."""
 
     def __init__(self, pid: int | None) -> None:
         self._process: psutil.Process | None = None
         with suppress(psutil.Error):
             self._process = psutil.Process(pid) if pid is not None else None
+        self._meters = CpuMeters() if self._process else None
+        self._gpu_before_j = gpus.energy_j() if self._process else ()
         self._cpu_before_s = self._cpu_s()
         self._peak_bytes = 0
-        self._gpu_looks: list[tuple[float, int]] = []
+        self._looks: list[tuple[gpus.Look, ...]] = []
 
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Samples at intervals until the context ends."""
-        looks = [asyncio.create_task(self._look_at_process())]
+        looks = [asyncio.create_task(self._look_at_processes())]
         if self._process:
-            looks.append(asyncio.create_task(self._look_at_gpu()))
+            looks.append(asyncio.create_task(self._look_at_gpus()))
         try:
             yield
         finally:
@@ -95,30 +98,49 @@ class Usage:
     def result(self) -> ServerUse:
         """Returns what was used since this was made."""
         cpu_s = self._cpu_s()
-        utilisation = [look[0] for look in self._gpu_looks]
+        by_gpu = [
+            GpuUse(math.fsum(look.utilisation for look in looks) / len(looks), max(look.used_bytes for look in looks))
+            for looks in zip(*self._looks, strict=False)
+        ]
+        energy_j = gpus.energy_j() if self._gpu_before_j else ()
         return ServerUse(
             cpu_s=None if cpu_s is None or self._cpu_before_s is None else cpu_s - self._cpu_before_s,
             peak_rss_bytes=self._peak_bytes or None,
-            gpu_utilisation=math.fsum(utilisation) / len(utilisation) if utilisation else None,
-            gpu_memory_bytes=max(look[1] for look in self._gpu_looks) if self._gpu_looks else None,
+            gpu_utilisation=max((gpu.utilisation for gpu in by_gpu), default=None),
+            gpu_memory_bytes=max((gpu.memory_bytes for gpu in by_gpu), default=None),
+            gpus=tuple(by_gpu),
+            gpu_energy_j=sum(energy_j) - sum(self._gpu_before_j) if energy_j else None,
+            cpu_energy_j=self._meters.joules() if self._meters else None,
         )
 
     def _cpu_s(self) -> float | None:
+        """Returns the CPU time of the processes so far, that of ended children included."""
         if self._process is None:
             return None
         try:
-            times = self._process.cpu_times()
+            times = [self._process.cpu_times()]
         except psutil.Error:
             return None
-        return float(times.user + times.system)
-
-    async def _look_at_process(self) -> None:
-        while self._process:
+        for child in self._children():
             with suppress(psutil.Error):
-                self._peak_bytes = max(self._peak_bytes, self._process.memory_info().rss)
+                times.append(child.cpu_times())
+        return math.fsum(own.user + own.system + own.children_user + own.children_system for own in times)
+
+    def _children(self) -> list[psutil.Process]:
+        with suppress(psutil.Error):
+            return self._process.children(recursive=True) if self._process else []
+        return []
+
+    async def _look_at_processes(self) -> None:
+        while self._process:
+            held = 0
+            for process in (self._process, *self._children()):
+                with suppress(psutil.Error):
+                    held += process.memory_info().rss
+            self._peak_bytes = max(self._peak_bytes, held)
             await asyncio.sleep(_POLL_S)
 
-    async def _look_at_gpu(self) -> None:
-        while look := await asyncio.to_thread(gpus.first_use):
-            self._gpu_looks.append(look)
+    async def _look_at_gpus(self) -> None:
+        while look := await asyncio.to_thread(gpus.look):
+            self._looks.append(look)
             await asyncio.sleep(_GPU_POLL_S)
