@@ -94,7 +94,7 @@ def test_blocks_of_one_process_cannot_show_what_differs_between_processes() -> N
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_pair_of_processes_is_one_sample_however_many_blocks_it_had(rounds: int) -> None:
-    found = Simulated(processes=5, rounds=rounds, ratio=1.5).compare(0)["xla"]
+    found = Simulated(processes=5, rounds=rounds, ratio=1.5).compare(1)["xla"]
     assert (found.unit, found.pairs, found.verdict) == ("server processes", 5, "faster")
     assert required(found.ratio).value == pytest.approx(1.5, rel=0.1)
 
