@@ -102,7 +102,7 @@ def _report(session: Session, chosen: argparse.Namespace) -> int:
     if chosen.html is None:
         chosen.html = session.path.with_name(session.path.name.removesuffix(SUFFIX) + ".html")
     out = Console()
-    status = report.publish([summarize(read_run(session.path))], chosen, out)
+    status = report.publish([summarize(read_run(session.path), chosen.fail_if)], chosen, out)
     for what, path in (("run", session.path), ("page", chosen.html)):
         out.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)
     return status

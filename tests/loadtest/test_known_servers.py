@@ -16,7 +16,7 @@ from tests.loadtest.conftest import FakeTarget
 from tests.loadtest.run_files import ENVIRONMENT
 from tests.required import required
 
-from xlaserve_loadtest.analysis.conditions import failures
+from xlaserve_loadtest.analysis.conditions import judge
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary, summarize
 from xlaserve_loadtest.record.lines import Arm, End, Header, ServerUse, Status
@@ -149,7 +149,8 @@ def _with_deadline(handle: Handle, deadline_s: float) -> Handle:
 
 
 def failed(summary: Summary, *conditions: str) -> list[str]:
-    return failures(summary.points, summary.comparisons, map(parse, conditions))
+    judged = judge(summary.points, summary.comparisons, map(parse, conditions))
+    return [str(one) for one in judged if one.is_met]
 
 
 def images_per_s(point: Point) -> float:

@@ -146,7 +146,13 @@ class Point:
         return next(percentile for percentile in self.percentiles if percentile.name == name)
 
 
-def point(samples: Sequence[Sample], *, span_ns: tuple[int, int], seed: int) -> Point:
+def point(
+    samples: Sequence[Sample],
+    *,
+    span_ns: tuple[int, int],
+    seed: int,
+    percentiles: Sequence[float] = PERCENTILES,
+) -> Point:
     """Sums up the blocks of one arm, role and load. `span_ns` is the run's, from its first block to its last."""
     blocks = [sample.block for sample in samples]
     first = blocks[0]
@@ -172,7 +178,7 @@ def point(samples: Sequence[Sample], *, span_ns: tuple[int, int], seed: int) -> 
         images_per_s=_over_blocks(images_per_s, seed),
         requests_per_s=_over_blocks([sample.requests_per_s for sample in samples], seed),
         mean_ms=float(waits_ns.mean()) / 1e6 if waits_ns.size else None,
-        percentiles=tuple(latencies.percentile(percentile) for percentile in PERCENTILES),
+        percentiles=tuple(latencies.percentile(percentile) for percentile in percentiles),
         max_ms=float(waits_ns.max()) / 1e6 if waits_ns.size else None,
         errors=_errors(measured),
         warmup_errors=_errors(rows[~rows["measured"]]),

@@ -9,7 +9,7 @@ from typing import Final
 from xlaserve_loadtest.analysis import conditions
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.record.lines import Header
-from xlaserve_loadtest.schedule.conditions import Condition, ConditionError, parse
+from xlaserve_loadtest.schedule.conditions import RATIO, VERDICT, Condition, ConditionError, parse
 from xlaserve_loadtest.schedule.search import REPEATS
 
 MINIMUM_S: Final = 600.0
@@ -113,7 +113,7 @@ def results(header: Header, points: Sequence[Point], rates: Sequence[HighestRate
 
 
 def _keeps(point: Point, slo: Condition) -> bool:
-    value = conditions.value_of(point, slo) if slo.metric != "ratio" else None
+    value = conditions.value_of(point, slo) if slo.metric not in (RATIO, VERDICT) else None
     return (
         value is not None
         and slo.holds(value)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from xlaserve_loadtest.analysis import caveats, scenario, verdict
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
+from xlaserve_loadtest.analysis.conditions import percentiles as percentiles_for
 from xlaserve_loadtest.analysis.points import Point, point
 from xlaserve_loadtest.analysis.price import Price, prices
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
 from xlaserve_loadtest.analysis.scenario import HighestRate, ScenarioResult
 from xlaserve_loadtest.record.lines import End, Equality, Failure, Header, Run, Server
+from xlaserve_loadtest.schedule.conditions import Condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,17 @@ class Summary:
     """Answered requests, searches included."""
 
 
-def summarize(run: Run) -> Summary:
-    """Computes everything that reports show. A run in which nothing was measured gives an empty summary."""
+def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
+    """Computes everything that reports show, and the percentiles that `conditions` ask for.
+
+    A run in which nothing was measured gives an empty summary.
+    """
     header = run.header
     samples = collect(run)
     start_ns = min((sample.block.start_ns for sample in samples), default=0)
     end_ns = max((sample.block.end_ns for sample in samples), default=start_ns)
-    curve = _points(header, samples, (start_ns, end_ns))
+    percentiles = percentiles_for([*conditions, scenario.slo_of(header)])
+    curve = _points(header, samples, (start_ns, end_ns), percentiles)
     points = tuple(point for point in curve if point.role == "measure")
     comparisons = compare(header, samples)
     rates = scenario.highest_rates(header, curve)
@@ -115,11 +121,13 @@ def summarize(run: Run) -> Summary:
     )
 
 
-def _points(header: Header, samples: Sequence[Sample], span_ns: tuple[int, int]) -> tuple[Point, ...]:
+def _points(
+    header: Header, samples: Sequence[Sample], span_ns: tuple[int, int], percentiles: Sequence[float]
+) -> tuple[Point, ...]:
     """Returns a point for each arm, role and load, by arm in the header's order, otherwise in the order of the run."""
     groups: dict[tuple[str, str, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.block.arm, sample.block.role, label(sample.block.load)), []).append(sample)
     order = {arm.name: place for place, arm in enumerate(header.arms)}
     keys = sorted(groups, key=lambda key: order.get(key[0], len(order)))
-    return tuple(point(groups[key], span_ns=span_ns, seed=header.seed) for key in keys)
+    return tuple(point(groups[key], span_ns=span_ns, seed=header.seed, percentiles=percentiles) for key in keys)

@@ -1,37 +1,58 @@
-"""Conditions on a run's figures, as `--fail-if` and `--slo` take them: `p99>80ms`, `errors>0`, `xla/graph<1.0`.
+"""Conditions on a run's figures, as `--fail-if`, `--abort-if` and `--slo` take them.
 
-    condition  = [arm ":"] metric op number [unit]  |  arm "/" arm op number
-    metric     = "p50" | "p90" | "p95" | "p99" | "p99.9" | "mean" | "max"          unit us, ms (the default) or s
-               | "images/s" | "requests/s"                                         no unit
-               | "errors" | "dropped"                                              no unit, or % of all requests
-    op         = "<" | "<=" | ">" | ">="
+    condition = [arm ":"] metric [bound] op number [unit]
+              | arm "/" baseline [measure] [bound] op number
+              | [arm ":" | arm "/" baseline] "verdict" op ("faster" | "slower" | "inconclusive")
+    metric    = "p" percentile | "mean" | "max"     unit us, ms (the default) or s; percentile such as 50 or 99.99
+              | "images/s" | "requests/s"           no unit
+              | "errors" | "dropped"                no unit, or % of all requests
+    measure   = "images/s" (the default) | "p50" | "p99"
+    bound     = "lower" | "upper"                   of the 95% interval; without it the point value is compared
+    op        = "<" | "<=" | ">" | ">=" | "=" | "==" | "!="
 
-Without an arm it is about every arm and load. `arm/arm` is the ratio of images/s, over paired blocks where these arms
-were compared.
+Without an arm it is about every arm and load. `arm/baseline` is a ratio over paired blocks. Only counts and verdicts
+can be equal to something: a measured figure never is, but by chance.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final, Literal
 
-_OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+Bound = Literal["lower", "upper"]
+
+_OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "<=": operator.le,
     ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "=": operator.eq,
     "<": operator.lt,
     ">": operator.gt,
 }
-LATENCIES: Final = ("p50", "p90", "p95", "p99", "p99.9", "mean", "max")
-_RATES: Final = ("images/s", "requests/s")
-_COUNTS: Final = ("errors", "dropped")
-METRICS: Final = (*LATENCIES, *_RATES, *_COUNTS)
-_UNIT_MS: Final = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}
+RATIO: Final = "ratio"
+VERDICT: Final = "verdict"
+VERDICTS: Final = ("faster", "slower", "inconclusive")
+RATIO_MEASURES: Final = ("images/s", "p50", "p99")
+RATES: Final = ("images/s", "requests/s")
+COUNTS: Final = ("errors", "dropped")
+_TIMES: Final = ("mean", "max")
+_UNIT_MS: Final = {
+    name: Decimal(ms) for name, ms in {"": "1", "us": "1e-3", "µs": "1e-3", "ms": "1", "s": "1e3"}.items()
+}
+_EXAMPLES: Final = "'p99>80ms', 'errors>0', 'xla/graph upper<0.95' or 'verdict=slower'"
 _FORM: Final = re.compile(
-    r"\s*(?P<what>[^<>=]+?)\s*(?P<op><=|>=|<|>)\s*(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>%|[a-z]*)\s*"
+    rf"(?P<what>[^<>=!]*?)\s*(?P<op>{'|'.join(_OPERATORS)})\s*(?P<limit>[^<>=!]*)",
 )
+_NUMBER: Final = re.compile(r"(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*(?P<unit>%|[^\W\d_]*)")
+_PERCENTILE: Final = re.compile(r"p([0-9]{1,2})(\.[0-9]{1,4})?")
+_BOUNDED: Final = re.compile(r"(?P<what>.*\S)\s+(?P<bound>lower|upper)", re.DOTALL)
+_LAST_WORD: Final = re.compile(r"(?P<first>.*\S)\s+(?P<last>\S+)", re.DOTALL)
 
 
 class ConditionError(ValueError):
@@ -40,49 +61,134 @@ class ConditionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition, parsed. Times are milliseconds, shares from 0 to 1."""
+    """A condition, parsed. `str` gives it back in one form for all spellings."""
 
-    text: str
+    text: str = field(compare=False)
+    """As it was written."""
     metric: str
-    """One of the metrics, or "ratio"."""
+    """A metric of the grammar, "ratio" or "verdict"."""
     op: str
     limit: float
+    """Milliseconds, a share from 0 to 1, or a number; 0 where it is about a verdict."""
     is_share: bool = False
     arm: str | None = None
     baseline: str | None = None
-    """The baseline of a ratio."""
+    """The baseline of a ratio or verdict."""
+    bound: Bound | None = None
+    """Which bound of the 95% interval is compared; None: the point value."""
+    measure: str | None = None
+    """What a ratio is of."""
+    verdict: str | None = None
+    """The verdict that it is about."""
 
     @property
     def percentile(self) -> float | None:
         """The percentile that it is about, from 0 to 100; None where it is about another metric."""
-        return float(self.metric[1:]) if self.metric[1:2].isdigit() else None
+        return float(self.metric[1:]) if _PERCENTILE.fullmatch(self.metric) else None
 
-    def holds(self, value: float) -> bool:
+    @property
+    def is_time(self) -> bool:
+        """Whether it is about a latency."""
+        return self.metric in _TIMES or self.percentile is not None
+
+    def holds(self, value: float | str) -> bool:
         """Whether `value` meets the condition."""
-        return _OPERATORS[self.op](value, self.limit)
+        return _OPERATORS[self.op](value, self.limit if self.verdict is None else self.verdict)
+
+    def __str__(self) -> str:
+        pair = f"{self.arm}/{self.baseline} "
+        subject = pair if self.baseline is not None else "" if self.arm is None else f"{self.arm}:"
+        what = self.measure if self.metric == RATIO else self.metric
+        bound = f" {self.bound}" if self.bound else ""
+        unit = "ms" if self.is_time else "%" if self.is_share else ""
+        # The shortest decimal that reads back as the limit, exactly.
+        limit = self.verdict or f"{Decimal(repr(self.limit)) * (100 if self.is_share else 1)}{unit}"
+        return f"{subject}{what}{bound}{self.op}{limit}"
 
 
 def parse(text: str) -> Condition:
     """Reads one condition. Raises ConditionError."""
-    form = _FORM.fullmatch(text)
-    if form is None:
-        raise ConditionError(f"{text!r}: expected METRIC, one of < <= > >=, and a number, such as 'p99>80ms'")
-    what, op, unit, limit = form["what"], form["op"], form["unit"], float(form["number"])
-    arm, _, metric = what.rpartition(":")
-    if metric in LATENCIES:
-        if unit not in _UNIT_MS:
-            raise ConditionError(f"{text!r}: {metric} is a time in us, ms or s, not in {unit!r}")
-        return Condition(text, metric, op, limit * _UNIT_MS[unit], arm=arm or None)
-    if metric in _COUNTS:
+    form = _FORM.fullmatch(text.strip())
+    if form is None or not form["what"]:
+        what = "nothing to compare before the operator" if form else "no comparison with <, <=, >, >=, = or !="
+        raise ConditionError(f"{text!r}: {'empty' if not text.strip() else what}; expected such as {_EXAMPLES}")
+    op = "==" if form["op"] == "=" else form["op"]
+    what = form["what"]
+    bound: Bound | None = None
+    if bounded := _BOUNDED.fullmatch(what):
+        what, bound = bounded["what"], "lower" if bounded["bound"] == "lower" else "upper"
+    arm, baseline, metric, measure = _subject(text, what)
+    right = form["limit"].strip()
+    if metric == VERDICT:
+        if op not in ("==", "!=") or right not in VERDICTS or bound:
+            raise ConditionError(f"{text!r}: expected verdict= or verdict!= and one of {', '.join(VERDICTS)}")
+        return Condition(text, VERDICT, op, 0.0, arm=arm, baseline=baseline, verdict=right)
+    number = _NUMBER.fullmatch(right)
+    if number is None:
+        raise ConditionError(f"{text!r}: expected a number such as 80, 0.95 or 1e2, got {right!r}")
+    limit, is_share = _limit(text, metric, Decimal(number["number"]), number["unit"])
+    if op in ("==", "!=") and (metric not in COUNTS or is_share):
+        name = measure or metric
+        raise ConditionError(f"{text!r}: {name} is measured, and equal to a number only by chance; use < or >")
+    if bound and metric != RATIO and metric not in RATES and not _PERCENTILE.fullmatch(metric):
+        raise ConditionError(
+            f"{text!r}: {metric} has no interval, so no {bound} bound; ratios, rates and percentiles do"
+        )
+    return Condition(text, metric, op, limit, is_share, arm, baseline, bound, measure)
+
+
+def _subject(text: str, what: str) -> tuple[str | None, str | None, str, str | None]:
+    """Returns the arm, the baseline, the metric and, of a ratio, its measure."""
+    arm, colon, last = (part.strip() for part in what.rpartition(":"))
+    if (metric := _metric(text, last)) and (arm or not colon):
+        return arm or None, None, metric, None
+    pair, measure = what, RATIO_MEASURES[0]
+    last_word = _LAST_WORD.fullmatch(what)
+    if last_word and _pair(last_word["first"]) and last_word["last"] in (*RATIO_MEASURES, VERDICT):
+        pair, measure = last_word["first"], last_word["last"]
+    if names := _pair(pair):
+        is_verdict = measure == VERDICT
+        return *names, VERDICT if is_verdict else RATIO, None if is_verdict else measure
+    if last_word and _metric(text, last_word["last"]):
+        hint = f"write {last_word['first'].strip()}:{last_word['last']}"
+        raise ConditionError(f"{text!r}: {hint} for that of one arm")
+    known = ", ".join(("p99 or another percentile", *_TIMES, *RATES, *COUNTS, VERDICT))
+    raise ConditionError(f"{text!r}: {what!r} is none of {known}, nor a ratio such as xla/graph")
+
+
+def _pair(text: str) -> tuple[str, str] | None:
+    arm, _, baseline = (part.strip() for part in text.partition("/"))
+    return (arm, baseline) if arm and baseline else None
+
+
+def _metric(text: str, name: str) -> str | None:
+    """Returns the metric's name in one form for all spellings; None where there is none of that name."""
+    if _PERCENTILE.fullmatch(name):
+        percentile = float(name[1:])
+        if not percentile:
+            raise ConditionError(f"{text!r}: a percentile lies between 0 and 100; the least latency is no metric")
+        return f"p{percentile:g}"
+    if re.fullmatch(r"p[0-9.]+", name):
+        raise ConditionError(
+            f"{text!r}: {name}: expected a percentile between 0 and 100 with four decimals at most; "
+            "the greatest latency is max"
+        )
+    return name if name in (*_TIMES, *RATES, *COUNTS, VERDICT) else None
+
+
+def _limit(text: str, metric: str, number: Decimal, unit: str) -> tuple[float, bool]:
+    """Returns the limit in the metric's unit, and whether it is a share."""
+    if metric in COUNTS:
         if unit not in ("", "%"):
             raise ConditionError(f"{text!r}: {metric} is a number, or a share in %, not in {unit!r}")
-        is_share = unit == "%"
-        return Condition(text, metric, op, limit / 100 if is_share else limit, is_share, arm=arm or None)
-    if unit:
-        raise ConditionError(f"{text!r}: {what} takes a number without a unit, not {unit!r}")
-    if metric in _RATES:
-        return Condition(text, metric, op, limit, arm=arm or None)
-    first, slash, second = what.partition("/")
-    if slash and first and second:
-        return Condition(text, "ratio", op, limit, arm=first.strip(), baseline=second.strip())
-    raise ConditionError(f"{text!r}: {what!r} is none of {', '.join(METRICS)}, nor a ratio such as xla/graph")
+        number /= 100 if unit else 1
+    elif metric in _TIMES or _PERCENTILE.fullmatch(metric):
+        if unit not in _UNIT_MS:
+            raise ConditionError(f"{text!r}: {metric} is a time in us, ms or s, not in {unit!r}")
+        number *= _UNIT_MS[unit]
+    elif unit:
+        raise ConditionError(f"{text!r}: {metric} takes a number without a unit, not {unit!r}")
+    limit = float(number)
+    if not math.isfinite(limit):
+        raise ConditionError(f"{text!r}: the number is too large")
+    return limit, metric in COUNTS and unit == "%"

@@ -39,7 +39,12 @@ class Slo:
         """Reads `p99<50ms`. Raises ValueError."""
         with suppress(ConditionError):
             condition = conditions.parse(text)
-            if condition.percentile and condition.op == "<" and not condition.arm and condition.limit:
+            if (
+                condition.percentile
+                and condition.op == "<"
+                and condition.limit
+                and not (condition.arm or condition.bound)
+            ):
                 return cls(condition.percentile, condition.limit)
         raise ValueError(f"expected a condition such as p99<50ms, got {text!r}")
 
