@@ -1,4 +1,4 @@
-"""What the commands show: the progress of a warm-up, and the ledger."""
+"""What the commands show: the progress of a warm-up, the ledger, tables and JSON."""
 
 from __future__ import annotations
 
@@ -74,11 +74,20 @@ def _log_to_stderr() -> None:
             handler.setStream(sys.stderr)
 
 
+def stdout(width: int, *, markup: bool = True) -> Console:
+    """Returns what prints on stdout, `width` columns wide where that is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else width, highlight=False, markup=markup)
+
+
+def print_json(value: object) -> None:
+    """Prints JSON on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
 def print_ledger(entries: Iterable[Entry], as_json: bool) -> None:
     """Prints the ledger on stdout, as a table or as JSON."""
     if as_json:
-        json.dump([ledger_json(entry) for entry in entries], sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json([ledger_json(entry) for entry in entries])
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model")
@@ -99,7 +108,7 @@ def print_ledger(entries: Iterable[Entry], as_json: bool) -> None:
             f"{entry.at.astimezone():%m-%d %H:%M:%S}",
             ", ".join(["from cache"] * entry.from_cache + ["in background"] * entry.in_background),
         )
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    stdout(120).print(table)
 
 
 def ledger_json(entry: Entry) -> dict[str, object]:

@@ -8,9 +8,8 @@ from typing import Final
 from rich.table import Table
 
 from xlaserve.check.record import DIFFERENCE_LIMIT, Checked, CheckedProgram
-from xlaserve.config import Mode
+from xlaserve.config import MIB, Mode
 
-MIB: Final = 1024 * 1024
 NOTHING: Final = "-"
 
 

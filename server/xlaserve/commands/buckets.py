@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from xlaserve import console
 from xlaserve.commands import arguments, remote
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import AutoBuckets, Mode
@@ -21,9 +20,6 @@ from xlaserve.engine.buckets.choice import OVERHEAD_S
 from xlaserve.engine.buckets.report import Choice, Report, report
 from xlaserve.errors import ConfigError, ModelNotFound, ModelNotReady
 from xlaserve_proto import vision_pb2 as pb
-from xlaserve_proto import vision_pb2_grpc as pb_grpc
-
-TIMEOUT_S: Final = 10.0
 
 
 def run(invocation: Invocation) -> int:
@@ -40,16 +36,15 @@ def run(invocation: Invocation) -> int:
         except OSError as error:
             raise ConfigError(f"--save: {own.save} can't be written: {error.strerror}") from None
     if own.json:
-        json.dump([_as_json(model, one) for one in reports], sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        console.print_json([_as_json(model, one) for one in reports])
         return 0
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    out = console.stdout(120)
     for one in reports:
-        console.print(_heading(model, one))
-        console.print(_table(one))
-    console.print(f"\nbuckets: {json.dumps(_to_configure(reports))}")
+        out.print(_heading(model, one))
+        out.print(_table(one))
+    out.print(f"\nbuckets: {json.dumps(_to_configure(reports))}")
     if any(choice.estimated for one in reports for choice in (one.proposed, one.powers_of_two)):
-        console.print("* was never measured: its cost is taken from the line between its neighbours")
+        out.print("* was never measured: its cost is taken from the line between its neighbours")
     return 0
 
 
@@ -94,8 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _ask(server: str, name: str) -> pb.Model:
-    with remote.channel(server) as channel:
-        models = pb_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest(), timeout=TIMEOUT_S).models
+    models = remote.list_models(server).models
     for model in models:
         if model.name == name and model.state == pb.Model.STATE_READY:
             return model

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
+from xlaserve import console
 from xlaserve.check import record, runner, tables
 from xlaserve.check.record import Checked
 from xlaserve.commands import arguments, subject
@@ -79,7 +78,7 @@ def _run(invocation: Invocation) -> int:
         command = f"xlaserve {shlex.join(sys.argv[1:])}"
         record.write_text(own.markdown, tables.markdown(tuple(known.values()), command))
     found = [known[model.name] for model in asked]
-    Console(width=None if sys.stdout.isatty() else WIDE).print(tables.rich_table(found))
+    console.stdout(WIDE).print(tables.rich_table(found))
     for line in tables.failures(found):
         sys.stdout.write(f"{line}\n")
     return FAILED if any(model.has_failed for model in found) else 0

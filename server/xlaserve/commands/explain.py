@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
 from rich.table import Table
 
+from xlaserve import console
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Mode
@@ -48,7 +48,7 @@ def run(invocation: Invocation) -> int:
         texts = (programs.hlo, programs.optimized_hlo, explained.stablehlo, explained.dot)
         sys.stdout.write(dict(zip(STAGES, texts, strict=True))[own.stage])
     elif own.json:
-        sys.stdout.write(json.dumps(explained.explanation.json(), indent=2) + "\n")
+        console.print_json(explained.explanation.json())
     else:
         _print(explained.explanation, own.top)
     return 0
@@ -82,12 +82,12 @@ def _write(folder: Path, explained: Explained) -> None:
 
 
 def _print(explained: Explanation, top: int) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    console.print(_summary(explained))
+    out = console.stdout(140)
+    out.print(_summary(explained))
     groups = _table(GROUP_COLUMNS[0], numbers=GROUP_COLUMNS[1:])
     for cells in explained.group_cells():
         groups.add_row(*cells)
-    console.print("\n[bold]By opcode[/bold]", groups)
+    out.print("\n[bold]By opcode[/bold]", groups)
     tables = (
         ("took longest", lambda row: row.measured_s or 0.0),
         ("most FLOPs", lambda row: row.cost.flops),
@@ -95,7 +95,7 @@ def _print(explained: Explanation, top: int) -> None:
     )
     for title, key in tables:
         if heaviest := explained.heaviest(key, top):
-            console.print(f"\n[bold]Instructions: {title}[/bold]", _rows(heaviest))
+            out.print(f"\n[bold]Instructions: {title}[/bold]", _rows(heaviest))
 
 
 def _summary(explained: Explanation) -> Table:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterable
 from datetime import UTC
-from typing import Final
 
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 
 from xlaserve import console
 from xlaserve.commands import remote
@@ -19,23 +15,20 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve_proto import vision_pb2 as pb
-from xlaserve_proto import vision_pb2_grpc
-
-TIMEOUT_S: Final = 10.0
 
 
 def run(invocation: Invocation) -> int:
     """Prints the ledger, and what XLA compiled although nothing asked for it."""
-    with remote.channel(invocation.own.server or remote.address(invocation.settings)) as channel:
-        answer = vision_pb2_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest(), timeout=TIMEOUT_S)
+    answer = remote.list_models(invocation.own.server or remote.address(invocation.settings))
     entries = [_entry(model, program) for model in answer.models for program in model.programs]
     unexpected = answer.unexpected_compilations
     if invocation.own.json:
-        value = {
-            "programs": [console.ledger_json(entry) for entry in entries],
-            "unexpected": [MessageToDict(each, preserving_proto_field_name=True) for each in unexpected],
-        }
-        sys.stdout.write(json.dumps(value, indent=2) + "\n")
+        console.print_json(
+            {
+                "programs": [console.ledger_json(entry) for entry in entries],
+                "unexpected": [MessageToDict(each, preserving_proto_field_name=True) for each in unexpected],
+            }
+        )
         return 0
     console.print_ledger(entries, as_json=False)
     _print_unexpected(unexpected)
@@ -64,7 +57,7 @@ def _entry(model: pb.Model, program: pb.Program) -> Entry:
 
 
 def _print_unexpected(unexpected: Iterable[pb.UnexpectedCompilation]) -> None:
-    out = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    out = console.stdout(120, markup=False)
     for each in unexpected:
         constants = f"; compile-time constants: {', '.join(each.constants)}" if each.constants else ""
         out.print(

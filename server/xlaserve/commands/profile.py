@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=arguments.duration_s, default=5.0, metavar="S", help="how long (%(default)g)")
     parser.add_argument("--out", type=Path, default=Path("xlaserve-profile"), metavar="DIR", help="%(default)s")
     parser.add_argument("--bucket", type=arguments.bucket, metavar="BxHxW", help="the bucket: 8, or 8x224x224")
-    modes = [mode for mode in Mode if mode is not Mode.AUTO]
+    modes = [mode for mode in Mode if not mode.traits.choice]
     parser.add_argument("--mode", type=Mode, choices=modes, default=Mode.XLA, help="how to run it (%(default)s)")
 
 

@@ -10,7 +10,10 @@ import grpc
 
 from xlaserve.config import Settings
 from xlaserve.errors import XlaserveError
+from xlaserve_proto import vision_pb2 as pb
+from xlaserve_proto import vision_pb2_grpc
 
+LIST_TIMEOUT_S = 10.0
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
 
 
@@ -23,6 +26,12 @@ def address(settings: Settings) -> str:
     """Returns where a server with these settings listens, as seen from this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"[{host}]:{settings.grpc_port}" if ":" in host else f"{host}:{settings.grpc_port}"
+
+
+def list_models(server: str) -> pb.ListModelsResponse:
+    """Returns what `server`, HOST:PORT, says of its models. Raises XlaserveError."""
+    with channel(server) as connected:
+        return vision_pb2_grpc.VisionStub(connected).ListModels(pb.ListModelsRequest(), timeout=LIST_TIMEOUT_S)
 
 
 @contextmanager

@@ -9,11 +9,12 @@ import keras_cv
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
+from xlaserve.model import labels
 from xlaserve.model.networks import preprocess
 from xlaserve.model.networks.network import Network
 from xlaserve.model.sources import keras_cv_detector, keras_models, random_weights
 from xlaserve.model.sources.applications import advise, check_file
-from xlaserve.model.sources.keras_cv_table import BACKBONES, HEADS, IMAGENET_CLASSES, KerasCvHead, names
+from xlaserve.model.sources.keras_cv_table import BACKBONES, HEADS, KerasCvHead, names
 
 
 def keras_cv_model(name: str, settings: ModelSettings) -> Network:
@@ -46,7 +47,7 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
             **backbone.arguments,
         )
         if head is None:
-            classes = settings.classes or IMAGENET_CLASSES
+            classes = settings.classes or labels.IMAGENET_CLASSES
             model = keras_cv.models.ImageClassifier(backbone=body, num_classes=classes)
         else:
             model = _with_head(body, head, backbone_name, settings)

@@ -59,7 +59,6 @@ HEADS: Final[Mapping[str, KerasCvHead]] = {
 """By the name that follows `keras_cv:`, before a dash and the backbone's name."""
 CLASSIFIERS: Final = tuple(name for name, backbone in BACKBONES.items() if backbone.constructor != "YOLOV8Backbone")
 """The backbones that the catalog lists as classifiers."""
-IMAGENET_CLASSES: Final = 1000
 
 
 def names() -> tuple[str, ...]:
