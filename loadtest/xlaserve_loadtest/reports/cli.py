@@ -6,14 +6,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 
-from xlaserve_loadtest.analysis.conditions import judge
+from xlaserve_loadtest.analysis.conditions import Judged, judge
 from xlaserve_loadtest.analysis.summary import Summary, summarize
 from xlaserve_loadtest.parser import Parser, checked
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
@@ -101,6 +101,11 @@ def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: 
         for summary in summaries
         for each in judge(summary.points or summary.curve, summary.comparisons, options.fail_if)
     ]
+    return say_what_is_met(judged)
+
+
+def say_what_is_met(judged: Iterable[Judged]) -> int:
+    """Writes the conditions that are met, or can't be judged, to stderr; returns the exit status."""
     met = [each for each in judged if each.is_met]
     for each in met:
         sys.stderr.write(f"loadtest: --fail-if {each}\n")

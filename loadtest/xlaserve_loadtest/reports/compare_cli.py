@@ -6,50 +6,55 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from xlaserve_loadtest.analysis.intervals import Estimate, unpaired_ratio
-from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure, Verdict, judge
-from xlaserve_loadtest.analysis.samples import Sample, collect, label
-from xlaserve_loadtest.parser import Parser
-from xlaserve_loadtest.record.lines import Environment, Run
+from xlaserve_loadtest.analysis.changes import (
+    CODE,
+    Change,
+    Difference,
+    changes,
+    differences,
+    judge_changes,
+    parse_condition,
+)
+from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
+from xlaserve_loadtest.parser import Parser, checked, names
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
+from xlaserve_loadtest.reports.cli import EXIT_CONDITION, say_what_is_met
 from xlaserve_loadtest.reports.table import Table, ratio
 from xlaserve_loadtest.reports.terminal import show_table, widen
-
-_IGNORED_OPTIONS: Final = ("record", "html", "markdown", "csv", "json", "push_file", "fail_if", "output")
-"""Options that change what is written, not what is measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One arm under one load: the second run over the first."""
-
-    arm: str
-    label: str
-    images_per_s: tuple[float, float]
-    """In the first run and in the second."""
-    ratios: dict[Measure, Estimate | None]
-    decides: Measure
-    verdict: Verdict
-    reason: str
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the subcommand's parser."""
     parser = Parser(
         prog="loadtest compare",
-        description="Compares the arms of run B with those of run A of the same names and loads.",
+        description="Compares the arms of run B with those of run A of the same names and loads. There is no verdict "
+        "where the runs differ in more than the code: the machine, other versions, options, or the length of blocks.",
     )
     parser.add_argument("first", type=Path, metavar="A", help="run file")
     parser.add_argument("second", type=Path, metavar="B", help="run file")
+    parser.add_argument(
+        "--changed",
+        type=names,
+        default=CODE,
+        metavar="NAME,NAME",
+        help="what was changed on purpose, as `differs:` names it, such as packages or flags.XLA_FLAGS; "
+        f"{','.join(CODE)} without. Never the machine",
+    )
+    parser.add_argument(
+        "--fail-if",
+        type=checked(parse_condition),
+        action="append",
+        default=[],
+        metavar="COND",
+        help=f"exit with {EXIT_CONDITION} if so, or if it can't be judged: 'B/A upper<0.95', 'xla:B/A p99 lower>1.1', "
+        "verdict=slower, xla:verdict=slower",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -57,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
-    0: compared; 1: a file can't be read, or the runs have no arm and load in common; 2: a wrong command line.
+    0: compared; 1: a file can't be read, or the runs have no arm and load in common; 2: a wrong command line; 3: a
+    condition is met.
     """
     options = parser().parse_args(arguments)
     try:
@@ -65,76 +71,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunFileError as error:
         sys.stderr.write(f"loadtest compare: {error}\n")
         return 1
-    compared, apart = changes(*runs), list(differences(*runs))
+    apart = differences(*runs, options.changed)
+    compared = changes(*runs, apart)
     if options.json:
-        sys.stdout.write(
-            json.dumps({"changes": list(map(dataclasses.asdict, compared)), "differences": apart}, indent=2) + "\n"
-        )
+        document = {
+            "changes": list(map(dataclasses.asdict, compared)),
+            "differences": [each.text for each in apart],
+            "reasons_not_to_conclude": [each.text for each in apart if each.is_reason],
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         _show(compared, apart, Console())
     if not compared:
         sys.stderr.write("loadtest compare: the runs have measured no arm under the same load\n")
-    return 0 if compared else 1
+        return 1
+    return say_what_is_met(judge_changes(compared, options.fail_if))
 
 
-def changes(first: Run, second: Run) -> list[Change]:
-    """Compares what both runs measured: arms of the same name under the same load. Blocks of two runs are not pairs."""
-    groups = [_groups(run) for run in (first, second)]
-    seed = first.header.seed
-    return [
-        _change(arm, load, groups[0][arm, load], groups[1][arm, load], seed)
-        for arm, load in groups[1]
-        if (arm, load) in groups[0]
-    ]
-
-
-def differences(first: Run, second: Run) -> Iterator[str]:
-    """Yields differences between two runs other than the arms: machine, software, options."""
-    one, other = first.header, second.header
-    for field in dataclasses.fields(Environment):
-        yield from _difference(field.name, getattr(one.environment, field.name), getattr(other.environment, field.name))
-    options = dict.fromkeys((*one.configuration, *other.configuration))
-    for name in options:
-        if name not in _IGNORED_OPTIONS:
-            yield from _difference(name, one.configuration.get(name), other.configuration.get(name))
-
-
-def _groups(run: Run) -> dict[tuple[str, str], list[Sample]]:
-    groups: dict[tuple[str, str], list[Sample]] = {}
-    for sample in collect(run):
-        if sample.block.role == "measure" and sample.images_per_s:
-            groups.setdefault((sample.block.arm, label(sample.block.load)), []).append(sample)
-    return groups
-
-
-def _change(arm: str, load: str, first: Sequence[Sample], second: Sequence[Sample], seed: int) -> Change:
-    rates = [np.array([sample.images_per_s for sample in side], np.float64) for side in (first, second)]
-    second_ns, first_ns = ([sample.latencies_ns for sample in samples] for samples in (second, first))
-    images_per_s = unpaired_ratio(np.log(rates[1]), np.log(rates[0]), seed=seed)
-    judgement = judge(images_per_s, second_ns, first_ns, second[0].block.load.type, seed=seed, paired=False)
-    return Change(arm, load, (float(rates[0].mean()), float(rates[1].mean())), *judgement)
-
-
-def _difference(name: str, one: Any, other: Any) -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in dict.fromkeys((*one, *other)):
-            yield from _difference(f"{name}.{key}", one.get(key), other.get(key))
-    elif one != other:
-        yield f"{name}: {_shown(one)} became {_shown(other)}"
-
-
-def _shown(value: Any) -> str:
-    if value is None or value in ((), []):
-        return "nothing"
-    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-
-
-def _show(compared: Sequence[Change], apart: Sequence[str], console: Console) -> None:
+def _show(compared: Sequence[Change], apart: Sequence[Difference], console: Console) -> None:
     widen(console)
     for change in compared:
         console.print(Text(_sentence(change), "bold"))
     for difference in apart:
-        console.print(Text.assemble(("differs: ", "yellow"), difference))
+        kind = "no verdict, differs: " if difference.is_reason else "differs: "
+        console.print(Text.assemble((kind, "yellow"), difference.text))
     if not compared:
         return
     table = Table.of(
@@ -148,17 +108,23 @@ def _show(compared: Sequence[Change], apart: Sequence[str], console: Console) ->
             }
             for change in compared
         ),
-        "B over A, with 95% intervals over blocks",
+        f"B over A, with 95% intervals over {compared[0].unit}",
     )
     show_table(table, console)
     console.print(
-        Text("Intervals cover the blocks within each run; other changes between the runs are in the ratio.", "dim")
+        Text("Intervals cover what varies within each run; what changed between the two is in the ratio.", "dim")
     )
 
 
 def _sentence(change: Change) -> str:
-    if change.verdict == "inconclusive":
-        return f"{change.arm} at {change.label}: inconclusive; {change.reason}."
     ratio = change.ratios[change.decides]
-    size = "" if ratio is None else f": {ratio.value:.3f} times the {MEASURE_NAMES[change.decides]}"
-    return f"{change.arm} at {change.label} became {change.verdict}{size}."
+    latency = "" if change.decides == "images_per_s" else " latency"
+    size = "" if ratio is None else f"{ratio.value:.3f} times the {MEASURE_NAMES[change.decides]}{latency}"
+    if size and ratio and ratio.low is not None and ratio.high is not None:
+        size = f"{size} (95% interval {ratio.low:.3f} to {ratio.high:.3f})"
+    where = f"{change.arm} at {change.label}"
+    if change.is_other_machine:
+        return f"{where} is {size or 'not comparable'}, on another machine: no verdict."
+    if change.verdict == "inconclusive":
+        return f"{where}: inconclusive; {change.reason}{': ' if size else ''}{size}."
+    return f"{where} became {change.verdict}: {size}."

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.loadtest.run_files import NewRun
+from tests.loadtest.run_files import ENVIRONMENT, NewRun, RunFile
 from tests.required import required
 
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import Environment, Equality, LoadLine
+from xlaserve_loadtest.record.lines import Equality, LoadLine
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.reports import compare_cli, markdown
@@ -124,18 +126,122 @@ def test_a_cut_off_run_and_one_without_measurements_are_reported(
     assert capsys.readouterr().out.startswith("Nothing was measured")
 
 
-def test_two_runs_are_compared_from_their_files(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
+NEWER = dataclasses.replace(ENVIRONMENT, packages={"xlaserve": "0.2.0"}, git_revision="abc")
+
+
+def compare(first: RunFile, second: RunFile, *options: str) -> int:
+    return compare_cli.main([str(first.write()), str(second.write()), *options])
+
+
+def test_two_versions_are_compared_from_their_files(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
     first = compared(xla_ms=10, graph_ms=20)
-    elsewhere = Environment("another processor", 4, (), "a system", "3.11", {"xlaserve": "0.2.0"}, {})
-    second = compared(xla_ms=12, graph_ms=20, seed=1, name="b", environment=elsewhere)
-    assert compare_cli.main([str(first.write()), str(second.write())]) == 0
+    second = compared(xla_ms=11.5, graph_ms=20, seed=1, name="b", environment=NEWER)
+    assert compare(first, second) == 0
     text = capsys.readouterr().out
     assert text.startswith("xla at 4 at a time became slower: 0.8")
-    assert "graph at 4 at a time: inconclusive" in text
-    assert "differs: cpu: a processor became another processor" in text
+    assert "graph at 4 at a time: inconclusive; the interval contains 1" in text
     assert "differs: packages.xlaserve: 0.1.0 became 0.2.0" in text
-    assert compare_cli.main([str(first.path), str(second.path), "--json"]) == 0
+    assert "no verdict" not in text
+    assert compare(first, second, "--json") == 0
     assert json.loads(capsys.readouterr().out)["changes"][0]["verdict"] == "slower"
+
+
+def test_nothing_became_faster_on_another_machine(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = dataclasses.replace(ENVIRONMENT, cpu="another processor", cores=4)
+    first, second = compared(xla_ms=11.5), compared(xla_ms=10, seed=1, name="b", environment=elsewhere)
+    # The machine is never what was changed on purpose.
+    assert compare(first, second, "--changed", "cpu,cores") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "became faster" not in text
+    assert text.startswith("xla at 4 at a time is 1.1")
+    assert "on another machine: no verdict" in text
+    assert "no verdict, differs: cpu: a processor became another processor" in text
+    assert compare(first, second, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {change["verdict"] for change in document["changes"]} == {"inconclusive"}
+    assert document["reasons_not_to_conclude"] == ["cpu: a processor became another processor", "cores: 2 became 4"]
+
+
+@pytest.mark.parametrize(
+    ("header", "changed", "reason"),
+    [
+        (
+            {"environment": dataclasses.replace(ENVIRONMENT, packages={"xlaserve": "0.1.0", "keras": "4"})},
+            "packages",
+            "keras",
+        ),
+        ({"environment": dataclasses.replace(ENVIRONMENT, python="3.12")}, "python", "python: 3.11 became 3.12"),
+        (
+            {"environment": dataclasses.replace(ENVIRONMENT, flags={"XLA_FLAGS": "x"})},
+            "flags.XLA_FLAGS",
+            "flags.XLA_FLAGS",
+        ),
+        ({"configuration": {"duration_s": 5.0, "payload": "encoded"}}, "payload", "payload: pixels became encoded"),
+    ],
+)
+def test_what_differs_other_than_the_code_is_a_reason_not_to_conclude_unless_it_was_the_purpose(
+    compared: NewRun, capsys: pytest.CaptureFixture[str], header: dict[str, Any], changed: str, reason: str
+) -> None:
+    first = compared(xla_ms=10, configuration={"duration_s": 9.0, "payload": "pixels"})
+    second = compared(
+        xla_ms=11.5, seed=1, name="b", **{"configuration": {"duration_s": 5.0, "payload": "pixels"}, **header}
+    )
+    assert compare(first, second) == 0
+    text = capsys.readouterr().out
+    assert "xla at 4 at a time: inconclusive; the runs differ in more than what is compared" in text
+    assert f"no verdict, differs: {reason}" in text.replace("packages.", "")
+    # How long it was measured changes no figure, the length of its blocks might.
+    assert "\ndiffers: duration_s: 9.0 became 5.0" in text
+    compare(first, second, "--changed", changed)
+    assert "became slower" in capsys.readouterr().out
+
+
+def test_blocks_of_another_length_are_a_reason_not_to_conclude(
+    compared: NewRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = compared(xla_ms=10), compared(xla_ms=11.5, requests=300, seed=1, name="b")
+    compare(first, second)
+    assert "inconclusive; the runs differ in more than what is compared (block length: 0.25" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("condition", "status"),
+    [
+        ("B/A upper<0.95", 3),
+        ("xla:B/A upper<0.95", 3),
+        ("graph:B/A upper<0.95", 0),
+        ("B/A lower<0.5", 0),
+        ("A/B lower>1.05", 3),
+        ("verdict=slower", 3),
+        ("graph:verdict=slower", 0),
+        ("xla:B/A p50 lower>1.1", 3),
+        ("eager:verdict=slower", 3),
+    ],
+)
+def test_a_comparison_ends_with_the_status_of_its_conditions(
+    compared: NewRun, capsys: pytest.CaptureFixture[str], condition: str, status: int
+) -> None:
+    first, second = compared(xla_ms=10), compared(xla_ms=11.5, seed=1, name="b")
+    assert compare(first, second, "--fail-if", condition) == status
+    assert (f"--fail-if {condition}: " in capsys.readouterr().err) == (status == 3)
+
+
+def test_across_machines_no_evidence_can_be_judged(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = dataclasses.replace(ENVIRONMENT, cores=4)
+    first, second = compared(xla_ms=10), compared(xla_ms=11.5, seed=1, name="b", environment=elsewhere)
+    for condition in ("B/A upper<0.95", "verdict=slower"):
+        assert compare(first, second, "--fail-if", condition) == 3
+        assert "can't be judged: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("condition", ["p99>80ms", "xla/graph upper<1", "xla/graph verdict=slower", "errors>0"])
+def test_a_condition_on_one_run_is_refused_where_two_are_compared(
+    condition: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        compare_cli.main(["a", "b", "--fail-if", condition])
+    assert caught.value.code == 2
+    assert "expected a ratio of the runs such as" in capsys.readouterr().err
 
 
 def test_runs_with_nothing_in_common_can_not_be_compared(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,243 @@
+"""What changed from one run to another: ratios of arms of the same name and load, and reasons not to conclude."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.conditions import Judged, judge
+from xlaserve_loadtest.analysis.intervals import Estimate, unpaired_ratio
+from xlaserve_loadtest.analysis.judgement import Measure, Unit, Verdict
+from xlaserve_loadtest.analysis.judgement import judge as judge_ratio
+from xlaserve_loadtest.analysis.samples import Sample, collect, label
+from xlaserve_loadtest.record.lines import Environment, Run
+from xlaserve_loadtest.schedule.conditions import RATIO, VERDICT, Condition, ConditionError, parse
+
+CODE: Final = ("packages.xlaserve", "git_revision")
+"""What two runs are usually compared for: the code under test."""
+
+_MACHINE: Final = ("cpu", "cores", "gpus")
+_HARMLESS: Final = (
+    *(
+        "record",
+        "html",
+        "markdown",
+        "csv",
+        "json",
+        "push_file",
+        "fail_if",
+        "output",
+        "save_arrivals",
+    ),  # what is written
+    *("models", "modes", "baseline", "has_control", "loops", "scenario", "find_max", "slo"),  # only what is measured
+    *("seed", "equality_images", "start_timeout_s", "duration_s", "ends_when_steady"),
+)
+"""Options that change no figure of an arm under a load. Lengths of blocks are compared as they were measured."""
+_LENGTH_LIMIT: Final = 1.2
+"""Blocks differ in length where one is longer than the other by this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference between two runs other than what they measured."""
+
+    name: str
+    text: str
+    is_machine: bool = False
+    is_reason: bool = True
+    """Whether it is a reason not to conclude: it may change figures, and was not the purpose of the comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One arm under one load: the second run over the first."""
+
+    arm: str
+    label: str
+    images_per_s: tuple[float, float]
+    """In the first run and in the second."""
+    ratios: dict[Measure, Estimate | None]
+    decides: Measure
+    verdict: Verdict
+    reason: str
+    """Why there is no verdict; empty where there is one."""
+    samples: int
+    """The smaller number of samples of the two runs."""
+    unit: Unit = "blocks"
+    is_other_machine: bool = False
+    is_withheld: bool = False
+    """Whether the verdict was withheld since the runs differ in more than what is compared."""
+
+
+def changes(first: Run, second: Run, apart: Sequence[Difference] = ()) -> list[Change]:
+    """Compares what both runs measured: arms of the same name under the same load. Blocks of two runs are not pairs.
+
+    There is no verdict where one of `apart` is a reason not to conclude, or where blocks differ in length.
+    """
+    groups = [_groups(run) for run in (first, second)]
+    seed = first.header.seed
+    return [
+        _change(arm, load, (groups[0][arm, load], groups[1][arm, load]), apart, seed)
+        for arm, load in groups[1]
+        if (arm, load) in groups[0]
+    ]
+
+
+def differences(first: Run, second: Run, expected: Sequence[str] = CODE) -> list[Difference]:
+    """Returns differences between two runs other than the arms: machine, software, options.
+
+    `expected` names what was changed on purpose, by name or by what stands before a dot: "packages". The machine can't
+    be.
+    """
+    one, other = first.header, second.header
+    found: list[Difference] = []
+
+    def add(pairs: Iterable[tuple[str, str]], *, is_machine: bool = False, is_harmless: bool = False) -> None:
+        for name, text in pairs:
+            is_expected = any(name == own or name.startswith(f"{own}.") for own in expected)
+            is_reason = is_machine or not (is_harmless or is_expected)
+            found.append(Difference(name, f"{name}: {text}", is_machine, is_reason))
+
+    for field in dataclasses.fields(Environment):
+        values = (getattr(each.environment, field.name) for each in (one, other))
+        add(_apart(field.name, *values), is_machine=field.name in _MACHINE)
+    # What only one version of the load tester records is not known to differ.
+    for name in (name for name in one.configuration if name in other.configuration):
+        add(_apart(name, one.configuration[name], other.configuration[name]), is_harmless=name in _HARMLESS)
+    return found
+
+
+def parse_condition(text: str) -> Condition:
+    """Reads a condition on two runs: `xla:B/A p99 lower>1.1`, `verdict=slower`. Raises ConditionError."""
+    condition = parse(text)
+    _, side = _sides(condition)
+    is_pair = {side, condition.baseline} == {"A", "B"}
+    if condition.metric not in (RATIO, VERDICT) or (condition.baseline is not None and not is_pair):
+        raise ConditionError(
+            f"{text!r}: expected a ratio of the runs such as 'B/A upper<0.95' or 'xla:B/A p99 lower>1.1', or a verdict "
+            "such as verdict=slower; `loadtest report` judges the figures of one run"
+        )
+    return condition
+
+
+def judge_changes(found: Sequence[Change], conditions: Iterable[Condition]) -> list[Judged]:
+    """Judges conditions on two runs; see `parse_condition`."""
+    judged = []
+    for condition in conditions:
+        arm, side = _sides(condition)
+        own = [_as_comparison(change) for change in found if arm in (None, change.arm)]
+        plain = dataclasses.replace(condition, arm=side or "B", baseline=condition.baseline or "A")
+        judged += judge((), own, [plain])
+    return judged
+
+
+def _sides(condition: Condition) -> tuple[str | None, str | None]:
+    """Returns the arm that a condition is about, and which run stands over the other."""
+    if condition.baseline is None:
+        return condition.arm, None
+    arm, _, side = (condition.arm or "").rpartition(":")
+    return arm.strip() or None, side.strip()
+
+
+def _as_comparison(change: Change) -> Comparison:
+    return Comparison(
+        arm="B",
+        baseline="A",
+        label=f"{change.arm}, {change.label}",
+        pairs=change.samples,
+        unit=change.unit,
+        ratios=change.ratios,
+        decides=change.decides,
+        verdict=change.verdict,
+        reason=change.reason,
+        is_control=False,
+        doubts=dict.fromkeys(change.ratios, change.reason) if change.is_withheld else {},
+    )
+
+
+def _groups(run: Run) -> dict[tuple[str, str], list[Sample]]:
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for sample in collect(run):
+        if sample.block.role == "measure" and sample.images_per_s:
+            groups.setdefault((sample.block.arm, label(sample.block.load)), []).append(sample)
+    return groups
+
+
+def _change(
+    arm: str, load: str, sides: tuple[list[Sample], list[Sample]], apart: Sequence[Difference], seed: int
+) -> Change:
+    rates = [float(np.mean([sample.images_per_s or 0.0 for sample in side])) for side in sides]
+    by_process = [_by_process(side) for side in sides]
+    is_by_process = all(len(groups) > 1 for groups in by_process)
+    unit: Unit = "server processes" if is_by_process else "blocks"
+    samples = by_process if is_by_process else [[[sample] for sample in side] for side in sides]
+    logs = [
+        np.array([np.mean(np.log([each.images_per_s or np.nan for each in group])) for group in side])
+        for side in samples
+    ]
+    first_ns, second_ns = (
+        [np.concatenate([sample.latencies_ns for sample in group]) for group in side] for side in samples
+    )
+    ratios, decides, verdict, reason = judge_ratio(
+        unpaired_ratio(logs[1], logs[0], seed=seed),
+        second_ns,
+        first_ns,
+        sides[1][0].block.load.type,
+        seed=seed,
+        paired=False,
+        unit=unit,
+    )
+    is_other_machine = any(each.is_machine for each in apart)
+    reasons = [each.text for each in apart if each.is_reason] + list(_lengths(*sides))
+    if reasons:
+        others = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        verdict, reason = "inconclusive", f"the runs differ in more than what is compared ({reasons[0]}{others})"
+    return Change(
+        arm=arm,
+        label=load,
+        images_per_s=(rates[0], rates[1]),
+        ratios=ratios,
+        decides=decides,
+        verdict=verdict,
+        reason=reason,
+        samples=min(map(len, samples)),
+        unit=unit,
+        is_other_machine=is_other_machine,
+        is_withheld=bool(reasons),
+    )
+
+
+def _by_process(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Groups blocks by the server process that they ran on, since they share what differs between processes."""
+    groups: dict[int | None, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.block.server, []).append(sample)
+    return list(groups.values())
+
+
+def _lengths(first: Sequence[Sample], second: Sequence[Sample]) -> Iterator[str]:
+    """Yields that blocks differ in length: where a queue grows, so does latency with the length."""
+    one, other = (float(np.median([sample.seconds for sample in side])) for side in (first, second))
+    # A closed loop's window ends as planned; offline it lasts as long as the target takes.
+    if first[0].block.load.type != "offline" and not 1 / _LENGTH_LIMIT <= other / max(one, 1e-9) <= _LENGTH_LIMIT:
+        yield f"block length: {one:.3g} s became {other:.3g} s"
+
+
+def _apart(name: str, one: Any, other: Any) -> Iterator[tuple[str, str]]:
+    """Yields the name and the change of everything that differs in two values, field by field."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in dict.fromkeys((*one, *other)):
+            yield from _apart(f"{name}.{key}", one.get(key), other.get(key))
+    elif _shown(one) != _shown(other):
+        yield name, f"{_shown(one)} became {_shown(other)}"
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ((), []):
+        return "nothing"
+    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
