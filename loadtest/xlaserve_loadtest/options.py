@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -14,11 +15,11 @@ from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
 from xlaserve_loadtest.schedule import arrivals, payload, tensors
 from xlaserve_loadtest.schedule.arms import ALL, MODES, USUAL_MODES
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Process, Profile
 from xlaserve_loadtest.schedule.payload import Mix
 from xlaserve_loadtest.schedule.search import Slo
 from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
-from xlaserve_loadtest.targets.channel import PLAIN
+from xlaserve_loadtest.targets.channel import PLAIN, Transport
 
 FOLDER: Final = Path("loadtest-results")
 SCENARIO_IMAGES: Final = {"single-stream": 1, "multi-stream": 8, "server": 1, "offline": None}
@@ -90,7 +91,14 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--concurrency", type=counts, metavar="N,N", help="closed loop: requests at a time (16)")
     load.add_argument("--rate", type=_rates, metavar="R,R|R..R", help="open loop: requests/s, several, or a ramp")
-    load.add_argument("--arrivals", choices=arrivals.PROCESSES, help="of --rate (poisson)")
+    load.add_argument(
+        "--profile",
+        type=checked(Profile.parse),
+        metavar="R..R:S,R:S",
+        help="open loop: stages of rates and seconds, such as 0..100:10,100:30; lasts as long as they do",
+    )
+    load.add_argument("--arrivals", choices=arrivals.PROCESSES, help="of --rate and --profile (poisson)")
+    load.add_argument("--burst", type=_COUNT, metavar="N", help="of --rate and --profile: requests due at once (1)")
     load.add_argument(
         "--replay",
         type=checked(lambda text: arrivals.read(Path(text))),
@@ -142,7 +150,8 @@ def _add_payload(parser: argparse.ArgumentParser) -> None:
 def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Settings:
     """Checks how the options fit together, and returns the settings. Ends with status 2 on a wrong command line."""
     targets = (IN_PROCESS,) if options.in_process else options.target
-    _check(options, parser)
+    transport = transport_options.transport(options, parser)
+    _check(options, parser, transport)
     slo = Slo(99.0, options.slo_ms) if options.slo_ms else options.slo
     mix = options.images_per_request or Mix({1: 1.0})
     if images := SCENARIO_IMAGES.get(options.scenario):
@@ -161,7 +170,7 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         shapes=tuple(dict(options.shape).items()),
         targets=targets,
         target_http=options.target_http,
-        transport=transport_options.transport(options),
+        transport=transport,
         config=options.config,
         is_shared=options.shared_server,
         is_isolated=options.isolate,
@@ -182,8 +191,10 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
     )
 
 
-def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    shapes = [f"--{name}" for name in ("concurrency", "rate", "replay") if getattr(options, name) is not None]
+def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transport: Transport) -> None:
+    shapes = [
+        f"--{name}" for name in ("concurrency", "rate", "profile", "replay") if getattr(options, name) is not None
+    ]
     is_search = options.find_max or options.scenario == "server"
     fixed = shapes + ["--find-max"] * options.find_max + ["--scenario"] * bool(options.scenario)
     problems = {
@@ -197,7 +208,8 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         "--slo and --slo-ms are for --find-max and --scenario server": (options.slo or options.slo_ms)
         and not is_search,
         "--slo and --slo-ms exclude each other": options.slo and options.slo_ms,
-        "--arrivals is for --rate": options.arrivals and not options.rate,
+        "--arrivals and --burst are for --rate and --profile": (options.arrivals or options.burst)
+        and not (options.rate or options.profile),
         "--images-per-request: the scenario sets it": options.scenario and options.images_per_request,
         "--in-process takes pixels": options.in_process
         and (options.payload == "encoded" or (options.images and options.payload is None)),
@@ -208,7 +220,7 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         and options.baseline not in MODES,
         "--tls-cert and --tls-key go together": bool(options.tls_cert) != bool(options.tls_key),
         "--tls, --header and --compression are for --target": (not options.target or NULL in options.target)
-        and transport_options.transport(options) != PLAIN,
+        and transport != PLAIN,
         "--input and --shape are for --target, and exclude --images and --size": (options.input or options.shape)
         and (not options.target or options.images or options.size),
         f"--images: no folder {options.images}": options.images and not options.images.is_dir(),
@@ -216,7 +228,7 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         f"--record: no folder {options.record and options.record.parent}": options.record
         and not options.record.parent.is_dir(),
         "--save-arrivals: a closed loop has no schedule": options.save_arrivals
-        and not (options.rate or options.replay),
+        and not (options.rate or options.replay or options.profile),
     }
     for problem, is_there in problems.items():
         if is_there:
@@ -230,8 +242,12 @@ def _loads(options: argparse.Namespace) -> tuple[Load, ...]:
         return (ClosedLoop(1),)
     if options.replay:
         return (options.replay,)
+    process: Process = options.arrivals or "poisson"
+    burst = options.burst or 1
+    if options.profile:
+        return (replace(options.profile, process=process, burst=burst),)
     if options.rate:
-        return tuple(OpenLoop(rate, options.arrivals or "poisson", end) for rate, end in options.rate)
+        return tuple(OpenLoop(rate, process, end, burst) for rate, end in options.rate)
     return tuple(ClosedLoop(slots) for slots in options.concurrency or (16,))
 
 

@@ -19,9 +19,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Adds the options to `parser`."""
     group = parser.add_argument_group("how the target is reached")
     group.add_argument("--tls", action="store_true", help="over TLS; implied by the options that begin so")
-    group.add_argument("--tls-ca", type=checked(_read), metavar="FILE", help="certificates that are trusted, PEM")
-    group.add_argument("--tls-cert", type=checked(_read), metavar="FILE", help="the client's own certificate, PEM")
-    group.add_argument("--tls-key", type=checked(_read), metavar="FILE", help="its key, PEM")
+    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="certificates that are trusted, PEM")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="the client's own certificate, PEM")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
     group.add_argument("--tls-server-name", metavar="NAME", help="in the server's certificate; the address's without")
     group.add_argument(
         "--header",
@@ -34,13 +34,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compression", choices=tuple(COMPRESSIONS), help="of requests")
 
 
-def transport(options: argparse.Namespace) -> Transport:
-    """Returns what the options say."""
+def transport(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Transport:
+    """Returns what the options say. Ends with status 2 where a file can't be read."""
+
+    def read(path: Path | None) -> bytes | None:
+        try:
+            return path.read_bytes() if path else None
+        except OSError as error:
+            parser.error(f"{path}: {error.strerror}")
+
     return Transport(
         is_secure=options.tls or any((options.tls_ca, options.tls_cert, options.tls_key, options.tls_server_name)),
-        authorities=options.tls_ca,
-        certificate=options.tls_cert,
-        key=options.tls_key,
+        authorities=read(options.tls_ca),
+        certificate=read(options.tls_cert),
+        key=read(options.tls_key),
         server_name=options.tls_server_name,
         headers=tuple(options.header),
         compression=options.compression,
@@ -61,10 +68,3 @@ def _header(text: str) -> tuple[str, str]:
     if match is None or match[1].endswith("-bin"):
         raise ValueError(f"expected NAME=VALUE such as authorization='Bearer TOKEN', got {text!r}")
     return match[1], match[2]
-
-
-def _read(text: str) -> bytes:
-    try:
-        return Path(text).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{text}: {error.strerror}") from None

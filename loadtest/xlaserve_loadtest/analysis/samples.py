@@ -117,5 +117,10 @@ def label(load: LoadLine) -> str:
         rate = "" if load.rate_per_s is None else f"{load.rate_per_s:.6g}/s "
         if load.ramp_per_s is not None:
             rate = "{:.6g} to {:.6g}/s ".format(*load.ramp_per_s)
+        if load.stages is not None:
+            corners = [load.stages[0][0], *(last for _, last, _ in load.stages)]
+            rate = " to ".join(f"{corner:.6g}" for corner in corners) + "/s "
         words = f"{rate}{load.arrivals or 'open loop'}"
+        if load.burst > 1:
+            words += f", {load.burst} at once"
     return words if load.images_per_request == "1" else f"{words}, {load.images_per_request} images"

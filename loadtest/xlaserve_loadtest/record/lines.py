@@ -173,11 +173,15 @@ class LoadLine:
     type: Literal["closed", "open", "offline"]
     concurrency: int | None = None
     rate_per_s: float | None = None
-    """Requests due each second, the mean of a ramp."""
+    """Requests due each second, the mean where it changes."""
     arrivals: Literal["poisson", "constant", "replay", "ramp"] | None = None
     """`ramp` is only in older files, which do not say of what."""
     ramp_per_s: tuple[float, float] | None = None
     """Where the rate is a ramp: requests due each second at its start and at its end."""
+    stages: tuple[tuple[float, float, float], ...] | None = None
+    """Where the rate goes through stages: of each the rates at its start and end, and its seconds."""
+    burst: int = 1
+    """Requests due at the same moment."""
     images_per_request: str = "1"
 
 

@@ -23,7 +23,7 @@ from xlaserve_loadtest.record.lines import (
 from xlaserve_loadtest.record.run_file import RunWriter
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.schedule import steady
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Replay
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Profile, Replay
 from xlaserve_loadtest.schedule.plan import BlockPlan
 
 _CHUNK_ROWS: Final = 8192
@@ -113,8 +113,12 @@ def load_line(load: Load, images_per_request: str) -> LoadLine:
     line = LoadLine("open", rate_per_s=load.mean_rate_per_s(), images_per_request=images_per_request)
     if isinstance(load, Replay):
         return replace(line, arrivals="replay")
+    line = replace(line, arrivals=load.process, burst=load.burst)
+    if isinstance(load, Profile):
+        stages = tuple((stage.rate_per_s, stage.end_rate_per_s, stage.duration_s) for stage in load.stages)
+        return replace(line, stages=stages)
     ramp = None if load.end_rate_per_s is None else (load.rate_per_s, load.end_rate_per_s)
-    return replace(line, arrivals=load.process, ramp_per_s=ramp)
+    return replace(line, ramp_per_s=ramp)
 
 
 def _generator_use(outcome: Outcome, workers: int, ceiling_per_s: float | None) -> GeneratorUse:

@@ -21,7 +21,7 @@ from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule import arms as arms_of
 from xlaserve_loadtest.schedule import arrivals, plan, steady
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Replay
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Profile, Replay
 from xlaserve_loadtest.schedule.payload import PayloadError, Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.settings import Settings
@@ -210,10 +210,10 @@ class Session:
 
 def _blocks(load: Load, names: Sequence[str], settings: Settings, *, first_round: int) -> tuple[BlockPlan, ...]:
     duration_s, rounds = settings.duration_s, None
-    if isinstance(load, Replay):
-        duration_s = min(duration_s, load.duration_s())
+    if isinstance(load, Replay | Profile):
+        duration_s = min(duration_s, load.duration_s()) if isinstance(load, Replay) else load.duration_s()
         if len(names) > 1:
-            # Each block replays the whole file.
+            # Each block goes through all of it.
             rounds = plan.MIN_ROUNDS
             duration_s *= 2 * rounds
     return plan.mirrored(

@@ -7,6 +7,7 @@ the generator sent.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +46,67 @@ class OpenLoop:
     rate_per_s: float
     process: Process = "poisson"
     end_rate_per_s: float | None = None
+    burst: int = 1
+    """Requests that are due at the same moment; the rate counts each of them."""
 
     def mean_rate_per_s(self) -> float:
         """Returns requests per second over the whole duration."""
-        return (self.rate_per_s + (self.end_rate_per_s or self.rate_per_s)) / 2
+        return (self.rate_per_s + self.last_rate_per_s()) / 2
+
+    def last_rate_per_s(self) -> float:
+        """Returns the rate at the end."""
+        return self.rate_per_s if self.end_rate_per_s is None else self.end_rate_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stretch of a profile, in which the rate goes evenly from one value to another."""
+
+    rate_per_s: float
+    end_rate_per_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """An open loop whose rate goes through stages."""
+
+    stages: tuple[Stage, ...]
+    process: Process = "poisson"
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        numbers = [value for stage in self.stages for value in (stage.rate_per_s, stage.end_rate_per_s)]
+        lengths_s = [stage.duration_s for stage in self.stages]
+        if not all(0 <= value < math.inf for value in numbers) or not all(0 < value < math.inf for value in lengths_s):
+            raise ArrivalsError("profile: expected rates from 0 on, and seconds over 0")
+        if not any(numbers):
+            raise ArrivalsError("profile: expected a rate over 0")
+
+    @classmethod
+    def parse(cls, text: str) -> Profile:
+        """Reads stages such as `0..100:10,100:30,100..0:10`: rates and seconds. Raises ArrivalsError."""
+        stages = []
+        for part in text.split(","):
+            rates, colon, duration_s = part.partition(":")
+            first, _, last = rates.partition("..")
+            try:
+                if not colon:
+                    raise ValueError
+                stages.append(Stage(float(first), float(last or first), float(duration_s)))
+            except ValueError:
+                expected = "RATE:SECONDS or FROM..TO:SECONDS with commas between"
+                raise ArrivalsError(f"profile: expected {expected}, got {text!r}") from None
+        return cls(tuple(stages))
+
+    def mean_rate_per_s(self) -> float:
+        """Returns requests per second over all stages."""
+        due = sum((stage.rate_per_s + stage.end_rate_per_s) / 2 * stage.duration_s for stage in self.stages)
+        return due / self.duration_s()
+
+    def duration_s(self) -> float:
+        """Returns the seconds of all stages."""
+        return sum(stage.duration_s for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +129,12 @@ class Replay:
         return self.offsets_s[-1] + 1e-9
 
 
-Load = ClosedLoop | OpenLoop | Replay
+Scheduled = OpenLoop | Profile | Replay
+"""Loads whose requests are due at times of their own."""
+Load = ClosedLoop | Scheduled
 
 
-def schedule(load: OpenLoop | Replay, duration_s: float, seed: Sequence[int]) -> Schedule:
+def schedule(load: Scheduled, duration_s: float, seed: Sequence[int]) -> Schedule:
     """Returns when requests are due in `duration_s`.
 
     A Poisson process of any rate is one of rate 1 whose time is stretched: the nth request is due when the integral of
@@ -83,7 +143,9 @@ def schedule(load: OpenLoop | Replay, duration_s: float, seed: Sequence[int]) ->
     if isinstance(load, Replay):
         times = np.asarray(load.offsets_s)
         return _nanoseconds(times[times < duration_s])
-    expected = load.mean_rate_per_s() * duration_s
+    stages = _stages(load, duration_s)
+    # A burst is one event of a slower process.
+    expected = sum((stage.rate_per_s + stage.end_rate_per_s) / 2 * stage.duration_s for stage in stages) / load.burst
     match load.process:
         case "constant":
             events = np.arange(int(np.ceil(expected)), dtype=np.float64)
@@ -91,20 +153,23 @@ def schedule(load: OpenLoop | Replay, duration_s: float, seed: Sequence[int]) ->
             events = _unit_poisson(expected, np.random.default_rng(tuple(seed)))
         case _:
             assert_never(load.process)
-    return _nanoseconds(_inverse(load, duration_s, events[events < expected]))
+    times = _inverse(stages, events[events < expected] * load.burst)
+    return _nanoseconds(np.repeat(times[times < duration_s], load.burst))
 
 
-def with_margins(load: OpenLoop | Replay, *, before_s: float, duration_s: float, after_s: float, seed: int) -> Schedule:
+def with_margins(load: Scheduled, *, before_s: float, duration_s: float, after_s: float, seed: int) -> Schedule:
     """Returns a schedule with load at the first rate before the measured part, and at the last rate after it."""
-    process: Process = "poisson"
-    first = last = load.mean_rate_per_s()
-    if isinstance(load, OpenLoop):
-        first, last, process = load.rate_per_s, load.end_rate_per_s or load.rate_per_s, load.process
-    parts = (
-        (OpenLoop(first, process), before_s, 0.0),
-        (load, duration_s, before_s),
-        (OpenLoop(last, process), after_s, before_s + duration_s),
-    )
+    match load:
+        case Replay():
+            rate_per_s = load.mean_rate_per_s()
+            before, after = OpenLoop(rate_per_s), OpenLoop(rate_per_s)
+        case OpenLoop():
+            before = OpenLoop(load.rate_per_s, load.process, burst=load.burst)
+            after = OpenLoop(load.last_rate_per_s(), load.process, burst=load.burst)
+        case Profile():
+            before = OpenLoop(load.stages[0].rate_per_s, load.process, burst=load.burst)
+            after = OpenLoop(load.stages[-1].end_rate_per_s, load.process, burst=load.burst)
+    parts = ((before, before_s, 0.0), (load, duration_s, before_s), (after, after_s, before_s + duration_s))
     return np.concatenate(
         [
             schedule(part, length_s, (seed, number)) + round(start_s * _NS)
@@ -145,14 +210,25 @@ def _unit_poisson(length: float, generator: np.random.Generator) -> NDArray[np.f
     return events
 
 
-def _inverse(load: OpenLoop, duration_s: float, events: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns when the integral of the rate reaches each of `events`."""
-    start, growth = load.rate_per_s, 0.0
-    if load.end_rate_per_s is not None:
-        growth = (load.end_rate_per_s - start) / duration_s
-    # Solves start * t + growth * t**2 / 2 = events, in the form that loses no digits where growth is small.
-    root = np.sqrt(np.maximum(start * start + 2 * growth * events, 0.0))
-    times: NDArray[np.float64] = 2 * events / (start + root)
+def _stages(load: OpenLoop | Profile, duration_s: float) -> tuple[Stage, ...]:
+    if isinstance(load, Profile):
+        return load.stages
+    return (Stage(load.rate_per_s, load.last_rate_per_s(), duration_s),)
+
+
+def _inverse(stages: Sequence[Stage], events: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns when the integral of the rate over the stages reaches each of `events`."""
+    start = np.array([stage.rate_per_s for stage in stages])
+    length_s = np.array([stage.duration_s for stage in stages])
+    growth = (np.array([stage.end_rate_per_s for stage in stages]) - start) / length_s
+    due = np.cumsum([0.0, *(start * length_s + growth * length_s**2 / 2)[:-1]])
+    own = np.searchsorted(due, events, side="right") - 1
+    start, growth, left = start[own], growth[own], events - due[own]
+    # Solves start * t + growth * t**2 / 2 = left, in the form that loses no digits where growth is small.
+    root = np.sqrt(np.maximum(start * start + 2 * growth * left, 0.0))
+    within = np.zeros_like(events)
+    np.divide(2 * left, start + root, out=within, where=left > 0)
+    times: NDArray[np.float64] = within + np.cumsum([0.0, *length_s[:-1]])[own]
     return times
 
 

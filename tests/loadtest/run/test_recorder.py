@@ -5,7 +5,7 @@ import pytest
 from xlaserve_loadtest.analysis.samples import label
 from xlaserve_loadtest.record.lines import LoadLine
 from xlaserve_loadtest.run.recorder import load_line
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Process, Replay
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Process, Profile, Replay
 
 
 @pytest.mark.parametrize("process", ["poisson", "constant"])
@@ -20,6 +20,8 @@ def test_a_ramp_is_recorded_with_its_rates_and_its_arrivals(process: Process) ->
     [
         (OpenLoop(50.0, "constant"), "50/s constant"),
         (Replay((0.0, 0.5, 2.0)), "1.5/s replay"),
+        (Profile.parse("0..100:10,100:30"), "0 to 100 to 100/s poisson"),
+        (OpenLoop(50.0, burst=8), "50/s poisson, 8 at once"),
         (ClosedLoop(4), "4 at a time"),
         (ClosedLoop(4, is_offline=True), "offline"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from xlaserve_loadtest.schedule.arrivals import (
     ArrivalsError,
     OpenLoop,
     Process,
+    Profile,
     Schedule,
     schedule,
     split,
@@ -109,3 +111,43 @@ def test_a_broken_replay_is_refused(tmp_path: Path, text: str) -> None:
         arrivals.read(path)
     with pytest.raises(ArrivalsError, match="expected seconds"):
         arrivals.read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("process", ["poisson", "constant"])
+def test_a_profile_goes_through_its_stages(process: Process) -> None:
+    load = replace(Profile.parse("0..100:10,100:20,0:10,100..20:10"), process=process)
+    assert (load.duration_s(), load.mean_rate_per_s()) == (50, (500 + 2000 + 0 + 600) / 50)
+    times = seconds(np.concatenate([schedule(load, 50, (seed,)) for seed in range(10)]))
+    counts, _ = np.histogram(times, bins=10, range=(0, 50))
+    expected = np.array([125, 375, 500, 500, 500, 500, 0, 0, 400, 200]) * 10
+    np.testing.assert_allclose(counts, expected, atol=4.5 * np.sqrt(5000))
+    assert (np.diff(schedule(load, 50, (0,))) >= 0).all()
+
+
+def test_a_profile_of_one_stage_is_a_ramp() -> None:
+    ramp, profile = OpenLoop(50, "poisson", 200), Profile.parse("50..200:30")
+    np.testing.assert_array_equal(schedule(ramp, 30, (1,)), schedule(profile, 30, (1,)))
+
+
+@pytest.mark.parametrize("process", ["poisson", "constant"])
+def test_bursts_come_at_once_and_keep_the_rate(process: Process) -> None:
+    times = schedule(OpenLoop(200, process, burst=8), 100, (0,))
+    moments, counts = np.unique(times, return_counts=True)
+    assert set(counts.tolist()) == {8}
+    assert len(moments) == pytest.approx(200 * 100 / 8, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "100", "100:", ":10", "a:1", "1..:", "-1:10", "0:10", "10:0", "10:-1", "inf:1", "nan:1", "1:inf", "1:2,"],
+)
+def test_a_wrong_profile_is_refused(text: str) -> None:
+    with pytest.raises(ArrivalsError, match="profile: expected"):
+        Profile.parse(text)
+
+
+def test_margins_of_a_profile_are_at_its_first_and_last_rate() -> None:
+    load = Profile.parse("0..100:10,100:10")
+    whole = seconds(with_margins(load, before_s=2, duration_s=20, after_s=2, seed=5))
+    assert (whole < 2).sum() == 0
+    assert (whole >= 22).sum() == pytest.approx(200, abs=60)
