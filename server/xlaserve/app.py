@@ -36,8 +36,8 @@ from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.open_inference import OpenInference
+from xlaserve.rpc.open_streams import OpenStreams
 from xlaserve.rpc.server import GrpcServer
-from xlaserve.rpc.streams import Streams
 from xlaserve.rpc.vision import Vision
 from xlaserve.runtimes.tf import persistent_cache
 from xlaserve.runtimes.tf.device import Device, configure
@@ -111,7 +111,7 @@ class App:
         )
         self._pipeline = Pipeline(settings)
         self._calls = Calls(self.repository, self._metrics, self._pipeline.clock)
-        self._streams = Streams()
+        self._streams = OpenStreams()
         self._health = Health(self._is_ready, self.repository.serving, self._streams)
         self._intake = Intake(
             settings.max_inflight_bytes,

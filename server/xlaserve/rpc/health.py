@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2_grpc as pb_grpc
 
 from xlaserve.errors import NotFound
 from xlaserve.rpc.context import Context
-from xlaserve.rpc.streams import Streams
+from xlaserve.rpc.open_streams import OpenStreams
 from xlaserve_proto import open_inference_pb2, vision_pb2
 
 SERVER: Final = (
@@ -36,7 +36,7 @@ class Health(pb_grpc.HealthServicer):
     """
 
     def __init__(
-        self, is_ready: Callable[[], bool], models: Callable[[], Mapping[str, bool]], streams: Streams
+        self, is_ready: Callable[[], bool], models: Callable[[], Mapping[str, bool]], streams: OpenStreams
     ) -> None:
         self._streams = streams
         self._is_ready = is_ready

@@ -27,10 +27,10 @@ from xlaserve.pipeline import Answer, Pending, Pipeline, Render, Rendering, Requ
 from xlaserve.rpc import describe, parts, tensors
 from xlaserve.rpc.context import Context, deadline
 from xlaserve.rpc.infer_message import InferMessage, Parameters
+from xlaserve.rpc.open_streams import OpenStreams
 from xlaserve.rpc.parts import Wire
 from xlaserve.rpc.refusal import explain, no_message
 from xlaserve.rpc.streaming import Messages
-from xlaserve.rpc.streams import Streams
 from xlaserve.rpc.vision_messages import fits_inline
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.timings import STAGES, Timings
@@ -79,7 +79,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
     calls: Calls
     pipeline: Pipeline
     repository: Repository
-    streams: Streams
+    streams: OpenStreams
     device: Device
     has_model_control: bool
 

@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2 as pb
 
 from xlaserve.errors import NotFound, ShuttingDown
 from xlaserve.rpc.health import SERVER, Health
-from xlaserve.rpc.streams import Streams
+from xlaserve.rpc.open_streams import OpenStreams
 
 SERVING = pb.HealthCheckResponse.SERVING
 NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
@@ -21,7 +21,7 @@ class World:
     def __init__(self) -> None:
         self.is_ready = False
         self.models: dict[str, bool] = {}
-        self.streams = Streams()
+        self.streams = OpenStreams()
         self.health = Health(lambda: self.is_ready, lambda: self.models, self.streams)
 
     async def check(self, service: str) -> int:

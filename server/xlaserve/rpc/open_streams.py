@@ -10,7 +10,7 @@ from typing import Any
 from xlaserve.call import shutting_down
 
 
-class Streams:
+class OpenStreams:
     """The streams that are open, for a server that stops to give each a status.
 
     Where a connection just closes, a client loses the messages that it has not read yet.

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from xlaserve.errors import ShuttingDown
-from xlaserve.rpc.streams import Streams
+from xlaserve.rpc.open_streams import OpenStreams
 
 
 async def test_every_open_stream_ends_as_shutting_down() -> None:
-    streams = Streams()
+    streams = OpenStreams()
 
     async def stream() -> None:
         async with streams.open():
@@ -24,7 +24,7 @@ async def test_every_open_stream_ends_as_shutting_down() -> None:
 
 
 async def test_a_stream_that_its_client_cancels_is_cancelled_and_forgotten() -> None:
-    streams = Streams()
+    streams = OpenStreams()
 
     async def stream() -> None:
         async with streams.open():
@@ -39,7 +39,7 @@ async def test_a_stream_that_its_client_cancels_is_cancelled_and_forgotten() -> 
 
 
 async def test_a_stream_that_does_not_end_is_not_waited_for() -> None:
-    streams = Streams()
+    streams = OpenStreams()
     released = asyncio.Event()
 
     async def stubborn() -> None:
