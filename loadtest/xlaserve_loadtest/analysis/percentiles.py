@@ -17,7 +17,6 @@ Nanoseconds = NDArray[np.int64]
 AT_LEAST: Final = "\N{GREATER-THAN OR EQUAL TO} "
 """Stands before a latency that is a lower bound."""
 
-_CONFIDENCE: Final = 0.95
 _SIGNIFICANT_FIGURES: Final = 3
 _KEPT_BITS: Final = 11
 """HdrHistogram's resolution for three significant figures: 2 x 10^3 counters, rounded up to a power of two."""
@@ -36,7 +35,7 @@ class Percentile:
     """None where there were too few requests to support it."""
     low_ms: float | None
     high_ms: float | None
-    """None where the bound lies beyond the values seen."""
+    """None where the bound lies beyond the values seen; both are None where the latencies can't tell."""
     needs: int
     """Number of requests needed to support it."""
     is_lower_bound: bool = False
@@ -87,12 +86,12 @@ class Latencies:
         """Returns the latency at `percentile` (0 to 100), whether the sample supports it or not."""
         return self._at_rank_ms(nearest_rank(self.count, percentile))
 
-    def percentile(self, percentile: float) -> Percentile:
-        """Returns a percentile with its bounds, where there are enough requests."""
+    def percentile(self, percentile: float, bounding_ranks: tuple[int | None, int | None] = (None, None)) -> Percentile:
+        """Returns a percentile, where there are enough requests, with the latencies at its bounds' ranks."""
         name, needs = f"p{percentile:g}", least_count(percentile)
         if self.count < needs:
             return Percentile(name, percentile, None, None, None, needs)
-        low, high = bounding_ranks(self.count, percentile / 100)
+        low, high = bounding_ranks
         return Percentile(
             name,
             percentile,
@@ -108,30 +107,6 @@ class Latencies:
             return float(self._unanswered_ns[rank - self.answered - 1]) / 1e6
         # The histogram rounds a percentage to the nearest rank; a quarter less keeps it from the next one.
         return float(self._histogram.get_value_at_percentile((rank - 0.25) / self.answered * 100)) / 1e6
-
-
-def bounding_ranks(count: int, quantile: float) -> tuple[int | None, int | None]:
-    """Returns the ranks (from 1) of the order statistics that hold the quantile between them with 95% confidence.
-
-    How many of `count` independent answers lie below a quantile is binomial for any distribution. None where the bound
-    lies beyond the least or the greatest.
-    """
-    spread = math.sqrt(count * quantile * (1 - quantile))
-    first = max(0, math.floor(count * quantile - 8 * spread) - 8)
-    last = min(count, math.ceil(count * quantile + 8 * spread) + 8)
-    log_weights = [
-        math.lgamma(count + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(count - k + 1)
-        + k * math.log(quantile)
-        + (count - k) * math.log1p(-quantile)
-        for k in range(first, last + 1)
-    ]
-    cumulative = np.cumsum(np.exp(log_weights))
-    tail = (1 - _CONFIDENCE) / 2
-    low = first + int(np.searchsorted(cumulative, tail))
-    high = first + int(np.searchsorted(cumulative, 1 - tail)) + 1
-    return low or None, high if high <= count else None
 
 
 def at_nearest_rank(ordered: Nanoseconds, percentile: float) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 from xlaserve_loadtest.analysis import stages
 from xlaserve_loadtest.analysis.intervals import Estimate, estimate
+from xlaserve_loadtest.analysis.percentile_bounds import PercentileBounds
 from xlaserve_loadtest.analysis.percentiles import PERCENTILES, Latencies, Percentile, least_count, nearest_rank
 from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns
 from xlaserve_loadtest.analysis.stages import Stage
@@ -163,6 +164,7 @@ def point(
         np.concatenate([sample.latencies_ns for sample in samples]),
         np.concatenate([sample.unanswered_ns for sample in samples]),
     )
+    bounds = PercentileBounds([sample.successive_ns for sample in samples])
     waits_ns = np.concatenate([sample.waits_ns for sample in samples])
     images_per_s = [sample.images_per_s for sample in samples]
     asked_steady = [block.steady for block in blocks if block.steady is not None]
@@ -178,7 +180,7 @@ def point(
         images_per_s=_over_blocks(images_per_s, seed),
         requests_per_s=_over_blocks([sample.requests_per_s for sample in samples], seed),
         mean_ms=float(waits_ns.mean()) / 1e6 if waits_ns.size else None,
-        percentiles=tuple(latencies.percentile(percentile) for percentile in percentiles),
+        percentiles=tuple(latencies.percentile(percentile, bounds.ranks(percentile)) for percentile in percentiles),
         max_ms=float(waits_ns.max()) / 1e6 if waits_ns.size else None,
         errors=_errors(measured),
         warmup_errors=_errors(rows[~rows["measured"]]),

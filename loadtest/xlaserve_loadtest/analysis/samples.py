@@ -51,6 +51,18 @@ class Sample:
         return np.concatenate([self.latencies_ns, self.unanswered_ns])
 
     @property
+    def successive_ns(self) -> Nanoseconds:
+        """The same in the order in which requests were due, all that were not answered as slow as the slowest of all.
+
+        Those that were never sent come last: when they were due is not known.
+        """
+        measured = record.measured(self.rows)
+        measured = measured[np.argsort(measured["scheduled_ns"], kind="stable")]
+        slowest_ns = self.waits_ns.max(initial=0)
+        successive = np.where(measured["status"] == Status.OK, latencies_ns(measured), slowest_ns)
+        return np.concatenate([successive, np.full(self.block.generator.dropped, slowest_ns, np.int64)])
+
+    @property
     def seconds(self) -> float:
         """Length of the measured window."""
         window = self.block.window_ns

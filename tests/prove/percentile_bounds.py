@@ -1,0 +1,61 @@
+"""Bounds of percentiles behind queues: how often are they wrong?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from tests.prove.queues import Kind, run, true_percentiles_ns
+from tests.prove.registry import Row, Trials, part, share
+
+from xlaserve_loadtest.analysis.percentile_bounds import PercentileBounds
+from xlaserve_loadtest.analysis.percentiles import Latencies
+
+PERCENTILES: Final = (50.0, 90.0, 99.0)
+QUEUES: Final[tuple[tuple[Kind, float], ...]] = (
+    ("independent", 0.9),
+    ("M/M/1", 0.5),
+    ("M/M/1", 0.7),
+    ("M/D/1", 0.9),
+    ("batches of 8", 0.9),
+    ("M/M/1", 0.9),
+)
+RUNS: Final = (
+    (100.0, 5.0, 1),
+    (100.0, 60.0, 1),
+    (1000.0, 20.0, 1),
+    (100.0, 5.0, 8),
+    (1000.0, 5.0, 8),
+    (1000.0, 20.0, 8),
+)
+"""Requests each second, measured seconds, and blocks."""
+
+
+@part
+def percentile_bounds(trials: Trials) -> Iterator[Row]:
+    """Bounds of p50, p90 and p99 behind queues: how often are they wrong?"""
+    runs = trials.number(300)
+    for kind, utilisation in QUEUES:
+        for rate, seconds, blocks in trials.some(*RUNS):
+            truths_ns = true_percentiles_ns(kind, utilisation, rate, PERCENTILES)
+            given, held = np.zeros(len(PERCENTILES), int), np.zeros(len(PERCENTILES), int)
+            for _ in range(runs):
+                found = run(trials.random, kind, utilisation, rate=rate, seconds=seconds, blocks=blocks)
+                bounds, latencies = PercentileBounds(found), Latencies(np.concatenate(found))
+                for place, (percentile, truth_ns) in enumerate(zip(PERCENTILES, truths_ns, strict=True)):
+                    one = latencies.percentile(percentile, bounds.ranks(percentile))
+                    if one.low_ms is None and one.high_ms is None:
+                        continue
+                    given[place] += 1
+                    # The histogram rounds by a thousandth.
+                    is_above = one.low_ms is None or one.low_ms * 0.999 <= truth_ns / 1e6
+                    held[place] += is_above and (one.high_ms is None or truth_ns / 1e6 <= one.high_ms * 1.001)
+            for percentile, some, good in zip(PERCENTILES, given.tolist(), held.tolist(), strict=True):
+                load = f"{kind} at {utilisation:g}" if kind != "independent" else kind
+                where = f"p{percentile:g}, {load}, {seconds:g} s at {rate:g}/s, {_pieces(blocks)}"
+                yield share(f"bounds are wrong (given: {some / runs:.0%})", where, some - good, runs, at_most=0.1)
+
+
+def _pieces(blocks: int) -> str:
+    return "one piece" if blocks == 1 else f"{blocks} blocks"
