@@ -97,7 +97,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         metavar="R..R:S,R:S",
         help="open loop: stages of rates and seconds, such as 0..100:10,100:30; lasts as long as they do",
     )
-    load.add_argument("--arrivals", choices=arrivals.PROCESSES, help="of --rate and --profile (poisson)")
+    load.add_argument("--arrivals", choices=arrivals.PROCESSES, help="of --rate, --profile and --find-max (poisson)")
     load.add_argument("--burst", type=_COUNT, metavar="N", help="of --rate and --profile: requests due at once (1)")
     load.add_argument(
         "--replay",
@@ -108,10 +108,18 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--save-arrivals", type=Path, metavar="FILE", help="write the schedule for --replay")
     load.add_argument("--max-in-flight", type=_COUNT, default=MAX_IN_FLIGHT, metavar="N", help="more is dropped")
     load.add_argument("--scenario", choices=tuple(SCENARIO_IMAGES), help="of MLPerf Inference")
-    load.add_argument("--find-max", action="store_true", help="search the highest rate that keeps --slo")
+    load.add_argument(
+        "--find-max", action="store_true", help="search the highest rate that keeps --slo, with 99%% confidence"
+    )
     load.add_argument("--slo", type=checked(Slo.parse), metavar="COND", help="such as p99<50ms")
     load.add_argument("--slo-ms", type=_POSITIVE, metavar="MS", help="the same for p99, for --scenario server")
-    load.add_argument("--duration", type=_POSITIVE, default=5.0, metavar="S", help="measured at most, for each arm")
+    load.add_argument(
+        "--duration",
+        type=_POSITIVE,
+        default=5.0,
+        metavar="S",
+        help="measured at most, for each arm; in a search each run's least",
+    )
     load.add_argument(
         "--warmup", type=number_over(float, -1e-9), default=1.0, metavar="S", help="before an arm is measured"
     )
@@ -181,6 +189,7 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         ends_when_steady=not options.full_duration,
         scenario=options.scenario,
         slo=slo,
+        search_arrivals=options.arrivals or "poisson",
         find_max=options.find_max or options.scenario == "server",
         equality_images=options.equality_images,
         save_arrivals=options.save_arrivals,
@@ -208,8 +217,9 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         "--slo and --slo-ms are for --find-max and --scenario server": (options.slo or options.slo_ms)
         and not is_search,
         "--slo and --slo-ms exclude each other": options.slo and options.slo_ms,
-        "--arrivals and --burst are for --rate and --profile": (options.arrivals or options.burst)
-        and not (options.rate or options.profile),
+        "--arrivals is for --rate, --profile and --find-max": options.arrivals
+        and not (options.rate or options.profile or options.find_max),
+        "--burst is for --rate and --profile": options.burst and not (options.rate or options.profile),
         "--images-per-request: the scenario sets it": options.scenario and options.images_per_request,
         "--in-process takes pixels": options.in_process
         and (options.payload == "encoded" or (options.images and options.payload is None)),

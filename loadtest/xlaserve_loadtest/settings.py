@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Process
 from xlaserve_loadtest.schedule.payload import Kind, Mix, Size
 from xlaserve_loadtest.schedule.search import Slo
 from xlaserve_loadtest.targets.channel import Transport
@@ -29,7 +29,7 @@ class Settings:
     """Modes to measure; `all` alone stands for every mode that the target offers, none for the usual ones."""
     loads: tuple[Load, ...]
     duration_s: float
-    """Measured seconds at most, for each arm under each load; in a search for each rate."""
+    """Measured seconds at most, for each arm under each load; in a search the least for each rate."""
     warmup_s: float
     mix: Mix
     payload: Kind
@@ -56,6 +56,8 @@ class Settings:
     ends_when_steady: bool
     scenario: str | None
     slo: Slo | None
+    search_arrivals: Process
+    """Arrivals of a search's runs."""
     find_max: bool
     equality_images: int
     """Images whose outputs are compared; 0: none."""

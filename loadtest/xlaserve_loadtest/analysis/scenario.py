@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from xlaserve_loadtest.analysis import conditions
 from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.analysis.samples import Sample
 from xlaserve_loadtest.record.lines import Header
-from xlaserve_loadtest.schedule.conditions import RATIO, VERDICT, Condition, ConditionError, parse
-from xlaserve_loadtest.schedule.search import REPEATS
+from xlaserve_loadtest.schedule.conditions import Condition, ConditionError, parse
+from xlaserve_loadtest.schedule.search import Slo, TriedRate
 
 MINIMUM_S: Final = 600.0
 """What LoadGen's default configuration asks of every scenario."""
@@ -25,12 +25,18 @@ class HighestRate:
     slo: str
     """The condition, as it was written: "p99<50ms"."""
     rate_per_s: float | None
-    """Requests due each second; None where no rate that was tried met the condition."""
+    """Requests due each second in the run that confirmed it, with 99% confidence; None where no run did."""
+    rejected_per_s: float | None
+    """The lowest rate above it that missed the condition, with 99% confidence; None where no rate did."""
     images_per_s: float | None
-    blocks: int
-    """Runs at that rate."""
+    over: int
+    """Requests of the confirming run that were over the limit, failed or were dropped."""
+    requests: int
+    """All requests that were due in the confirming run."""
     tried: int
-    """Rates that were tried."""
+    """Runs of the search."""
+    is_generator_limited: bool = False
+    """Whether the generator did not keep up in the confirming run: the target may sustain more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,41 +63,49 @@ def slo_of(header: Header) -> Condition | None:
         return None
 
 
-def highest_rates(header: Header, points: Sequence[Point]) -> tuple[HighestRate, ...]:
-    """Returns the highest rate of each arm that met the configuration's `slo`, in all of its blocks together.
-
-    A rate with errors or drops, or which the generator could not keep up with, does not count, nor does one that a
-    search measured only once.
-    """
-    if (slo := slo_of(header)) is None:
+def highest_rates(header: Header, samples: Sequence[Sample], points: Sequence[Point]) -> tuple[HighestRate, ...]:
+    """Returns what the search found for each arm. Only the last confirming run decides."""
+    text = header.configuration.get("slo")
+    try:
+        slo = Slo.parse(text if isinstance(text, str) else "")
+    except ValueError:
         return ()
     rates = []
     for arm in header.arms:
-        tried: dict[float, list[Point]] = {}
-        for point in points:
-            if point.arm == arm.name and point.load.rate_per_s is not None:
-                tried.setdefault(point.load.rate_per_s, []).append(point)
+        tried = [
+            (sample.block.role, _tried(sample, rate_per_s, slo))
+            for sample in samples
+            if sample.block.arm == arm.name
+            and sample.block.role in ("search", "confirm")
+            and (rate_per_s := sample.block.load.rate_per_s) is not None
+        ]
         if not tried:
             continue
-        kept = [
-            rate
-            for rate, at_rate in tried.items()
-            if all(_keeps(point, slo) for point in at_rate) and sum(point.blocks for point in at_rate) >= REPEATS
+        last = next((rate for role, rate in reversed(tried) if role == "confirm" and rate.is_confirmed), None)
+        found = None if last is None else last.rate_per_s
+        rejected = [rate.rate_per_s for _, rate in tried if rate.is_rejected and rate.rate_per_s > (found or 0.0)]
+        own = [
+            point for point in points if (point.arm, point.role, point.load.rate_per_s) == (arm.name, "confirm", found)
         ]
-        best = max(kept, default=None)
-        at_best = [] if best is None else tried[best]
-        images = [point.images_per_s.value for point in at_best if point.images_per_s]
         rates.append(
             HighestRate(
                 arm=arm.name,
-                slo=slo.text,
-                rate_per_s=best,
-                images_per_s=sum(images) / len(images) if images else None,
-                blocks=sum(point.blocks for point in at_best),
+                slo=str(text),
+                rate_per_s=found,
+                rejected_per_s=min(rejected, default=None),
+                images_per_s=next((point.images_per_s.value for point in own if point.images_per_s), None),
+                over=last.tail.over if last else 0,
+                requests=last.tail.requests if last else 0,
                 tried=len(tried),
+                is_generator_limited=any(point.generator.is_limited for point in own),
             )
         )
     return tuple(rates)
+
+
+def _tried(sample: Sample, rate_per_s: float, slo: Slo) -> TriedRate:
+    block = sample.block
+    return TriedRate.of(rate_per_s, slo, sample.rows, block.window_ns, block.generator.dropped)
 
 
 def results(header: Header, points: Sequence[Point], rates: Sequence[HighestRate]) -> tuple[ScenarioResult, ...]:
@@ -110,17 +124,6 @@ def results(header: Header, points: Sequence[Point], rates: Sequence[HighestRate
                     _result(header, point, "images/s", point.images_per_s.value if point.images_per_s else None)
                 )
     return tuple(scenario_results)
-
-
-def _keeps(point: Point, slo: Condition) -> bool:
-    value = conditions.value_of(point, slo) if slo.metric not in (RATIO, VERDICT) else None
-    return (
-        value is not None
-        and slo.holds(value)
-        and not point.errors
-        and not point.dropped
-        and not point.generator.is_limited
-    )
 
 
 def _longest(points: Sequence[Point]) -> list[Point]:

@@ -87,7 +87,7 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
     curve = _points(header, samples, (start_ns, end_ns), percentiles)
     points = tuple(point for point in curve if point.role == "measure")
     comparisons = compare(header, samples)
-    rates = scenario.highest_rates(header, curve)
+    rates = scenario.highest_rates(header, samples, curve)
     results = scenario.results(header, points or curve, rates)
     return Summary(
         path=run.path,

@@ -98,6 +98,11 @@ def _alone(point: Point) -> str:
 
 
 def _rate_sentence(rate: HighestRate) -> str:
+    beyond = "" if rate.rejected_per_s is None else f"; {rate.rejected_per_s:.6g}/s is too much"
     if rate.rate_per_s is None:
-        return f"{rate.arm} kept to {rate.slo} at none of the {rate.tried} rates tried."
-    return f"{rate.arm} keeps to {rate.slo} up to {rate.rate_per_s:.6g} requests/s ({rate.blocks} runs at that rate)."
+        return f"{rate.arm}: no rate with {rate.slo} was confirmed in {rate.tried} runs{beyond}."
+    limited = "; generator-limited" if rate.is_generator_limited else ""
+    return (
+        f"{rate.arm} keeps to {rate.slo} at {rate.rate_per_s:.6g} requests/s, with 99% confidence "
+        f"({rate.over:,} of {rate.requests:,} requests over it){beyond}{limited}."
+    )

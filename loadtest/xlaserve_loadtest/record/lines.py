@@ -79,7 +79,7 @@ def answered(rows: Rows) -> Rows:
     return correct
 
 
-Role = Literal["measure", "search", "curve"]
+Role = Literal["measure", "search", "confirm", "curve"]
 """What a block is for."""
 
 

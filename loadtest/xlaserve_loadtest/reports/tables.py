@@ -76,7 +76,7 @@ def _verdict(comparison: Comparison) -> str:
     return Strong(f"A/A failed in {failed}") if failed else "A/A passed"
 
 
-@_titled("The highest rate that kept to the limit")
+@_titled("The highest rate confirmed to keep to the limit")
 def highest_rates(summary: Summary) -> Rows:
     """Returns what a search found."""
     for rate in summary.highest_rates:
@@ -84,9 +84,10 @@ def highest_rates(summary: Summary) -> Rows:
             "arm": rate.arm,
             "limit": rate.slo,
             "requests/s": rate.rate_per_s,
+            "too much": rate.rejected_per_s,
             "images/s": rate.images_per_s,
-            "rates tried": rate.tried,
-            "runs at it": rate.blocks,
+            "over the limit": f"{rate.over:,} of {rate.requests:,}" if rate.requests else None,
+            "runs": rate.tried,
         }
 
 

@@ -2,102 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-import numpy as np
-
-from xlaserve_loadtest.analysis.percentiles import least_count
-from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, OpenLoop
+from xlaserve_loadtest.schedule.early_stopping import least_requests
 from xlaserve_loadtest.schedule.plan import BlockPlan, lasting, length_s
-from xlaserve_loadtest.schedule.search import USUAL_STEPS, Slo, TriedRate, highest_rate
+from xlaserve_loadtest.schedule.search import MAX_RUN_S, Search, TriedRate, estimate_s
 from xlaserve_loadtest.settings import Settings
 
 FIRST_SLOTS: Final = 8
 """Slots of the closed loop that a search begins with: half its rate is the first guess."""
 FIRST_S: Final = 2.0
-COUNT_MARGIN: Final = 1.25
-"""How many times the requests that a percentile needs a block is planned for: by chance fewer may arrive."""
-LONGEST_S: Final = 60.0
-FAST_PER_S: Final = 1e6
-"""At this rate `duration_s` alone sets how long a block lasts."""
+WARMUP_SHARE: Final = 0.05
+"""Share of a confirming run's length that it warms up for: queues start empty."""
 
 
-async def search_rates(
-    settings: Settings,
-    arms: Sequence[str],
-    run_block: Callable[[BlockPlan], Awaitable[Outcome]],
-    progress: Progress,
-    recorder: Recorder,
-) -> None:
+class RateSearch:
     """Searches the highest rate of each arm that meets `settings.slo`; every rate that is tried becomes a block."""
-    slo = settings.slo
-    assert slo is not None
-    about_s = estimate_s(settings)
-    progress.say(f"searching the highest rate of {', '.join(arms)}: about {lasting(about_s * len(arms))}")
-    for left, arm in zip(range(len(arms), 0, -1), arms, strict=True):
-        progress.arm(f"{arm}: first guess", about_s * left)
-        outcome = await run_block(_first_block(arm, settings))
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_block: Callable[[BlockPlan], Awaitable[Outcome]],
+        progress: Progress,
+        recorder: Recorder,
+    ) -> None:
+        assert settings.slo is not None
+        self._settings = settings
+        self._slo = settings.slo
+        self._run_block = run_block
+        self._progress = progress
+        self._recorder = recorder
+
+    async def run(self, arms: Sequence[str]) -> None:
+        """Searches one arm after the other.
+
+        How long that takes depends on how fast the arms are: all of them are asked for that before the first search.
+        """
+        guesses: dict[str, float] = {}
+        self._progress.say(f"searching the highest rate of {', '.join(arms)} with {self._slo}")
+        for arm in arms:
+            if guess := await self._first_guess(arm):
+                guesses[arm] = guess
+        if not guesses:
+            return
+        estimates = {arm: estimate_s(self._slo, guess, self._settings.duration_s) for arm, guess in guesses.items()}
+        usual_s, most_s = (sum(ends) for ends in zip(*estimates.values(), strict=True))
+        self._progress.say(f"it takes about {lasting(usual_s)}, and up to {lasting(most_s)} where queues are long")
+        later_s = usual_s
+        for arm, guess in guesses.items():
+            own_s, _ = estimates[arm]
+            later_s -= own_s
+            await self._search(arm, guess, own_s, later_s)
+
+    async def _first_guess(self, arm: str) -> float | None:
+        """Returns half of what a closed loop brings, in requests/s; None where nothing was answered."""
+        settings = self._settings
+        self._progress.arm(f"{arm}: first guess", None)
+        seconds = min(FIRST_S, settings.duration_s)
+        outcome = await self._run_block(BlockPlan(arm, ClosedLoop(FIRST_SLOTS), settings.warmup_s, seconds, "curve"))
         if not outcome.answered.size:
-            recorder.event(outcome.end_ns, "error", f"{arm}: nothing was answered, so there is no rate to search")
-            continue
+            text = f"{arm}: nothing was answered, so there is no rate to search"
+            self._recorder.event(outcome.end_ns, "error", text)
+            return None
+        guess = outcome.answered.size / outcome.window_s() / 2
+        if 2 * guess * MAX_RUN_S < least_requests(self._slo.percentile):
+            text = f"{arm}: too slow for p{self._slo.percentile:g}: {lasting(MAX_RUN_S)} hold too few requests for it"
+            self._recorder.event(outcome.end_ns, "error", text)
+            return None
+        return guess
 
-        steps = iter(range(USUAL_STEPS, 0, -1))
+    async def _search(self, arm: str, guess: float, own_s: float, later_s: float) -> None:
+        settings, slo, left_s = self._settings, self._slo, own_s
 
-        async def measure(
-            rate_per_s: float, arm: str = arm, later: int = left - 1, steps: Iterator[int] = steps
-        ) -> TriedRate:
-            block = _search_block(arm, rate_per_s, settings, slo)
-            progress.arm(f"{arm}: {rate_per_s:,.1f}/s", about_s * later + length_s(block) * next(steps, 1))
-            tried = as_tried(rate_per_s, await run_block(block), slo)
-            latency = (
-                "too few answers" if tried.latency_ms is None else f"p{slo.percentile:g} {tried.latency_ms:.3g} ms"
-            )
-            progress.say(f"{arm}: {rate_per_s:,.1f}/s: {latency}: {'holds' if tried.holds(slo) else 'too much'}")
+        async def measure(rate_per_s: float, seconds: float, confirms: bool) -> TriedRate:
+            nonlocal left_s
+            warmup_s = max(settings.warmup_s / 2, WARMUP_SHARE * seconds if confirms else 0.0)
+            load = OpenLoop(rate_per_s, settings.search_arrivals)
+            block = BlockPlan(arm, load, warmup_s, seconds, "confirm" if confirms else "search")
+            what = f"{arm}: {'confirming' if confirms else 'trying'} {rate_per_s:,.1f}/s for {lasting(seconds)}"
+            self._progress.arm(what, max(left_s, length_s(block)) + later_s)
+            outcome = await self._run_block(block)
+            left_s -= length_s(block)
+            tried = TriedRate.of(rate_per_s, slo, outcome.rows, outcome.window_ns, outcome.dropped)
+            holds = tried.is_confirmed if confirms else tried.holds
+            verdict = ("confirmed" if holds else "not confirmed") if confirms else ("holds" if holds else "too much")
+            over = f"{tried.tail.over:,} of {tried.tail.requests:,} over {slo.limit_ms:g} ms"
+            self._progress.say(f"{what}: {over}: {verdict}")
             return tried
 
-        highest = await highest_rate(measure, slo, outcome.answered.size / outcome.window_s() / 2)
-        rate = "no rate that was tried" if highest is None else f"{highest:,.1f}/s"
-        progress.say(f"{arm}: highest rate with {slo}: {rate}")
-
-
-def estimate_s(settings: Settings) -> float:
-    """Returns how long the search of one arm's highest rate usually takes.
-
-    It takes longer where rates are so low that the percentile needs more time than `duration_s`, or where what was
-    found does not hold.
-    """
-    assert settings.slo is not None
-    step = _search_block("", FAST_PER_S, settings, settings.slo)
-    return length_s(_first_block("", settings)) + USUAL_STEPS * length_s(step)
-
-
-def as_tried(rate_per_s: float, outcome: Outcome, slo: Slo) -> TriedRate:
-    """Returns what the outcome of a block says of the rate that it offered."""
-    measured, answered = outcome.measured, outcome.answered
-    latencies_ms = (answered["end_ns"] - answered["scheduled_ns"]) / 1e6
-    is_enough = answered.size >= least_count(slo.percentile)
-    window_ns = outcome.window_ns or (0, 0)
-    rows = outcome.rows
-    in_window = (rows["end_ns"] >= window_ns[0]) & (rows["end_ns"] < window_ns[1]) & (rows["status"] == Status.OK)
-    # Share of the requests due, not of the rate: by chance a Poisson process brings fewer.
-    share = float(in_window.sum()) / measured.size if measured.size else 0.0
-    return TriedRate(
-        rate_per_s=rate_per_s,
-        answered_per_s=share * rate_per_s,
-        latency_ms=float(np.percentile(latencies_ms, slo.percentile, method="inverted_cdf")) if is_enough else None,
-        failed=int((measured["status"] != Status.OK).sum()) + outcome.dropped,
-    )
-
-
-def _first_block(arm: str, settings: Settings) -> BlockPlan:
-    return BlockPlan(arm, ClosedLoop(FIRST_SLOTS), settings.warmup_s, min(FIRST_S, settings.duration_s), "curve")
-
-
-def _search_block(arm: str, rate_per_s: float, settings: Settings, slo: Slo) -> BlockPlan:
-    duration_s = min(max(settings.duration_s, COUNT_MARGIN * least_count(slo.percentile) / rate_per_s), LONGEST_S)
-    return BlockPlan(arm, OpenLoop(rate_per_s, "poisson"), settings.warmup_s / 2, duration_s, "search")
+        found = await Search(measure, slo, settings.duration_s).run(guess)
+        rate = "no rate was confirmed" if found.confirmed_per_s is None else f"{found.confirmed_per_s:,.1f}/s"
+        rejected = "" if found.rejected_per_s is None else f"; {found.rejected_per_s:,.1f}/s is too much"
+        self._progress.say(f"{arm}: highest rate with {slo}: {rate}{rejected}")

@@ -16,7 +16,7 @@ from xlaserve_loadtest.run import crew, environment, fleet, usage
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.equality_run import compare_outputs
 from xlaserve_loadtest.run.fleet import Fleet
-from xlaserve_loadtest.run.highest_rate import search_rates
+from xlaserve_loadtest.run.highest_rate import RateSearch
 from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule import arms as arms_of
@@ -124,7 +124,7 @@ class Session:
     async def _measure(self, names: Sequence[str]) -> None:
         settings = self._settings
         if settings.find_max:
-            await search_rates(settings, names, self._run_block, self._progress, self._recorder)
+            await RateSearch(settings, self._run_block, self._progress, self._recorder).run(names)
             return
         plans: list[tuple[BlockPlan, ...]] = []
         for load in settings.loads:
@@ -204,8 +204,9 @@ class Session:
         return outcome
 
     def _arrival_seed(self, block: BlockPlan) -> int:
-        # The blocks of a round get the same arrivals: arms differ in nothing else.
-        return self._settings.seed * 1_000_003 + (0 if block.round is None else block.round)
+        # The blocks of a round get the same arrivals: arms differ in nothing else. Runs of a search are independent.
+        number = self._recorder.blocks if block.role in ("search", "confirm") else block.round or 0
+        return self._settings.seed * 1_000_003 + number
 
 
 def _blocks(load: Load, names: Sequence[str], settings: Settings, *, first_round: int) -> tuple[BlockPlan, ...]:

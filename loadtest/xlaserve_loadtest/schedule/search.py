@@ -1,30 +1,50 @@
-"""The search for the highest rate that a target sustains: pure but for the function that measures a rate."""
+"""The search for the highest rate that a target sustains: pure but for the function that measures a rate.
+
+Short runs look for a candidate; they decide nothing. A fresh run at the candidate, long enough for the rule of
+`early_stopping` to pass, confirms it. Where it does not, a lower rate gets a fresh run of its own. Each of at most
+`len(BACK_OFF)` such runs errs with a probability of 1%, so that at most 5% of searches end on a rate that is too high.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
+from xlaserve_loadtest.record.lines import Rows, Status
 from xlaserve_loadtest.schedule import conditions
 from xlaserve_loadtest.schedule.conditions import ConditionError
+from xlaserve_loadtest.schedule.early_stopping import BATCHES, MIN_BATCH, TailCount, least_requests, variance_inflation
 
-PRECISION: Final = 0.05
-"""The rate that is found and the lowest that failed lie at most this share apart."""
+PRECISION: Final = 0.08
+"""The candidate and the lowest rate that failed in a short run lie at most this share apart."""
 MAX_STEPS: Final = 20
 """Rates that one part of the search tries at most."""
 LOWEST: Final = 1 / 64
 """Share of the first guess below which no rate is tried: a target that holds none of these has another problem."""
-REPEATS: Final = 2
-"""How often a rate that was found must hold again."""
-USUAL_STEPS: Final = 9
-"""Rates that a search usually measures: two or three until it has a bracket, four to halve that, and REPEATS."""
-BACK_OFF: Final = 0.95
-"""A rate that did not hold when it was repeated is lowered by this factor."""
+BACK_OFF: Final = (0.95, 0.94, 0.92, 0.85, 0.7)
+"""What the rate of each confirming run is to the one before, the first to the candidate."""
+USUAL_STEPS: Final = 7
+"""Short runs that a search usually takes: two or three until it has a bracket, four to halve that."""
+USUAL_CONFIRMING: Final = 2
+"""Confirming runs that a search usually takes."""
+USUAL_INFLATION: Final = 10.0
+"""How many requests usually tell as much as one independent request; behind an almost full queue it is over 100."""
+COUNT_MARGIN: Final = 1.25
+"""How many times the requests that a percentile needs a short run is planned for: by chance fewer may arrive."""
+HEADROOM: Final = 0.65
+"""A confirming run is long enough to pass where this share of the requests that may be over the limit are over it."""
+SHORT_LIMITS: Final = 20.0
+LONG_LIMITS: Final = 50.0
+"""A short and a confirming run last this many times the limit at least, or a growing queue would not show."""
+MAX_RUN_S: Final = 600.0
+"""A run lasts this long at most: as long as a run of MLPerf lasts at least."""
 MIN_ANSWERED: Final = 0.97
-"""Least share of the offered rate that must be answered in the window: no queue may grow for ever."""
+"""Least share of the requests due in a window that must be answered in it: no queue may grow for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,66 +74,147 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class TriedRate:
-    """The outcome of an offered rate."""
+    """The outcome of an offered rate, judged by an objective."""
 
     rate_per_s: float
-    answered_per_s: float
-    """Requests due in the window and answered before its end, over its length."""
-    latency_ms: float | None
-    """The percentile of the objective; None where there were too few answers."""
-    failed: int
-    """Errors and dropped requests."""
+    slo: Slo
+    tail: TailCount
+    """Requests over the limit: late, failed or dropped."""
+    answered_share: float
+    """Requests answered in the window over those due in it."""
 
-    def holds(self, slo: Slo) -> bool:
-        """Whether the target sustained the rate: in time, without failures, without a growing queue."""
+    @classmethod
+    def of(cls, rate_per_s: float, slo: Slo, rows: Rows, window_ns: tuple[int, int] | None, dropped: int) -> TriedRate:
+        """Judges a block by all of its rows."""
+        measured = rows[rows["measured"]]
+        measured = measured[np.argsort(measured["scheduled_ns"], kind="stable")]
+        latencies_ms = (measured["end_ns"] - measured["scheduled_ns"]) / 1e6
+        latencies_ms[measured["status"] != Status.OK] = math.inf
+        first_ns, last_ns = window_ns or (0, 0)
+        in_window = (rows["end_ns"] >= first_ns) & (rows["end_ns"] < last_ns) & (rows["status"] == Status.OK)
+        due = measured.size + dropped
+        tail = TailCount(
+            due,
+            int((latencies_ms >= slo.limit_ms).sum()) + dropped,
+            variance_inflation(latencies_ms, slo.percentile),
+        )
+        return cls(rate_per_s, slo, tail, float(in_window.sum()) / due if due else 0.0)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether no queue grew."""
+        return self.answered_share >= MIN_ANSWERED
+
+    @property
+    def holds(self) -> bool:
+        """Whether it looks sustained: enough to go on with the search, and not to report the rate."""
         return (
-            not self.failed
-            and self.latency_ms is not None
-            and self.latency_ms < slo.limit_ms
-            and self.answered_per_s >= MIN_ANSWERED * self.rate_per_s
+            self.keeps_up
+            and self.tail.requests >= least_requests(self.slo.percentile)
+            and self.tail.share < 1 - self.slo.percentile / 100
         )
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the objective was met with 99% confidence, and no queue grew."""
+        return self.keeps_up and self.tail.is_surely_within(self.slo.percentile)
 
-Measure = Callable[[float], Awaitable[TriedRate]]
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the objective was missed with 99% confidence, or the queue grew."""
+        return not self.keeps_up or self.tail.is_surely_beyond(self.slo.percentile)
 
 
-async def highest_rate(measure: Measure, slo: Slo, start_per_s: float) -> float | None:
-    """Returns the highest rate that held and held again, None where none did; `start_per_s` is a first guess.
+Measure = Callable[[float, float, bool], Awaitable[TriedRate]]
+"""Offers a rate (1/s) for so many seconds; whether this is a confirming run."""
 
-    The rate is doubled or halved until one holds and another does not, then the bracket is bisected (by ratio) to
-    PRECISION. The winner is measured REPEATS times more; when it fails it is lowered and tried again.
-    """
-    low, high = await _bracket(measure, slo, start_per_s)
-    if low is None:
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found."""
+
+    confirmed_per_s: float | None
+    """The rate that a fresh run confirmed; None where none did."""
+    rejected_per_s: float | None
+    """The lowest rate above it that was too much, with 99% confidence."""
+    tried: tuple[TriedRate, ...]
+
+
+@dataclass
+class Search:
+    """One search. `min_run_s` is the least length of a run."""
+
+    measure: Measure
+    slo: Slo
+    min_run_s: float
+    tried: list[TriedRate] = field(default_factory=list)
+
+    async def run(self, start_per_s: float) -> Found:
+        """Searches the highest rate that meets the objective; `start_per_s` is a first guess.
+
+        The rate is doubled or halved until one holds and another does not, then the bracket is bisected (by ratio) to
+        PRECISION. What held is confirmed, or lowered by BACK_OFF and tried again.
+        """
+        confirmed = None
+        if (candidate := await self._candidate(start_per_s)) is not None:
+            confirmed = await self._confirm(candidate)
+        rejected = [
+            point.rate_per_s for point in self.tried if point.is_rejected and point.rate_per_s > (confirmed or 0.0)
+        ]
+        return Found(confirmed, min(rejected, default=None), tuple(self.tried))
+
+    async def _try(self, rate_per_s: float, seconds: float, *, confirms: bool) -> TriedRate:
+        point = await self.measure(rate_per_s, seconds, confirms)
+        self.tried.append(point)
+        return point
+
+    async def _candidate(self, rate: float) -> TriedRate | None:
+        low: TriedRate | None = None
+        high: float | None = None
+        lowest = LOWEST * rate
+        for _ in range(2 * MAX_STEPS):
+            point = await self._try(rate, short_run_s(self.slo, rate, self.min_run_s), confirms=False)
+            if point.holds:
+                low = point
+            else:
+                high = rate
+            if low is None:
+                rate /= 2
+                if not point.answered_share or rate < lowest:
+                    return None
+            elif high is None:
+                rate *= 2
+            elif high / low.rate_per_s <= 1 + PRECISION:
+                return low
+            else:
+                rate = math.sqrt(low.rate_per_s * high)
+        return low
+
+    async def _confirm(self, candidate: TriedRate) -> float | None:
+        point = candidate
+        for factor in BACK_OFF:
+            rate = point.rate_per_s * factor
+            seconds = confirming_run_s(self.slo, rate, self.min_run_s, point.tail.inflation)
+            point = await self._try(rate, seconds, confirms=True)
+            if point.is_confirmed:
+                return rate
         return None
-    for _ in range(MAX_STEPS):
-        if high is None or high / low <= 1 + PRECISION:
-            break
-        middle = math.sqrt(low * high)
-        if (await measure(middle)).holds(slo):
-            low = middle
-        else:
-            high = middle
-    for _ in range(MAX_STEPS):
-        if all([(await measure(low)).holds(slo) for _ in range(REPEATS)]):
-            return low
-        low *= BACK_OFF
-    return None
 
 
-async def _bracket(measure: Measure, slo: Slo, start_per_s: float) -> tuple[float | None, float | None]:
-    low: float | None = None
-    high: float | None = None
-    rate = start_per_s
-    for _ in range(MAX_STEPS):
-        point = await measure(rate)
-        if point.holds(slo):
-            low = rate
-            rate *= 2
-        else:
-            high = rate
-            rate /= 2
-        is_hopeless = not point.answered_per_s or rate < LOWEST * start_per_s
-        if (low is not None and high is not None) or is_hopeless:
-            break
-    return low, high
+def short_run_s(slo: Slo, rate_per_s: float, min_run_s: float) -> float:
+    """Returns the length of a run that looks for a candidate: enough requests for a guess at the percentile."""
+    wanted = COUNT_MARGIN * max(least_requests(slo.percentile), BATCHES * MIN_BATCH) / rate_per_s
+    return min(max(min_run_s, SHORT_LIMITS * slo.limit_ms / 1000, wanted), MAX_RUN_S)
+
+
+def confirming_run_s(slo: Slo, rate_per_s: float, min_run_s: float, inflation: float) -> float:
+    """Returns the length of a run that can confirm a rate where `inflation` requests tell as much as one."""
+    wanted = inflation * least_requests(slo.percentile, HEADROOM) / rate_per_s
+    return min(max(min_run_s, LONG_LIMITS * slo.limit_ms / 1000, wanted), MAX_RUN_S)
+
+
+def estimate_s(slo: Slo, rate_per_s: float, min_run_s: float) -> tuple[float, float]:
+    """Returns how long a search usually takes, and at most, where the highest rate is near `rate_per_s`."""
+    short = short_run_s(slo, rate_per_s, min_run_s)
+    usual = confirming_run_s(slo, rate_per_s, min_run_s, USUAL_INFLATION)
+    return USUAL_STEPS * short + USUAL_CONFIRMING * usual, USUAL_STEPS * short + len(BACK_OFF) * MAX_RUN_S

@@ -1,88 +1,161 @@
 from __future__ import annotations
 
-import random
+import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from tests.loadtest.queues import QUEUES, SimulatedTarget, quantile
 
-from xlaserve_loadtest.schedule.search import PRECISION, USUAL_STEPS, Slo, TriedRate, highest_rate
+from xlaserve_loadtest.record.lines import REQUEST, Status
+from xlaserve_loadtest.schedule.early_stopping import TailCount
+from xlaserve_loadtest.schedule.search import (
+    BACK_OFF,
+    MAX_RUN_S,
+    PRECISION,
+    Found,
+    Search,
+    Slo,
+    TriedRate,
+    confirming_run_s,
+    estimate_s,
+    short_run_s,
+)
 
 SLO = Slo(99, 50)
 
 
 class Target:
-    """A queue whose latency grows as it nears its capacity; `noise` is a deviation of latency, as a share."""
+    """Holds every rate up to `highest_per_s`; a confirming run only up to `confirms_per_s`."""
 
-    def __init__(self, capacity_per_s: float, *, noise: float = 0.0, seed: int = 0) -> None:
-        self.capacity_per_s = capacity_per_s
-        self.tried: list[float] = []
-        self._noise = noise
-        self._random = random.Random(seed)
+    def __init__(self, highest_per_s: float, confirms_per_s: float = math.inf) -> None:
+        self.highest_per_s = highest_per_s
+        self.confirms_per_s = min(confirms_per_s, highest_per_s)
+        self.tried: list[tuple[float, bool]] = []
 
-    async def __call__(self, rate_per_s: float) -> TriedRate:
-        self.tried.append(rate_per_s)
-        load = rate_per_s / self.capacity_per_s
-        latency_ms = 5 / (1 - load) if load < 1 else 10_000
-        latency_ms *= 1 + self._random.gauss(0, self._noise) if self._noise else 1
-        return TriedRate(rate_per_s, min(rate_per_s, self.capacity_per_s), latency_ms, 0)
+    async def __call__(self, rate_per_s: float, seconds: float, confirms: bool) -> TriedRate:
+        self.tried.append((rate_per_s, confirms))
+        holds = rate_per_s <= (self.confirms_per_s if confirms else self.highest_per_s)
+        return TriedRate(rate_per_s, SLO, TailCount(10_000, 0 if holds else 5_000, 2.0), 1.0)
+
+    async def search(self, guess_per_s: float) -> Found:
+        return await Search(self, SLO, 5.0).run(guess_per_s)
 
 
-# 5 / (1 - load) is 50 at a load of 0.9.
-@pytest.mark.parametrize("capacity_per_s", [3, 100, 5000])
+@pytest.mark.parametrize("highest_per_s", [3, 100, 5000])
 @pytest.mark.parametrize("guess", [0.05, 0.5, 20])
-async def test_the_highest_rate_is_found_from_any_start(capacity_per_s: float, guess: float) -> None:
-    target = Target(capacity_per_s)
-    found = await highest_rate(target, SLO, guess * capacity_per_s)
-    assert found is not None
-    assert 0.9 * capacity_per_s / (1 + PRECISION) <= found <= 0.9 * capacity_per_s
-    assert len(target.tried) < 30
+async def test_the_highest_rate_is_found_from_any_start(highest_per_s: float, guess: float) -> None:
+    target = Target(highest_per_s)
+    found = await target.search(guess * highest_per_s)
+    assert found.confirmed_per_s is not None
+    assert BACK_OFF[0] / (1 + PRECISION) * highest_per_s <= found.confirmed_per_s <= highest_per_s
+    assert found.rejected_per_s is not None
+    assert highest_per_s < found.rejected_per_s <= (1 + PRECISION) * highest_per_s
+    assert len(target.tried) < 20
+    assert [rate.rate_per_s for rate in found.tried] == [rate for rate, _ in target.tried]
 
 
-@pytest.mark.parametrize("capacity_per_s", [10, 330, 4000])
-@pytest.mark.parametrize("guess", [0.3, 0.5, 0.7])
-async def test_a_search_takes_about_as_many_steps_as_its_estimate_counts(capacity_per_s: float, guess: float) -> None:
-    target = Target(capacity_per_s)
-    await highest_rate(target, SLO, guess * capacity_per_s)
-    assert len(target.tried) == pytest.approx(USUAL_STEPS, abs=3)
-
-
-async def test_what_is_found_holds_when_it_is_repeated() -> None:
-    target = Target(100, noise=0.2)
-    found = await highest_rate(target, SLO, 50)
-    assert target.tried[-2:] == [found, found]
-    assert found is not None
-    assert 60 < found < 95
+async def test_a_rate_that_is_not_confirmed_is_lowered_until_one_is_or_the_error_budget_is_spent() -> None:
+    target = Target(100, confirms_per_s=85)
+    found = await target.search(50)
+    assert found.confirmed_per_s is not None
+    assert 75 < found.confirmed_per_s <= 85
+    confirming = [rate for rate, confirms in target.tried if confirms]
+    assert confirming[-1] == found.confirmed_per_s
+    assert found.rejected_per_s == confirming[-2]
+    target = Target(100, confirms_per_s=10)
+    assert (await target.search(50)).confirmed_per_s is None
+    assert sum(confirms for _, confirms in target.tried) == len(BACK_OFF)
 
 
 async def test_a_target_that_holds_no_rate_is_given_up() -> None:
-    tried = []
+    target = Target(0)
+    found = await target.search(50)
+    assert found.confirmed_per_s is None
+    assert found.rejected_per_s == target.tried[-1][0]
+    assert 5 < len(target.tried) < 10
 
-    async def too_slow(rate_per_s: float) -> TriedRate:
-        tried.append(rate_per_s)
-        return TriedRate(rate_per_s, rate_per_s, 60, 0)
+    async def dead(rate_per_s: float, seconds: float, confirms: bool) -> TriedRate:
+        return TriedRate(rate_per_s, SLO, TailCount(50, 50, math.inf), 0.0)
 
-    async def dead(rate_per_s: float) -> TriedRate:
-        tried.append(rate_per_s)
-        return TriedRate(rate_per_s, 0, None, 50)
-
-    assert await highest_rate(too_slow, SLO, 50) is None
-    assert len(tried) < 10
-    tried.clear()
-    assert await highest_rate(dead, SLO, 50) is None
-    assert tried == [50]
+    assert len((await Search(dead, SLO, 5.0).run(50)).tried) == 1
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        TriedRate(100, 100, 50.0, 0),
-        TriedRate(100, 100, None, 0),
-        TriedRate(100, 100, 10, 1),
-        TriedRate(100, 80, 10, 0),
-    ],
-)
-def test_a_rate_that_is_late_untold_failed_or_piles_up_does_not_hold(point: TriedRate) -> None:
-    assert not point.holds(SLO)
-    assert TriedRate(100, 99, 49, 0).holds(SLO)
+def rows_of(latencies_ms: np.ndarray, failed: int = 0) -> np.ndarray:
+    rows = np.zeros(latencies_ms.size, REQUEST)
+    rows["measured"] = True
+    rows["scheduled_ns"] = np.arange(latencies_ms.size) * 1_000_000
+    rows["end_ns"] = rows["scheduled_ns"] + (latencies_ms * 1e6).astype(np.int64)
+    rows["status"][:failed] = Status.DEADLINE_EXCEEDED
+    return rows
+
+
+def test_failed_and_dropped_requests_are_over_the_limit() -> None:
+    latencies_ms = np.full(10_000, 5.0)
+    latencies_ms[:20] = 50.0  # the limit itself is not under it
+    tried = TriedRate.of(1000, SLO, rows_of(latencies_ms[::-1].copy(), failed=30), (0, 10**10), dropped=7)
+    assert tried.tail.over == 20 + 30 + 7
+    assert tried.tail.requests == 10_007
+
+
+def test_a_growing_queue_neither_holds_nor_is_confirmed() -> None:
+    steady = TriedRate.of(1000, SLO, rows_of(np.full(10_000, 5.0)), (0, 10**10), 0)
+    assert steady.holds
+    assert steady.is_confirmed
+    assert not steady.is_rejected
+    growing = TriedRate.of(1000, Slo(99, 60_000), rows_of(np.linspace(0, 1000, 10_000)), (0, 10**10), 0)
+    assert growing.tail.over == 0
+    assert growing.is_rejected
+    assert not growing.holds
+    assert not growing.is_confirmed
+    # Slow enough to keep up in the window: its last requests alone are over its own percentile.
+    slowly = TriedRate.of(1000, Slo(99, 60_000), rows_of(np.linspace(0, 200, 10_000)), (0, 10**10), 0)
+    assert slowly.keeps_up
+    assert not slowly.is_confirmed
+
+
+def test_few_requests_do_not_hold() -> None:
+    point = TriedRate(100, SLO, TailCount(458, 0, 2.0), 1.0)
+    assert not point.holds
+    assert replace(point, tail=TailCount(459, 0, 2.0)).holds
+
+
+def test_runs_are_long_enough_for_their_percentile_and_limit() -> None:
+    assert short_run_s(SLO, 1e6, 5.0) == 5.0
+    assert short_run_s(SLO, 10, 5.0) * 10 >= 459
+    assert short_run_s(Slo(99, 1000), 1e6, 5.0) == 20.0
+    assert confirming_run_s(SLO, 100, 5.0, 2.0) * 100 >= 2 * 459
+    assert confirming_run_s(SLO, 1, 5.0, 2.0) == MAX_RUN_S
+    usual_s, most_s = estimate_s(SLO, 100, 5.0)
+    assert usual_s < most_s
+
+
+@pytest.mark.parametrize("name", ["M/M/1", "M/D/1", "batches of 8", "stalls"])
+async def test_a_search_is_seldom_too_high_and_not_much_too_low(name: str) -> None:
+    load, speed, searches = 0.7 if name != "stalls" else 0.5, 1000.0, 12
+    slo = Slo(95, quantile(QUEUES[name], load, 95, 600_000) / speed * 1000)
+    random = np.random.default_rng(7)
+    found = [
+        await Search(SimulatedTarget(QUEUES[name], speed, slo, random), slo, 5.0).run(speed / 2)
+        for _ in range(searches)
+    ]
+    shares = [(one.confirmed_per_s or 0.0) / (load * speed) for one in found]
+    assert sum(share > 1 for share in shares) <= 1
+    assert np.median(shares) > (0.65 if name == "stalls" else 0.8)
+    assert all(one.rejected_per_s is None or one.rejected_per_s > 0.97 * load * speed for one in found)
+
+
+@pytest.mark.parametrize(("name", "load"), [("M/M/1", 0.5), ("M/D/1", 0.8), ("batches of 8", 0.7)])
+async def test_a_search_takes_about_as_long_as_was_said_before(name: str, load: float) -> None:
+    speed, lengths_s = 1000.0, []
+    slo = Slo(99, quantile(QUEUES[name], load, 99, 600_000) / speed * 1000)
+    for seed in range(7):
+        target = SimulatedTarget(QUEUES[name], speed, slo, np.random.default_rng(seed))
+        await Search(target, slo, 5.0).run(speed / 2)
+        lengths_s.append(target.seconds)
+    usual_s, most_s = estimate_s(slo, load * speed, 5.0)
+    assert usual_s / 3 < np.median(lengths_s) < 3 * usual_s
+    assert max(lengths_s) < most_s
 
 
 @pytest.mark.parametrize(

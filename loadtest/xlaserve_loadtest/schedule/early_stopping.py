@@ -1,0 +1,115 @@
+"""How many requests may be over a limit before a percentile counts as over it, with 99% confidence.
+
+The rule is that of MLPerf's LoadGen (github.com/mlcommons/inference, loadgen/early_stopping.cc and the `EarlyStopping`
+of loadgen/results.cc): of requests that are each over the limit with probability 1 - p, so few are over it in at most
+1% of runs. LoadGen takes requests as independent. Behind a queue they are not: they are over the limit in clusters.
+`variance_inflation` measures how much, and `TailCount` divides its counts by that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE: Final = 0.99
+BATCHES: Final = 20
+"""Batches of consecutive requests whose counts are compared."""
+MIN_BATCH: Final = 10
+"""Requests of a batch at least."""
+_UPPER: Final = 19 / 10.117
+"""A variance over BATCHES is at most this many times its estimate, with 95% confidence (chi-squared, 19 degrees)."""
+
+
+def probability_of_at_most(over: int, requests: int, share_over: float) -> float:
+    """Returns how probable it is that at most `over` of independent `requests` are over the limit."""
+    if over < 0:
+        return 0.0
+    if over >= requests:
+        return 1.0
+    ranks = np.arange(1, over + 1)
+    steps = np.log((requests - ranks + 1) / ranks) + math.log(share_over) - math.log1p(-share_over)
+    logs = requests * math.log1p(-share_over) + np.concatenate([[0.0], np.cumsum(steps)])
+    top = float(logs.max())
+    return min(float(np.exp(logs - top).sum()) * math.exp(top), 1.0)
+
+
+def max_over(requests: int, percentile: float) -> int:
+    """Returns how many of `requests` may be over the limit of a percentile (0 to 100); -1 where there are too few."""
+    low, high = -1, requests
+    while high - low > 1:
+        middle = (low + high) // 2
+        if probability_of_at_most(middle, requests, 1 - percentile / 100) <= 1 - CONFIDENCE:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def least_requests(percentile: float, share_of_allowed: float = 0.0) -> int:
+    """Returns how many requests support a percentile where the share over its limit is `share_of_allowed` of what it
+    allows: 459 for p99 and 0."""
+    requests = math.ceil(math.log(1 - CONFIDENCE) / math.log(percentile / 100))
+    while max_over(requests, percentile) < math.ceil(requests * (1 - percentile / 100) * share_of_allowed):
+        requests = math.ceil(requests * 1.05)
+    return requests
+
+
+def percentile_estimate(latencies: NDArray[np.float64], percentile: float) -> float | None:
+    """Returns LoadGen's early-stopping estimate of a percentile: an upper bound with 99% confidence where requests are
+    independent; None with fewer than 64 requests for p90, 662 for p99.
+
+    It is the t-th greatest latency, where t is how many requests may be over a limit.
+    """
+    allowed = max_over(latencies.size, percentile)
+    if allowed < 1:
+        return None
+    return float(np.partition(latencies, latencies.size - allowed)[latencies.size - allowed])
+
+
+def variance_inflation(latencies: NDArray[np.float64], percentile: float) -> float:
+    """Returns how many requests tell as much as one independent request; infinity where there are too few to say.
+
+    `latencies` are in the order in which requests were due. Those over their own percentile are counted in BATCHES
+    batches of consecutive requests; the counts vary by this factor more than the binomial law says. Such a variance
+    is itself uncertain: the factor is its 95% upper bound.
+    """
+    if latencies.size < BATCHES * MIN_BATCH:
+        return math.inf
+    rank = math.ceil(latencies.size * percentile / 100) - 1
+    quantile = np.partition(latencies, rank)[rank]
+    is_over = latencies > quantile
+    if not is_over.any():
+        is_over = latencies >= quantile
+    counts = np.array([batch.sum() for batch in np.array_split(is_over, BATCHES)], np.float64)
+    share = counts.sum() / latencies.size
+    binomial = latencies.size / BATCHES * share * (1 - share)
+    return max(1.0, _UPPER * float(counts.var(ddof=1)) / binomial) if binomial else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TailCount:
+    """Requests over a limit."""
+
+    requests: int
+    over: int
+    inflation: float
+    """What `variance_inflation` returned; 1 takes requests as independent."""
+
+    @property
+    def share(self) -> float:
+        """Share over the limit, from 0 to 1."""
+        return self.over / self.requests if self.requests else 1.0
+
+    def is_surely_within(self, percentile: float) -> bool:
+        """Whether, with 99% confidence, fewer than 1 - p are over the limit."""
+        over, requests = self.over / self.inflation, int(self.requests / self.inflation)
+        return probability_of_at_most(math.ceil(over), requests, 1 - percentile / 100) <= 1 - CONFIDENCE
+
+    def is_surely_beyond(self, percentile: float) -> bool:
+        """Whether, with 99% confidence, more than 1 - p are over the limit."""
+        over, requests = int(self.over / self.inflation), math.ceil(self.requests / max(self.inflation, 1.0))
+        return over > 0 and probability_of_at_most(over - 1, requests, 1 - percentile / 100) >= CONFIDENCE
