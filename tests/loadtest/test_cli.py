@@ -431,7 +431,6 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["--scenario", "server"],
         ["--scenario", "offline", "--images-per-request", "2"],
         ["--find-max"],
-        ["--find-max", "--slo", "p99<5ms", "--arrivals", "constant"],
         ["--scenario", "server", "--slo-ms", "5", "--arrivals", "constant"],
         ["--concurrency", "4", "--arrivals", "poisson"],
         ["--find-max", "--slo", "p99<5ms", "--slo-ms", "5"],

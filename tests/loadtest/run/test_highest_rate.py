@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
-from tests.loadtest.queues import MM1
+from tests.loadtest.queues import MM1, Seconds
 
 from xlaserve_loadtest.record.lines import REQUEST, Event
 from xlaserve_loadtest.run.crew import Outcome
@@ -35,14 +35,15 @@ class Lab:
         first_ns = int(block.warmup_s * 1e9)
         window_ns = (first_ns, first_ns + int(block.duration_s * 1e9))
         if isinstance(block.load, ClosedLoop):
-            due_ns = np.arange(int(window_ns[1] * self.speed / 1e9)) * 1e9 / self.speed
-            latencies_s = np.full(due_ns.size, block.load.slots / self.speed if self.speed else 0.0)
+            due_ns = np.arange(int(window_ns[1] * self.speed / 1e9), dtype=np.float64) * 1e9 / max(self.speed, 1.0)
+            latencies_s = np.full(due_ns.size, block.load.slots / max(self.speed, 1.0))
         else:
             assert isinstance(block.load, OpenLoop)
             due_ns = with_margins(
                 block.load, before_s=block.warmup_s, duration_s=block.duration_s, after_s=0.0, seed=len(self.blocks)
-            ).astype(float)
-            latencies_s = MM1(due_ns / 1e9 * self.speed, self._random) / self.speed
+            ).astype(np.float64)
+            arrivals: Seconds = due_ns / 1e9 * self.speed
+            latencies_s = MM1(arrivals, self._random) / self.speed
         rows = np.zeros(due_ns.size, REQUEST)
         rows["scheduled_ns"], rows["end_ns"] = due_ns, due_ns + latencies_s * 1e9
         rows["images"] = 1
