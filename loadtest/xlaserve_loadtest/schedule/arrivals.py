@@ -140,6 +140,8 @@ def schedule(load: Scheduled, duration_s: float, seed: Sequence[int]) -> Schedul
     A Poisson process of any rate is one of rate 1 whose time is stretched: the nth request is due when the integral of
     the rate reaches the nth event. For constant arrivals that is n.
     """
+    if not duration_s:
+        return np.empty(0, np.int64)
     if isinstance(load, Replay):
         times = np.asarray(load.offsets_s)
         return _nanoseconds(times[times < duration_s])
