@@ -25,7 +25,8 @@ class ModeTraits(NamedTuple):
     """XLA compiles each as one program: several at a time, with lowerings, and, where a compile cache is filled, in
     `model.networks.cached`."""
     choice: tuple[Mode, ...] = ()
-    """The modes of which it runs each bucket in the fastest; it then has no programs of its own."""
+    """The modes of which it runs each bucket in the fastest, in the first unless another is clearly faster; it then has
+    no programs of its own."""
     is_checked: bool = True
     """Whether `xlaserve check` runs it without being asked to."""
 

@@ -96,11 +96,12 @@ def _in_parallel(
 def fastest(warmed: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Bucket, Mode]:
     """Returns for each bucket the mode that runs it fastest with all lanes busy.
 
-    XLA gives way only to a mode that is faster by more than AUTO_MARGIN: noise must not decide.
+    The first of `auto`'s choice gives way only to one that is faster by more than AUTO_MARGIN: noise must not decide.
     """
+    preferred = Mode.AUTO.traits.choice[0]
     seconds: dict[Bucket, dict[Mode, float]] = {}
     for (mode, bucket), program in warmed.items():
-        handicap = 1.0 if mode is Mode.XLA else 1.0 + AUTO_MARGIN
+        handicap = 1.0 if mode is preferred else 1.0 + AUTO_MARGIN
         seconds.setdefault(bucket, {})[mode] = program.cost.loaded_s * handicap
     return {bucket: min(by_mode, key=by_mode.__getitem__) for bucket, by_mode in seconds.items()}
 
