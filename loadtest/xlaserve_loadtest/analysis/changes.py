@@ -105,10 +105,10 @@ def differences(first: Run, second: Run, expected: Sequence[str] = CODE) -> list
 
     for field in dataclasses.fields(Environment):
         values = (getattr(each.environment, field.name) for each in (one, other))
-        add(_apart(field.name, *values), is_machine=field.name in _MACHINE)
+        add(apart(field.name, *values), is_machine=field.name in _MACHINE)
     # What only one version of the load tester records is not known to differ.
     for name in (name for name in one.configuration if name in other.configuration):
-        add(_apart(name, one.configuration[name], other.configuration[name]), is_harmless=name in _HARMLESS)
+        add(apart(name, one.configuration[name], other.configuration[name]), is_harmless=name in _HARMLESS)
     return found
 
 
@@ -228,11 +228,11 @@ def _lengths(first: Sequence[Sample], second: Sequence[Sample]) -> Iterator[str]
         yield f"block length: {one:.3g} s became {other:.3g} s"
 
 
-def _apart(name: str, one: Any, other: Any) -> Iterator[tuple[str, str]]:
-    """Yields the name and the change of everything that differs in two values, field by field."""
+def apart(name: str, one: Any, other: Any) -> Iterator[tuple[str, str]]:
+    """Yields the name and the change of everything that differs in two values, field by field: "1 became 2"."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in dict.fromkeys((*one, *other)):
-            yield from _apart(f"{name}.{key}", one.get(key), other.get(key))
+            yield from apart(f"{name}.{key}", one.get(key), other.get(key))
     elif _shown(one) != _shown(other):
         yield name, f"{_shown(one)} became {_shown(other)}"
 

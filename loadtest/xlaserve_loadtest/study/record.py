@@ -1,4 +1,8 @@
-"""The state of a sweep: JSON lines, one for each cell, from which it resumes and its report is made."""
+"""The state of a sweep: JSON lines, one for each cell, from which it resumes and its report is made.
+
+A header stands before the cells that were measured as it says: with those versions, for that duration, under that load.
+A sweep goes on only from cells of headers that agree with its own in everything that changes a figure.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,21 @@ import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from xlaserve_loadtest.analysis.changes import apart
+
 SCHEMA: Final = "xlaserve.loadtest.sweep/1"
 FILE_NAME: Final = "sweep.jsonl"
+
+_MACHINE: Final = ("cpu", "cores", "gpus")
+_FIGURE_OPTIONS: Final = ("duration", "concurrency", "in_process", "no_control")
+"""Options that change a figure of a cell. The time limit changes only whether there is one."""
 
 
 class SweepFileError(Exception):
@@ -71,6 +81,8 @@ class Entry:
     """When the cell was done, ISO 8601."""
     seconds: float
     """Time that the cell took."""
+    file: str = ""
+    """Size and time of change of the model's file or folder; empty where the source is not one."""
 
 
 _ENTRY: Final = TypeAdapter(Entry)
@@ -85,11 +97,20 @@ class Sweep:
     baseline: str
     started_at: str
     entries: dict[Cell, Entry] = field(default_factory=dict)
+    left_out: dict[Cell, Sequence[str]] = field(default_factory=dict)
+    """Cells of the file that were measured only under other conditions, with what differs: "duration: 5 became 10"."""
+
+    @property
+    def key(self) -> Mapping[str, Any]:
+        """Everything that changes a figure of a cell, in JSON's types."""
+        options = {name: self.options.get(name) for name in _FIGURE_OPTIONS}
+        key: Mapping[str, Any] = json.loads(json.dumps({**self.environment, **options, "baseline": self.baseline}))
+        return key
 
     def done(self, cell: Cell, modes: Iterable[str], *, retry_failed: bool = False) -> bool:
         """Returns whether each of `modes` has its result, which may be the reason why it has no figure."""
         entry = self.entries.get(cell)
-        if entry is None or not set(modes) <= set(entry.results):
+        if entry is None or not set(modes) <= set(entry.results) or entry.file != state_of_file(cell.source):
             return False
         return not (retry_failed and any(entry.results[mode].reason for mode in modes))
 
@@ -97,8 +118,8 @@ class Sweep:
 class SweepFile:
     """The state file of a sweep in `folder`, locked by one process: `with` opens or creates it.
 
-    `sweep` is what it holds. Entering raises SweepFileError when another process has it, when it isn't such a file, or
-    when it was made in another environment or with another baseline: figures of two machines don't mix.
+    `sweep` is what it holds that was measured as `fresh` says. Entering raises SweepFileError when another process has
+    it, when it isn't such a file, or when it was made on another machine: figures of two machines don't mix.
     """
 
     def __init__(self, folder: Path, fresh: Sweep) -> None:
@@ -113,8 +134,7 @@ class SweepFile:
             if self._path.stat().st_size:
                 self._resume()
             else:
-                head = {name: value for name, value in vars(self.sweep).items() if name != "entries"}
-                self._write({"kind": "header", "schema": SCHEMA, **head})
+                self._write_header()
         except BlockingIOError:
             self._file.close()
             raise SweepFileError(f"{self._path} is in use by another sweep") from None
@@ -132,19 +152,22 @@ class SweepFile:
         self._write({"kind": "entry", **dataclasses.asdict(entry)})
 
     def _resume(self) -> None:
-        kept = read(self._path)
-        for name in ("cpu", "cores", "gpus"):
-            # As JSON gives it back: a tuple is a list there.
-            here, there = (json.loads(json.dumps(sweep.environment.get(name))) for sweep in (self.sweep, kept))
+        fresh, sessions = self.sweep, _sessions(self._path)
+        for name in _MACHINE:
+            here, there = (sweep.key.get(name) for sweep in (fresh, sessions[-1]))
             if here != there:
                 other = f"another machine ({name}: {there}, here {here})"
                 raise SweepFileError(f"{self._path} was measured on {other}; choose another --out")
-        if kept.baseline != self.sweep.baseline:
-            raise SweepFileError(f"{self._path} has {kept.baseline} as its baseline; choose another --out")
         # An incomplete last line, left by a crash, is removed; the next one would be appended to it.
         whole = self._path.read_bytes().rpartition(b"\n")
         self._file.truncate(len(whole[0]) + len(whole[1]))
-        self.sweep = kept
+        self.sweep = _merged(sessions, fresh)
+        if (fresh.key, _plain(fresh.options)) != (sessions[-1].key, sessions[-1].options):
+            self._write_header()
+
+    def _write_header(self) -> None:
+        head = {name: getattr(self.sweep, name) for name in ("environment", "options", "baseline", "started_at")}
+        self._write({"kind": "header", "schema": SCHEMA, **head})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -154,15 +177,54 @@ class SweepFile:
 
 def read(path: Path) -> Sweep:
     """Reads a state file, or the one in a folder; a last line that was cut off is ignored. Raises SweepFileError."""
-    path = path / FILE_NAME if path.is_dir() else path
+    sessions = _sessions(path / FILE_NAME if path.is_dir() else path)
+    return _merged(sessions, sessions[-1])
+
+
+def state_of_file(source: str) -> str:
+    """Returns the size and the time of change of a model's file or folder; empty where the source is not one."""
+    path = Path(source)
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else []
+    if not files:
+        return ""
+    states = [each.stat() for each in files]
+    return f"{sum(state.st_size for state in states)} bytes, {max(state.st_mtime_ns for state in states)}"
+
+
+def _merged(sessions: Sequence[Sweep], last: Sweep) -> Sweep:
+    """Returns the cells that were measured as `last` says, and those that were measured only in another way."""
+    merged = Sweep(last.environment, last.options, last.baseline, last.started_at)
+    for session in sessions:
+        differs = [f"{name}: {what}" for name, what in apart("", session.key, last.key)]
+        for cell, entry in session.entries.items():
+            if differs:
+                merged.left_out[cell] = [text.removeprefix(".") for text in differs]
+            else:
+                merged.entries[cell] = entry
+    merged.left_out = {cell: why for cell, why in merged.left_out.items() if cell not in merged.entries}
+    return merged
+
+
+def _plain(options: Mapping[str, Any]) -> Any:
+    """Returns options as JSON gives them back: a tuple is a list there."""
+    return json.loads(json.dumps(options))
+
+
+def _sessions(path: Path) -> list[Sweep]:
+    """Returns what stands in a state file, at least one header with its cells. Raises SweepFileError."""
+    sessions: list[Sweep] = []
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-        head = json.loads(lines[0]) if lines else {}
-        if head.get("schema") != SCHEMA:
-            raise SweepFileError(f"{path}: expected schema {SCHEMA}, got {head.get('schema')}")
-        sweep = Sweep(head["environment"], head["options"], head["baseline"], head["started_at"])
-        for entry in map(_ENTRY.validate_json, lines[1:]):
-            sweep.entries[entry.cell] = entry
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            head = json.loads(line) if not sessions or b'"kind": "header"' in line else {}
+            if head.get("kind") == "header" or not sessions:
+                if head.get("schema") != SCHEMA:
+                    raise SweepFileError(f"{path}: expected schema {SCHEMA}, got {head.get('schema')}")
+                sessions.append(Sweep(head["environment"], head["options"], head["baseline"], head["started_at"]))
+            else:
+                entry = _ENTRY.validate_json(line)
+                sessions[-1].entries[entry.cell] = entry
+        if not sessions:
+            raise SweepFileError(f"{path}: expected schema {SCHEMA}, got nothing")
     except OSError as error:
         raise SweepFileError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
@@ -171,4 +233,4 @@ def read(path: Path) -> Sweep:
         raise SweepFileError(f"{path} is not the state of a sweep: {field_name}: {first['msg'].lower()}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SweepFileError(f"{path} is not the state of a sweep: {error}") from error
-    return sweep
+    return sessions

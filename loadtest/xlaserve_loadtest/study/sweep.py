@@ -7,7 +7,8 @@ import itertools
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,11 +23,22 @@ from xlaserve_loadtest.run import environment
 from xlaserve_loadtest.study import catalog
 from xlaserve_loadtest.study import html as zoo_html
 from xlaserve_loadtest.study.measure import Measurement, measure
-from xlaserve_loadtest.study.record import Cell, Entry, ModeResult, Sweep, SweepFile, SweepFileError, read
+from xlaserve_loadtest.study.record import (
+    Cell,
+    Entry,
+    ModeResult,
+    Sweep,
+    SweepFile,
+    SweepFileError,
+    read,
+    state_of_file,
+)
 
 REPORT: Final = "report.html"
 NATIVE: Final = "native"
 BASELINE: Final = "graph"
+
+_MAX_SHOWN: Final = 3
 
 
 @dataclass(frozen=True)
@@ -68,17 +80,27 @@ def run(
         for model, cell in plan.cells()
         if not file.sweep.done(cell, plan.modes, retry_failed=retry_failed)
     ]
+    for line in left_out(file.sweep):
+        tell(line)
     skipped = len(plan.cells()) - len(todo)
     if skipped:
         tell(f"{skipped} of {len(plan.cells())} are done already")
     for count, (model, cell) in enumerate(todo, start=1):
         tell(f"[{count}/{len(todo)}] {cell}")
         start = clock()
-        results = measure_cell(cell)
+        file_state, results = state_of_file(cell.source), measure_cell(cell)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        file.add(Entry(cell, model.name, model.family, results, at, round(clock() - start, 1)))
+        file.add(Entry(cell, model.name, model.family, results, at, round(clock() - start, 1), file_state))
         for mode, result in results.items():
             tell(f"    {mode}: {_in_words(result)}")
+
+
+def left_out(sweep: Sweep) -> Iterator[str]:
+    """Yields what of the state file is left out, since it was measured under other conditions."""
+    for why, count in Counter(tuple(why) for why in sweep.left_out.values()).items():
+        more = f" and {len(why) - _MAX_SHOWN} more" if len(why) > _MAX_SHOWN else ""
+        tested = "result is left out: it was" if count == 1 else "results are left out: they were"
+        yield f"{count} {tested} not measured as this sweep measures ({'; '.join(why[:_MAX_SHOWN])}{more})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,6 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.report:
             sweep = read(options.out)
+            for line in left_out(sweep):
+                _tell(line)
         else:
             with SweepFile(options.out, fresh) as file:
                 sweep = file.sweep
@@ -154,7 +178,8 @@ def parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="loadtest sweep",
         description="Measures every model, resolution, batch and mode with random weights, and reports what XLA is "
-        "worth to each. Interrupted, it goes on where it stopped; what does not run is kept with the reason.",
+        "worth to each. Interrupted, it goes on where it stopped; what was measured with another version, duration, "
+        "load or model file is left out and measured again; what does not run is kept with the reason.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--list", action="store_true", help="print the models of keras.applications and stop")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -120,6 +121,74 @@ def test_figures_of_two_machines_do_not_mix(plan: Plan, sweep: MakeSweep, tmp_pa
     other.environment = {**other.environment, "gpus": ("NVIDIA H200",)}
     with pytest.raises(SweepFileError, match="another machine"):
         measure_all(plan, tmp_path, other, lambda cell: {})
+
+
+def changed(sweep: Sweep, name: str, value: object) -> Sweep:
+    if name in sweep.environment:
+        sweep.environment = {**sweep.environment, name: value}
+    elif name == "baseline":
+        sweep.baseline = str(value)
+    else:
+        sweep.options = {**sweep.options, name: value}
+    return sweep
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("packages", {"keras": "3.16.0"}, "packages.keras: 3.15.1 became 3.16.0"),
+        ("duration", 10.0, "duration: nothing became 10.0"),
+        ("concurrency", 8, "concurrency: nothing became 8"),
+        ("in_process", True, "in_process: nothing became True"),
+        ("no_control", True, "no_control: nothing became True"),
+        ("baseline", "xla", "baseline: graph became xla"),
+    ],
+)
+def test_what_changes_a_figure_is_measured_again_and_what_was_there_is_left_out_and_said(
+    plan: Plan, sweep: MakeSweep, tmp_path: Path, *, name: str, value: object, said: str
+) -> None:
+    first = measure_all(plan, tmp_path, sweep(), lambda cell: dict.fromkeys(plan.modes, GOOD))
+    half = Plan(plan.models, plan.modes, (1,), plan.resolutions)
+    told: list[str] = []
+    better = dataclasses.replace(GOOD, images_per_s=20.0)
+    with SweepFile(tmp_path, changed(sweep(), name, value)) as file:
+        command.run(half, file, lambda cell: dict.fromkeys(plan.modes, better), tell=told.append)
+    assert told[0] == f"4 results are left out: they were not measured as this sweep measures ({said})"
+    found = read(tmp_path)
+    assert {entry.results["xla"].images_per_s for entry in found.entries.values()} == {20.0}
+    assert {cell.batch for cell in found.entries} == {1}
+    assert {cell.batch for cell in found.left_out} == {8}
+    # Nothing is lost: a sweep that measures as the first did goes on from what that one found.
+    again = measure_all(plan, tmp_path, sweep(), lambda cell: pytest.fail("it is done"))
+    assert again.entries == first.entries
+
+
+@pytest.mark.parametrize("name", ["models", "batch", "timeout", "retry_failed"])
+def test_options_that_change_no_figure_leave_nothing_out(
+    plan: Plan, sweep: MakeSweep, tmp_path: Path, name: str
+) -> None:
+    measure_all(plan, tmp_path, sweep(), lambda cell: dict.fromkeys(plan.modes, GOOD))
+    other = changed(sweep(), name, [1])
+    found = measure_all(plan, tmp_path, other, lambda cell: pytest.fail("it is done"))
+    assert (len(found.entries), found.left_out, found.options[name]) == (4, {}, [1])
+
+
+def test_a_model_file_that_changed_is_measured_again(sweep: MakeSweep, tmp_path: Path) -> None:
+    model = tmp_path / "model.keras"
+    model.write_bytes(b"one")
+    plan = Plan(catalog.find([str(model)]), ("xla",), (1,), (None,))
+    seen: list[Cell] = []
+
+    def measure_cell(cell: Cell) -> dict[str, ModeResult]:
+        seen.append(cell)
+        return {"xla": GOOD}
+
+    for content, times in ((b"one", 1), (b"other", 2)):
+        model.write_bytes(content)
+        os.utime(model, ns=(1, len(content)))
+        measure_all(plan, tmp_path / "out", sweep(), measure_cell)
+        measure_all(plan, tmp_path / "out", sweep(), measure_cell)
+        assert len(seen) == times
 
 
 def test_two_sweeps_do_not_share_a_folder(sweep: MakeSweep, tmp_path: Path) -> None:
