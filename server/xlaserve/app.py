@@ -18,7 +18,6 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from xlaserve.cache.cache import CompileCache
-from xlaserve.call import Calls
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Worker
@@ -32,9 +31,12 @@ from xlaserve.model.loader import Loader
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.repository import Repository
 from xlaserve.pipeline import Pipeline
+from xlaserve.protocol.admission import Admissions
+from xlaserve.protocol.call import Calls
+from xlaserve.protocol.intake import Intake
+from xlaserve.protocol.models import Models
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
-from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.open_streams import OpenStreams
 from xlaserve.rpc.server import GrpcServer
@@ -157,14 +159,16 @@ class App:
 
     def _make_grpc_server(self) -> GrpcServer:
         settings, calls, pipeline, repository = self._settings, self._calls, self._pipeline, self.repository
+        models = Models(repository, self.device, settings.has_model_control)
         profiles = (settings.profile_dir or PROFILES) if self._has_tensorflow else None
         return GrpcServer(
             settings,
-            OpenInference(calls, pipeline, repository, self._streams, self.device, settings.has_model_control),
+            OpenInference(calls, pipeline, models, self._streams),
             Vision(calls, pipeline, repository, settings.max_message_bytes, self._watch.unexpected),
             self._health,
             Admin(Profiler(profiles)) if settings.admin else None,
             intake=self._intake,
+            admissions=Admissions.of(settings),
             metrics=self._metrics,
             on_crash=self._crash,
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final, NamedTuple
 
 from xlaserve import errors
+
+log = logging.getLogger(__name__)
 
 
 class Status(NamedTuple):
@@ -47,3 +50,25 @@ def status_of(error: BaseException) -> tuple[Status, str]:
         return INTERNAL, INTERNAL_MESSAGE
     message = str(error)
     return status, message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[:MAX_MESSAGE_LENGTH]} ..."
+
+
+def explain(error: Exception) -> tuple[Status, str]:
+    """Returns what `status_of` does; logs an unexpected error.
+
+    Clears its traceback and those of its causes: their frames hold the request's images, some of them in cycles
+    with the error, and a hundred refused requests must not keep theirs until the next garbage collection.
+    """
+    if not isinstance(error, errors.XlaserveError):
+        log.error("unexpected error", exc_info=error)
+    _clear(error)
+    return status_of(error)
+
+
+def _clear(error: BaseException) -> None:
+    left: list[BaseException] = [error]
+    while left:
+        one = left.pop()
+        one.__traceback__ = None
+        left += [link for link in (one.__cause__, one.__context__) if link is not None and link.__traceback__]
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions

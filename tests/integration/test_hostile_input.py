@@ -126,7 +126,7 @@ def outputs(*names: str, **parameters: int) -> Change:
         (parameter("mode", string_param="turbo"), INVALID, "mode: expected one of xla, graph, eager, got 'turbo'"),
         (parameter("mode", string_param="XLA"), INVALID, "mode: expected one of xla, graph, eager, got 'XLA'"),
         (parameter("mode", string_param="m" * 60_000), INVALID, "mode: expected one of"),
-        (parameter("mode", int64_param=1), INVALID, "parameters.mode: expected a string, got int64_param"),
+        (parameter("mode", int64_param=1), INVALID, "parameters.mode: expected a string, got 1"),
         (parameter("mode"), INVALID, "parameters.mode: expected a string"),
         (parameter("timeout", int64_param=0), INVALID, "parameters.timeout: expected an int64 of at least 1"),
         (parameter("timeout", int64_param=-(2**63)), INVALID, "parameters.timeout: expected an int64 of at least 1"),

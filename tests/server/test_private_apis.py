@@ -714,7 +714,8 @@ def test_grpcio_refuses_a_call_through_the_state_that_its_task_refers_to() -> No
 
     import grpc
 
-    from xlaserve.rpc.admission import Ending, current_call
+    from xlaserve.protocol.admission import current_call
+    from xlaserve.rpc.ending import Ending
 
     async def ask() -> tuple[grpc.StatusCode, str]:
         answering: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
@@ -742,7 +743,7 @@ def test_grpcio_refuses_a_call_through_the_state_that_its_task_refers_to() -> No
 
     with needed(
         "RPCState, _ServicerContext and that the task which looks a call's handler up refers to its state",
-        by="rpc/admission.py",
+        by="rpc/ending.py",
         breaks="clients that were too slow are not told that their calls have ended",
     ):
         assert asyncio.run(ask()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "gave way")
@@ -753,7 +754,8 @@ def test_grpcio_cancels_calls_whose_tasks_are_cancelled() -> None:
 
     import grpc
 
-    from xlaserve.rpc.admission import current_call, reset
+    from xlaserve.protocol.admission import current_call
+    from xlaserve.rpc.ending import reset
 
     async def ask() -> tuple[grpc.StatusCode, grpc.StatusCode]:
         answering: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
@@ -781,7 +783,7 @@ def test_grpcio_cancels_calls_whose_tasks_are_cancelled() -> None:
 
     with needed(
         "the task of a call, its reference to the one that answers it, and what becomes of a call without references",
-        by="rpc/admission.py",
+        by="rpc/ending.py",
         breaks="calls whose answers are not read stay for as long as their clients do, and their memory with them",
     ):
         assert asyncio.run(ask()) == (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)

@@ -24,9 +24,10 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from xlaserve.errors import QueueFull
-from xlaserve.rpc.admission import CallAdmission
+from xlaserve.protocol.admission import Admissions
+from xlaserve.protocol.intake import Intake
 from xlaserve.rpc.context import Context
-from xlaserve.rpc.intake import Intake
+from xlaserve.rpc.ending import Ending
 from xlaserve.rpc.reader import MessageReader, Parser, parser_of
 from xlaserve.rpc.refusal import refuse
 from xlaserve.rpc.streaming import stream_in, stream_out
@@ -42,13 +43,6 @@ PROBES: Final = frozenset(
     )
 )
 """Methods by which others learn whether the server is well: small, and answered at once."""
-
-
-class Admissions(NamedTuple):
-    """What admits the calls of PROBES, and all others."""
-
-    calls: CallAdmission
-    probes: CallAdmission
 
 
 def add(
@@ -104,6 +98,7 @@ class _Service(grpc.ServiceRpcHandler):
         self._name = name
         self._methods = methods
         self._intake = intake
+        self._end = Ending()
 
     def service_name(self) -> str:
         return self._name
@@ -115,7 +110,7 @@ class _Service(grpc.ServiceRpcHandler):
         if method is None:
             return None
         try:
-            method.reader.admission.enter()
+            method.reader.admission.enter(self._end)
         except QueueFull as error:
             method.reader.on_refused(status_of(error)[0].grpc)
             return _refusal(error)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from xlaserve.config import PixelRange
+from xlaserve.protocol.inference import Parameters
+from xlaserve.protocol.tensors import PIXELS
 from xlaserve.rpc import parts
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as pb
 
-PIXELS: Final = "pixels"
-IMAGE: Final = "image"
 RAW: Final = "raw_input_contents"
-TYPED: Final = ("int_contents", "uint_contents", "fp32_contents")
+TYPED: Final = {"UINT8": "uint_contents", "INT32": "int_contents", "FP32": "fp32_contents"}
+"""By datatype: the field of `contents` that holds it."""
 BYTES: Final = "bytes_contents"
 
 MAX_KNOWN: Final = 64
@@ -27,7 +26,8 @@ NAME_BYTES: Final = 32
 """Prefix that distinguishes requests of equal size, by the model's name in it; one request is kept per prefix."""
 
 _UNKNOWN: Final[tuple[bytes, RequestHead | None]] = (b"", None)
-_CONTENTS: Final = {pb.InferTensorContents.DESCRIPTOR.fields_by_name[name].number: name for name in (*TYPED, BYTES)}
+_LISTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_name
+_CONTENTS: Final = {_LISTS[name].number: name for name in (*TYPED.values(), BYTES)}
 _FIELDS: Final[parts.Fields] = {
     pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: RAW,
     pb.ModelInferRequest.INPUTS_FIELD_NUMBER: {
@@ -67,14 +67,6 @@ class RequestHead:
         Every message with this head has the same size, so its shape is known to fit.
         """
         self.known_shape = shape
-
-
-class Parameters(NamedTuple):
-    """What a request's parameters ask for."""
-
-    mode: str = ""
-    timeout_s: float = math.inf
-    pixel_range: PixelRange | None = None
 
 
 class InferMessage(NamedTuple):

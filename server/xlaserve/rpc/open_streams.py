@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from xlaserve.call import shutting_down
+from xlaserve.protocol.call import shutting_down
 
 
 class OpenStreams:

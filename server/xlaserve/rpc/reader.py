@@ -11,10 +11,10 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from xlaserve.errors import XlaserveError
+from xlaserve.protocol.admission import CallAdmission
+from xlaserve.protocol.intake import Intake
 from xlaserve.rpc import parts
-from xlaserve.rpc.admission import CallAdmission
 from xlaserve.rpc.context import Context
-from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.rpc.refusal import no_message
 from xlaserve.status import status_of
@@ -49,7 +49,7 @@ class MessageReader:
     async def receive(self, context: Context) -> Any:
         """Returns the call's next message as bytes, `grpc.aio.EOF` at the end. Raises QueueFull."""
         try:
-            return await self.intake.receive(context)
+            return await self.intake.receive(context.read)
         except XlaserveError as error:
             self._note_refusal(error)
             raise

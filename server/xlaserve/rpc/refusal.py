@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import NoReturn
 
 import grpc
 
-from xlaserve.errors import InvalidArgument, XlaserveError
+from xlaserve import status
+from xlaserve.errors import InvalidArgument
 from xlaserve.rpc.context import Context
-from xlaserve.status import status_of
-
-log = logging.getLogger(__name__)
 
 
 async def refuse(context: Context, error: Exception) -> NoReturn:
@@ -27,26 +24,9 @@ async def refuse(context: Context, error: Exception) -> NoReturn:
 
 
 def explain(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Returns the status and the message for a client; an unexpected error is logged.
-
-    Clears its traceback and those of its causes: their frames hold the request's images, some of them in cycles
-    with the error, and a hundred refused requests must not keep theirs until the next garbage collection.
-    """
-    if not isinstance(error, XlaserveError):
-        log.error("unexpected error", exc_info=error)
-    _clear(error)
-    status, message = status_of(error)
-    return grpc.StatusCode[status.grpc], message
-
-
-def _clear(error: BaseException) -> None:
-    left: list[BaseException] = [error]
-    while left:
-        one = left.pop()
-        one.__traceback__ = None
-        left += [link for link in (one.__cause__, one.__context__) if link is not None and link.__traceback__]
-        if isinstance(one, BaseExceptionGroup):
-            left += one.exceptions
+    """Returns the status and the message for a client, as `status.explain` does."""
+    found, message = status.explain(error)
+    return grpc.StatusCode[found.grpc], message
 
 
 def no_message() -> InvalidArgument:

@@ -13,13 +13,14 @@ from grpc_health.v1 import health_pb2
 
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
+from xlaserve.protocol.admission import Admissions
+from xlaserve.protocol.intake import Intake
 from xlaserve.rpc import debugging, handlers, vision_messages
 from xlaserve.rpc.admin import Admin
-from xlaserve.rpc.admission import RPC_TASK, CallAdmission
+from xlaserve.rpc.ending import RPC_TASK
 from xlaserve.rpc.hang_up import UNLISTED, close_connections, hang_up
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.infer_message import InferMessages
-from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.metrics import Metrics
@@ -34,12 +35,6 @@ MAX_CONNECTION_STREAMS: Final = 1024
 """Calls of one connection at a time; further ones wait at the client."""
 PENDING_CALLS: Final = 16_384
 """Calls that may wait to be counted: gRPC answers further ones with CANCELLED, at twice as many all of them."""
-MAX_PROBES: Final = 256
-"""Calls of `handlers.PROBES` at a time."""
-CROWDED_TRANSFER_S: Final = 5.0
-"""How long a message or an answer may take where there is no room for further calls."""
-CROWDED_PROBE_S: Final = 0.0
-"""The same for probes: each is tiny, so that the oldest is the likeliest to be held."""
 LISTEN_AGAIN_S: Final = 10.0
 """How long a new server tries to get the port of one that ended, every RETRY_S."""
 RETRY_S: Final = 0.05
@@ -73,6 +68,7 @@ class GrpcServer:
         admin: Admin | None,
         *,
         intake: Intake,
+        admissions: Admissions,
         metrics: Metrics,
         on_crash: Callable[[], None],
     ) -> None:
@@ -81,10 +77,7 @@ class GrpcServer:
         self._metrics = metrics
         self._on_crash = on_crash
         self._intake = intake
-        self._admissions = handlers.Admissions(
-            calls=CallAdmission(settings.max_concurrent_calls, settings.max_transfer_s, CROWDED_TRANSFER_S),
-            probes=CallAdmission(MAX_PROBES, settings.max_transfer_s, CROWDED_PROBE_S, limit="probes"),
-        )
+        self._admissions = admissions
         self._server = self._build()
         self._is_stopping = False
         self.address = ""

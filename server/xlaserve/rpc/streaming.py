@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import Message
 
-from xlaserve.rpc.admission import current_call
+from xlaserve.protocol.admission import current_call
 from xlaserve.rpc.context import Context
 from xlaserve.rpc.reader import MessageReader
 from xlaserve.rpc.refusal import refuse

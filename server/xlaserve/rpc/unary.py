@@ -9,10 +9,10 @@ import grpc
 from google.protobuf.message import Message
 
 from xlaserve.errors import XlaserveError
+from xlaserve.protocol.admission import current_call
+from xlaserve.protocol.intake import Intake
 from xlaserve.rpc import parts
-from xlaserve.rpc.admission import current_call
 from xlaserve.rpc.context import Context
-from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.parts import LARGE_BYTES, Wire
 from xlaserve.rpc.reader import MessageReader
 from xlaserve.rpc.refusal import refuse

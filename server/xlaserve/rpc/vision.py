@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from xlaserve.call import Calls
 from xlaserve.model.repository import Repository
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Pipeline, Request
+from xlaserve.protocol.call import Calls
 from xlaserve.rpc import vision_messages as messages
 from xlaserve.rpc import vision_models
 from xlaserve.rpc.context import Context, deadline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from threading import Lock
@@ -21,9 +21,10 @@ from xlaserve.image import Encoded
 from xlaserve.model.task import Classification, Detection, Embedding, Objects, Segmentation, Task, best
 from xlaserve.model.version import Served
 from xlaserve.pipeline import CHANNELS, Answer, Render, Request
+from xlaserve.protocol.inference import MAX_INLINE_US, fits_inline
+from xlaserve.protocol.tensors import MAX_IMAGES
 from xlaserve.rpc import parts
 from xlaserve.rpc.parts import LARGE_BYTES
-from xlaserve.rpc.tensors import MAX_IMAGES
 from xlaserve.timings import STAGES, Timings
 from xlaserve_proto import vision_pb2 as pb
 
@@ -35,10 +36,6 @@ DEFAULT_TOP_K: Final = 5
 IMAGES: Final = "images"
 RGB: Final = "rgb"
 SCORE_BYTES: Final = 4
-MAX_INLINE_US: Final = 1000.0
-"""Responses that take up to this long, by the times below, are made on the event loop; others on threads."""
-CATEGORY_US: Final = 2.0
-SORT_US: Final = 0.02
 IMAGE_US: Final = 60.0
 DETECTION_US: Final = 0.25
 
@@ -318,11 +315,6 @@ def _task(served: Served, kind: type[TaskT]) -> TaskT:
         return task
     got = f"{served.settings.name}, a model for {task.name}; use {METHODS[type(task)]}"
     raise InvalidArgument("model", f"a model for {kind.name}", got)
-
-
-def fits_inline(images: Sized, k: int, classes: int) -> bool:
-    """Whether the `k` likeliest of `classes` classes of each image are found and written on the event loop."""
-    return len(images) * (k * CATEGORY_US + classes * SORT_US) <= MAX_INLINE_US
 
 
 def _request(message: VisionMessage[FieldsT], deadline: float) -> Request:

@@ -8,7 +8,7 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.model.version import Version
-from xlaserve.rpc.describe import source_name
+from xlaserve.protocol.models import source_name
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve_proto import vision_pb2 as pb
 

@@ -11,11 +11,10 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from xlaserve.errors import ModelNotFound
+from xlaserve.protocol.admission import Admissions, CallAdmission
+from xlaserve.protocol.intake import Intake
 from xlaserve.rpc import handlers, parts, streaming
-from xlaserve.rpc.admission import CallAdmission
-from xlaserve.rpc.handlers import Admissions
 from xlaserve.rpc.infer_message import InferMessages
-from xlaserve.rpc.intake import Intake
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as oip_pb2
 from xlaserve_proto import vision_pb2

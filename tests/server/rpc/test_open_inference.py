@@ -59,13 +59,16 @@ def call_of(served: Served, deadline: float = 9.0) -> Any:
 
 
 def parse(request: Any, task: Task) -> Request:
-    return open_inference._parse(request, call_of(served_with(task, SIDE)))
+    parsed, _ = open_inference._parse(request, call_of(served_with(task, SIDE)))
+    return parsed
 
 
 def respond(request: Any, task: Task, outputs: tuple[Any, ...], rendered: Any = ()) -> pb.ModelInferResponse:
     images = len(outputs[0])
     answer = Answer(Mode.XLA, images, outputs, [whole(SIDE, SIDE)] * images, rendered, Timings(), at=0.0)
-    return pb.ModelInferResponse.FromString(b"".join(open_inference._respond(request, served_with(task, SIDE), answer)))
+    served = served_with(task, SIDE)
+    _, wanted = open_inference._parse(request, call_of(served))
+    return pb.ModelInferResponse.FromString(b"".join(open_inference._respond(request, wanted, served, answer)))
 
 
 def on_threads(request: Any, task: Task, outputs: tuple[Any, ...]) -> Any:
@@ -180,7 +183,7 @@ def test_the_earlier_of_deadline_and_timeout_holds_for_each_request(
     for began in (1.0, 2.0):  # the second is known
         parsed: Any = messages.parse(request.SerializeToString())
         call: Any = SimpleNamespace(served=served, deadline=deadline + began - 1, began=began)
-        assert open_inference._parse(parsed, call).deadline == expected + began - 1
+        assert open_inference._parse(parsed, call)[0].deadline == expected + began - 1
 
 
 def test_requests_that_are_alike_are_checked_against_each_model() -> None:

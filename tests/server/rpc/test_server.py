@@ -35,7 +35,9 @@ class Grpcio:
 
 
 def make(on_crash: Mock) -> GrpcServer:
-    return GrpcServer(Settings(), Mock(), Mock(), Mock(), None, intake=Mock(), metrics=Mock(), on_crash=on_crash)
+    return GrpcServer(
+        Settings(), Mock(), Mock(), Mock(), None, intake=Mock(), admissions=Mock(), metrics=Mock(), on_crash=on_crash
+    )
 
 
 @pytest.mark.parametrize("error", [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), RuntimeError("in core")])

@@ -27,7 +27,7 @@ def images_of(request: pb.ModelInferRequest) -> np.ndarray | Pending | list[Enco
     """What comes out of the bytes that a client sends."""
     message = infer_message.InferMessages().parse(request.SerializeToString())
     assert message is not None
-    return tensors.images_of(message)
+    return tensors.read_images(message)
 
 
 def pixels_request(levels: np.ndarray, datatype: str, raw: bool) -> pb.ModelInferRequest:
@@ -93,7 +93,7 @@ def read(data: bytes) -> np.ndarray:
     """The pixels of a request, once a thread has read them."""
     message = infer_message.InferMessages().parse(data)
     assert message is not None
-    images = tensors.images_of(message)
+    images = tensors.read_images(message)
     return images.check() if isinstance(images, Pending) else np.asarray(images)
 
 
@@ -174,7 +174,7 @@ def test_raw_uint8_pixels_are_viewed_and_not_copied() -> None:
     request = pixels_request(np.ones(LARGE_SHAPE, np.uint8), "UINT8", raw=True)
     message = infer_message.InferMessages().parse(request.SerializeToString())
     assert message is not None
-    images = tensors.images_of(message)
+    images = tensors.read_images(message)
     assert isinstance(images, np.ndarray)
     assert np.shares_memory(images, np.frombuffer(message.raw[0], np.uint8))
 
@@ -290,10 +290,10 @@ def test_a_request_may_say_that_its_pixels_are_from_0_to_1_and_so_may_the_model(
     assert message is not None
     unit, whole = PixelRange.UNIT, PixelRange.LEVELS
     for ranges in ((whole, unit), (unit, None), (unit, unit)):
-        np.testing.assert_array_equal(tensors.images_of(message, *ranges), levels)
+        np.testing.assert_array_equal(tensors.read_images(message, *ranges), levels)
     for ranges in ((whole, None), (unit, whole)):
         with pytest.raises(InvalidArgument, match="fractions from 0 to"):
-            tensors.images_of(message, *ranges)
+            tensors.read_images(message, *ranges)
 
 
 @pytest.mark.parametrize("datatype", ["UINT8", "INT32"])
@@ -303,5 +303,5 @@ def test_a_range_of_0_to_1_goes_with_fp32_alone(datatype: str) -> None:
     )
     assert message is not None
     with pytest.raises(InvalidArgument, match=rf"^parameters\.pixel_range: expected .* FP32 .* got {datatype}"):
-        tensors.images_of(message, PixelRange.LEVELS, PixelRange.UNIT)
-    assert tensors.images_of(message, PixelRange.UNIT) is not None
+        tensors.read_images(message, PixelRange.LEVELS, PixelRange.UNIT)
+    assert tensors.read_images(message, PixelRange.UNIT) is not None

@@ -18,10 +18,10 @@ from xlaserve.model.task import Classification, Datatype, Detection, Embedding, 
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Request
 from xlaserve.rpc import vision_messages as messages
-from xlaserve.rpc.describe import MODEL_DATATYPE
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.rpc.tensors import OUTPUT_FIELDS
 from xlaserve.timings import Timings
+from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import vision_pb2 as pb
 
 LABELS = ("cat", "dog")
@@ -66,7 +66,8 @@ def test_every_task_has_a_setting_a_method_and_roles_for_its_outputs() -> None:
     assert set(messages.METHODS) == set(kinds) == set(map(type, TASKS.values()))
     assert {kind.name for kind in kinds} == set(get_args(TaskName))
     assert set(messages.METHODS.values()) == set(PARSERS)
-    assert set(get_args(Datatype)) == set(MODEL_DATATYPE) == {datatype for datatype, _ in OUTPUT_FIELDS.values()}
+    assert set(get_args(Datatype)) == {datatype for datatype, _ in OUTPUT_FIELDS.values()}
+    assert {f"TYPE_{datatype}" for datatype in get_args(Datatype)} <= set(oip.DataType.keys())
     assert {output.name for task in TASKS.values() for output in task.outputs} == set(get_args(OutputRole))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,9 +9,14 @@ import pytest
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings
 from xlaserve.model.task import Classification
 from xlaserve.model.version import Served
-from xlaserve.rpc import describe
+from xlaserve.protocol.models import Models, source_name
 from xlaserve.runtimes.tf.device import Device
 from xlaserve_proto import open_inference_pb2 as pb
+
+
+def models(served: Served, device: Device | None = None) -> Models:
+    repository = cast(Any, SimpleNamespace(get=lambda name, version: served))
+    return Models(repository, device or Device("cpu", "CPU", 1, 1), has_model_control=False)
 
 
 def served(*buckets: Bucket) -> Served:
@@ -50,7 +56,7 @@ def served(*buckets: Bucket) -> Served:
     ],
 )
 def test_a_source_is_shown_without_its_folders(source: str, name: str) -> None:
-    assert describe.source_name(source) == name
+    assert source_name(source) == name
 
 
 def test_a_model_of_one_size_states_it_and_one_of_several_leaves_it_open() -> None:
@@ -58,27 +64,32 @@ def test_a_model_of_one_size_states_it_and_one_of_several_leaves_it_open() -> No
         ((Bucket(1, 8, 6), Bucket(4, 8, 6)), [8, 6]),
         ((Bucket(1, 8, 6), Bucket(1, 16, 6)), [-1, -1]),
     ):
-        pixels, image = describe.metadata(served(*buckets)).inputs
-        assert list(pixels.shape) == [-1, *side, 3]
-        assert list(image.shape) == [-1]
+        pixels, image = models(served(*buckets)).metadata("cats", "")["inputs"]
+        assert pixels["shape"] == [-1, *side, 3]
+        assert image["shape"] == [-1]
 
 
 def test_a_model_that_takes_other_sizes_in_the_background_states_only_what_its_network_fixes() -> None:
     of_any_height = served(Bucket(1, 8, 6))
     cast(Any, of_any_height).background = SimpleNamespace()
     cast(Any, of_any_height.model).size = (None, 6)
-    pixels, _ = describe.metadata(of_any_height).inputs
-    assert list(pixels.shape) == [-1, -1, 6, 3]
+    pixels, _ = models(of_any_height).metadata("cats", "")["inputs"]
+    assert pixels["shape"] == [-1, -1, 6, 3]
 
 
 def test_the_configuration_shows_batches_lanes_and_delay() -> None:
-    config = describe.config(
-        served(Bucket(1, 8, 6), Bucket(4, 8, 6), Bucket(4, 16, 6)), Device("gpu", "GPU", 4, 1, gpus=(1, 3))
-    )
-    assert config.max_batch_size == 4
-    assert list(config.dynamic_batching.preferred_batch_size) == [1, 4]
-    assert config.dynamic_batching.max_queue_delay_microseconds == 1500
-    (group,) = config.instance_group
-    assert (group.kind, group.count, list(group.gpus)) == (pb.ModelInstanceGroup.KIND_GPU, 2, [1, 3])
-    assert config.parameters["source"].string_value == "cats.keras"
-    assert config.parameters["default_mode"].string_value == "graph"
+    device = Device("gpu", "GPU", 4, 1, gpus=(1, 3))
+    config = models(served(Bucket(1, 8, 6), Bucket(4, 8, 6), Bucket(4, 16, 6)), device).config("cats", "")
+    assert config["max_batch_size"] == 4
+    assert config["dynamic_batching"] == {"preferred_batch_size": [1, 4], "max_queue_delay_microseconds": 1500}
+    (group,) = config["instance_group"]
+    assert (group["kind"], group["count"], group["gpus"]) == ("KIND_GPU", 2, [1, 3])
+    assert config["parameters"]["source"] == {"string_value": "cats.keras"}
+    assert config["parameters"]["default_mode"] == {"string_value": "graph"}
+
+
+@pytest.mark.parametrize(("described", "message"), [("metadata", pb.ModelMetadataResponse), ("config", pb.ModelConfig)])
+def test_a_description_is_json_and_has_the_fields_of_the_contract(described: str, message: Any) -> None:
+    plain = getattr(models(served(Bucket(1, 8, 6))), described)("cats", "")
+    assert json.loads(json.dumps(plain)) == plain
+    assert message(**plain).name == "cats"

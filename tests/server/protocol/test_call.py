@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from xlaserve.call import Calls
 from xlaserve.config import Mode, ModelSettings
 from xlaserve.errors import (
     ExecutionFailed,
@@ -17,6 +16,7 @@ from xlaserve.errors import (
     ShuttingDown,
 )
 from xlaserve.pipeline import Answer, Request
+from xlaserve.protocol.call import Calls
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
 from xlaserve.timings import Timings

@@ -10,12 +10,13 @@ longest are refused in favour of new ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 from xlaserve.engine.memory import resident_bytes
 from xlaserve.errors import QueueFull
-from xlaserve.rpc.context import Context
+
+R = TypeVar("R")
 
 MEMORY_CHECK_S: Final = 0.05
 """How often the process's memory is looked at while many messages arrive."""
@@ -52,8 +53,8 @@ class Intake:
         """Whether a message is to be asked for by `receive`, so that it can be refused while it arrives."""
         return len(self._arriving) >= self._room
 
-    async def receive(self, context: Context) -> Any:
-        """Returns the call's next message as bytes, or `grpc.aio.EOF`. Raises QueueFull."""
+    async def receive(self, read: Callable[[], Awaitable[R]]) -> R:
+        """Returns what `read` does, the current call's next message. Raises QueueFull."""
         task = asyncio.current_task()
         assert task is not None
         arriving = self._arriving
@@ -61,7 +62,7 @@ class Intake:
             self._crowd()
         arriving[task] = None
         try:
-            return await context.read()
+            return await read()
         except asyncio.CancelledError:
             if task not in self._refused:
                 raise

@@ -9,8 +9,8 @@ import pytest
 from tests.fakes import VirtualTimeLoop
 
 from xlaserve.errors import QueueFull
-from xlaserve.rpc.admission import STALL_CHECK_S, CallAdmission, CallTask, current_call
-from xlaserve.rpc.intake import Intake
+from xlaserve.protocol.admission import STALL_CHECK_S, CallAdmission, CallTask, current_call
+from xlaserve.protocol.intake import Intake
 from xlaserve.rpc.reader import MessageReader
 
 
@@ -20,7 +20,8 @@ class House:
     def __init__(self, places: int, max_transfer_s: float = 100.0, crowded_transfer_s: float = 10.0) -> None:
         clock = asyncio.get_running_loop().time
         self.ended: list[CallTask] = []
-        self.admission = CallAdmission(places, max_transfer_s, crowded_transfer_s, clock, self._end)
+        self.ends_at_once = True
+        self.admission = CallAdmission(places, max_transfer_s, crowded_transfer_s, clock)
 
     async def enter(self) -> CallTask:
         """Returns a call that was admitted. Raises QueueFull."""
@@ -28,7 +29,7 @@ class House:
 
         async def call() -> None:
             try:
-                self.admission.enter()
+                self.admission.enter(self._end)
             except QueueFull as error:
                 admitted.set_exception(error)
                 return
@@ -40,7 +41,7 @@ class House:
 
     def _end(self, calls: Collection[CallTask], reason: str) -> None:
         self.ended += calls
-        for call in calls:
+        for call in calls if self.ends_at_once else ():
             call.cancel()
 
 
@@ -104,6 +105,29 @@ async def test_each_answer_of_a_stream_has_all_its_time(virtual_time: VirtualTim
     await asyncio.sleep(1)
     await house.enter()
     assert house.ended == [stalled]
+
+
+async def test_a_call_that_was_ended_is_not_ended_again_while_it_leaves(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=1)
+    house.ends_at_once = False
+    first = await house.enter()
+    await asyncio.sleep(10)
+    second = await house.enter()
+    house.admission.idle(first)
+    house.admission.transfer(first)
+    await asyncio.sleep(10)
+    await house.enter()
+    assert house.ended == [first, second]
+
+
+async def test_calls_of_each_protocol_are_ended_in_its_way(virtual_time: VirtualTimeLoop) -> None:
+    house, other = House(places=32), House(places=1)
+    other.admission = house.admission
+    ours, theirs = [await house.enter() for _ in range(16)], [await other.enter() for _ in range(16)]
+    house.admission.work(ours[1])
+    await asyncio.sleep(100 + STALL_CHECK_S)
+    assert house.ended == [ours[0], *ours[2:]]
+    assert other.ended == theirs
 
 
 async def test_a_new_call_takes_the_place_of_the_one_that_transfers_longest(virtual_time: VirtualTimeLoop) -> None:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
 
 import grpc
 import pytest
 
 from xlaserve.errors import QueueFull
-from xlaserve.rpc.intake import MEMORY_CHECK_S, Intake
+from xlaserve.protocol.intake import MEMORY_CHECK_S, Intake
 
 
 class Client:
@@ -34,7 +33,7 @@ class Host:
 
     def receive(self) -> tuple[Client, asyncio.Task[object]]:
         client = Client()
-        return client, asyncio.create_task(self.intake.receive(cast(Any, client)))
+        return client, asyncio.create_task(self.intake.receive(client.read))
 
 
 @pytest.fixture

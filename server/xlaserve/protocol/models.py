@@ -1,0 +1,202 @@
+"""Models as the Open Inference Protocol shows and changes them: plain data, with the keys and values of its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from xlaserve import __version__
+from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.model.repository import Repository
+from xlaserve.model.version import Served, State, Version
+from xlaserve.pipeline import CHANNELS
+from xlaserve.protocol.tensors import IMAGE, PIXELS
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.telemetry.model import Duration
+
+Json = dict[str, Any]
+
+SERVER: Final[Json] = {
+    "name": "xlaserve",
+    "version": __version__,
+    "extensions": [
+        "binary_tensor_data",
+        "classification",
+        "model_configuration",
+        "model_repository",
+        "parameters",
+        "statistics",
+    ],
+}
+"""What this server is and speaks."""
+ANY: Final = -1
+
+
+@dataclass(eq=False)
+class Models:
+    """What clients may ask of the models, and do with them where the server `has_model_control`.
+
+    All that takes a name raises ModelNotFound; metadata and configuration raise ModelNotReady and ModelFailed as well.
+    """
+
+    repository: Repository
+    device: Device
+    has_model_control: bool
+
+    def is_ready(self, name: str, version: str) -> bool:
+        """Returns whether one model is ready."""
+        return self.repository.find(name, version).state is State.READY
+
+    def metadata(self, name: str, version: str) -> Json:
+        """Returns the metadata of a model."""
+        served = self.repository.get(name, version)
+        outputs = served.model.task.outputs
+        return {
+            "name": served.settings.name,
+            "versions": [served.settings.version],
+            "platform": _platform(served),
+            "inputs": [
+                {"name": PIXELS, "datatype": "UINT8", "shape": [ANY, *_pixel_size(served), CHANNELS]},
+                {"name": IMAGE, "datatype": "BYTES", "shape": [ANY]},
+            ],
+            "outputs": [{"name": one.name, "datatype": one.datatype, "shape": [*one.shape]} for one in outputs],
+            "properties": _properties(served),
+        }
+
+    def config(self, name: str, version: str) -> Json:
+        """Returns the configuration of a model in Triton's terms."""
+        served, device = self.repository.get(name, version), self.device
+        batches = sorted({bucket.batch for bucket in served.model.buckets})
+        pixels = {"data_type": "TYPE_UINT8", "format": "FORMAT_NHWC", "dims": [*_pixel_size(served), CHANNELS]}
+        group = {"name": "lanes", "count": device.lanes // max(1, len(device.gpus)), "gpus": [*device.gpus]}  # of a GPU
+        return {
+            "name": served.settings.name,
+            "platform": _platform(served),
+            "backend": served.model.program.platform,
+            "max_batch_size": batches[-1],
+            "input": [
+                {"name": PIXELS, "optional": True, **pixels},
+                {"name": IMAGE, "optional": True, "data_type": "TYPE_STRING", "dims": [1]},
+            ],
+            "output": [
+                {"name": output.name, "data_type": f"TYPE_{output.datatype}", "dims": [*output.shape[1:]]}
+                for output in served.model.task.outputs
+            ],
+            "instance_group": [{"kind": "KIND_GPU" if device.kind == "gpu" else "KIND_CPU", **group}],
+            "dynamic_batching": {
+                "preferred_batch_size": batches,
+                "max_queue_delay_microseconds": round(served.settings.max_queue_delay_ms * 1000),
+            },
+            "parameters": {key: {"string_value": value} for key, value in _properties(served).items()},
+        }
+
+    def statistics(self, name: str, version: str) -> Json:
+        """Counts what one model did since it was loaded, or without a `name` all that are ready."""
+        versions = [self.repository.find(name, version)] if name else self._versions(only_ready=True)
+        return {"model_stats": [*map(_statistics, versions)]}
+
+    def index(self, repository_name: str, *, only_ready: bool) -> list[Json]:
+        """Lists the models. Raises InvalidArgument where another repository is named."""
+        _check_repository(repository_name)
+        return [
+            {"name": one.name, "version": one.settings.version, "state": str(one.state), "reason": one.progress}
+            for one in self._versions(only_ready=only_ready)
+        ]
+
+    async def load(self, repository_name: str, name: str, parameters: Collection[str]) -> None:
+        """Loads a model, or loads it again. Raises UnsupportedFeature, InvalidArgument and what a load raises."""
+        self._check_control(repository_name)
+        if parameters:
+            raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")
+        await self.repository.load(name)
+
+    async def unload(self, repository_name: str, name: str, parameters: Collection[str]) -> None:
+        """Drains and unloads a model. Raises UnsupportedFeature, InvalidArgument and what that raises."""
+        self._check_control(repository_name)
+        for key in parameters:
+            if key != "unload_dependents":
+                raise InvalidArgument("parameters", "unload_dependents at most", repr(key[:64]))
+        await self.repository.unload(name)
+
+    def _versions(self, *, only_ready: bool) -> list[Version]:
+        return [version for version in self.repository.index() if version.state is State.READY or not only_ready]
+
+    def _check_control(self, repository_name: str) -> None:
+        _check_repository(repository_name)
+        if not self.has_model_control:
+            raise UnsupportedFeature("this server does not let clients load or unload models (see model_control)")
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InvalidArgument("repository_name", "nothing, as there is one repository", repr(name[:64]))
+
+
+def _statistics(version: Version) -> Json:
+    counts = version.telemetry.statistics
+    stages = {
+        "success": counts.success,
+        "fail": counts.fail,
+        "queue": counts.queue,
+        "compute_input": counts.input,
+        "compute_infer": counts.infer,
+        "compute_output": counts.output,
+        "cache_hit": Duration(),
+        "cache_miss": Duration(),
+    }
+    batches = [
+        {
+            "batch_size": size,
+            "compute_input": _duration(counts.gather_by_size[size]),
+            "compute_infer": _duration(counts.infer_by_size[size]),
+            "compute_output": _duration(Duration()),  # a response is made for a request, not for a batch
+        }
+        for size in sorted(counts.infer_by_size)
+    ]
+    return {
+        "name": version.name,
+        "version": version.settings.version,
+        "last_inference": counts.last_at_ms,
+        "inference_count": counts.images,
+        "execution_count": counts.batches,
+        "inference_stats": {stage: _duration(duration) for stage, duration in stages.items()},
+        "batch_stats": batches,
+    }
+
+
+def _duration(duration: Duration) -> Json:
+    return {"count": duration.count, "ns": round(duration.seconds * 1e9)}
+
+
+def _platform(served: Served) -> str:
+    platform = served.model.program.platform
+    return f"{platform}_xla" if platform == "tensorflow" else platform
+
+
+def _pixel_size(served: Served) -> tuple[int, int]:
+    if served.background is not None:
+        height, width = (ANY if side is None else side for side in served.model.size)
+        return height, width
+    return next(iter(served.sizes)) if len(served.sizes) == 1 else (ANY, ANY)
+
+
+def _properties(served: Served) -> dict[str, str]:
+    return {
+        "source": source_name(served.settings.source),
+        "weights": served.model.weights,
+        "task": served.model.task.name,
+        "fit": served.model.fit,
+        "pixel_range": served.settings.pixel_range,
+        "precision": served.version.precision_text,
+        "modes": ",".join(served.settings.modes),
+        "default_mode": served.settings.effective_default_mode,
+        "buckets": ",".join(map(str, served.model.buckets)),
+        **({"auto": auto} if (auto := served.version.auto_text) else {}),
+        **({"lowerings": served.model.lowerings} if served.model.lowerings else {}),
+    }
+
+
+def source_name(source: str) -> str:
+    """Returns a source as clients may see it: a path loses its folders."""
+    return source.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,126 @@
+"""Requests as a protocol with JSON would give them: plain data, whatever clients wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xlaserve.config import PixelRange
+from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.model.task import Classification, Detection, Embedding
+from xlaserve.protocol.inference import Parameters, check_outputs, check_parameters
+from xlaserve.protocol.tensors import check_count, images_of, raw_bytes
+
+
+def test_parameters_are_taken_as_json_has_them() -> None:
+    values = json.loads('{"mode": "xla", "timeout": 1500000, "pixel_range": "0..1", "priority": 0}')
+    assert check_parameters(values) == Parameters("xla", 1.5, PixelRange.UNIT)
+    assert check_parameters({}) == Parameters()
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"mode": 1}, "parameters.mode: expected a string, got 1"),
+        ({"mode": None}, "parameters.mode: expected a string, got nothing"),
+        ({"timeout": True}, "parameters.timeout: expected an int64 of at least 1, in microseconds, got True"),
+        ({"timeout": 1.0}, "parameters.timeout: expected an int64 of at least 1, in microseconds, got 1.0"),
+        ({"timeout": 0}, "parameters.timeout: expected an int64 of at least 1, in microseconds, got 0"),
+        ({"timeout": 10**400}, "parameters.timeout: expected an int64 of at least 1, in microseconds, got 1000"),
+        ({"pixel_range": ["0..1"]}, "parameters.pixel_range: expected a string, 0..255 or 0..1, got ['0..1']"),
+        ({"colour": "red"}, "parameters: expected mode, pixel_range, timeout or priority, got 'colour'"),
+    ],
+)
+def test_wrong_parameters_are_refused_with_what_was_expected_and_what_came(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        check_parameters(values)
+    assert str(refused.value).startswith(says)
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("values", [{"priority": False}, {"priority": 1}, {"sequence_id": 1}, {"triton_x": 1}])
+def test_parameters_of_extensions_that_are_not_spoken_are_unsupported(values: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFeature):
+        check_parameters(values)
+
+
+def test_outputs_are_those_that_were_named_in_the_order_of_the_model() -> None:
+    task = Detection(3, max_detections=5)
+    assert [index for index, _ in check_outputs([], task).outputs] == [0, 1, 2, 3]
+    assert [index for index, _ in check_outputs([("count", {}), ("scores", {})], task).outputs] == [1, 3]
+
+
+def test_at_most_all_classes_are_answered() -> None:
+    assert check_outputs([("scores", {"classification": 2})], Classification(3)).classes == 2
+    assert check_outputs([("scores", {"classification": 2**60})], Classification(3)).classes == 3
+    assert check_outputs([("scores", {})], Classification(3)).classes == 0
+
+
+@pytest.mark.parametrize(
+    ("requested", "error", "says"),
+    [
+        ([("nope", {})], InvalidArgument, "outputs: expected each of embedding once at most, got 'nope'"),
+        ([("embedding", {})] * 2, InvalidArgument, "outputs: expected each of embedding once at most"),
+        ([("embedding", {"binary": True})], InvalidArgument, "outputs.embedding.parameters: expected none"),
+        ([("embedding", {"shared_memory_region": "r"})], UnsupportedFeature, "outputs.embedding: shared memory"),
+        ([("embedding", {"classification": 1})], UnsupportedFeature, "outputs.embedding.classification: the model's"),
+    ],
+)
+def test_wrong_outputs_are_refused(requested: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=f"^{says}"):
+        check_outputs(requested, Embedding(4))
+
+
+class JsonTensor:
+    """An input tensor of a protocol with JSON, which may have its bytes behind it."""
+
+    bytes_field = "binary data"
+    values_field = "data"
+
+    def __init__(self, text: str, binary: bytes | None = None) -> None:
+        fields = json.loads(text)
+        self.name: str = fields["name"]
+        self.datatype: str = fields["datatype"]
+        self.shape: Sequence[int] = fields["shape"]
+        self.parameters: Collection[str] = []
+        self._data: list[Any] = fields.get("data", [])
+        self._binary = binary
+
+    def raw(self) -> memoryview | None:
+        return None if self._binary is None else memoryview(self._binary)
+
+    def values(self, shape: tuple[int, ...]) -> np.ndarray:
+        check_count(len(self._data), shape, self.values_field)
+        return np.array(self._data, np.float32 if self.datatype == "FP32" else np.int32).reshape(shape)
+
+    def elements(self) -> list[Any]:
+        return [element.encode() for element in self._data]
+
+
+PIXELS = '{"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 2, 3]'
+
+
+def test_a_protocol_of_its_own_gives_its_tensors_to_the_same_checks() -> None:
+    listed = images_of([JsonTensor(PIXELS + ', "data": [0, 1, 2, 3, 4, 255]}')])
+    binary = images_of([JsonTensor(PIXELS + "}", bytes([0, 1, 2, 3, 4, 255]))])
+    np.testing.assert_array_equal(listed, binary)
+    image = '{"name": "image", "datatype": "BYTES", "shape": [2]}'
+    assert images_of([JsonTensor(image, raw_bytes([b"a", b"bc"]))]) == [b"a", b"bc"]
+
+
+@pytest.mark.parametrize(
+    ("text", "binary", "says"),
+    [
+        (PIXELS + "}", bytes(5), "binary data of pixels: expected 6 bytes for UINT8"),
+        (PIXELS + ', "data": [1]}', None, "data of pixels: expected 6 values for"),
+        (PIXELS + ', "data": [0, 0, 0, 0, 0, 256]}', None, "pixels: expected values from 0 to 255, got 256"),
+        ('{"name": "image", "datatype": "BYTES", "shape": [2], "data": ["a"]}', None, "data of image: expected 2"),
+    ],
+)
+def test_what_is_refused_is_named_as_the_protocol_names_it(text: str, binary: bytes | None, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{says}"):
+        images_of([JsonTensor(text, binary)])
