@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command:
         command.error(f"{chosen.command}: expected as the first word")
     settings = options.settings_of(chosen, command)
+    report.check(chosen, command)
     failure: Exception | None = None
     with Progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         session = Session(settings, progress)

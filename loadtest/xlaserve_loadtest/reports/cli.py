@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from xlaserve_loadtest.analysis.conditions import Judged, judge
 from xlaserve_loadtest.analysis.summary import Summary, summarize
 from xlaserve_loadtest.parser import Parser, checked
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
-from xlaserve_loadtest.reports import csv_rows, html, markdown, prometheus
+from xlaserve_loadtest.reports import csv_rows, html, junit, markdown, prometheus
 from xlaserve_loadtest.reports.terminal import show
 from xlaserve_loadtest.schedule.conditions import parse
 
@@ -25,12 +26,18 @@ SCHEMA: Final = "xlaserve.loadtest.report/1"
 EXIT_CONDITION: Final = 3
 """A `--fail-if` condition is met, or can't be judged."""
 
-_FORMATS: Final[Mapping[str, Callable[[Sequence[Summary]], str]]] = {
-    "html": html.render,
-    "markdown": lambda summaries: "\n---\n\n".join(map(markdown.render, summaries)),
-    "csv": csv_rows.render,
-    "json": lambda summaries: json.dumps(to_json(summaries), indent=2, allow_nan=False) + "\n",
+STEP_SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+"""The variable that names the file to which a step of a GitHub workflow appends what is shown as its job's summary."""
+
+_Judged = Sequence[Sequence[Judged]]
+"""The conditions, for each run."""
+_FORMATS: Final[Mapping[str, Callable[[Sequence[Summary], _Judged], str]]] = {
+    "html": lambda summaries, _: html.render(summaries),
+    "markdown": markdown.render_all,
+    "csv": lambda summaries, _: csv_rows.render(summaries),
+    "json": lambda summaries, judged: json.dumps(to_json(summaries, judged), indent=2, allow_nan=False) + "\n",
     "push_file": prometheus.render,
+    "junit": lambda summaries, judged: junit.render(map(junit.suite, summaries, judged)),
 }
 
 
@@ -39,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0: reported; 1: a file can't be read or written; 2: a wrong command line; 3: a condition is met.
     """
-    options = parser().parse_args(arguments)
+    command = parser()
+    options = command.parse_args(arguments)
+    check(options, command)
     try:
         summaries = [summarize(read_run(path), options.fail_if) for path in options.runs]
         return publish(summaries, options, Console())
@@ -61,11 +70,12 @@ def parser() -> argparse.ArgumentParser:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `publish` reads."""
     group = parser.add_argument_group("reports")
-    group.add_argument("--html", type=_file, metavar="FILE", help="a page that needs nothing else")
-    group.add_argument("--markdown", type=_file, metavar="FILE", help="for a pull request")
-    group.add_argument("--csv", type=_file, metavar="FILE", help="a row for each arm and load")
-    group.add_argument("--json", type=_file, metavar="FILE", help="everything, for programs")
-    group.add_argument("--push-file", type=_file, metavar="FILE", help="Prometheus's text format")
+    group.add_argument("--html", type=file, metavar="FILE", help="a page that needs nothing else")
+    group.add_argument("--markdown", type=file, metavar="FILE", help=f"for a pull request; appended to ${STEP_SUMMARY}")
+    group.add_argument("--csv", type=file, metavar="FILE", help="a row for each arm and load")
+    group.add_argument("--json", type=file, metavar="FILE", help="everything, for programs")
+    group.add_argument("--push-file", type=file, metavar="FILE", help="Prometheus's text format")
+    group.add_argument("--junit", type=file, metavar="FILE", help="JUnit XML: a test case for each --fail-if")
     group.add_argument(
         "--fail-if",
         type=checked(parse),
@@ -84,24 +94,34 @@ def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: 
 
     Raises OSError where a file can't be written.
     """
+    judged = [judge(summary.points or summary.curve, summary.comparisons, options.fail_if) for summary in summaries]
     for name, render in _FORMATS.items():
         path: Path | None = getattr(options, name)
         if path is not None:
-            # Whole or not at all: a collector may read at any time.
-            draft = path.with_name(f".{path.name}.{os.getpid()}")
-            draft.write_text(render(summaries))
-            draft.replace(path)
+            write(path, render(summaries, judged))
     # Last, since a reader of stdout may close the pipe.
     for place, summary in enumerate(summaries):
         if place:
             console.rule()
         show(summary, console)
-    judged = [
-        each
-        for summary in summaries
-        for each in judge(summary.points or summary.curve, summary.comparisons, options.fail_if)
-    ]
-    return say_what_is_met(judged)
+    return say_what_is_met(chain.from_iterable(judged))
+
+
+def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Checks how the options fit together. Ends with status 2 on a wrong command line."""
+    if options.junit and not options.fail_if:
+        parser.error("--junit has a test case for each --fail-if: name at least one")
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, as a collector may read at any time. Raises OSError."""
+    if os.environ.get(STEP_SUMMARY) and path.absolute() == Path(os.environ[STEP_SUMMARY]).absolute():
+        with path.open("a", encoding="utf-8") as summary:
+            summary.write(text)
+        return
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def say_what_is_met(judged: Iterable[Judged]) -> int:
@@ -112,12 +132,17 @@ def say_what_is_met(judged: Iterable[Judged]) -> int:
     return EXIT_CONDITION if met else 0
 
 
-def to_json(summaries: Sequence[Summary]) -> dict[str, Any]:
+def to_json(summaries: Sequence[Summary], judged: _Judged = ()) -> dict[str, Any]:
     """Returns everything in JSON's types; infinite and unknown values are null."""
-    return {"schema": SCHEMA, "runs": to_jsonable_python(summaries, inf_nan_mode="null")}
+    conditions = [
+        {"condition": each.condition.text, "is_met": each.is_met, "is_judged": each.is_judged, "found": each.found}
+        for each in chain.from_iterable(judged)
+    ]
+    return {"schema": SCHEMA, "runs": to_jsonable_python(summaries, inf_nan_mode="null"), "conditions": conditions}
 
 
-def _file(text: str) -> Path:
+def file(text: str) -> Path:
+    """Parses the path of a file to write, for argparse."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no folder {path.parent}")

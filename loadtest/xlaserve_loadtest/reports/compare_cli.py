@@ -6,8 +6,9 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.text import Text
@@ -21,12 +22,16 @@ from xlaserve_loadtest.analysis.changes import (
     judge_changes,
     parse_condition,
 )
+from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.parser import Parser, checked, names
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
-from xlaserve_loadtest.reports.cli import EXIT_CONDITION, say_what_is_met
+from xlaserve_loadtest.reports import junit, markdown
+from xlaserve_loadtest.reports.cli import EXIT_CONDITION, STEP_SUMMARY, check, file, say_what_is_met, write
 from xlaserve_loadtest.reports.table import Table, ratio
 from xlaserve_loadtest.reports.terminal import show_table, widen
+
+_NOTE: Final = "Intervals cover what varies within each run; what changed between the two is in the ratio."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,6 +61,10 @@ def parser() -> argparse.ArgumentParser:
         "verdict=slower, xla:verdict=slower",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--junit", type=file, metavar="FILE", help="JUnit XML: a test case for each --fail-if")
+    parser.add_argument(
+        "--markdown", type=file, metavar="FILE", help=f"for a pull request; appended to ${STEP_SUMMARY}"
+    )
     return parser
 
 
@@ -65,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: compared; 1: a file can't be read, or the runs have no arm and load in common; 2: a wrong command line; 3: a
     condition is met.
     """
-    options = parser().parse_args(arguments)
+    command = parser()
+    options = command.parse_args(arguments)
+    check(options, command)
     try:
         runs = read_run(options.first), read_run(options.second)
     except RunFileError as error:
@@ -73,6 +84,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     apart = differences(*runs, options.changed)
     compared = changes(*runs, apart)
+    judged = judge_changes(compared, options.fail_if)
+    try:
+        if options.junit:
+            headline = " ".join(map(_sentence, compared))
+            name = " and ".join(path.name.partition(".")[0] for path in (options.first, options.second))
+            write(options.junit, junit.render([junit.Suite(name, runs[1].header.started_at, 0.0, headline, judged)]))
+        if options.markdown:
+            write(options.markdown, "\n".join(_markdown(compared, apart, judged)) + "\n")
+    except OSError as error:
+        sys.stderr.write(f"loadtest compare: {error}\n")
+        return 1
     if options.json:
         document = {
             "changes": list(map(dataclasses.asdict, compared)),
@@ -85,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not compared:
         sys.stderr.write("loadtest compare: the runs have measured no arm under the same load\n")
         return 1
-    return say_what_is_met(judge_changes(compared, options.fail_if))
+    return say_what_is_met(judged)
 
 
 def _show(compared: Sequence[Change], apart: Sequence[Difference], console: Console) -> None:
@@ -93,11 +115,29 @@ def _show(compared: Sequence[Change], apart: Sequence[Difference], console: Cons
     for change in compared:
         console.print(Text(_sentence(change), "bold"))
     for difference in apart:
-        kind = "no verdict, differs: " if difference.is_reason else "differs: "
-        console.print(Text.assemble((kind, "yellow"), difference.text))
+        console.print(Text.assemble((_kind(difference), "yellow"), difference.text))
     if not compared:
         return
-    table = Table.of(
+    show_table(_table(compared), console)
+    console.print(Text(_NOTE, "dim"))
+
+
+def _markdown(compared: Sequence[Change], apart: Sequence[Difference], judged: Sequence[Judged]) -> Iterator[str]:
+    yield from (f"**{markdown.plain(_sentence(change))}**\n" for change in compared)
+    if judged:
+        yield from (*markdown.condition_lines(judged), "")
+    yield from (f"- {markdown.plain(_kind(difference) + difference.text)}" for difference in apart)
+    if compared:
+        table = _table(compared)
+        yield from ("", f"{markdown.plain(table.title)}:", "", *markdown.lines(table), "", _NOTE)
+
+
+def _kind(difference: Difference) -> str:
+    return "no verdict, differs: " if difference.is_reason else "differs: "
+
+
+def _table(compared: Sequence[Change]) -> Table:
+    return Table.of(
         (
             {
                 "arm": change.arm,
@@ -109,10 +149,6 @@ def _show(compared: Sequence[Change], apart: Sequence[Difference], console: Cons
             for change in compared
         ),
         f"B over A, with 95% intervals over {compared[0].unit}",
-    )
-    show_table(table, console)
-    console.print(
-        Text("Intervals cover what varies within each run; what changed between the two is in the ratio.", "dim")
     )
 
 

@@ -1,49 +1,95 @@
-"""The report as Markdown, for pull requests."""
+"""The report as Markdown, for a comment on a pull request or the summary of a CI job."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
+from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.reports.table import Table, narrow
-from xlaserve_loadtest.reports.tables import tables
+from xlaserve_loadtest.reports.tables import latency, ratios, tables, throughput
+
+MAX_CHARACTERS: Final = 60_000
+"""GitHub takes comments of 65,536 characters; some are left for what a workflow writes around it."""
+
+_MAX_WARNINGS: Final = 10
 
 
-def render(summary: Summary) -> str:
-    """Returns a run as GitHub's Markdown."""
-    return "\n".join(_lines(summary)) + "\n"
+def render_all(summaries: Sequence[Summary], judged: Sequence[Sequence[Judged]]) -> str:
+    """Returns the runs one below the other, each with its conditions."""
+    limit = MAX_CHARACTERS // max(len(summaries), 1)
+    return "\n---\n\n".join(render(*each, limit) for each in zip(summaries, judged, strict=True))
 
 
-def _lines(summary: Summary) -> Iterator[str]:
-    yield f"**{_plain(summary.verdict)}**"
-    yield ""
-    if summary.warnings:
-        yield from (f"> [!WARNING]\n> {_plain(warning)}" for warning in summary.warnings[:1])
-        yield from (f">\n> {_plain(warning)}" for warning in summary.warnings[1:])
-        yield ""
-    for table in tables(summary):
-        yield f"{_plain(table.title)}:"
-        yield ""
-        yield from lines(table)
-        yield ""
-    yield from (f"- {_plain(note)}" for note in summary.notes)
-    environment = summary.header.environment
-    where = [environment.cpu, f"{environment.cores} cores", *environment.gpus, environment.system]
-    yield f"- {_plain(', '.join(where))}; {_plain(summary.path.name)}, {summary.header.started_at}."
+def render(summary: Summary, judged: Sequence[Judged] = (), limit: int = MAX_CHARACTERS) -> str:
+    """Returns a run as GitHub's Markdown: the verdict, the conditions, the main tables; the others are folded.
+
+    Tables that would make it longer than `limit` characters are left out, which it says.
+    """
+    text = "\n".join(_head(summary, judged)) + "\n"
+    details: list[str] = []
+    left_out: list[str] = []
+    shown = [table for table in (ratios(summary), throughput(summary), latency(summary)) if table.columns]
+    titles = {table.title for table in shown}
+    for table in [*shown, *(table for table in tables(summary) if table.title not in titles)]:
+        block = "\n".join([f"{plain(table.title)}:", "", *lines(table), "", ""])
+        if len(text) + sum(map(len, details)) + len(block) > limit:
+            left_out.append(table.title)
+        elif table.title in titles:
+            text += block
+        else:
+            details.append(block)
+    notes = "\n".join(_foot(summary, left_out)) + "\n"
+    if not details:
+        return text + notes
+    return f"{text}<details><summary>More figures</summary>\n\n{''.join(details)}</details>\n\n{notes}"
 
 
 def lines(table: Table) -> Iterator[str]:
     """Yields a table as GitHub's Markdown, without its title."""
-    yield _row(table.columns)
+    yield _row(map(plain, table.columns))
     yield "|" + "|".join("--:" if is_numeric else "---" for is_numeric in table.numeric()) + "|"
-    yield from (_row(map(narrow, row)) for row in table.rows())
+    yield from (_row(plain(narrow(cell)) for cell in row) for row in table.rows())
+
+
+def condition_lines(judged: Sequence[Judged]) -> Iterator[str]:
+    """Yields the conditions as a table, those first that are met or can't be judged."""
+    yield _row(("condition", "result", "found"))
+    yield "|---|---|---|"
+    for each in sorted(judged, key=lambda each: not each.is_met):
+        result = "passed" if not each.is_met else "**failed**" if each.is_judged else "**can't be judged**"
+        yield _row((plain(each.condition.text), result, plain(each.found)))
+
+
+def _head(summary: Summary, judged: Sequence[Judged]) -> Iterator[str]:
+    yield f"**{plain(summary.verdict)}**"
+    yield ""
+    if judged:
+        yield from condition_lines(judged)
+        yield ""
+    if summary.warnings:
+        more = len(summary.warnings) - _MAX_WARNINGS
+        warnings = [*summary.warnings[:_MAX_WARNINGS], *([f"And {more} more."] if more > 0 else [])]
+        yield "> [!WARNING]"
+        yield "\n>\n".join(f"> {plain(warning)}" for warning in warnings)
+        yield ""
+
+
+def _foot(summary: Summary, left_out: Sequence[str]) -> Iterator[str]:
+    yield from (f"- {plain(note)}" for note in summary.notes)
+    if left_out:
+        yield f"- Left out, as a comment may not be longer: {plain('; '.join(left_out))}."
+    environment = summary.header.environment
+    where = [environment.cpu, f"{environment.cores} cores", *environment.gpus, environment.system]
+    yield f"- {plain(', '.join(where))}; {plain(summary.path.name)}, {summary.header.started_at}."
 
 
 def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(map(_plain, cells)) + " |"
+    return "| " + " | ".join(cells) + " |"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Returns text that Markdown and HTML show as it is, in one line."""
     return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", " ".join(text.split()))

@@ -2,56 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from xlaserve_loadtest.analysis.judgement import Measure
+from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.conditions import Judged
+from xlaserve_loadtest.analysis.intervals import Estimate
+from xlaserve_loadtest.analysis.judgement import Measure, Verdict
+from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
 
 _LABELS: Final = ("model", "mode", "arm", "load")
 _RATIOS: Final[dict[Measure, str]] = {"images_per_s": "images_per_second", "p50": "latency_p50", "p99": "latency_p99"}
 
 
-def render(summaries: Sequence[Summary]) -> str:
-    """Returns gauges of the last of `summaries` for each model, mode, arm and load; figures not known are left out."""
+def render(summaries: Sequence[Summary], judged: Sequence[Sequence[Judged]] = ()) -> str:
+    """Returns gauges of the last of `summaries` for each model, mode, arm and load; figures not known are left out.
+
+    `judged` are the conditions of each.
+    """
     registry = CollectorRegistry()
+    _add_points(summaries, registry)
+    _add_comparisons(summaries, registry)
+    met, known = (
+        Gauge(f"loadtest_condition_{name}", text, ["condition"], registry=registry)
+        for name, text in (
+            ("met", "1 where a condition is met, or can't be judged."),
+            ("judged", "0 where a condition can't be judged."),
+        )
+    )
+    for each in chain.from_iterable(judged):
+        met.labels(each.condition.text).set(each.is_met)
+        known.labels(each.condition.text).set(each.is_judged)
+    return generate_latest(registry).decode()
 
-    def gauge(name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"loadtest_{name}", text, (*_LABELS, *labels), registry=registry)
 
+def _add_points(summaries: Sequence[Summary], registry: CollectorRegistry) -> None:
+    gauge = partial(_gauge, registry)
     images = gauge("images_per_second", "Images answered each second.")
+    images_bound = gauge("images_per_second_bound", "Bound of the 95% interval of images/s.", "bound")
     requests = gauge("requests_per_second", "Requests answered each second.")
     latency = gauge("latency_seconds", "Latency from the time a request was due.", "quantile")
+    latency_bound = gauge("latency_bound_seconds", "Bound of the 95% interval of a latency.", "quantile", "bound")
     censored = gauge(
         "latency_is_lower_bound", "1 where the latency falls among requests that were not answered.", "quantile"
     )
     errors = gauge("errors", "Measured requests that failed.")
     dropped = gauge("dropped", "Requests that were due and never sent.")
     limited = gauge("generator_limited", "1 where the load generator was the limit.")
-    ratio = gauge("ratio", "Ratio to the baseline, with its 95% interval.", "baseline", "measure", "bound")
     for summary in summaries:
-        arms = {arm.name: arm for arm in summary.header.arms}
         for point in summary.points:
-            labels = (arms[point.arm].model, arms[point.arm].mode, point.arm, point.label)
+            labels = _labels(summary, point)
             for figure, rate in ((images, point.images_per_s), (requests, point.requests_per_s)):
                 if rate is not None:
                     figure.labels(*labels).set(rate.value)
+            for bound, value in _bounds(point.images_per_s):
+                images_bound.labels(*labels, bound).set(value)
             for percentile in point.percentiles:
                 if percentile.value_ms is not None:
                     quantile = f"{percentile.percentile / 100:g}"
                     latency.labels(*labels, quantile).set(percentile.value_ms / 1000)
                     censored.labels(*labels, quantile).set(percentile.is_lower_bound)
+                    for bound, value_ms in (("low", percentile.low_ms), ("high", percentile.high_ms)):
+                        if value_ms is not None:
+                            latency_bound.labels(*labels, quantile, bound).set(value_ms / 1000)
             errors.labels(*labels).set(sum(point.errors.values()))
             dropped.labels(*labels).set(point.dropped)
             limited.labels(*labels).set(point.generator.is_limited)
+
+
+def _add_comparisons(summaries: Sequence[Summary], registry: CollectorRegistry) -> None:
+    gauge = partial(_gauge, registry)
+    ratio = gauge("ratio", "Ratio to the baseline, with its 95% interval.", "baseline", "measure", "bound")
+    verdict = gauge("verdict", "1 for the verdict on an arm against its baseline, else 0.", "baseline", "verdict")
+    for summary in summaries:
         for comparison in summary.comparisons:
-            labels = (arms[comparison.arm].model, arms[comparison.arm].mode, comparison.arm, comparison.label)
+            labels = (*_labels(summary, comparison), comparison.baseline)
             for measure, name in _RATIOS.items():
-                estimate = comparison.ratios[measure]
-                bounds = {"value": estimate.value, "low": estimate.low, "high": estimate.high} if estimate else {}
-                for bound, value in bounds.items():
-                    if value is not None:
-                        ratio.labels(*labels, comparison.baseline, name, bound).set(value)
-    return generate_latest(registry).decode()
+                if estimate := comparison.ratios[measure]:
+                    for bound, value in (("value", estimate.value), *_bounds(estimate)):
+                        ratio.labels(*labels, name, bound).set(value)
+            for possible in get_args(Verdict):
+                verdict.labels(*labels, possible).set(possible == comparison.verdict)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"loadtest_{name}", text, (*_LABELS, *labels), registry=registry)
+
+
+def _labels(summary: Summary, of: Point | Comparison) -> tuple[str, ...]:
+    arm = next(arm for arm in summary.header.arms if arm.name == of.arm)
+    return arm.model, arm.mode, of.arm, of.label
+
+
+def _bounds(estimate: Estimate | None) -> Iterator[tuple[str, float]]:
+    if estimate is not None and estimate.low is not None and estimate.high is not None:
+        yield from (("low", estimate.low), ("high", estimate.high))

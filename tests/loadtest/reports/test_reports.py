@@ -7,19 +7,24 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.loadtest.run_files import ENVIRONMENT, NewRun, RunFile
 from tests.required import required
 
+from xlaserve_loadtest import cli
+from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import Equality, LoadLine
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import cli as report
-from xlaserve_loadtest.reports import compare_cli, markdown
+from xlaserve_loadtest.reports import compare_cli, junit, markdown
+from xlaserve_loadtest.schedule.conditions import parse
 
 
 def test_the_terminal_says_the_verdict_first_and_keeps_to_a_hundred_columns(
@@ -124,6 +129,124 @@ def test_a_cut_off_run_and_one_without_measurements_are_reported(
     assert "cut off" in capsys.readouterr().out
     assert report.main([str(run_file("b").header().write()), "--html", str(tmp_path / "r.html")]) == 0
     assert capsys.readouterr().out.startswith("Nothing was measured")
+
+
+def published(file: RunFile, tmp_path: Path, format: str, *conditions: str) -> str:
+    out = tmp_path / "out"
+    words = [word for condition in conditions for word in ("--fail-if", condition)]
+    report.main([str(file.write()), *words, f"--{format}", str(out)])
+    return out.read_text()
+
+
+def test_junit_has_a_test_case_for_each_condition_as_its_readers_expect(compared: NewRun, tmp_path: Path) -> None:
+    conditions = ["p99>1s", "p50>1ms", "p99.99>1ms", "eager & more:p50>1"]
+    root = ElementTree.fromstring(published(compared(), tmp_path, "junit", *conditions))
+    (suite,) = root
+    assert (root.tag, suite.tag) == ("testsuites", "testsuite")
+    for element in (root, suite):
+        counts = {name: element.attrib[name] for name in ("tests", "failures", "errors", "skipped")}
+        assert counts == {"tests": "4", "failures": "1", "errors": "2", "skipped": "0"}
+        assert float(element.attrib["time"]) >= 0
+    assert datetime.fromisoformat(suite.attrib["timestamp"]).tzinfo is None
+    cases = suite.findall("testcase")
+    assert [(case.attrib["classname"], case.attrib["name"]) for case in cases] == [
+        ("loadtest.a", condition) for condition in conditions
+    ]
+    # Jenkins and GitLab read one failure or error of a case, its message, type and text.
+    problems = [[child for child in case if child.tag in ("failure", "error")] for case in cases]
+    assert [[problem.tag for problem in found] for found in problems] == [[], ["failure"], ["error"], ["error"]]
+    assert all({"message", "type"} <= set(problem.attrib) and problem.text for (problem,) in problems[1:])
+    assert "p99.99 needs 46,050 answers" in problems[2][0].attrib["message"]
+    assert required(cases[0].findtext("system-out")).startswith("graph, 4 at a time: 2")
+
+
+def test_junit_holds_any_text_that_a_condition_or_a_message_may_have() -> None:
+    condition = parse('a\x00\ud800]]/b&" images/s<1')
+    judged = Judged(condition, True, True, "\x1b[31m</failure>")
+    document = junit.render([junit.Suite("x\x0b", "2026-01-02T03:04:05+00:00", 1.0, "\ufffe", [judged])])
+    (case,) = ElementTree.fromstring(document.encode()).iter("testcase")
+    assert case.attrib["name"] == condition.text.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
+
+
+def test_junit_without_a_condition_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for main, words in ((report.main, ["a"]), (compare_cli.main, ["a", "b"]), (cli.main, [])):
+        with pytest.raises(SystemExit) as caught:
+            main([*words, "--junit", "x.xml"])
+        assert caught.value.code == 2
+        assert "--junit has a test case for each --fail-if" in capsys.readouterr().err
+
+
+def test_markdown_fits_a_comment_verdict_and_conditions_first_and_folds_the_rest(
+    compared: NewRun, tmp_path: Path
+) -> None:
+    text = published(compared(control_ms=20), tmp_path, "markdown", "p99>1s", "p50>1ms", "p99.99>1ms")
+    head, folded = text.split("<details>")
+    lines = head.splitlines()
+    assert lines[0].startswith("**xla is faster than graph")
+    assert lines[2:6] == ["| condition | result | found |", "|---|---|---|", lines[4], lines[5]]
+    assert lines[4].startswith(r"| p50\>1ms | **failed** | ")
+    assert lines[5].startswith(r"| p99.99\>1ms | **can't be judged** | ")
+    assert "| passed | graph" in lines[6]
+    for title in ("Ratios to the baseline", "Throughput", "Latency"):
+        assert title in head
+        assert title not in folded
+    assert "Price of compiling" in folded
+    assert "a processor, 2 cores" in folded.split("</details>")[1]
+
+
+def test_markdown_that_would_be_too_long_for_a_comment_says_what_it_left_out(compared: NewRun) -> None:
+    summary = summarize(compared().read())
+    whole = markdown.render(summary)
+    text = markdown.render(summary, limit=len(whole) * 2 // 3)
+    assert len(text) < len(whole) < markdown.MAX_CHARACTERS
+    left_out = text.partition("- Left out, as a comment may not be longer: ")[2]
+    assert "What it took" in left_out
+    assert "Throughput" not in left_out
+
+
+def test_markdown_is_appended_to_the_summary_of_a_github_job(
+    compared: NewRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").write_text("before\n")
+    monkeypatch.setenv(report.STEP_SUMMARY, str(tmp_path / "out"))
+    assert published(compared(), tmp_path, "markdown").startswith("before\n**xla is faster")
+
+
+def test_prometheus_has_bounds_verdicts_and_conditions(compared: NewRun, tmp_path: Path) -> None:
+    text = published(compared(), tmp_path, "push-file", "p50>1ms", "p99.99>1ms")
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def values(name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        own = [sample for sample in samples if sample.name == f"loadtest_{name}"]
+        return {tuple(sample.labels[label] for label in labels): sample.value for sample in own}
+
+    assert values("verdict", "arm", "verdict") == {
+        ("xla", "faster"): 1,
+        ("xla", "slower"): 0,
+        ("xla", "inconclusive"): 0,
+    }
+    rate, bounds = values("images_per_second", "arm"), values("images_per_second_bound", "arm", "bound")
+    assert bounds["xla", "low"] < rate["xla",] < bounds["xla", "high"]
+    latency, limits = (
+        values("latency_seconds", "arm", "quantile"),
+        values("latency_bound_seconds", "arm", "quantile", "bound"),
+    )
+    assert limits["xla", "0.5", "low"] <= latency["xla", "0.5"] <= limits["xla", "0.5", "high"]
+    assert values("condition_met", "condition") == {("p50>1ms",): 1, ("p99.99>1ms",): 1}
+    assert values("condition_judged", "condition") == {("p50>1ms",): 1, ("p99.99>1ms",): 0}
+
+
+def test_a_comparison_of_two_runs_is_junit_and_markdown_too(compared: NewRun, tmp_path: Path) -> None:
+    first, second = compared(xla_ms=10), compared(xla_ms=11.5, seed=1, name="b", environment=NEWER)
+    paths = tmp_path / "c.xml", tmp_path / "c.md"
+    words = ["--fail-if", "B/A upper<0.95", "--junit", str(paths[0]), "--markdown", str(paths[1])]
+    assert compare(first, second, *words) == 3
+    root = ElementTree.fromstring(paths[0].read_text())
+    assert (root.attrib["failures"], root[0].attrib["name"]) == ("1", "a and b")
+    text = paths[1].read_text()
+    assert text.startswith("**xla at 4 at a time became slower")
+    assert r"| B/A upper\<0.95 | **failed** | xla, 4 at a time: 0.8" in text
+    assert "- differs: packages.xlaserve: 0.1.0 became 0.2.0" in text
 
 
 NEWER = dataclasses.replace(ENVIRONMENT, packages={"xlaserve": "0.2.0"}, git_revision="abc")
