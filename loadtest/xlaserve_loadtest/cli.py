@@ -19,7 +19,7 @@ from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import SUFFIX
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import cli as report
-from xlaserve_loadtest.reports import compare_cli
+from xlaserve_loadtest.reports import compare_cli, mlperf_log
 from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.session import Session
 from xlaserve_loadtest.schedule.payload import PayloadError
@@ -103,7 +103,13 @@ def _report(session: Session, chosen: argparse.Namespace) -> int:
     if chosen.html is None:
         chosen.html = session.path.with_name(session.path.name.removesuffix(SUFFIX) + ".html")
     out = Console()
-    status = report.publish([summarize(read_run(session.path), chosen.fail_if)], chosen, out)
-    for what, path in (("run", session.path), ("page", chosen.html)):
+    summary = summarize(read_run(session.path), chosen.fail_if)
+    files = [("run", session.path), ("page", chosen.html)]
+    if summary.scenario:
+        log = session.path.with_name(session.path.name.removesuffix(SUFFIX) + mlperf_log.SUFFIX)
+        log.write_text(mlperf_log.render(summary))
+        files.append(("summary", log))
+    status = report.publish([summary], chosen, out)
+    for what, path in files:
         out.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)
     return status

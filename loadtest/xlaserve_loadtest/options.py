@@ -107,7 +107,11 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--save-arrivals", type=Path, metavar="FILE", help="write the schedule for --replay")
     load.add_argument("--max-in-flight", type=_COUNT, default=MAX_IN_FLIGHT, metavar="N", help="more is dropped")
-    load.add_argument("--scenario", choices=tuple(SCENARIO_IMAGES), help="of MLPerf Inference")
+    load.add_argument(
+        "--scenario",
+        choices=tuple(SCENARIO_IMAGES),
+        help="modelled on MLPerf Inference; its notes list each rule that is relaxed",
+    )
     load.add_argument(
         "--find-max", action="store_true", help="search the highest rate that keeps --slo, with 99%% confidence"
     )
@@ -127,6 +131,10 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--deadline", type=_POSITIVE, default=10.0, metavar="S", help="of a request")
     load.add_argument("--workers", type=_workers, default="auto", metavar="N", help="processes that send")
     load.add_argument("--seed", type=number_over(int, -1), default=0, metavar="N", help="of images, arrivals and order")
+    load.add_argument("--schedule-seed", type=number_over(int, -1), metavar="N", help="of arrivals alone (--seed)")
+    load.add_argument(
+        "--sample-seed", type=number_over(int, -1), metavar="N", help="of the images drawn in a scenario (--seed)"
+    )
 
 
 def _add_payload(parser: argparse.ArgumentParser) -> None:
@@ -195,6 +203,9 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         save_arrivals=options.save_arrivals,
         record=options.record,
         seed=options.seed,
+        schedule_seed=options.seed if options.schedule_seed is None else options.schedule_seed,
+        sample_seed=options.seed if options.sample_seed is None else options.sample_seed,
+        draws_samples=options.scenario is not None,
         deadline_s=options.deadline,
         start_timeout_s=options.start_timeout,
     )

@@ -65,6 +65,13 @@ class Settings:
     record: Path | None
     """The run file; None: a new name."""
     seed: int
+    """Of images and of the order of arms."""
+    schedule_seed: int
+    """Of arrivals."""
+    sample_seed: int
+    """Of which request is sent next, where they are drawn at random."""
+    draws_samples: bool
+    """Whether requests are drawn at random, with replacement; in turn otherwise."""
     deadline_s: float
     start_timeout_s: float
 

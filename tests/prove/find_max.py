@@ -35,7 +35,7 @@ CASES = (
 @part
 def find_max(trials: Trials) -> Iterator[Row]:
     """The highest rate found on servers of known times: too high, too low, and its interval."""
-    searches = trials.number(200)
+    searches = trials.number(100)
     for name, load, percentile, speed in trials.some(*CASES):
         slo = Slo(percentile, quantile(QUEUES[name], load, percentile, 3_000_000) / speed * 1000)
         truth = load * speed

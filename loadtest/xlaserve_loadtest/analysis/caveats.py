@@ -9,9 +9,9 @@ import numpy as np
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure
+from xlaserve_loadtest.analysis.mlperf import ScenarioResult
 from xlaserve_loadtest.analysis.points import BUSY_LIMIT, LATE_LIMIT, Point
 from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.analysis.scenario import ScenarioResult
 from xlaserve_loadtest.analysis.verdict import disagreement
 from xlaserve_loadtest.record.lines import Run, Status
 
@@ -53,12 +53,8 @@ def notes(
     results: Sequence[ScenarioResult],
 ) -> Iterator[str]:
     """Yields notes on how to read the figures."""
-    for result in results:
-        if not result.is_official:
-            yield (
-                f"{result.arm}: shorter than the official {result.scenario} scenario ({result.why_not}); "
-                "not a result to be compared with published ones."
-            )
+    for names, relaxed in _alike(results):
+        yield f"{names}, not an MLPerf result: {'; '.join(relaxed)}."
     if any(point.load.type == "closed" for point in points):
         yield (
             "Closed loop: a waiting slot sends nothing, so a stall is counted once for each slot and hides its queue. "
@@ -84,6 +80,15 @@ def notes(
     if random:
         yield f"{', '.join(random)}: random weights. Speed does not depend on them; the answers mean nothing."
     yield from (event.text for event in run.events if event.what == "note")
+
+
+def _alike(results: Sequence[ScenarioResult]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields arms and scenario in words with the rules that all these arms relaxed."""
+    arms: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for result in results:
+        arms.setdefault((result.name, result.relaxed), []).append(result.arm)
+    for (name, relaxed), own in arms.items():
+        yield f"{', '.join(own)}: {name}", relaxed
 
 
 def _about_point(point: Point) -> Iterator[str]:

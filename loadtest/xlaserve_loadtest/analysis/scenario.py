@@ -1,20 +1,15 @@
-"""Results of a search: the highest rate under a condition, and the metrics of MLPerf's scenarios."""
+"""Results of a search: the highest rate under a condition."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.samples import Sample
 from xlaserve_loadtest.record.lines import Header
 from xlaserve_loadtest.schedule.conditions import Condition, ConditionError, parse
 from xlaserve_loadtest.schedule.search import Slo, TriedRate
-
-MINIMUM_S: Final = 600.0
-"""What LoadGen's default configuration asks of every scenario."""
-MINIMUM_OFFLINE_IMAGES: Final = 24_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +32,6 @@ class HighestRate:
     """Runs of the search."""
     is_generator_limited: bool = False
     """Whether the generator did not keep up in the confirming run: the target may sustain more."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScenarioResult:
-    """The metric of an MLPerf scenario."""
-
-    arm: str
-    scenario: str
-    metric: str
-    """The metric's name with its unit: "p90 latency, ms"."""
-    value: float | None
-    is_official: bool
-    """Whether it ran for the scenario's minimum duration."""
-    why_not: str
-    """What was missing; empty where it is official."""
 
 
 def slo_of(header: Header) -> Condition | None:
@@ -106,39 +86,3 @@ def highest_rates(header: Header, samples: Sequence[Sample], points: Sequence[Po
 def _tried(sample: Sample, rate_per_s: float, slo: Slo) -> TriedRate:
     block = sample.block
     return TriedRate.of(rate_per_s, slo, sample.rows, block.window_ns, block.generator.dropped)
-
-
-def results(header: Header, points: Sequence[Point], rates: Sequence[HighestRate]) -> tuple[ScenarioResult, ...]:
-    """Returns the metric of the run's scenario for each arm; nothing where the run had no scenario."""
-    by_arm = {rate.arm: rate for rate in rates}
-    scenario_results = []
-    for point in _longest(points):
-        match header.scenario:
-            case "server" if rate := by_arm.get(point.arm):
-                scenario_results.append(_result(header, point, f"highest rate with {rate.slo}, 1/s", rate.rate_per_s))
-            case "single-stream" | "multi-stream" as scenario:
-                name = "p90" if scenario == "single-stream" else "p99"
-                scenario_results.append(_result(header, point, f"{name} latency, ms", point.percentile(name).value_ms))
-            case "offline":
-                scenario_results.append(
-                    _result(header, point, "images/s", point.images_per_s.value if point.images_per_s else None)
-                )
-    return tuple(scenario_results)
-
-
-def _longest(points: Sequence[Point]) -> list[Point]:
-    """Returns for each arm the point that was measured longest."""
-    longest: dict[str, Point] = {}
-    for point in points:
-        if point.arm not in longest or point.measured_s > longest[point.arm].measured_s:
-            longest[point.arm] = point
-    return list(longest.values())
-
-
-def _result(header: Header, point: Point, metric: str, value: float | None) -> ScenarioResult:
-    missing = []
-    if point.measured_s < MINIMUM_S:
-        missing.append(f"{point.measured_s:.3g} s instead of {MINIMUM_S:.0f} s")
-    if header.scenario == "offline" and point.images < MINIMUM_OFFLINE_IMAGES:
-        missing.append(f"{point.images:,} images instead of {MINIMUM_OFFLINE_IMAGES:,}")
-    return ScenarioResult(point.arm, str(header.scenario), metric, value, not missing, ", ".join(missing))

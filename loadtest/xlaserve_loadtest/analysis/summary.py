@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xlaserve_loadtest.analysis import caveats, scenario, verdict
+from xlaserve_loadtest.analysis import caveats, mlperf, scenario, verdict
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
 from xlaserve_loadtest.analysis.conditions import percentiles as percentiles_for
+from xlaserve_loadtest.analysis.mlperf import ScenarioResult
 from xlaserve_loadtest.analysis.points import Point, point
 from xlaserve_loadtest.analysis.price import Price, prices
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
-from xlaserve_loadtest.analysis.scenario import HighestRate, ScenarioResult
+from xlaserve_loadtest.analysis.scenario import HighestRate
 from xlaserve_loadtest.record.lines import End, Equality, Failure, Header, Run, Server
 from xlaserve_loadtest.schedule.conditions import Condition
 
@@ -88,7 +89,7 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
     points = tuple(point for point in curve if point.role == "measure")
     comparisons = compare(header, samples)
     rates = scenario.highest_rates(header, samples, curve)
-    results = scenario.results(header, points or curve, rates)
+    results = mlperf.results(header, samples, points, rates)
     return Summary(
         path=run.path,
         header=header,

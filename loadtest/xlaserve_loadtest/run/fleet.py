@@ -206,11 +206,12 @@ class Fleet:
     async def _start_workers(self) -> None:
         settings = self._settings
         models = {name: self._info(arm) for name, arm in self._arms.items()}
+        seed = settings.sample_seed if settings.draws_samples else None
         if settings.is_in_process:
             for target in self._targets.values():
                 own = {arm.name: self.requests[arm.name] for arm in target.arms}
                 await target.own_workers[0].calls.setup(
-                    Setup({name: models[name] for name in own}, own, settings.deadline_s)
+                    Setup({name: models[name] for name in own}, own, settings.deadline_s, sample_seed=seed)
                 )
             return
         number = settings.workers or workers.choose_number(environment.cores(), settings.most_slots)
@@ -218,7 +219,7 @@ class Fleet:
         # The first arm's requests, sent to a server that does nothing, are the generator's ceiling.
         models[_CEILING] = _null_info(settings)
         requests: Mapping[str, Sequence[Request]] = {**self.requests, _CEILING: next(iter(self.requests.values()))}
-        setups = [Setup(models, requests, settings.deadline_s, offset=index) for index in range(number)]
+        setups = [Setup(models, requests, settings.deadline_s, index, seed) for index in range(number)]
         await asyncio.gather(*(worker.calls.setup(own) for worker, own in zip(self._workers, setups, strict=True)))
         if settings.targets != (NULL,):
             await self._find_ceiling()

@@ -26,6 +26,8 @@ from xlaserve_loadtest.targets.target import Connection, ModelInfo, Target
 FAILURE_PAUSE_S: Final = 0.05
 """How long a closed loop's slot rests after a failure: a dead target must not get thousands of requests a second."""
 LATE_NS: Final = 1_000_000
+DRAWS: Final = 1024
+"""Indices of requests that are drawn at a time."""
 SPIN_S: Final = 0.0015
 """How long before a send is due the clock is polled: the event loop's timers are a millisecond coarse."""
 
@@ -86,13 +88,19 @@ class Generator:
         models: Mapping[str, ModelInfo],
         requests: Mapping[str, Sequence[Request]],
         offset: int = 0,
+        sample_seed: int | None = None,
         clock: Clock = time.monotonic_ns,
         spin_s: float = SPIN_S,
     ) -> None:
         self._target = target
         self._models = models
         # Workers begin at different requests, so that they don't send the same at the same time.
-        self._feeds = {arm: islice(cycle(sequence), offset, None) for arm, sequence in requests.items()}
+        self._feeds = {
+            arm: islice(cycle(sequence), offset, None)
+            if sample_seed is None
+            else drawn(sequence, np.random.default_rng((sample_seed, offset)))
+            for arm, sequence in requests.items()
+        }
         self._clock = clock
         self._spin_s = spin_s
         self._block: _BlockRun | None = None
@@ -136,6 +144,13 @@ class Generator:
     def _running(self) -> _BlockRun:
         assert self._block is not None
         return self._block
+
+
+def drawn(requests: Sequence[Request], random: np.random.Generator) -> Iterator[Request]:
+    """Yields requests drawn at random with replacement, without an end."""
+    while True:
+        for index in random.integers(len(requests), size=DRAWS).tolist():
+            yield requests[index]
 
 
 class _BlockRun:

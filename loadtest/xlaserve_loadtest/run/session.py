@@ -206,7 +206,7 @@ class Session:
     def _arrival_seed(self, block: BlockPlan) -> int:
         # The blocks of a round get the same arrivals: arms differ in nothing else. Runs of a search are independent.
         number = self._recorder.blocks if block.role in ("search", "confirm") else block.round or 0
-        return self._settings.seed * 1_000_003 + number
+        return self._settings.schedule_seed * 1_000_003 + number
 
 
 def _blocks(load: Load, names: Sequence[str], settings: Settings, *, first_round: int) -> tuple[BlockPlan, ...]:

@@ -37,7 +37,9 @@ class Setup:
     requests: Mapping[str, Sequence[Request]]
     deadline_s: float
     offset: int = 0
-    """Index of the request that it sends first."""
+    """Index of the request that it sends first; the worker's part of the seed where requests are drawn."""
+    sample_seed: int | None = None
+    """Seed with which requests are drawn at random; None sends them in turn."""
 
 
 class Worker:
@@ -63,7 +65,13 @@ class Worker:
         """Stores the requests to send."""
         target = self._target or GrpcTarget(deadline_s=setup.deadline_s)
         self._setup = setup
-        self.generator = Generator(target=target, models=setup.models, requests=setup.requests, offset=setup.offset)
+        self.generator = Generator(
+            target=target,
+            models=setup.models,
+            requests=setup.requests,
+            offset=setup.offset,
+            sample_seed=setup.sample_seed,
+        )
         # These objects stay: the garbage collector need not scan them between two requests.
         gc.collect()
         gc.freeze()

@@ -58,6 +58,14 @@ def least_requests(percentile: float, share_of_allowed: float = 0.0) -> int:
     return requests
 
 
+def least_requests_for_estimate(percentile: float) -> int:
+    """Returns how many requests `percentile_estimate` needs: 64 for p90, 662 for p99."""
+    requests = least_requests(percentile)
+    while max_over(requests, percentile) < 1:
+        requests += 1
+    return requests
+
+
 def percentile_estimate(latencies: NDArray[np.float64], percentile: float) -> float | None:
     """Returns LoadGen's early-stopping estimate of a percentile: an upper bound with 99% confidence where requests are
     independent; None with fewer than 64 requests for p90, 662 for p99.

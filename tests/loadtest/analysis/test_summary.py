@@ -278,31 +278,6 @@ def test_a_search_without_a_confirming_run_finds_nothing(run_file: NewRun) -> No
     assert "no rate with p90<50ms was confirmed in 3 runs" in summary.verdict
 
 
-@pytest.mark.parametrize(
-    ("scenario", "metric", "value"), [("single-stream", "p90 latency, ms", 10), ("multi-stream", "p99 latency, ms", 10)]
-)
-def test_scenarios_have_their_metric_and_say_when_they_were_short(
-    run_file: NewRun, scenario: str, metric: str, value: int
-) -> None:
-    file = (
-        run_file()
-        .header(("xla",), scenario=scenario)
-        .block("xla", [10.0] * 500, load=LoadLine("closed", concurrency=1))
-    )
-    summary = summarize(file.read())
-    (result,) = summary.scenario
-    assert result.metric == metric
-    assert result.value == pytest.approx(value, rel=0.001)
-    assert not result.is_official
-    assert any("shorter than the official" in note for note in summary.notes)
-
-
-def test_a_scenario_of_official_length_is_marked_so(run_file: NewRun) -> None:
-    file = run_file().header(("xla",), scenario="single-stream")
-    file.block("xla", [1000.0] * 601, load=LoadLine("closed", concurrency=1))
-    assert summarize(file.read()).scenario[0].is_official
-
-
 def test_what_weakens_a_comparison_is_noted(compared: NewRun) -> None:
     notes = " ".join(summarize(compared().read()).notes)
     assert "No A/A control" in notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.required import required
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.run import crew, runner
 from xlaserve_loadtest.run.crew import Outcome
-from xlaserve_loadtest.run.runner import Generator, Live
+from xlaserve_loadtest.run.runner import Generator, Live, drawn
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
@@ -307,3 +308,15 @@ def test_a_worker_without_a_slot_stays_out_of_the_block(attack: Attack) -> None:
     outcome, target = attack(answering(0.01), ClosedLoop(2), workers=3)
     assert target.connections == 2
     assert outcome.images_per_s() == pytest.approx(200, rel=0.01)
+
+
+def test_drawn_requests_are_uniform_seeded_and_without_an_end() -> None:
+    requests = [Request(b"", 1, str(number)) for number in range(16)]
+    modes = [request.mode for request in islice(drawn(requests, np.random.default_rng(3)), 16_000)]
+    counts = np.bincount(np.array(modes, int), minlength=16)
+    assert counts.min() > 800
+    assert counts.max() < 1200
+    again = [request.mode for request in islice(drawn(requests, np.random.default_rng(3)), 16_000)]
+    other = [request.mode for request in islice(drawn(requests, np.random.default_rng(4)), 16_000)]
+    assert modes == again
+    assert modes != other

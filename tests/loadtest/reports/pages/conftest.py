@@ -10,10 +10,11 @@ import pytest
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.intervals import Estimate
+from xlaserve_loadtest.analysis.mlperf import ScenarioResult
 from xlaserve_loadtest.analysis.percentiles import Percentile
 from xlaserve_loadtest.analysis.points import CurveValue, GeneratorFigures, Padding, Point, ServerFigures, TimeSlice
 from xlaserve_loadtest.analysis.price import Price
-from xlaserve_loadtest.analysis.scenario import HighestRate, ScenarioResult
+from xlaserve_loadtest.analysis.scenario import HighestRate
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.analysis.summary import BlockSpan, Summary, TimedEvent
 from xlaserve_loadtest.record.lines import (
@@ -165,7 +166,19 @@ def make_summary(**changes: Any) -> Summary:
             HighestRate("xla", "p99<50ms", 200.0, 215.0, 200.0, 41, 9_000, 11),
             HighestRate("graph", "p99<50ms", None, 3.1, None, 0, 0, 5),
         ),
-        scenario=(ScenarioResult("xla", "single-stream", "p90 latency, ms", 31.2, False, "ran for 5 of 600 s"),),
+        scenario=(
+            ScenarioResult(
+                "xla",
+                "single-stream",
+                "modelled on MLPerf SingleStream",
+                "p90 early-stopping estimate, ms",
+                31.2,
+                160,
+                160,
+                5.0,
+                ("5 s instead of 600 s",),
+            ),
+        ),
         equalities=(Equality("xla", "graph", 16, 2e-6, 1e-5, 1.0, 1e-3, 1e-3, True),),
         failures=(Failure("graph", "UNAVAILABLE", 2, "connection reset"),),
         servers=(
