@@ -42,6 +42,7 @@ from xlaserve.config import ENV_PREFIX, ModelSettings, Settings
 from xlaserve_client import cli as client_cli
 from xlaserve_loadtest import cli as loadtest_cli
 from xlaserve_loadtest.reports import prometheus as loadtest_metrics
+from xlaserve_loadtest.run.watch import Watch
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "docs" / "reference"
@@ -260,6 +261,8 @@ def metrics_page() -> Iterator[str]:
     yield "## loadtest"
     yield "What `loadtest report RUN --push-file FILE` writes."
     yield _metrics(_collected(lambda: loadtest_metrics.render([])))
+    yield "What `loadtest --live-port PORT` serves while it runs."
+    yield _metrics(_collected(lambda: CollectorRegistry().register(Watch())))
 
 
 async def _server_metrics() -> list[tuple[Metric, tuple[str, ...]]]:

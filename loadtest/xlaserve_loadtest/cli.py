@@ -22,6 +22,7 @@ from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.reports import compare_cli, mlperf_log
 from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.session import Session
+from xlaserve_loadtest.run.watch import Watch
 from xlaserve_loadtest.schedule.payload import PayloadError
 from xlaserve_loadtest.study import sweep
 from xlaserve_loadtest.targets.target import TargetError
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
     0: everything was measured to the end; 1: some of it was not, or the target could not be used; 2: a wrong command
-    line; 3: a `--fail-if` condition is met; 130: interrupted.
+    line; 3: a `--fail-if` or `--abort-if` condition is met; 130: interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
@@ -47,18 +48,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = options.settings_of(chosen, command)
     report.check(chosen, command)
     failure: Exception | None = None
-    with Progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+    watch = Watch(chosen.abort_if)
+    with Progress(watch=watch) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         session = Session(settings, progress)
         try:
-            loop.run(_run(session, chosen.out, ["loadtest", *without_secrets(words, settings.transport)]))
+            with watch.served(chosen.live_port):
+                loop.run(_run(session, chosen.out, ["loadtest", *without_secrets(words, settings.transport)], watch))
         except (TargetError, PayloadError, OSError) as error:
             failure = error
     if failure:
         sys.stderr.write(f"loadtest: {failure}\n")
-    status = _report(session, chosen)
+    status = _report(session, chosen, watch)
     if session.interrupted:
         return _INTERRUPTED
-    return 1 if failure or not session.is_complete else status
+    return 1 if failure or not (session.is_complete or watch.reason) else status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,9 +83,10 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _run(session: Session, folder: Path, command: Sequence[str]) -> None:
+async def _run(session: Session, folder: Path, command: Sequence[str], watch: Watch) -> None:
     """Runs the session; Ctrl-C and SIGTERM end it cleanly."""
     task = asyncio.create_task(session.run(folder, command))
+    watch.on_met = task.cancel
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
@@ -96,7 +100,7 @@ async def _run(session: Session, folder: Path, command: Sequence[str]) -> None:
             loop.remove_signal_handler(number)
 
 
-def _report(session: Session, chosen: argparse.Namespace) -> int:
+def _report(session: Session, chosen: argparse.Namespace, watch: Watch) -> int:
     """Reports from the run file, as `loadtest report` does."""
     if session.path is None or not session.blocks:
         return 0
@@ -109,7 +113,7 @@ def _report(session: Session, chosen: argparse.Namespace) -> int:
         log = session.path.with_name(session.path.name.removesuffix(SUFFIX) + mlperf_log.SUFFIX)
         log.write_text(mlperf_log.render(summary))
         files.append(("summary", log))
-    status = report.publish([summary], chosen, out)
+    status = report.publish([summary], chosen, out, watch.judged())
     for what, path in files:
         out.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)
     return status

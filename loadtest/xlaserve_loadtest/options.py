@@ -13,6 +13,7 @@ from xlaserve_loadtest import transport_options
 from xlaserve_loadtest.parser import Parser, checked, counts, names, number_over
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
+from xlaserve_loadtest.run.watch import parse_abort
 from xlaserve_loadtest.schedule import arrivals, payload, tensors
 from xlaserve_loadtest.schedule.arms import ALL, MODES, USUAL_MODES
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Process, Profile
@@ -27,6 +28,8 @@ SCENARIO_IMAGES: Final = {"single-stream": 1, "multi-stream": 8, "server": 1, "o
 is sent in pieces."""
 OFFLINE_SLOTS: Final = 16
 """Requests of the largest bucket under way: enough that no lane waits, few enough for the queues."""
+
+MAX_PORT: Final = 65_535
 
 _SIZE: Final = re.compile(r"0*([1-9]\d*)x0*([1-9]\d*)")
 _POSITIVE: Final = number_over(float, 0.0)
@@ -51,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     kept = parser.add_argument_group("what is kept")
     kept.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="folder for the run file and its page")
     kept.add_argument("--record", type=Path, metavar="FILE", help="name the run file")
+    _add_live(parser)
     report.add_options(parser)
     return parser
 
@@ -163,6 +167,22 @@ def _add_payload(parser: argparse.ArgumentParser) -> None:
     sent.add_argument("--size", type=_sizes, default=(), metavar="HxW,HxW", help="of the images; the model's own")
 
 
+def _add_live(parser: argparse.ArgumentParser) -> None:
+    live = parser.add_argument_group("while it runs")
+    live.add_argument(
+        "--abort-if",
+        type=checked(parse_abort),
+        action="append",
+        default=[],
+        metavar="COND",
+        help=f"end the run early and exit with {report.EXIT_CONDITION}: errors>0, errors>1%%, dropped>1%%, p99>80ms; "
+        "shares and percentiles once more requests are over the limit than chance explains",
+    )
+    live.add_argument(
+        "--live-port", type=_address, metavar="[HOST:]PORT", help="metrics for Prometheus, on 127.0.0.1 without HOST"
+    )
+
+
 def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Settings:
     """Checks how the options fit together, and returns the settings. Ends with status 2 on a wrong command line."""
     targets = (IN_PROCESS,) if options.in_process else options.target
@@ -227,6 +247,7 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         "--find-max needs --slo, and --scenario server --slo-ms": is_search and not (options.slo or options.slo_ms),
         "--slo and --slo-ms are for --find-max and --scenario server": (options.slo or options.slo_ms)
         and not is_search,
+        "--abort-if: a search goes over the limit on purpose": is_search and options.abort_if,
         "--slo and --slo-ms exclude each other": options.slo and options.slo_ms,
         "--arrivals is for --rate, --profile and --find-max": options.arrivals
         and not (options.rate or options.profile or options.find_max),
@@ -281,6 +302,13 @@ def _rates(text: str) -> tuple[tuple[float, float | None], ...]:
             raise argparse.ArgumentTypeError(f"expected rates such as 50,100 or a ramp such as 50..200, got {text!r}")
         rates.append((ends[0], ends[1] if len(ends) > 1 else None))
     return tuple(rates)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+        raise argparse.ArgumentTypeError(f"expected a port such as 9100 or 0.0.0.0:9100, got {text!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _workers(text: str) -> int | None:

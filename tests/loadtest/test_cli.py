@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -328,6 +330,40 @@ def test_a_server_that_does_not_start_is_quoted(loadtest: Loadtest, embedded_pup
     assert "the server exited" in ran.end.reason
 
 
+def test_a_run_ends_early_where_a_condition_is_met_and_says_so(
+    loadtest: Loadtest, start_puppet: StartPuppet, tmp_path: Path
+) -> None:
+    target, junit = start_puppet("--fail-after", "200"), tmp_path / "junit.xml"
+    ran = loadtest(
+        *("--mode", "xla", "--target", target, "--duration", "60", "--full-duration"),
+        *("--abort-if", "errors>2", "--abort-if", "dropped>0", "--junit", str(junit)),
+    )
+    assert ran.status == 3
+    assert (ran.end.interrupted, ran.end.complete) == (False, False)
+    assert ran.end.reason.startswith("--abort-if errors>2: xla, 16 at a time: ")
+    assert ran.err.endswith(ran.end.reason + "\n")
+    assert "Not everything that was planned was measured: --abort-if errors>2" in " ".join(ran.out.split())
+    (block,) = ran.run.blocks
+    assert block.arm == "xla"
+    cases = ElementTree.parse(junit).iter("testcase")
+    assert [(case.attrib["name"], case[0].tag) for case in cases] == [
+        ("errors>2", "failure"),
+        ("dropped>0", "system-out"),
+    ]
+
+
+def test_a_run_in_which_no_condition_is_met_goes_on_to_its_end(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    target = start_puppet()
+    ran = loadtest("--mode", "xla", "--target", target, "--abort-if", "p99>5s", "--live-port", port)
+    assert (ran.status, ran.end.complete) == (0, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ran = loadtest("--mode", "xla", "--target", target, "--live-port", str(taken.getsockname()[1]))
+        assert (ran.status, ran.out) == (1, "")
+        assert "ddress already in use" in ran.err
+
+
 def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(
     loadtest: Loadtest, start_puppet: StartPuppet
 ) -> None:
@@ -436,6 +472,11 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["--scenario", "server", "--slo-ms", "5", "--arrivals", "constant"],
         ["--concurrency", "4", "--arrivals", "poisson"],
         ["--find-max", "--slo", "p99<5ms", "--slo-ms", "5"],
+        ["--find-max", "--slo", "p99<5ms", "--abort-if", "errors>0"],
+        ["--abort-if", "verdict=slower"],
+        ["--live-port", "0"],
+        ["--live-port", "host"],
+        ["--junit", "x.xml"],
         ["--slo", "p99<5ms"],
         ["--size", "8"],
         ["--payload", "gif"],

@@ -29,6 +29,8 @@ class Judged:
     """Whether there was a figure to judge by."""
     found: str
     """The figure that decides and where it was found, or why there is none."""
+    option: str = "--fail-if"
+    """The option that asked for it."""
 
     def __str__(self) -> str:
         doubt = "" if self.is_judged else "can't be judged: "

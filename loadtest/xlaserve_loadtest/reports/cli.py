@@ -89,12 +89,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: Console) -> int:
+def publish(
+    summaries: Sequence[Summary], options: argparse.Namespace, console: Console, live: Sequence[Judged] = ()
+) -> int:
     """Writes the files asked for, prints the runs, and judges the conditions: 0, or 3 where one is met.
+
+    `live` are conditions that were judged while the first run went on.
 
     Raises OSError where a file can't be written.
     """
     judged = [judge(summary.points or summary.curve, summary.comparisons, options.fail_if) for summary in summaries]
+    if summaries:
+        judged[0] += live
     for name, render in _FORMATS.items():
         path: Path | None = getattr(options, name)
         if path is not None:
@@ -109,7 +115,7 @@ def publish(summaries: Sequence[Summary], options: argparse.Namespace, console: 
 
 def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Checks how the options fit together. Ends with status 2 on a wrong command line."""
-    if options.junit and not options.fail_if:
+    if options.junit and not (options.fail_if or getattr(options, "abort_if", ())):
         parser.error("--junit has a test case for each --fail-if: name at least one")
 
 
@@ -128,7 +134,7 @@ def say_what_is_met(judged: Iterable[Judged]) -> int:
     """Writes the conditions that are met, or can't be judged, to stderr; returns the exit status."""
     met = [each for each in judged if each.is_met]
     for each in met:
-        sys.stderr.write(f"loadtest: --fail-if {each}\n")
+        sys.stderr.write(f"loadtest: {each.option} {each}\n")
     return EXIT_CONDITION if met else 0
 
 

@@ -163,11 +163,7 @@ async def _watch(
         await asyncio.sleep(_POLL_S)
         looks = await asyncio.gather(*(worker.live() for worker in workers))
         now_ns = clock()
-        live = Live(
-            sum(look.images for look in looks),
-            np.concatenate([look.latencies_ms for look in looks]),
-            sum(look.errors for look in looks),
-        )
+        live = Live.of(looks)
         on_live(live)
         window_ns = outcome.window_ns
         if window_ns is None or not window_ns[0] <= now_ns < window_ns[1]:

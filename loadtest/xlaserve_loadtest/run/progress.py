@@ -13,6 +13,7 @@ from rich.live import Live as LiveDisplay
 from rich.text import Text
 
 from xlaserve_loadtest.run.runner import Live
+from xlaserve_loadtest.run.watch import Watch
 
 _RATE_S: Final = 2.0
 _KEEP: Final = 200
@@ -23,7 +24,9 @@ _MIN_P99: Final = 459
 class Progress:
     """Use it as a context manager; `say` is for steps, `arm` and `live` for what goes on."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, watch: Watch | None = None) -> None:
+        self.watch = watch or Watch()
+        """Counts what `live` is called with."""
         self._console = console or Console(stderr=True)
         self._display: LiveDisplay | None = None
         if self._console.is_terminal:
@@ -63,6 +66,7 @@ class Progress:
     def live(self, live: Live) -> None:
         """Shows answers that came in."""
         now_s = time.monotonic()
+        self.watch.add(live)
         self._errors += live.errors
         self._looks.append((now_s, live.images))
         while self._looks[0][0] < now_s - _RATE_S:

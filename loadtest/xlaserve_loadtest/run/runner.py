@@ -61,6 +61,25 @@ class Live:
     latencies_ms: NDArray[np.float32]
     """Latencies of the answered requests."""
     errors: int
+    measured: NDArray[np.bool_]
+    """Which of these latencies are of requests that were due in the window."""
+    measured_images: int = 0
+    measured_errors: int = 0
+    dropped: int = 0
+    """Requests that were due in the window and could not be sent."""
+
+    @classmethod
+    def of(cls, looks: Sequence[Live]) -> Live:
+        """Returns what several generators saw."""
+        return cls(
+            sum(look.images for look in looks),
+            np.concatenate([look.latencies_ms for look in looks]),
+            sum(look.errors for look in looks),
+            np.concatenate([look.measured for look in looks]),
+            sum(look.measured_images for look in looks),
+            sum(look.measured_errors for look in looks),
+            sum(look.dropped for look in looks),
+        )
 
 
 @dataclass
@@ -172,7 +191,7 @@ class _BlockRun:
         self._clock = clock
         self._spin_s = spin_s
         self._rows: list[tuple[Any, ...]] = []
-        self._seen = 0
+        self._seen = self._seen_dropped = 0
         self._measured_under_way = 0
         self._is_over = False
         self._result = Result()
@@ -205,13 +224,23 @@ class _BlockRun:
     def live(self) -> Live:
         rows = self._rows[self._seen :]
         self._seen += len(rows)
-        answered = [
-            ((end_ns - due_ns) / 1e6, images)
+        first_ns, last_ns = self.window or (0, 0)
+        ended = [
+            ((end_ns - due_ns) / 1e6, images, first_ns <= due_ns < last_ns, status is Status.OK)
             for _, _, due_ns, _, end_ns, status, images, *_ in rows
-            if status is Status.OK
         ]
-        latencies_ms = np.array([latency_ms for latency_ms, _ in answered], np.float32)
-        return Live(sum(images for _, images in answered), latencies_ms, len(rows) - len(answered))
+        answered = [(latency_ms, images, measured) for latency_ms, images, measured, is_right in ended if is_right]
+        dropped_ns = self._result.dropped_ns[self._seen_dropped :]
+        self._seen_dropped += len(dropped_ns)
+        return Live(
+            sum(images for _, images, _ in answered),
+            np.array([latency_ms for latency_ms, _, _ in answered], np.float32),
+            len(rows) - len(answered),
+            np.array([measured for _, _, measured in answered], np.bool_),
+            sum(images for _, images, measured in answered if measured),
+            sum(measured and not is_right for _, _, measured, is_right in ended),
+            sum(first_ns <= due_ns < last_ns for due_ns in dropped_ns),
+        )
 
     async def _run(self, start_ns: int) -> None:
         async with asyncio.TaskGroup() as sends:

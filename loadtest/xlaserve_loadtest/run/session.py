@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 
+from xlaserve_loadtest.analysis.samples import label
 from xlaserve_loadtest.record.lines import SUFFIX, Arm, End, Header, Status
 from xlaserve_loadtest.record.run_file import RunWriter
 from xlaserve_loadtest.run import crew, environment, fleet, usage
@@ -18,7 +19,7 @@ from xlaserve_loadtest.run.equality_run import compare_outputs
 from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.highest_rate import RateSearch
 from xlaserve_loadtest.run.progress import Progress
-from xlaserve_loadtest.run.recorder import Recorder
+from xlaserve_loadtest.run.recorder import Recorder, load_line
 from xlaserve_loadtest.schedule import arms as arms_of
 from xlaserve_loadtest.schedule import arrivals, plan, steady
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Profile, Replay
@@ -89,7 +90,8 @@ class Session:
                 await self._check_equality(arms)
                 await self._measure([arm.name for arm in arms])
         except asyncio.CancelledError:
-            self.interrupted = True
+            reason = self._progress.watch.reason
+            self.interrupted = not reason
         except (TargetError, PayloadError) as error:
             reason = str(error)
             raise
@@ -175,6 +177,8 @@ class Session:
             model = target.model_of(block.arm)
             before = await usage.counts(target.http_address, model)
             use = usage.Usage(target.pid)
+            images_per_request = str(self._fleet.mixes[block.arm])
+            self._progress.watch.begin(block.arm, label(load_line(block.load, images_per_request)))
             with use.looking():
                 outcome = await crew.run_block(
                     block,
@@ -188,7 +192,7 @@ class Session:
             self._recorder.block(
                 block,
                 outcome,
-                images_per_request=str(self._fleet.mixes[block.arm]),
+                images_per_request=images_per_request,
                 server=target.id,
                 workers=len(workers),
                 ceiling_per_s=self._fleet.ceiling_per_s,

@@ -292,6 +292,26 @@ def test_live_figures_add_up_to_what_was_answered(attack: Attack) -> None:
     assert np.concatenate([live.latencies_ms for live in seen]) == pytest.approx(20, rel=0.001)
 
 
+def test_live_figures_tell_the_measured_requests_from_those_of_warm_up(attack: Attack) -> None:
+    seen: list[Live] = []
+    outcome, _ = attack(answering(0.02), ClosedLoop(4), images=5, on_live=seen.append)
+    measured = np.concatenate([live.measured for live in seen])
+    assert 0.95 * outcome.answered.size < measured.sum() <= outcome.answered.size < measured.size
+    assert sum(live.measured_images for live in seen) == measured.sum() * 5
+
+
+def test_live_figures_have_the_measured_requests_that_failed_and_those_that_were_dropped(attack: Attack) -> None:
+    async def handle(request: Request) -> Reply:
+        await asyncio.sleep(0.5)
+        return Reply(Status.UNAVAILABLE)
+
+    seen: list[Live] = []
+    outcome, _ = attack(handle, OpenLoop(100.0), max_in_flight=10, on_live=seen.append)
+    failed = outcome.measured.size
+    assert 0.8 * failed < sum(live.measured_errors for live in seen) <= failed < sum(live.errors for live in seen)
+    assert 0.8 * outcome.dropped < sum(live.dropped for live in seen) <= outcome.dropped
+
+
 def test_workers_share_slots_and_begin_at_different_requests(attack: Attack) -> None:
     seen = []
 
