@@ -14,6 +14,7 @@ from xlaserve_loadtest.analysis.conditions import Judged, judge
 from xlaserve_loadtest.analysis.intervals import Estimate, unpaired_ratio
 from xlaserve_loadtest.analysis.judgement import Measure, Unit, Verdict
 from xlaserve_loadtest.analysis.judgement import judge as judge_ratio
+from xlaserve_loadtest.analysis.multiplicity import corrected
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
 from xlaserve_loadtest.record.lines import Environment, Run
 from xlaserve_loadtest.schedule.conditions import RATIO, VERDICT, Condition, ConditionError, parse
@@ -81,10 +82,15 @@ def changes(first: Run, second: Run, apart: Sequence[Difference] = ()) -> list[C
     """
     groups = [_groups(run) for run in (first, second)]
     seed = first.header.seed
-    return [
+    found = [
         _change(arm, load, (groups[0][arm, load], groups[1][arm, load]), apart, seed)
         for arm, load in groups[1]
         if (arm, load) in groups[0]
+    ]
+    left = corrected([(one.ratios[one.decides], one.verdict, one.reason) for one in found])
+    return [
+        dataclasses.replace(one, verdict=verdict, reason=reason)
+        for one, (verdict, reason) in zip(found, left, strict=True)
     ]
 
 

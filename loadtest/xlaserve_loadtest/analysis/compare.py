@@ -10,6 +10,7 @@ import numpy as np
 
 from xlaserve_loadtest.analysis.intervals import Estimate, ratio
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure, Unit, Verdict, judge
+from xlaserve_loadtest.analysis.multiplicity import corrected
 from xlaserve_loadtest.analysis.samples import Sample, label
 from xlaserve_loadtest.record.lines import Arm, Header
 
@@ -88,7 +89,7 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
             )
             if own and other:
                 comparisons.append(_compare(own, other, load, is_control=arm in controls, seed=header.seed))
-    return _mind_controls(comparisons)
+    return _mind_number(_mind_controls(comparisons))
 
 
 def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_control: bool, seed: int) -> Comparison:
@@ -144,6 +145,16 @@ def _mind_controls(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
             if one.decides in one.doubts:
                 one = replace(one, verdict="inconclusive", reason=one.doubts[one.decides])  # noqa: PLW2901
         minded.append(one)
+    return tuple(minded)
+
+
+def _mind_number(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """Withdraws verdicts that chance would give so many comparisons."""
+    left = iter(corrected([(one.ratio, one.verdict, one.reason) for one in comparisons if not one.is_control]))
+    minded: list[Comparison] = []
+    for one in comparisons:
+        verdict, reason = (one.verdict, one.reason) if one.is_control else next(left)
+        minded.append(replace(one, verdict=verdict, reason=reason))
     return tuple(minded)
 
 
