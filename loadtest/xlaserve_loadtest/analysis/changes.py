@@ -136,9 +136,14 @@ def judge_changes(found: Sequence[Change], conditions: Iterable[Condition]) -> l
     judged = []
     for condition in conditions:
         arm, side = _sides(condition)
-        own = [_as_comparison(change) for change in found if arm in (None, change.arm)]
+        own = [change for change in found if arm in (None, change.arm)]
+        withheld = next((change for change in own if change.is_withheld), None)
+        if withheld and (condition.metric == VERDICT or condition.bound):
+            where = f"{withheld.arm}, {withheld.label}"
+            judged.append(Judged(condition, is_met=True, is_judged=False, found=f"{where}: {withheld.reason}"))
+            continue
         plain = dataclasses.replace(condition, arm=side or "B", baseline=condition.baseline or "A")
-        judged += judge((), own, [plain])
+        judged += judge((), [_as_comparison(change) for change in own], [plain])
     return judged
 
 
@@ -162,7 +167,6 @@ def _as_comparison(change: Change) -> Comparison:
         verdict=change.verdict,
         reason=change.reason,
         is_control=False,
-        doubts=dict.fromkeys(change.ratios, change.reason) if change.is_withheld else {},
     )
 
 

@@ -145,9 +145,14 @@ def _compared(condition: Condition, points: Sequence[Point], comparisons: Sequen
 
 def _of_verdict(condition: Condition, comparison: Comparison, where: str) -> _Figure:
     ratio, reason = comparison.ratio, comparison.reason
-    has_interval = ratio is not None and ratio.low is not None
-    if not condition.holds(comparison.verdict) and (not has_interval or comparison.decides in comparison.doubts):
-        # Withheld, not found to be inconclusive.
+    if ratio is None or ratio.low is None or ratio.high is None:
+        is_withheld = not condition.holds(comparison.verdict)
+    else:
+        is_better = (ratio.low > 1) == (comparison.decides not in ("p50", "p99"))
+        claimed = "inconclusive" if ratio.low <= 1 <= ratio.high else "faster" if is_better else "slower"
+        is_withheld = comparison.decides in comparison.doubts and condition.holds(claimed)
+    if is_withheld and not condition.holds(comparison.verdict):
+        # What would have met the condition is in doubt, not refuted.
         return _Figure(None, where, reason)
     return _Figure(comparison.verdict, where, comparison.verdict + (f" ({reason})" if reason else ""))
 

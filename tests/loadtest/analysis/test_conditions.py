@@ -237,6 +237,8 @@ def test_a_failed_control_leaves_evidence_unjudged_and_lack_of_evidence_too(comp
         assert "the A/A control failed" in str(found)
     # Nobody claims that it is faster, and the point value claims nothing.
     assert not judged(summary, "xla/graph lower>1.1").is_met
+    assert judged(summary, "verdict=faster").is_judged
+    assert not judged(summary, "verdict=faster").is_met
     assert judged(summary, "xla/graph<1").is_judged
     assert judged(summary, "verdict=inconclusive").is_judged
     control = judged(summary, "graph again/graph verdict!=inconclusive")

@@ -352,7 +352,7 @@ def test_a_comparison_ends_with_the_status_of_its_conditions(
 def test_across_machines_no_evidence_can_be_judged(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
     elsewhere = dataclasses.replace(ENVIRONMENT, cores=4)
     first, second = compared(xla_ms=10), compared(xla_ms=11.5, seed=1, name="b", environment=elsewhere)
-    for condition in ("B/A upper<0.95", "verdict=slower"):
+    for condition in ("B/A upper<0.95", "verdict=slower", "graph:verdict=slower", "graph:B/A upper<0.5"):
         assert compare(first, second, "--fail-if", condition) == 3
         assert "can't be judged: " in capsys.readouterr().err
 
