@@ -119,6 +119,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--find-max", action="store_true", help="search the highest rate that keeps --slo, with 99%% confidence"
     )
+    load.add_argument(
+        "--accuracy", action="store_true", help="for --scenario: first write the outputs of every image as a log"
+    )
     load.add_argument("--slo", type=checked(Slo.parse), metavar="COND", help="such as p99<50ms")
     load.add_argument("--slo-ms", type=_POSITIVE, metavar="MS", help="the same for p99, for --scenario server")
     load.add_argument(
@@ -226,6 +229,7 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         schedule_seed=options.seed if options.schedule_seed is None else options.schedule_seed,
         sample_seed=options.seed if options.sample_seed is None else options.sample_seed,
         draws_samples=options.scenario is not None,
+        writes_accuracy_log=options.accuracy,
         deadline_s=options.deadline,
         start_timeout_s=options.start_timeout,
     )
@@ -252,6 +256,8 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         "--arrivals is for --rate, --profile and --find-max": options.arrivals
         and not (options.rate or options.profile or options.find_max),
         "--burst is for --rate and --profile": options.burst and not (options.rate or options.profile),
+        "--accuracy is for --scenario": options.accuracy and not options.scenario,
+        "--sample-seed is for --scenario": options.sample_seed is not None and not options.scenario,
         "--images-per-request: the scenario sets it": options.scenario and options.images_per_request,
         "--in-process takes pixels": options.in_process
         and (options.payload == "encoded" or (options.images and options.payload is None)),

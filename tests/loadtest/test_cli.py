@@ -419,7 +419,7 @@ def test_scenarios_have_their_rules(
     load: str,
     concurrency: int,
 ) -> None:
-    ran = loadtest("--mode", "xla", "--scenario", scenario, "--target", start_puppet())
+    ran = loadtest("--mode", "xla", "--scenario", scenario, "--accuracy", "--target", start_puppet())
     assert ran.status == 0
     (block,) = ran.run.blocks
     assert ran.run.header.scenario == scenario
@@ -427,6 +427,8 @@ def test_scenarios_have_their_rules(
     assert "not an MLPerf result" in ran.out
     (summary,) = ran.run.path.parent.glob("*.mlperf_log_summary.txt")
     assert "Scenario : modelled on MLPerf" in summary.read_text()
+    (accuracy,) = ran.run.path.parent.glob("*.xla.mlperf_log_accuracy.json")
+    assert [line["qsl_idx"] for line in json.loads(accuracy.read_text())] == list(range(16))
     assert "measuring xla: about 1 s, less where" in ran.err
 
 
@@ -471,6 +473,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["--find-max"],
         ["--scenario", "server", "--slo-ms", "5", "--arrivals", "constant"],
         ["--concurrency", "4", "--arrivals", "poisson"],
+        ["--concurrency", "4", "--accuracy"],
+        ["--concurrency", "4", "--sample-seed", "1"],
         ["--find-max", "--slo", "p99<5ms", "--slo-ms", "5"],
         ["--find-max", "--slo", "p99<5ms", "--abort-if", "errors>0"],
         ["--abort-if", "verdict=slower"],

@@ -13,7 +13,7 @@ from pathlib import Path
 from xlaserve_loadtest.analysis.samples import label
 from xlaserve_loadtest.record.lines import SUFFIX, Arm, End, Header, Status
 from xlaserve_loadtest.record.run_file import RunWriter
-from xlaserve_loadtest.run import crew, environment, fleet, usage
+from xlaserve_loadtest.run import accuracy_log, crew, environment, fleet, usage
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.equality_run import compare_outputs
 from xlaserve_loadtest.run.fleet import Fleet
@@ -88,6 +88,8 @@ class Session:
                 self._settings, arms, self._progress, on_server=self._recorder.write, make_server=self._make_server
             ) as self._fleet:
                 await self._check_equality(arms)
+                if self._settings.writes_accuracy_log:
+                    await self._write_accuracy_logs([arm.name for arm in arms if arm.is_control_of is None])
                 await self._measure([arm.name for arm in arms])
         except asyncio.CancelledError:
             reason = self._progress.watch.reason
@@ -122,6 +124,12 @@ class Session:
                     self._recorder.event(time.monotonic_ns(), "error", text)
                 else:
                     self._recorder.write(compare_outputs(arm.name, base.name, outputs, theirs))
+
+    async def _write_accuracy_logs(self, names: Sequence[str]) -> None:
+        assert self.path is not None
+        for name in names:
+            path = await accuracy_log.write_log(self.path, name, self._fleet.requests[name], self._fleet.outputs)
+            self._progress.say(f"{name}: outputs of every image are in {path}")
 
     async def _measure(self, names: Sequence[str]) -> None:
         settings = self._settings
