@@ -145,12 +145,11 @@ def _compared(condition: Condition, points: Sequence[Point], comparisons: Sequen
 
 def _of_verdict(condition: Condition, comparison: Comparison, where: str) -> _Figure:
     ratio, reason = comparison.ratio, comparison.reason
-    if ratio is None or ratio.low is None or ratio.high is None:
-        is_withheld = not condition.holds(comparison.verdict)
-    else:
+    is_withheld = comparison.verdict == "inconclusive"
+    if ratio is not None and ratio.low is not None and ratio.high is not None:
         is_better = (ratio.low > 1) == (comparison.decides not in ("p50", "p99"))
         claimed = "inconclusive" if ratio.low <= 1 <= ratio.high else "faster" if is_better else "slower"
-        is_withheld = comparison.decides in comparison.doubts and condition.holds(claimed)
+        is_withheld &= comparison.decides in comparison.doubts and condition.holds(claimed)
     if is_withheld and not condition.holds(comparison.verdict):
         # What would have met the condition is in doubt, not refuted.
         return _Figure(None, where, reason)
