@@ -42,6 +42,7 @@ def warnings(
     for comparison in comparisons:
         yield from _doubts(comparison)
     yield from _stalls(samples)
+    yield from _far_off(points)
     yield from (f"{event.what}: {event.text}" for event in run.events if event.what == "error")
 
 
@@ -127,6 +128,20 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
 
 def _names(measures: Iterable[Measure]) -> str:
     return ", ".join(MEASURE_NAMES[measure] for measure in measures)
+
+
+def _far_off(points: Sequence[Point]) -> Iterator[str]:
+    """Finds points whose mean over all blocks is not what a typical block did."""
+    for point in points:
+        rates, typical = [rate for rate in point.block_images_per_s if rate is not None], point.images_per_s
+        if not rates or typical is None or typical.low is None or typical.high is None:
+            continue
+        mean = sum(rates) / len(rates)
+        if not typical.low * (1 - 1e-9) <= mean <= typical.high * (1 + 1e-9):
+            yield (
+                f"{point.arm}, {point.label}: {typical.value:,.4g} images/s is what a typical block did. Some were far "
+                f"off: the mean of all is {mean:,.4g}, the least {min(rates):,.4g}, the most {max(rates):,.4g}."
+            )
 
 
 def _stalls(samples: Sequence[Sample]) -> Iterator[str]:
