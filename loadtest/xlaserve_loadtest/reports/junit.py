@@ -39,7 +39,8 @@ def render(suites: Iterable[Suite]) -> str:
     root = ElementTree.Element("testsuites", {"name": "loadtest", **_sums(elements)})
     root.extend(elements)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
+    # Not "unicode": that would declare the encoding of the locale, and the file is in UTF-8.
+    return ElementTree.tostring(root, "utf-8", xml_declaration=True).decode() + "\n"
 
 
 def _suite(suite: Suite) -> ElementTree.Element:

@@ -165,6 +165,7 @@ def test_junit_holds_any_text_that_a_condition_or_a_message_may_have() -> None:
     judged = Judged(condition, True, True, "\x1b[31m</failure>")
     document = junit.render([junit.Suite("x\x0b", "2026-01-02T03:04:05+00:00", 1.0, "\ufffe", [judged])])
     (case,) = ElementTree.fromstring(document.encode()).iter("testcase")
+    assert document.startswith("<?xml version='1.0' encoding='utf-8'?>")
     assert case.attrib["name"] == condition.text.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
 
 
