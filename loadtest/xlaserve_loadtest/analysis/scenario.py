@@ -9,7 +9,7 @@ from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.samples import Sample
 from xlaserve_loadtest.record.lines import Header
 from xlaserve_loadtest.schedule.conditions import Condition, ConditionError, parse
-from xlaserve_loadtest.schedule.search import Slo, TriedRate
+from xlaserve_loadtest.schedule.search import Slo, TriedRate, lowest_rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ def highest_rates(header: Header, samples: Sequence[Sample], points: Sequence[Po
             continue
         last = next((rate for role, rate in reversed(tried) if role == "confirm" and rate.is_confirmed), None)
         found = None if last is None else last.rate_per_s
-        rejected = [rate.rate_per_s for _, rate in tried if rate.is_rejected and rate.rate_per_s > (found or 0.0)]
         own = [
             point for point in points if (point.arm, point.role, point.load.rate_per_s) == (arm.name, "confirm", found)
         ]
@@ -72,7 +71,7 @@ def highest_rates(header: Header, samples: Sequence[Sample], points: Sequence[Po
                 arm=arm.name,
                 slo=str(text),
                 rate_per_s=found,
-                rejected_per_s=min(rejected, default=None),
+                rejected_per_s=lowest_rejected((rate for _, rate in tried), above=found or 0.0),
                 images_per_s=next((point.images_per_s.value for point in own if point.images_per_s), None),
                 over=last.tail.over if last else 0,
                 requests=last.tail.requests if last else 0,

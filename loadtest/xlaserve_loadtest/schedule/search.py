@@ -8,7 +8,7 @@ Short runs look for a candidate; they decide nothing. A fresh run at the candida
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,8 +28,8 @@ LOWEST: Final = 1 / 64
 """Share of the first guess below which no rate is tried: a target that holds none of these has another problem."""
 BACK_OFF: Final = (0.95, 0.94, 0.92, 0.85, 0.7)
 """What the rate of each confirming run is to the one before, the first to the candidate."""
-USUAL_STEPS: Final = 7
-"""Short runs that a search usually takes: two or three until it has a bracket, four to halve that."""
+USUAL_STEPS: Final = 9
+"""Short runs that a search usually takes: three until it has a bracket, four to halve that, and some are repeated."""
 USUAL_CONFIRMING: Final = 2
 """Confirming runs that a search usually takes."""
 USUAL_INFLATION: Final = 10.0
@@ -136,7 +136,7 @@ class Found:
     confirmed_per_s: float | None
     """The rate that a fresh run confirmed; None where none did."""
     rejected_per_s: float | None
-    """The lowest rate above it that was too much, with 99% confidence."""
+    """The lowest rate above it that was too much in all of its runs, with 99% confidence in each."""
     tried: tuple[TriedRate, ...]
 
 
@@ -153,15 +153,12 @@ class Search:
         """Searches the highest rate that meets the objective; `start_per_s` is a first guess.
 
         The rate is doubled or halved until one holds and another does not, then the bracket is bisected (by ratio) to
-        PRECISION. What held is confirmed, or lowered by BACK_OFF and tried again.
+        PRECISION. What is rejected is tried once more. What held is confirmed, or lowered by BACK_OFF and tried again.
         """
         confirmed = None
         if (candidate := await self._candidate(start_per_s)) is not None:
             confirmed = await self._confirm(candidate)
-        rejected = [
-            point.rate_per_s for point in self.tried if point.is_rejected and point.rate_per_s > (confirmed or 0.0)
-        ]
-        return Found(confirmed, min(rejected, default=None), tuple(self.tried))
+        return Found(confirmed, lowest_rejected(self.tried, above=confirmed or 0.0), tuple(self.tried))
 
     async def _try(self, rate_per_s: float, seconds: float, *, confirms: bool) -> TriedRate:
         point = await self.measure(rate_per_s, seconds, confirms)
@@ -173,7 +170,11 @@ class Search:
         high: float | None = None
         lowest = LOWEST * rate
         for _ in range(2 * MAX_STEPS):
-            point = await self._try(rate, short_run_s(self.slo, rate, self.min_run_s), confirms=False)
+            seconds = short_run_s(self.slo, rate, self.min_run_s)
+            point = await self._try(rate, seconds, confirms=False)
+            if point.is_rejected and point.answered_share:
+                # A disturbance of the machine must not bound the whole search.
+                point = await self._try(rate, seconds, confirms=False)
             if point.holds:
                 low = point
             else:
@@ -199,6 +200,14 @@ class Search:
             if point.is_confirmed:
                 return rate
         return None
+
+
+def lowest_rejected(tried: Iterable[TriedRate], *, above: float) -> float | None:
+    """Returns the lowest rate over `above` that was rejected in all of its runs."""
+    rejected: dict[float, bool] = {}
+    for point in tried:
+        rejected[point.rate_per_s] = rejected.get(point.rate_per_s, True) and point.is_rejected
+    return min((rate for rate, is_rejected in rejected.items() if is_rejected and rate > above), default=None)
 
 
 def short_run_s(slo: Slo, rate_per_s: float, min_run_s: float) -> float:
