@@ -137,7 +137,7 @@ def rates(trials: Trials) -> Iterator[Row]:
 @cache
 def typical(scenario: str) -> float:
     """Returns what a rate would be estimated as from any number of blocks."""
-    return estimate(RATES[scenario](np.random.default_rng(1), 1_000_000)).value
+    return estimate(RATES[scenario](np.random.default_rng(1), 100_000)).value
 
 
 @part

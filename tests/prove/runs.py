@@ -20,11 +20,10 @@ from xlaserve_loadtest.record.lines import (
 CONTROL = "arm0 again"
 
 
-def header(arms: int, *, has_control: bool) -> Header:
-    """Returns the header of a run of `arms` arms, called arm0, arm1 and so on; arm0 is the baseline."""
+def header(arms: int) -> Header:
+    """Returns the header of a run of `arms` arms, called arm0, arm1 and so on, and a control of arm0, the baseline."""
     names = [Arm(f"arm{number}", f"mode{number}", "digits", "embedded") for number in range(arms)]
-    if has_control:
-        names.append(Arm(CONTROL, "mode0", "digits", "embedded", is_control_of="arm0"))
+    names.append(Arm(CONTROL, "mode0", "digits", "embedded", is_control_of="arm0"))
     return Header(
         started_at="2026-01-02T03:04:05+00:00",
         command=("loadtest",),

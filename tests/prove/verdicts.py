@@ -27,14 +27,13 @@ def comparisons(
     loads: int = 1,
     pairs: int = 8,
     is_open: bool = False,
-    has_control: bool = True,
     gain: float = 0.0,
 ) -> list[Comparison]:
     """Simulates a run and returns its comparisons without the control. arm1 is faster by `gain`; all others are equal.
 
     Where processes differ, each arm has one for each pair of blocks.
     """
-    head, blocks = header(arms, has_control=has_control), Blocks()
+    head, blocks = header(arms), Blocks()
     has_processes = noise.startswith("2% from process")
     block_noise = {"3% from block to block": 0.03, "a tenth of blocks stalls": 0.015}.get(noise, 0.02)
     names = [arm.name for arm in head.arms]
@@ -57,7 +56,7 @@ def comparisons(
 
 @part
 def false_verdicts(trials: Trials) -> Iterator[Row]:
-    """Runs of equal arms: how many give any verdict at all?"""
+    """Runs of equal arms with a control: how many give any verdict at all?"""
     runs = trials.number(600)
     noises: tuple[Noise, ...] = (
         "3% from block to block",
@@ -68,9 +67,7 @@ def false_verdicts(trials: Trials) -> Iterator[Row]:
         for arms, loads, pairs in trials.some((2, 1, 4), (2, 1, 8), (2, 1, 16), (2, 4, 8), (4, 2, 8), (6, 4, 5)):
             is_open = loads > 1 and arms < 4
             found = (
-                comparisons(
-                    trials.random, noise, arms=arms, loads=loads, pairs=pairs, is_open=is_open, has_control=False
-                )
+                comparisons(trials.random, noise, arms=arms, loads=loads, pairs=pairs, is_open=is_open)
                 for _ in range(runs if arms * loads < 10 else runs // 2)
             )
             wrong = [any(one.verdict != "inconclusive" for one in all_of_run) for all_of_run in found]

@@ -18,6 +18,10 @@ _BATCHES: Final = 4
 _CONFIDENCE: Final = 0.95
 _MIN_INDEPENDENT: Final = 20
 """Independent latencies that the requests must be worth."""
+_MANY: Final = 2000
+"""Requests that show how long a queue stays busy: at 90% utilisation some 300 in a row are slow together."""
+_MIN_INDEPENDENT_OF_FEW: Final = 100
+"""The same of fewer requests than that, whose correlation may be longer than they show."""
 _MIN_MEANS: Final = 8
 """Means that a variance is estimated from."""
 
@@ -34,7 +38,8 @@ class PercentileBounds:
         blocks = [block for block in blocks if block.size]
         self.count = sum(block.size for block in blocks)
         self._batches = [np.sort(batch) for batch in _batches(blocks)]
-        self._is_known = self.count / correlation_requests(blocks) >= _MIN_INDEPENDENT if blocks else False
+        needs = _MIN_INDEPENDENT if self.count >= _MANY else _MIN_INDEPENDENT_OF_FEW
+        self._is_known = self.count / correlation_requests(blocks) >= needs if blocks else False
         self._ordered = np.sort(np.concatenate(self._batches)) if blocks else np.empty(0, np.int64)
 
     def ranks(self, percentile: float) -> tuple[int | None, int | None]:

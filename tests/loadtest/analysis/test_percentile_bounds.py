@@ -45,6 +45,12 @@ def test_without_enough_independent_latencies_there_are_no_bounds() -> None:
     assert PercentileBounds([np.array([1, 2, 3])]).ranks(50) == (None, None)
 
 
+def test_a_short_run_has_bounds_only_where_its_latencies_are_nearly_independent() -> None:
+    assert None not in PercentileBounds([independent(500)]).ranks(50)
+    assert PercentileBounds([wandering(500, 10)]).ranks(50) == (None, None)
+    assert None not in PercentileBounds([wandering(5000, 10)]).ranks(50)
+
+
 def test_latencies_that_are_all_alike_have_bounds() -> None:
     low, high = PercentileBounds([np.full(1000, 5)] * 4).ranks(50)
     assert low is not None
