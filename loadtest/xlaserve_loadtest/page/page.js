@@ -7,6 +7,14 @@
     const { traces, layout } = JSON.parse(source.textContent);
     const plot = source.previousElementSibling;
     plots.push(plot);
+    const keys = [...plot.closest("figure").querySelectorAll(".legend button")];
+    for (const key of keys) {
+      key.addEventListener("click", () => {
+        key.setAttribute("aria-pressed", key.getAttribute("aria-pressed") !== "true");
+        const hidden = new Set(keys.filter((one) => one.getAttribute("aria-pressed") !== "true").map((one) => one.dataset.key));
+        Plotly.restyle(plot, { visible: traces.map((trace) => !trace.meta.some((name) => hidden.has(name))) });
+      });
+    }
     Plotly.newPlot(plot, traces, layout, { responsive: true, displayModeBar: false, scrollZoom: false });
   }
   // Paper is narrower than most windows, and printing does not ask charts to fit. Curves lose nothing by being lower;

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from itertools import cycle
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -13,26 +14,67 @@ from numpy.typing import ArrayLike
 
 from xlaserve_loadtest.reports.markup import data, tag
 
-MUTED: Final = 6
-"""Index of the colour of what is only there for comparison."""
+COLOURS: Final = ("#3b7ddd", "#e8822e", "#1a9e84", "#b659c4", "#8d9a1f", "#d65468", "#a5713f", "#3aa7c9")
+"""Of arms. Distinct on white and on near-black, and for most colour-blind readers in this order."""
+EVENT: Final = "#d6293e"
+"""Of limits, and of what happened during a run."""
+PART_COLOURS: Final = ("#8fa3ba", "#d9c27a", "#c9a0a0", "#a9c49a", "#56708f", "#b6a6cf", "#c3cad3", "#93c4c4")
+"""Of the parts of a bar, paler than any arm."""
 
-COLOURS: Final = ("#3b7ddd", "#e8822e", "#1a9e84", "#b659c4", "#8d9a1f", "#d65468", "#6b7f99", "#a5713f")
-"""Distinct on white and on near-black, and for most colour-blind readers in this order."""
+BAR_PX: Final = 34
+"""Height of a bar and the room around it, for a name of two lines."""
 
-BAR_PX: Final = 30
-"""Height of a bar and the room around it."""
+_MODES: Final = ("xla", "graph", "eager", "autocluster", "auto")
+"""Modes with a colour of their own, which is the same on every page."""
+
+
+class Key(NamedTuple):
+    """An entry of a legend: what traces with this name in their `meta` have in common."""
+
+    name: str
+    colour: str | None = None
+    """None where dashes or a symbol tell, of any colour."""
+    mark: str = "bar"
+    """A dash of plotly's for a line, a symbol of plotly's, or `bar`."""
+
+
+_MARKS: Final[Mapping[str, str]] = {
+    "bar": "\N{BLACK SQUARE}",
+    "solid": "\N{HORIZONTAL BAR}\N{HORIZONTAL BAR}",
+    "dash": "\N{EN DASH} \N{EN DASH}",
+    "dot": "\N{MIDDLE DOT}\N{MIDDLE DOT}\N{MIDDLE DOT}\N{MIDDLE DOT}",
+    "dashdot": "\N{EN DASH} \N{MIDDLE DOT}",
+    "circle": "\N{BLACK CIRCLE}",
+    "triangle-up-open": "\N{WHITE UP-POINTING TRIANGLE}",
+    "triangle-down": "\N{BLACK DOWN-POINTING TRIANGLE}",
+}
 
 
 def chart(
-    name: str, title: str, reading: str, traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]
+    name: str,
+    title: str,
+    reading: str,
+    traces: Sequence[Mapping[str, Any]],
+    layout: Mapping[str, Any],
+    *,
+    legend: Sequence[Key] = (),
 ) -> Markup | None:
-    """Returns what plotly draws as HTML, None without `traces`; `name` is one word, `reading` says how to read it."""
+    """Returns what plotly draws as HTML, None without `traces`; `name` is one word, `reading` says how to read it.
+
+    The legend stands above it, where it takes no room from the chart however long it is, and hides and shows traces.
+    """
     if not traces:
         return None
     layout = _merge(_LAYOUT, layout)
+    keys = [
+        tag("button", tag("span", _MARKS[key.mark], style=key.colour and f"color:{key.colour}"), " ", key.name,
+            type="button", data_key=key.name, aria_pressed="true")
+        for key in legend
+    ]  # fmt: skip
     return tag(
         "figure",
         tag("h3", title),
+        tag("div", keys, class_="legend") if keys else None,
         tag("div", class_="plot", style=f"height:{layout['height']}px", role="img", aria_label=title),
         tag("script", data({"traces": traces, "layout": layout}), type="application/json", class_="chart"),
         tag("figcaption", reading),
@@ -40,14 +82,23 @@ def chart(
     )
 
 
+def mode_colours(modes: Sequence[str]) -> list[str]:
+    """Returns a colour for each mode: a mode's own for the first of it, then those that are left."""
+    own = {mode: COLOURS[index] for index, mode in enumerate(_MODES)}
+    first = {mode: modes.index(mode) for mode in modes}
+    taken = {own[mode] for mode in first if mode in own}
+    rest = cycle([each for each in COLOURS if each not in taken] or COLOURS)
+    return [own[mode] if mode in own and first[mode] == place else next(rest) for place, mode in enumerate(modes)]
+
+
+def pale(colour: str) -> str:
+    """Returns the colour of what repeats something of this colour."""
+    return f"{colour}88"
+
+
 def label(text: str) -> str:
     """Returns text as plotly shows it literally; it would take some tags as formatting otherwise."""
     return html.escape(text, quote=False)
-
-
-def colour(index: int) -> str:
-    """Returns the colour of the arm or stage at this place."""
-    return COLOURS[index % len(COLOURS)]
 
 
 def plain(values: ArrayLike) -> list[float | None]:
@@ -55,20 +106,26 @@ def plain(values: ArrayLike) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()]
 
 
-def bars(rows: Sequence[str], series: Mapping[str, ArrayLike], hover: str) -> list[dict[str, Any]]:
-    """Returns horizontal bars: for each of `series` a value for each of `rows`; `hover` is shown for a value."""
-    return [
+def bars(
+    rows: Sequence[str], series: Mapping[str, ArrayLike], colours: Sequence[str], hover: str
+) -> tuple[list[dict[str, Any]], list[Key]]:
+    """Returns horizontal bars and their legend: for each of `series` a value for each of `rows`, which are HTML;
+    `hover` is shown for a value."""
+    keys = [Key(name, colour) for name, colour in zip(series, cycle(colours), strict=False)]
+    traces = [
         {
             "type": "bar",
             "orientation": "h",
-            "name": label(name),
-            "y": [label(row) for row in rows],
-            "x": plain(values),
-            "marker": {"color": colour(index)},
+            "name": label(key.name),
+            "meta": [key.name],
+            "y": list(rows),
+            "x": plain(series[key.name]),
+            "marker": {"color": key.colour},
             "hovertemplate": hover,
         }
-        for index, (name, values) in enumerate(series.items())
+        for key in keys
     ]
+    return traces, keys
 
 
 def bar_layout(mode: str, height_px: int, unit: str) -> dict[str, Any]:
@@ -77,7 +134,7 @@ def bar_layout(mode: str, height_px: int, unit: str) -> dict[str, Any]:
         "barmode": mode,
         "height": height_px,
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "yaxis": {"autorange": "reversed", "type": "category"},
+        "yaxis": {"autorange": "reversed", "type": "category", "tickmode": "linear", "tickfont": {"size": 11}},
     }
 
 
@@ -116,15 +173,7 @@ _LAYOUT: Final[Mapping[str, Any]] = {
     "paper_bgcolor": "rgba(0,0,0,0)",
     "plot_bgcolor": "rgba(0,0,0,0)",
     "font": {"family": "system-ui, sans-serif", "size": 12},
-    "legend": {
-        "orientation": "h",
-        "x": 0,
-        "xanchor": "left",
-        "y": 1,
-        "yanchor": "bottom",
-        "traceorder": "normal",
-    },
-    "showlegend": True,
+    "showlegend": False,
     "hovermode": "closest",
     "bargap": 0.3,
     "xaxis": _AXIS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,12 +15,28 @@ from xlaserve_loadtest.analysis.points import Point, bucket_order
 from xlaserve_loadtest.analysis.price import Price
 from xlaserve_loadtest.analysis.scenario import slo_of
 from xlaserve_loadtest.analysis.summary import Summary, TimedEvent
-from xlaserve_loadtest.reports.chart import BAR_PX, COLOURS, MUTED, bar_layout, bars, chart, colour, label, plain, rule
+from xlaserve_loadtest.reports.chart import (
+    BAR_PX,
+    EVENT,
+    PART_COLOURS,
+    Key,
+    bar_layout,
+    bars,
+    chart,
+    label,
+    mode_colours,
+    pale,
+    plain,
+    rule,
+)
 from xlaserve_loadtest.reports.table import number
 
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
-_SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "x")
 _PERCENTILE_TICKS: Final = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
+_OVER_TIME: Final = {"p50": "circle", "slowest": "triangle-up-open"}
+_CHARACTER_PX: Final = 8
+_WIDE_RANGE: Final = 30
+"""From this ratio of the greatest latency to the least on, a chart of latencies is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +44,48 @@ class Drawn:
     """A measured point, and how charts show it."""
 
     point: Point
-    name: str
-    """The arm, and the load where there are several."""
-    hue: int
-    """Index of its colour: that of its arm."""
-    style: int
-    """Index of its dashes and symbol: that of its load where there are several, else that of its arm."""
+    colour: str
+    """That of its arm."""
+    dash: str
+    """That of its load."""
+    has_load: bool
+    """Whether there are several loads."""
+
+    @property
+    def row(self) -> str:
+        """Its name beside a bar, in HTML."""
+        name = label(self.point.arm)
+        return f"{name}<br>{label(self.point.label)}" if self.has_load else name
+
+    @property
+    def name(self) -> str:
+        """Its name in a sentence."""
+        return f"{self.point.arm}, {self.point.label}" if self.has_load else self.point.arm
+
+    @property
+    def keys(self) -> list[str]:
+        """The names of its entries in a legend."""
+        return [self.point.arm, self.point.label] if self.has_load else [self.point.arm]
 
 
 def drawn(summary: Summary) -> list[Drawn]:
-    """Returns the measured points of a run."""
-    hues = _hues(summary)
-    arms = list(dict.fromkeys(point.arm for point in summary.points))
+    """Returns the measured points of a run, by load."""
+    colours = arm_colours(summary)
     loads = list(dict.fromkeys(point.label for point in summary.points))
-    if len(loads) == 1:
-        return [Drawn(point, point.arm, hues[point.arm], arms.index(point.arm)) for point in summary.points]
     return [
-        Drawn(point, f"{point.arm}, {point.label}", hues[point.arm], loads.index(point.label))
+        Drawn(point, colours[point.arm], _DASHES[place % len(_DASHES)], len(loads) > 1)
+        for place, load in enumerate(loads)
         for point in summary.points
+        if point.label == load
     ]
+
+
+def arm_colours(summary: Summary) -> dict[str, str]:
+    """Returns the colour of each arm, which it has on the whole page; a control's is a pale one of what it repeats."""
+    arms = [arm for arm in summary.header.arms if arm.is_control_of is None]
+    colours = dict(zip((arm.name for arm in arms), mode_colours([arm.mode for arm in arms]), strict=True))
+    controls = {arm.name: arm.is_control_of for arm in summary.header.arms if arm.is_control_of is not None}
+    return colours | {name: pale(colours[repeated]) for name, repeated in controls.items()}
 
 
 def throughput(points: Sequence[Drawn]) -> Markup | None:
@@ -58,12 +97,10 @@ def throughput(points: Sequence[Drawn]) -> Markup | None:
     trace = {
         "type": "bar",
         "orientation": "h",
-        "y": [label(each.name) for each, _ in shown],
+        "meta": [[*each.keys] for each, _ in shown],
+        "y": [each.row for each, _ in shown],
         "x": [rate.value for rate in rates],
-        "text": [number(rate.value) for rate in rates],
-        "textposition": "inside",
-        "insidetextanchor": "start",
-        "marker": {"color": [colour(each.hue) for each, _ in shown]},
+        "marker": {"color": [each.colour for each, _ in shown]},
         "error_x": {
             "type": "data",
             "symmetric": False,
@@ -74,13 +111,22 @@ def throughput(points: Sequence[Drawn]) -> Markup | None:
         },
         "hovertemplate": "%{y}: %{x:,.4g} images/s<extra></extra>",
     }
+    # In a column of their own at the right, where no whisker can cross them.
+    texts = [number(rate.value) for rate in rates]
+    place = {"x": 1, "xref": "paper", "xanchor": "left", "showarrow": False, "xshift": 6}
     return chart(
         "throughput",
         "Images/s by arm",
         "Longer is better. The whisker is the 95% interval of the mean; where two whiskers overlap, rely on the ratio "
         "in the verdict, which compares neighbouring blocks and is the sharper test.",
         [trace],
-        {**bar_layout("stack", 90 + BAR_PX * max(2, len(shown)), "images/s"), "showlegend": False},
+        {
+            **bar_layout("stack", 70 + BAR_PX * max(2, len(shown)), "images/s"),
+            "margin": {"r": 14 + _CHARACTER_PX * max(map(len, texts))},
+            "annotations": [
+                {**place, "y": each.row, "text": text} for (each, _), text in zip(shown, texts, strict=True)
+            ],
+        },
     )
 
 
@@ -97,7 +143,7 @@ def percentiles(points: Sequence[Drawn]) -> Markup | None:
         highest = max(highest, *share[keep].tolist())
         traces.append(
             {
-                **_line(each.name, 1 / (1 - share[keep]), latency[keep], each.hue, each.style),
+                **_line(each.name, 1 / (1 - share[keep]), latency[keep], each.colour, dash=each.dash, keys=each.keys),
                 "customdata": (share[keep] * 100).tolist(),
                 "hovertemplate": "p%{customdata:.6~g}: %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
             }
@@ -116,8 +162,9 @@ def percentiles(points: Sequence[Drawn]) -> Markup | None:
                 "tickvals": [1 / (1 - percent / 100) for percent in ticks],
                 "ticktext": [f"{percent:g}" for percent in ticks],
             },
-            "yaxis": {"title": {"text": "latency, ms"}, "rangemode": "tozero"},
+            "yaxis": _latency_axis("latency, ms", (value for trace in traces for value in trace["y"])),
         },
+        legend=_legend(points, loads_by_dash=True),
     )
 
 
@@ -125,8 +172,8 @@ def load_curve(summary: Summary) -> Markup | None:
     """Draws latency over throughput, a point for each load, and the limit that was asked for."""
     slo = slo_of(summary.header)
     percentile, limit_ms = (slo.metric, slo.limit) if slo and slo.percentile else ("p99", None)
-    traces = []
-    for arm, hue in _hues(summary).items():
+    traces, keys = [], []
+    for arm, colour in arm_colours(summary).items():
         pairs = sorted(
             (point.images_per_s.value, value)
             for point in summary.curve
@@ -136,18 +183,20 @@ def load_curve(summary: Summary) -> Markup | None:
             rates, latencies_ms = zip(*pairs, strict=True)
             traces.append(
                 {
-                    **_line(arm, rates, latencies_ms, hue, hue, mode="lines+markers"),
+                    **_line(arm, rates, latencies_ms, colour, mode="lines+markers"),
                     "hovertemplate": "%{x:,.4~g} images/s, %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
                 }
             )
+            keys.append(Key(arm, colour, "solid"))
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "images/s answered"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": f"{percentile}, ms"}, "rangemode": "tozero"},
+        "yaxis": _latency_axis(f"{percentile}, ms", (value for trace in traces for value in trace["y"])),
     }
     if limit_ms is not None:
-        layout["shapes"] = [rule("y", limit_ms, COLOURS[5])]
+        layout["shapes"] = [rule("y", limit_ms, EVENT)]
         note = {"showarrow": False, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}}
-        place = {"x": 0, "xref": "paper", "y": limit_ms, "yref": "y"}
+        at = math.log10(limit_ms) if layout["yaxis"].get("type") == "log" else limit_ms
+        place = {"x": 0, "xref": "paper", "y": at, "yref": "y"}
         layout["annotations"] = [{**note, **place, "text": f"limit {limit_ms:g} ms"}]
     return chart(
         "load-curve",
@@ -156,6 +205,7 @@ def load_curve(summary: Summary) -> Markup | None:
         "right a line, the better. Where a line turns upwards, the arm is saturated: more load only adds waiting.",
         traces,
         layout,
+        legend=keys,
     )
 
 
@@ -169,43 +219,48 @@ def over_time(points: Sequence[Drawn], events: Sequence[TimedEvent]) -> Markup |
             "type": "scatter",
             "mode": "markers",
             "name": label(each.name),
-            "legendgroup": label(each.name),
-            "showlegend": what == "p50",
+            "meta": [*each.keys, what],
             "x": plain([part.at_s for part in each.point.over_time]),
             "y": plain([part.p50_ms if what == "p50" else part.max_ms for part in each.point.over_time]),
-            "marker": {"size": 5, "symbol": symbol, "color": colour(each.hue)},
+            "marker": {"size": 5, "symbol": symbol, "color": each.colour},
             "hovertemplate": f"{what} %{{y:,.4~g}} ms at %{{x:.2f}} s<extra>%{{fullData.name}}</extra>",
         }
         for each in series
-        for what, symbol in (("p50", "circle"), ("slowest", "triangle-up-open"))
+        for what, symbol in _OVER_TIME.items()
     ]
+    highest = max(part.max_ms for each in series for part in each.point.over_time)
+    axis = _latency_axis(
+        "latency, ms",
+        (value for each in series for part in each.point.over_time for value in (part.p50_ms, part.max_ms)),
+    )
+    keys = [*_legend(series), *(Key(what, mark=symbol) for what, symbol in _OVER_TIME.items())]
     if events:
-        top = max(part.max_ms for each in series for part in each.point.over_time)
+        keys.append(Key("compilation or other event", EVENT, "triangle-down"))
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": "events",
+                "meta": ["compilation or other event"],
                 "x": plain([event.at_s for event in events]),
-                "y": plain([top * 1.06] * len(events)),
+                "y": plain([highest * 1.06] * len(events)),
                 "text": [label(f"{event.what}: {event.text}") for event in events],
-                "marker": {"symbol": "triangle-down", "size": 10, "color": COLOURS[5]},
+                "marker": {"symbol": "triangle-down", "size": 10, "color": EVENT},
                 "hovertemplate": "%{x:.2f} s: %{text}<extra></extra>",
             }
         )
     return chart(
         "over-time",
         "Latency over time",
-        "Each dot is the median of a short stretch of time, the open triangle above it the slowest request of that "
-        "stretch; the arms take turns. A level band is steady, a slope means that a queue grows, a lone spike is a "
-        "stall. Red triangles mark compilations and other events: in a healthy run none lies among the dots.",
+        "Each mark is a short stretch of time; the arms take turns. A level band is steady, a slope means that a queue "
+        "grows, a lone spike is a stall. In a healthy run no event lies among the marks.",
         traces,
         {
             "xaxis": {"title": {"text": "seconds since the start"}},
-            "yaxis": {"title": {"text": "latency, ms"}, "rangemode": "tozero"},
-            "shapes": [rule("x", event.at_s, COLOURS[5]) for event in events],
-            "legend": {"itemsizing": "constant"},
+            "yaxis": axis,
+            "shapes": [rule("x", event.at_s, EVENT) for event in events],
         },
+        legend=keys,
     )
 
 
@@ -216,13 +271,16 @@ def stages(points: Sequence[Drawn]) -> Markup | None:
         stage: [sum(part.mean_ms for part in each.point.stages if part.name == stage) for each in reported]
         for stage in dict.fromkeys(part.name for each in reported for part in each.point.stages)
     }
+    hover = "%{fullData.name}: %{x:,.4~g} ms<extra>%{y}</extra>"
+    traces, keys = bars([each.row for each in reported], stage_ms, PART_COLOURS, hover)
     return chart(
         "stages",
         "The stages of a request",
         "A bar is a mean request from being sent to being answered. Only execute is the model; queue is waiting for "
         "others, network is what neither the server nor the load tester accounts for.",
-        bars([each.name for each in reported], stage_ms, "%{fullData.name}: %{x:,.4~g} ms<extra>%{y}</extra>"),
-        bar_layout("stack", 130 + BAR_PX * max(2, len(reported)), "ms"),
+        traces,
+        bar_layout("stack", 70 + BAR_PX * max(2, len(reported)), "ms"),
+        legend=keys,
     )
 
 
@@ -233,14 +291,16 @@ def ledger(prices: Sequence[Price]) -> Markup | None:
         "trace": [program.trace_s for _, program in programs],
         "compile": [program.compile_s for _, program in programs],
     }
-    names = [f"{arm} {'x'.join(map(str, program.bucket))}" for arm, program in programs]
+    rows = [f"{label(arm)} {'x'.join(map(str, program.bucket))}" for arm, program in programs]
+    traces, keys = bars(rows, spent_s, PART_COLOURS, "%{fullData.name}: %{x:,.3~g} s<extra>%{y}</extra>")
     return chart(
         "ledger",
         "What compiling cost",
         "One bar for each program, a mode at one input shape: seconds in which Python traced the model and the "
         "compiler built it. All of it was paid before the first request.",
-        bars(names, spent_s, "%{fullData.name}: %{x:,.3~g} s<extra>%{y}</extra>"),
-        bar_layout("stack", 130 + 24 * max(2, len(programs)), "s"),
+        traces,
+        bar_layout("stack", 70 + 24 * max(2, len(programs)), "s"),
+        legend=keys,
     )
 
 
@@ -256,19 +316,20 @@ def break_even(summary: Summary) -> Markup | None:
     crossings = (price.break_even_images for price in summary.prices)
     crossing = max((images for images in crossings if images and math.isfinite(images)), default=None)
     images = np.linspace(0, 3 * crossing if crossing else 60 * max(best[price.arm] for price in arms), 60)
+    colours = arm_colours(summary)
     traces = [
         {
-            **_line(price.arm, images, price.trace_s + price.compile_s + images / best[price.arm], index, index),
+            **_line(price.arm, images, price.trace_s + price.compile_s + images / best[price.arm], colours[price.arm]),
             "hovertemplate": "%{x:,.0f} images after %{y:,.3~g} s<extra>%{fullData.name}</extra>",
         }
-        for index, price in enumerate(arms)
+        for price in arms
     ]
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "images"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": "s since the start"}, "rangemode": "tozero"},
     }
     if crossing:
-        layout["shapes"] = [rule("x", crossing, COLOURS[6])]
+        layout["shapes"] = [rule("x", crossing, EVENT)]
     return chart(
         "break-even",
         "When compiling pays for itself",
@@ -276,23 +337,27 @@ def break_even(summary: Summary) -> Markup | None:
         "right of a crossing, the arm that is lower has made up for its later start.",
         traces,
         layout,
+        legend=[Key(price.arm, colours[price.arm], "solid") for price in arms],
     )
 
 
 def buckets(points: Sequence[Drawn]) -> Markup | None:
     """Draws how many batches ran in each bucket, by arm."""
-    reported = [(each.name, each.point.padding.batches_by_bucket) for each in points if each.point.padding]
+    reported = [(each, each.point.padding.batches_by_bucket) for each in points if each.point.padding]
     names = sorted({bucket for _, batches in reported for bucket in batches}, key=bucket_order)
+    sizes = {bucket.partition("x")[2] for bucket in names}
+    shown = [bucket.partition("x")[0] for bucket in names] if len(sizes) == 1 else names
     traces = [
         {
             "type": "bar",
-            "name": label(name),
-            "x": [label(bucket) for bucket in names],
+            "name": label(each.name),
+            "meta": each.keys,
+            "x": shown,
             "y": [batches.get(bucket, 0) for bucket in names],
-            "marker": {"color": colour(index)},
+            "marker": {"color": each.colour},
             "hovertemplate": "%{x}: %{y:,} batches<extra>%{fullData.name}</extra>",
         }
-        for index, (name, batches) in enumerate(reported)
+        for each, batches in reported
     ]
     return chart(
         "buckets",
@@ -303,25 +368,53 @@ def buckets(points: Sequence[Drawn]) -> Markup | None:
         {
             "barmode": "group",
             "height": 300,
-            "xaxis": {"title": {"text": "batch x height x width"}, "type": "category"},
+            "xaxis": {
+                "title": {"text": f"images, of {sizes.pop()}" if len(sizes) == 1 else "images x height x width"},
+                "type": "category",
+                "tickangle": 0 if shown is not names else -90,
+            },
             "yaxis": {"title": {"text": "batches"}},
         },
+        legend=_legend([each for each, _ in reported], mark="bar"),
     )
 
 
-def _hues(summary: Summary) -> dict[str, int]:
-    """Returns the index of each arm's colour; a control's is muted."""
-    arms = summary.header.arms
-    return {arm.name: index if arm.is_control_of is None else MUTED for index, arm in enumerate(arms)}
+def _legend(points: Sequence[Drawn], *, mark: str = "circle", loads_by_dash: bool = False) -> list[Key]:
+    """Returns an entry for each arm, and for each load where there are several."""
+    arms = {each.point.arm: Key(each.point.arm, each.colour, "solid" if loads_by_dash else mark) for each in points}
+    loads = {
+        each.point.label: Key(each.point.label, mark=each.dash if loads_by_dash else mark)
+        for each in points
+        if each.has_load
+    }
+    return [*arms.values(), *loads.values()]
 
 
-def _line(name: str, x: ArrayLike, y: ArrayLike, hue: int, style: int, *, mode: str = "lines") -> dict[str, Any]:
+def _latency_axis(title: str, values_ms: Iterable[float | None]) -> dict[str, Any]:
+    """Returns an axis from 0 on, or a logarithmic one where the least would not be seen on that."""
+    known = [value for value in values_ms if value]
+    if known and max(known) > _WIDE_RANGE * min(known):
+        return {"title": {"text": title}, "type": "log", "dtick": "D2", "minorloglabels": "complete"}
+    return {"title": {"text": title}, "rangemode": "tozero"}
+
+
+def _line(
+    name: str,
+    x: ArrayLike,
+    y: ArrayLike,
+    colour: str,
+    *,
+    dash: str = "solid",
+    keys: Sequence[str] = (),
+    mode: str = "lines",
+) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": mode,
         "name": label(name),
+        "meta": list(keys) or [name],
         "x": plain(x),
         "y": plain(y),
-        "line": {"color": colour(hue), "width": 2, "dash": _DASHES[style % len(_DASHES)]},
-        "marker": {"size": 8, "symbol": _SYMBOLS[style % len(_SYMBOLS)]},
+        "line": {"color": colour, "width": 2, "dash": dash},
+        "marker": {"size": 8, "color": colour},
     }

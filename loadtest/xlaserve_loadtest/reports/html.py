@@ -81,17 +81,16 @@ def _verdict(summary: Summary) -> Markup:
     verdicts = {comparison.verdict for comparison in summary.comparisons if not comparison.is_control}
     kind = next(iter(verdicts)) if len(verdicts) == 1 else "inconclusive" if verdicts else "none"
     others = [text for text in summary.verdicts if text not in summary.verdict]
-    return join(
-        [
-            tag(
-                "div",
-                tag("p", summary.verdict, class_="words"),
-                [tag("p", text) for text in others],
-                class_=f"verdict {kind}",
-            ),
-            [tag("p", tag("strong", "Warning: "), text, class_="warning") for text in summary.warnings],
-        ]
-    )
+    details = tag("details", tag("summary", f"All {len(others)} comparisons"), [tag("p", text) for text in others])
+    words = tag("p", summary.verdict, class_="words")
+    return join([tag("div", words, details if others else None, class_=f"verdict {kind}"), _warnings(summary)])
+
+
+def _warnings(summary: Summary) -> Markup | None:
+    if not summary.warnings:
+        return None
+    title = "Warning" if len(summary.warnings) == 1 else f"{len(summary.warnings)} warnings"
+    return tag("div", tag("strong", title), [tag("p", text) for text in summary.warnings], class_="warnings")
 
 
 def _comparisons(summary: Summary) -> Markup | None:

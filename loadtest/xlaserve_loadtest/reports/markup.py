@@ -12,8 +12,10 @@ from markupsafe import Markup
 from xlaserve_loadtest.reports.table import Cell, Strong, Table, wide
 
 VOID: Final = frozenset({"br", "hr", "link", "meta"})
+_MANY: Final = 5
+"""A table of more columns becomes a list in a wider window than others do."""
 _LONG: Final = 36
-"""Length from which a cell is broken into lines."""
+"""Length from which a cell gets more of the width than others."""
 
 POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The page's content security policy. It forbids every request, for any name in a run."""
@@ -43,29 +45,40 @@ def tag(name: str, /, *children: Child, **attributes: str | None) -> Markup:
 
 
 def table(shown: Table) -> Markup:
-    """Returns a table that scrolls by itself where it is too wide, nothing where it has no rows."""
+    """Returns a table, nothing where it has no rows. In a narrow window each of its rows becomes a list."""
     if not shown.columns:
         return Markup()
-
-    numeric = shown.numeric()
-
-    def row(first: str, rest: str, cells: Iterable[Cell]) -> Markup:
-        return tag(
-            "tr",
-            [_cell(rest if place else first, *pair) for place, pair in enumerate(zip(cells, numeric, strict=True))],
-        )
-
-    head = tag("thead", row("th", "th", shown.columns))
-    body = tag("tbody", [row("th", "td", cells) for cells in shown.rows()])
+    columns = list(zip(shown.columns, shown.numeric(), strict=True))
+    head = [tag("th", heading, class_="number" if is_numeric else None) for heading, is_numeric in columns]
+    body = [
+        tag("tr", [_cell(cell, *columns[place], is_first=not place) for place, cell in enumerate(row)])
+        for row in shown.rows()
+    ]
     title = tag("p", shown.title, class_="caption") if shown.title else None
-    return join([title, tag("div", tag("table", head, body), class_="scroll")])
+    return join(
+        [
+            title,
+            tag(
+                "table",
+                tag("thead", tag("tr", head)),
+                tag("tbody", body),
+                class_="wide" if len(columns) > _MANY else None,
+            ),
+        ]
+    )
 
 
-def _cell(kind: str, content: Cell, is_numeric: bool) -> Markup:
+def _cell(content: Cell, heading: str, is_numeric: bool, *, is_first: bool) -> Markup:
     text = wide(content)
-    kinds = ["number"] * is_numeric + ["long"] * (len(text) > _LONG)
-    is_strong = isinstance(content, Strong) or content is False
-    return tag(kind, tag("strong", text) if is_strong else text, class_=" ".join(kinds) or None)
+    value, bracket, bounds = text.partition(" [")
+    shown: Child = text
+    if isinstance(content, Strong) or content is False:
+        shown = tag("strong", text)
+    elif is_numeric and bracket:
+        # The only place where a figure may be broken into two lines.
+        shown = [value, " ", tag("span", f"[{bounds}", class_="bounds")]
+    kind = "number" if is_numeric else "long" if len(text) > _LONG else None
+    return tag("th" if is_first else "td", shown, class_=kind, data_heading=None if is_first else heading)
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:

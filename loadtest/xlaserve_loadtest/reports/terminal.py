@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Final, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -15,6 +17,12 @@ from xlaserve_loadtest.reports.tables import tables
 
 WIDTH: Final = 100
 """Width of the tables, in characters, where the output is not a terminal."""
+
+_NAMES: Final = ("arm", "load", "model", "mode")
+"""Headings of columns that name a row."""
+_GAP: Final = 2
+_WORD: Final = 40
+"""Characters after which even a word is broken."""
 
 
 def show(summary: Summary, console: Console) -> None:
@@ -36,12 +44,63 @@ def widen(console: Console) -> None:
 
 
 def show_table(table: Table, console: Console) -> None:
-    """Prints a table below its title."""
-    drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading, is_numeric in zip(table.columns, table.numeric(), strict=True):
-        drawn.add_column(heading, justify="right" if is_numeric else "left")
-    for row in table.rows():
-        drawn.add_row(*(Text(narrow(cell)) for cell in row))
+    """Prints a table below its title; one that is too wide as several below each other, each with the row's names."""
     console.print()
-    console.print(Text(table.title, "underline"), soft_wrap=True)
-    console.print(drawn)
+    console.print(Text(table.title, "underline"))
+    columns = [
+        _Column(heading, is_numeric, [narrow(cell) for cell in cells])
+        for (heading, cells), is_numeric in zip(table.columns.items(), table.numeric(), strict=True)
+    ]
+    for part in _parts(columns, console.width):
+        drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        for column, width in zip(part, _widths(part, console.width), strict=True):
+            drawn.add_column(column.heading, justify="right" if column.is_numeric else "left", width=width)
+        for row in zip(*(column.texts for column in part), strict=True):
+            drawn.add_row(*map(Text, row))
+        console.print(drawn)
+
+
+class _Column(NamedTuple):
+    """A column, and its widths in characters."""
+
+    heading: str
+    is_numeric: bool
+    texts: Sequence[str]
+
+    @property
+    def least(self) -> int:
+        """Where it is broken at every space: a figure has one before its bounds."""
+        return min(max((len(word) for text in (self.heading, *self.texts) for word in text.split()), default=0), _WORD)
+
+    @property
+    def whole(self) -> int:
+        """Where nothing is broken."""
+        return max(map(len, (self.heading, *self.texts)))
+
+
+def _parts(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
+    """Returns columns that fit side by side, in as few parts as that takes; those that name the rows are in each."""
+    names = list(takewhile(lambda column: column.heading in _NAMES, columns)) or [*columns[:1]]
+    values = columns[len(names) :]
+    for number in range(1, len(values) + 1):
+        size = -(-len(values) // number)
+        parts = [[*names, *values[first : first + size]] for first in range(0, len(values), size)]
+        if all(_room(part, width) >= 0 for part in parts):
+            return parts
+    return [[*names, value] for value in values] or [names]
+
+
+def _room(part: Sequence[_Column], width: int) -> int:
+    return width - sum(column.least + _GAP for column in part)
+
+
+def _widths(part: Sequence[_Column], width: int) -> list[int]:
+    """Returns the width of each column: whole ones where there is room, those first that need the least for it."""
+    room, widths = max(0, _room(part, width)), [column.least for column in part]
+    for place in sorted(range(len(part)), key=lambda place: part[place].whole - part[place].least):
+        more = min(part[place].whole - part[place].least, room)
+        # A figure is broken at its only space, or not at all.
+        if more > 0 and (not part[place].is_numeric or part[place].least + more == part[place].whole):
+            widths[place] += more
+            room -= more
+    return widths

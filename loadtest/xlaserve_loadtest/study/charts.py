@@ -7,32 +7,67 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from xlaserve_loadtest.reports.chart import BAR_PX, bar_layout, bars, chart, label, plain, rule
+from xlaserve_loadtest.reports.chart import BAR_PX, Key, bar_layout, bars, chart, label, mode_colours, plain, rule
 from xlaserve_loadtest.study.zoo import Group, Row
 
-_FASTER: Final = "#1a9e84"
-_SLOWER: Final = "#d65468"
-_UNDECIDED: Final = "#8a94a3"
+_OUTCOMES: Final = {"faster": "#12805c", "slower": "#b3261e", "undecided": "#8a94a3"}
 _ROW_PX: Final = 20
-_TICKS: Final = (0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 5, 10, 20, 50)
+_TICKS: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
 
 def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Markup | None:
     """Returns a bar for each row, in the order given; every row has a ratio."""
     if not rows:
         return None
+    outcomes = [row.result.verdict if row.result.verdict in _OUTCOMES else "undecided" for row in rows]
+    traces = [
+        _ratio_bars(outcome, [row for row, own in zip(rows, outcomes, strict=True) if own == outcome])
+        for outcome in _OUTCOMES
+        if outcome in outcomes
+    ]
+    return chart(
+        f"speed-ups-{mode}",
+        f"Every model by what {mode} is worth to it",
+        f"Images/s in mode {mode} over those in mode {baseline}, for every model that ran in both; none is left out. "
+        "The whisker is the 95% interval; it is undecided where that contains 1, or where the run was too short or too "
+        "noisy. Bars are logarithmic: twice and half are as long.",
+        traces,
+        {
+            "height": 80 + _ROW_PX * max(3, len(rows)),
+            "barmode": "overlay",
+            "bargap": 0.25,
+            "xaxis": {
+                "type": "log",
+                "title": {"text": f"times {baseline}"},
+                "tickvals": list(_TICKS),
+                "ticktext": [f"{tick:g}" for tick in _TICKS],
+            },
+            "yaxis": {
+                "autorange": "reversed",
+                "type": "category",
+                "tickmode": "linear",
+                "categoryarray": [label(row.label) for row in rows],
+                "categoryorder": "array",
+            },
+            "shapes": [rule("x", 1, _OUTCOMES["undecided"])],
+        },
+        legend=[Key(outcome, colour) for outcome, colour in _OUTCOMES.items() if outcome in outcomes],
+    )
+
+
+def _ratio_bars(outcome: str, rows: Sequence[Row]) -> dict[str, Any]:
     ratios = [row.result.ratio or 0.0 for row in rows]
     bounds = [row.result.ratio_interval or (ratio, ratio) for row, ratio in zip(rows, ratios, strict=True)]
-    colours = {"faster": _FASTER, "slower": _SLOWER}
-    trace: dict[str, Any] = {
+    return {
         "type": "bar",
         "orientation": "h",
+        "meta": [outcome],
         "y": [label(row.label) for row in rows],
         # On a logarithmic axis twice as fast and half as fast are bars of the same length.
         "base": [1.0] * len(rows),
         "x": plain([ratio - 1 for ratio in ratios]),
         "customdata": plain(ratios),
-        "marker": {"color": [colours.get(row.result.verdict or "", _UNDECIDED) for row in rows]},
+        "marker": {"color": _OUTCOMES[outcome]},
         "error_x": {
             "type": "data",
             "symmetric": False,
@@ -43,38 +78,20 @@ def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Markup | None:
         },
         "hovertemplate": "%{y}: %{customdata:.3~f} times<extra></extra>",
     }
-    return chart(
-        f"speed-ups-{mode}",
-        f"Every model by what {mode} is worth to it",
-        f"Images/s in mode {mode} over those in mode {baseline}, for every model that ran in both; none is left out. "
-        "To the right of 1 it is faster, to the left slower; grey bars are undecided: their interval (the whisker, "
-        "95%) contains 1, or their run was too short or too noisy. Bars are logarithmic: twice and half are as long.",
-        [trace],
-        {
-            "height": 80 + _ROW_PX * max(3, len(rows)),
-            "showlegend": False,
-            "bargap": 0.25,
-            "xaxis": {
-                "type": "log",
-                "title": {"text": f"times the images/s of {baseline}"},
-                "tickvals": list(_TICKS),
-                "ticktext": [f"{tick:g}" for tick in _TICKS],
-            },
-            "yaxis": {"autorange": "reversed", "type": "category", "tickmode": "linear"},
-            "shapes": [rule("x", 1, _UNDECIDED)],
-        },
-    )
 
 
 def groups(of: Sequence[Group], *, name: str, title: str, what: str) -> Markup | None:
     """Returns images/s by group and mode; `what` says what the cells of a group have in common."""
     modes = list(dict.fromkeys(mode for group in of for mode in group.images_per_s))
     rates = {mode: [group.images_per_s.get(mode, float("nan")) for group in of] for mode in modes}
+    hover = "%{y}: %{x:,.4~g} images/s<extra>%{fullData.name}</extra>"
+    traces, keys = bars([label(group.name) for group in of], rates, mode_colours(modes), hover)
     return chart(
         name,
         title,
         f"Geometric mean of images/s over all cells of the same {what} that ran in every mode, so that the modes of "
         f"one {what} can be compared. Between bars of different {what} also the models differ: compare with care.",
-        bars([group.name for group in of], rates, "%{y}: %{x:,.4~g} images/s<extra>%{fullData.name}</extra>"),
-        bar_layout("group", 110 + len(of) * (BAR_PX + 10 * len(modes)), "images/s"),
+        traces,
+        bar_layout("group", 60 + len(of) * (BAR_PX + 10 * len(modes)), "images/s"),
+        legend=keys,
     )

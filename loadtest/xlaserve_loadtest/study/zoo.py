@@ -30,6 +30,11 @@ class Row:
         return f"{self.entry.name}{size} b{cell.batch}"
 
     @property
+    def is_undecided(self) -> bool:
+        """Whether a comparison of its cell is inconclusive."""
+        return any(result.verdict == "inconclusive" for result in self.entry.results.values())
+
+    @property
     def gain_images_per_s(self) -> float | None:
         """Images/s more than the baseline's; negative where it is slower."""
         if self.result.images_per_s is None or self.baseline_images_per_s is None:
@@ -69,13 +74,17 @@ def rows(sweep: Sweep) -> list[Row]:
 
 
 def podiums(of: Iterable[Row], baseline: str) -> tuple[Podium, ...]:
-    """Returns the three podiums: throughput, absolute gain and relative gain over the baseline."""
-    ran = list(of)
-    compared = [row for row in ran if row.mode != baseline]
+    """Returns the three podiums: throughput, absolute gain and relative gain over the baseline.
+
+    None holds what is inconclusive: gains are those of modes that are faster, throughput that of cells that came to a
+    verdict for each mode that was compared.
+    """
+    ran = [row for row in of if not row.is_undecided]
+    faster = [row for row in ran if row.mode != baseline and row.result.verdict == "faster"]
     return (
         _podium("Throughput", "images/s", ran, lambda row: row.result.images_per_s),
-        _podium("Absolute gain", "images/s more", compared, lambda row: row.gain_images_per_s),
-        _podium("Relative gain", "times", compared, lambda row: row.result.ratio),
+        _podium("Absolute gain", "images/s more", faster, lambda row: row.gain_images_per_s),
+        _podium("Relative gain", "times", faster, lambda row: row.result.ratio),
     )
 
 

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import dataclasses
+import html as html_text
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.loadtest.reports.pages import samples
 from tests.loadtest.reports.pages.conftest import MakePoint, MakeSummary
 
 from xlaserve_loadtest.analysis.intervals import Estimate
+from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import Arm
+from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import html
-from xlaserve_loadtest.reports.chart import label
+from xlaserve_loadtest.reports.chart import COLOURS, label, mode_colours
+from xlaserve_loadtest.reports.charts import arm_colours
 from xlaserve_loadtest.reports.markup import data, page, table, tag
 from xlaserve_loadtest.reports.table import Table
 
@@ -31,9 +37,13 @@ def charts(text: str) -> dict[str, dict[str, Any]]:
 
 def test_the_verdict_comes_before_every_figure(summary: MakeSummary) -> None:
     text = body(html.render([summary()]))
-    assert text.index("xla is faster than graph: 1.17 times") < text.index("Warning: ") < text.index("<table>")
+    assert (
+        text.index("xla is faster than graph: 1.17 times")
+        < text.index("<strong>Warning</strong>")
+        < text.index("<table")
+    )
     assert 'class="verdict faster"' in text
-    assert "1.170 [1.140, 1.200]" in text
+    assert '1.170 <span class="bounds">[1.140, 1.200]</span>' in text
 
 
 def test_every_section_of_a_full_run_has_its_chart(summary: MakeSummary) -> None:
@@ -86,10 +96,49 @@ def test_a_failed_control_is_said_loudly(summary: MakeSummary) -> None:
 
 def test_a_percentile_that_the_sample_does_not_support_is_not_printed(summary: MakeSummary) -> None:
     latency = body(html.render([summary()])).partition("Latency in ms")[2]
-    row = re.search(r"<tr><th>xla</th>(<td class=\"number\">[^<]*</td>)+</tr>", latency)
+    row = re.search(r"<tr><th>xla</th>.*?</tr>", latency)
     assert row is not None
-    assert "63.75 [57.37, –]" in row[0]  # noqa: RUF001
-    assert '<td class="number">–</td>' in row[0]  # noqa: RUF001
+    assert '63.75 <span class="bounds">[57.37, –]</span>' in row[0]  # noqa: RUF001
+    assert '<td class="number" data-heading="slowest">' in row[0]
+    assert "p99.9" not in row[0] or 'data-heading="p99.9">–</td>' in row[0]  # noqa: RUF001
+
+
+def test_an_arm_has_one_colour_on_every_chart_and_no_part_of_a_bar_has_an_arms(tmp_path: Path) -> None:
+    summary = summarize(read_run(samples.crowded(tmp_path / "a.run.jsonl.gz")))
+    colours = arm_colours(summary)
+    assert len(set(colours.values())) == len(colours) == 8
+    found = charts(html.render([summary]))
+    for name in ("percentiles", "over-time", "load-curve", "break-even", "buckets"):
+        for trace in found[name]["traces"]:
+            drawn_in = trace["line"]["color"] if "line" in trace else trace["marker"]["color"]
+            assert drawn_in == colours[trace["meta"][0]], name
+    (bars,) = found["throughput"]["traces"]
+    assert bars["marker"]["color"] == [colours[meta[0]] for meta in bars["meta"]]
+    for name in ("stages", "ledger"):
+        assert not {trace["marker"]["color"] for trace in found[name]["traces"]} & set(COLOURS)
+
+
+def test_a_mode_has_its_own_colour_whatever_it_is_compared_with() -> None:
+    xla, graph = mode_colours(["xla", "graph"])
+    assert mode_colours(["graph", "autocluster", "xla"])[::2] == [graph, xla]
+    many = mode_colours(["xla", "graph", "xla", "graph", "somebody's"])
+    assert many[:2] == [xla, graph]
+    assert len(set(many)) == 5
+
+
+def test_every_mark_and_colour_of_a_chart_is_in_its_legend(tmp_path: Path) -> None:
+    text = html.render([summarize(read_run(samples.troubled(tmp_path / "a.run.jsonl.gz")))])
+    for name, figure in re.findall(r'<figure data-name="([^"]+)">(.*?)</figure>', text, re.DOTALL):
+        keys = {html_text.unescape(key) for key in re.findall(r'data-key="([^"]+)"', figure)}
+        if name != "throughput":  # there each bar has its name beside it
+            assert {one for trace in charts(text)[name]["traces"] for one in trace["meta"]} == keys, name
+
+
+def test_warnings_and_long_lists_of_verdicts_stand_in_one_place_each(tmp_path: Path) -> None:
+    summary = summarize(read_run(samples.crowded(tmp_path / "a.run.jsonl.gz")))
+    text = body(html.render([dataclasses.replace(summary, warnings=("one", "two"))]))
+    assert '<div class="warnings"><strong>2 warnings</strong><p>one</p><p>two</p></div>' in text
+    assert "<summary>All 16 comparisons</summary>" in text
 
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"

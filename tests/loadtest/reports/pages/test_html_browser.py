@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.loadtest.reports.pages import samples
 from tests.loadtest.reports.pages.conftest import MakeSummary
 
+from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import html
 from xlaserve_loadtest.study import catalog
 from xlaserve_loadtest.study import html as zoo_html
@@ -71,10 +74,10 @@ def browse(tmp_path: Path) -> Browse:
 
 @pytest.fixture
 def look(site: Site, browse: Browse) -> Look:
-    """Shows a report to a browser and returns what is seen in a narrow and in a wide window.
+    """Shows a report to a browser and returns what is seen in windows of several widths.
 
-    Every chart must hold data and be drawn inside its window, on paper too; nothing may be asked for from outside, and
-    the console must stay empty.
+    Nothing may be cut off, stick out of the window, or lie on other text. Every chart must hold data and be drawn
+    inside its window, on paper too; nothing may be asked for from outside, and the console must stay empty.
     """
     folder, address, asked = site
 
@@ -86,12 +89,13 @@ def look(site: Site, browse: Browse) -> Look:
         found = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
         assert found, document[:2000]
         views: list[dict[str, Any]] = json.loads(html_text.unescape(found[1]))
-        assert [view["width"] for view in views] == [390, 1100]
+        assert [view["width"] for view in views] == [390, 480, 800, 1280]
         for view in views:
             assert view["scroll_width"] <= view["width"]
             assert view["resources"] == []
+            assert not view["defects"], "\n".join([f"at {view['width']} pixels:", *view["defects"]])
             for plot in view["plots"]:
-                assert plot["points"] > 1, plot
+                assert plot["points"] > 0, plot
                 assert plot["marks"] > 0, plot
                 assert plot["height"] > 100, plot
                 assert not plot["sticks_out"], plot
@@ -111,12 +115,22 @@ def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summ
         assert "xla is faster than graph" in view["text"]
 
 
+@pytest.mark.parametrize("name", samples.SAMPLES)
+def test_nothing_is_cut_off_or_covered_in_any_report(name: str, look: Look, tmp_path: Path) -> None:
+    look(html.render([summarize(read_run(samples.SAMPLES[name](tmp_path / "a.run.jsonl.gz")))]))
+
+
 def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(look: Look) -> None:
     sweep = Sweep({"cpu": "A CPU", "cores": 2}, {}, "graph", "2026-11-20T18:00:00+00:00")
     for index, model in enumerate(catalog.applications()):
         ratio = 0.2 * 1.1**index
         results = {
-            "xla": ModeResult(images_per_s=90 * ratio, ratio=ratio, ratio_interval=(ratio * 0.9, ratio * 1.1)),
+            "xla": ModeResult(
+                images_per_s=90 * ratio,
+                ratio=ratio,
+                ratio_interval=(ratio * 0.9, ratio * 1.1),
+                verdict=("faster", "slower", "inconclusive", None)[index % 4],
+            ),
             "graph": ModeResult(images_per_s=90.0, ratio=1.0),
         }
         cell = Cell(model.source, model.size, 8)
