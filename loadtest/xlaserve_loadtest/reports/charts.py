@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -148,6 +149,7 @@ def percentiles(points: Sequence[Drawn]) -> Markup | None:
                 "hovertemplate": "p%{customdata:.6~g}: %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
             }
         )
+    loads = {each.point.label: Key(each.point.label, mark=each.dash) for each in points if each.has_load}
     ticks = [percent for percent in _PERCENTILE_TICKS if percent / 100 <= highest]
     return chart(
         "percentiles",
@@ -164,7 +166,7 @@ def percentiles(points: Sequence[Drawn]) -> Markup | None:
             },
             "yaxis": _latency_axis("latency, ms", (value for trace in traces for value in trace["y"])),
         },
-        legend=_legend(points, loads_by_dash=True),
+        legend=[*_legend(points, "solid"), *loads.values()],
     )
 
 
@@ -219,7 +221,7 @@ def over_time(points: Sequence[Drawn], events: Sequence[TimedEvent]) -> Markup |
             "type": "scatter",
             "mode": "markers",
             "name": label(each.name),
-            "meta": [*each.keys, what],
+            "meta": [each.point.arm, what],
             "x": plain([part.at_s for part in each.point.over_time]),
             "y": plain([part.p50_ms if what == "p50" else part.max_ms for part in each.point.over_time]),
             "marker": {"size": 5, "symbol": symbol, "color": each.colour},
@@ -233,7 +235,7 @@ def over_time(points: Sequence[Drawn], events: Sequence[TimedEvent]) -> Markup |
         "latency, ms",
         (value for each in series for part in each.point.over_time for value in (part.p50_ms, part.max_ms)),
     )
-    keys = [*_legend(series), *(Key(what, mark=symbol) for what, symbol in _OVER_TIME.items())]
+    keys = [*_legend(series, "circle"), *(Key(what, mark=symbol) for what, symbol in _OVER_TIME.items())]
     if events:
         keys.append(Key("compilation or other event", EVENT, "triangle-down"))
         traces.append(
@@ -343,15 +345,20 @@ def break_even(summary: Summary) -> Markup | None:
 
 def buckets(points: Sequence[Drawn]) -> Markup | None:
     """Draws how many batches ran in each bucket, by arm."""
-    reported = [(each, each.point.padding.batches_by_bucket) for each in points if each.point.padding]
+    by_arm: dict[str, Counter[str]] = {}
+    for each in points:
+        if each.point.padding:
+            by_arm.setdefault(each.point.arm, Counter()).update(each.point.padding.batches_by_bucket)
+    firsts = {each.point.arm: each for each in reversed(points)}
+    reported = [(firsts[arm], batches) for arm, batches in by_arm.items()]
     names = sorted({bucket for _, batches in reported for bucket in batches}, key=bucket_order)
     sizes = {bucket.partition("x")[2] for bucket in names}
     shown = [bucket.partition("x")[0] for bucket in names] if len(sizes) == 1 else names
     traces = [
         {
             "type": "bar",
-            "name": label(each.name),
-            "meta": each.keys,
+            "name": label(each.point.arm),
+            "meta": [each.point.arm],
             "x": shown,
             "y": [batches.get(bucket, 0) for bucket in names],
             "marker": {"color": each.colour},
@@ -375,19 +382,13 @@ def buckets(points: Sequence[Drawn]) -> Markup | None:
             },
             "yaxis": {"title": {"text": "batches"}},
         },
-        legend=_legend([each for each, _ in reported], mark="bar"),
+        legend=_legend([each for each, _ in reported], "bar"),
     )
 
 
-def _legend(points: Sequence[Drawn], *, mark: str = "circle", loads_by_dash: bool = False) -> list[Key]:
-    """Returns an entry for each arm, and for each load where there are several."""
-    arms = {each.point.arm: Key(each.point.arm, each.colour, "solid" if loads_by_dash else mark) for each in points}
-    loads = {
-        each.point.label: Key(each.point.label, mark=each.dash if loads_by_dash else mark)
-        for each in points
-        if each.has_load
-    }
-    return [*arms.values(), *loads.values()]
+def _legend(points: Sequence[Drawn], mark: str) -> list[Key]:
+    """Returns an entry for each arm."""
+    return list({each.point.arm: Key(each.point.arm, each.colour, mark) for each in points}.values())
 
 
 def _latency_axis(title: str, values_ms: Iterable[float | None]) -> dict[str, Any]:
