@@ -303,8 +303,12 @@ def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest
 @pytest.mark.parametrize(
     ("flag", "counted", "words"),
     [
-        ("--compile-after", (2, 0), "programs that the server compiled beside traffic while it was measured: 2."),
-        ("--recompile-after", (0, 3), "programs that XLA compiled while requests waited: 3."),
+        (
+            "--compile-after",
+            (2, 0),
+            "the server compiled beside traffic while it was measured: xla, 16 at a time (2).",
+        ),
+        ("--recompile-after", (0, 3), "Programs that XLA compiled while requests waited: xla, 16 at a time (3)."),
     ],
 )
 def test_compilations_that_requests_waited_for_are_told_from_those_beside_traffic(

@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import itertools
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,22 @@ def hanging(share: float, seconds: float) -> Callable[[], Handle]:
 
         async def handle(request: Request) -> Reply:
             await asyncio.sleep(1e9 if next(calls) % round(1 / share) == 0 else seconds)
+            return Reply(Status.OK)
+
+        return handle
+
+    return start
+
+
+def answering(seconds: float, *, rejects: float = 0.0, slow: float = 0.0, seed: int = 0) -> Callable[[], Handle]:
+    """Answers after `seconds`, a share `slow` of requests after four times that; a share is rejected at once."""
+    generator = random.Random(seed)
+
+    def start() -> Handle:
+        async def handle(request: Request) -> Reply:
+            if generator.random() < rejects:
+                return Reply(Status.RESOURCE_EXHAUSTED, detail="full")
+            await asyncio.sleep(seconds * generator.uniform(0.9, 1.1) * (4 if generator.random() < slow else 1))
             return Reply(Status.OK)
 
         return handle
@@ -208,3 +225,84 @@ def test_dropped_requests_count_as_at_least_their_deadline(measured: Measured) -
     assert point.dropped == pytest.approx(400, rel=0.02)
     assert point.percentile("p50").value_ms == 10_000
     assert point.percentile("p50").is_lower_bound
+
+
+@pytest.mark.parametrize("load", [OpenLoop(100.0), ClosedLoop(8), OFFLINE])
+@pytest.mark.parametrize("rejects", [0.1, 0.48, 0.6])
+def test_an_arm_that_rejects_requests_quickly_is_never_faster(measured: Measured, load: Load, rejects: float) -> None:
+    arms = {"xla": answering(0.02, rejects=rejects), "graph": answering(0.06, seed=1)}
+    summary = measured(arms, load, duration_s=4)
+    (found,) = summary.comparisons
+    assert found.verdict != "faster"
+    unanswered = f"{summary.points[0].unanswered / summary.points[0].due:.1%}"
+    assert summary.verdict.startswith(f"xla did not answer {unanswered} of its requests at ")
+    assert "RESOURCE_EXHAUSTED" in summary.verdict
+    # Nor is the other one, whose arm did not do the same work.
+    (found,) = measured(dict(reversed(arms.items())), load, duration_s=4).comparisons
+    assert found.verdict != "faster"
+
+
+def test_an_arm_of_the_same_latency_that_sheds_load_is_slower(measured: Measured) -> None:
+    arms = {"xla": answering(0.04, rejects=0.3), "graph": answering(0.04, seed=1)}
+    (found,) = measured(arms, OpenLoop(100.0), duration_s=8).comparisons
+    assert found.verdict == "slower"
+    assert "of its requests were answered, against 100.0%" in found.reason
+
+
+def test_an_arm_that_answers_less_than_half_in_an_open_loop_is_slower(measured: Measured) -> None:
+    summary = measured({"xla": answering(0.02, rejects=0.6), "graph": answering(0.06)}, OpenLoop(100.0), duration_s=8)
+    (found,) = summary.comparisons
+    assert found.verdict == "slower"
+    # Its p50 falls among what was not answered, so that there is no ratio.
+    assert found.ratios["p50"] is None
+
+
+@pytest.mark.parametrize("load", [OpenLoop(100.0), ClosedLoop(8)])
+def test_arms_that_fail_alike_are_compared_all_the_same(measured: Measured, load: Load) -> None:
+    arms = {"xla": answering(0.02, rejects=0.02), "graph": answering(0.04, rejects=0.02, seed=1)}
+    (found,) = measured(arms, load, duration_s=10).comparisons
+    assert found.verdict == "faster"
+
+
+def test_an_open_loop_is_judged_by_what_was_answered_within_the_limit(measured: Measured) -> None:
+    arms = {"xla": answering(0.02, slow=0.3), "graph": answering(0.03, seed=1)}
+    (by_latency,) = measured(arms, OpenLoop(100.0), duration_s=10).comparisons
+    assert by_latency.verdict == "faster"
+    (by_goodput,) = measured(arms, OpenLoop(100.0), duration_s=10, slo="p99<50ms").comparisons
+    assert by_goodput.verdict == "inconclusive"
+    assert "were answered within 50 ms, against 100.0%" in by_goodput.reason
+
+
+def test_a_target_that_does_not_keep_up_is_said_first_with_the_rate_that_it_answered(measured: Measured) -> None:
+    summary = measured({"xla": lambda: Lane(0.01)}, OpenLoop(200.0))
+    overload = required(summary.points[0].overload)
+    assert overload.answered_per_s == pytest.approx(100, rel=0.01)
+    assert overload.due_per_s == pytest.approx(200, rel=0.1)
+    assert summary.verdict.startswith(
+        "xla did not keep up at 200/s poisson: 100/s were answered, and its latency grows with the length of the run."
+    )
+    assert summary.warnings[0].startswith(
+        "The target did not keep up, so that latency grows with the length of the run"
+    )
+    calm = measured({"xla": lambda: Lane(0.01)}, OpenLoop(80.0))
+    assert calm.points[0].overload is None
+    assert calm.warnings == ()
+
+
+def test_a_target_that_sheds_what_it_cannot_serve_does_not_keep_up_either(measured: Measured) -> None:
+    summary = measured({"xla": lambda: Lane(0.01, limit=4)}, OpenLoop(200.0))
+    assert "xla did not keep up at 200/s poisson: 100/s were answered." in summary.verdict
+
+
+def test_two_arms_that_do_not_keep_up_are_compared_by_the_rate_that_they_answer(measured: Measured) -> None:
+    summary = measured({"xla": lambda: Lane(0.008), "graph": lambda: Lane(0.01)}, OpenLoop(200.0), duration_s=8)
+    (found,) = summary.comparisons
+    assert (found.decides, found.verdict) == ("images_per_s", "faster")
+    assert required(found.ratio).value == pytest.approx(1.25, rel=0.02)
+
+
+def test_blocks_that_are_too_short_for_the_latency_are_said(measured: Measured) -> None:
+    arms = {"xla": answering(0.4), "graph": answering(0.04)}
+    (warning,) = [text for text in measured(arms, ClosedLoop(4)).warnings if "Blocks are short" in text]
+    assert "xla, 4 at a time (half of its requests waited 39" in warning
+    assert "graph" not in warning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,21 @@ _MIN_STALL_S: Final = 0.25
 _STALL_FACTOR: Final = 5.0
 """A closed loop in which nothing is answered for so many median latencies has stalled."""
 
+_UNANSWERED: Final = "Requests that were not answered, and count as at least their deadline"
+_OVERLOADED: Final = "The target did not keep up, so that latency grows with the length of the run"
+_UNSETTLED: Final = "Blocks are short for these latencies, so that a queue has no time to settle"
+_LIMITED: Final = "The load was generator-limited, and the target may do better"
+_WAITED: Final = "Programs that XLA compiled while requests waited"
+_COMPILED: Final = "Programs that the server compiled beside traffic while it was measured"
+_UNSTEADY: Final = "Not every block became steady"
+_KINDS: Final = (_UNANSWERED, _OVERLOADED, _UNSETTLED, _LIMITED, _WAITED, _COMPILED, _UNSTEADY)
+"""Most serious first."""
+_FAR_OFF: Final = "Images/s are what a typical block did, and some blocks were far off"
+_STALLED: Final = (
+    "Nothing was answered for long. A closed loop hides such a stall, as its percentiles count it once for each slot; "
+    "measure with --rate"
+)
+
 
 def warnings(
     run: Run, samples: Sequence[Sample], points: Sequence[Point], comparisons: Sequence[Comparison]
@@ -32,17 +48,18 @@ def warnings(
     elif not run.end.complete:
         yield f"Not everything that was planned was measured: {run.end.reason or 'no reason was recorded'}."
     measured = {sample.block.arm for sample in samples if sample.answered.size}
-    for arm in run.header.arms:
-        if arm.name not in measured:
-            yield f"{arm.name}: nothing was measured."
-    for failure in run.failures:
-        yield f"{failure.arm}: {failure.count:,} x {failure.status}: {failure.message or 'no message'}"
-    for point in points:
-        yield from _about_point(point)
-    for comparison in comparisons:
-        yield from _doubts(comparison)
-    yield from _stalls(samples)
-    yield from _far_off(points)
+    unmeasured = [arm.name for arm in run.header.arms if arm.name not in measured]
+    if unmeasured:
+        yield f"{', '.join(unmeasured)}: nothing was measured."
+    yield from _grouped(
+        (f"{failure.status}: {failure.message or 'no message'}", f"{failure.arm} {failure.count:,} times")
+        for failure in run.failures
+    )
+    # Of one kind, all arms' on one line.
+    yield from _grouped(sorted(chain.from_iterable(map(_about_point, points)), key=lambda kind: _KINDS.index(kind[0])))
+    yield from _grouped(chain.from_iterable(map(_doubts, comparisons)))
+    yield from _grouped(_stalls(samples))
+    yield from _grouped(_far_off(points))
     yield from (f"{event.what}: {event.text}" for event in run.events if event.what == "error")
 
 
@@ -92,45 +109,58 @@ def _alike(results: Sequence[ScenarioResult]) -> Iterator[tuple[str, tuple[str, 
         yield f"{', '.join(own)}: {name}", relaxed
 
 
-def _about_point(point: Point) -> Iterator[str]:
+def _grouped(found: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yields a line for each kind of warning, with all that it is about."""
+    groups: dict[str, list[str]] = {}
+    for kind, about in found:
+        groups.setdefault(kind, []).append(about)
+    yield from (f"{kind}: {'; '.join(about)}." for kind, about in groups.items())
+
+
+def _about_point(point: Point) -> Iterator[tuple[str, str]]:
+    """Yields kinds of warnings, with what each is about."""
     where = f"{point.arm}, {point.label}"
-    if point.errors:
-        statuses = ", ".join(f"{count:,} {status}" for status, count in point.errors.items())
-        yield f"{where}: failed requests ({statuses}) count as at least their deadline."
-    if point.dropped:
-        yield f"{where}: {point.dropped:,} requests were due and never sent; they count as at least their deadline."
+    if point.unanswered:
+        yield _UNANSWERED, f"{where} ({point.unanswered_text})"
+    if (found := point.overload) is not None:
+        grew = f", median latency from {found.first_ms:,.0f} to {found.last_ms:,.0f} ms" if found.grows else ""
+        yield _OVERLOADED, f"{where} ({found.due_per_s:,.4g}/s were due, {found.answered_per_s:,.4g}/s answered{grew})"
+    if point.unsettled_ms is not None:
+        yield _UNSETTLED, f"{where} (half of its requests waited {point.unsettled_ms:,.0f} ms or more)"
     if point.generator.is_limited:
         figures = point.generator
         why = (
-            f"it was {figures.busy:.0%} busy (limit {BUSY_LIMIT:.0%})"
+            f"{figures.busy:.0%} busy, limit {BUSY_LIMIT:.0%}"
             if figures.busy is not None and figures.busy > BUSY_LIMIT
-            else f"{figures.late_share:.1%} of sends were late (limit {LATE_LIMIT:.0%})"
+            else f"{figures.late_share:.1%} of sends late, limit {LATE_LIMIT:.0%}"
         )
-        yield f"{where}: generator-limited: {why}. The target may do better than this."
+        yield _LIMITED, f"{where} ({why})"
     if compiled := point.server.serving_compilations:
-        yield f"{where}: programs that XLA compiled while requests waited: {compiled}."
+        yield _WAITED, f"{where} ({compiled})"
     if compiled := point.server.compilations:
-        yield f"{where}: programs that the server compiled beside traffic while it was measured: {compiled}."
+        yield _COMPILED, f"{where} ({compiled})"
     if point.steady is False:
-        yield f"{where}: not every block became steady."
+        yield _UNSTEADY, where
 
 
-def _doubts(comparison: Comparison) -> Iterator[str]:
+def _doubts(comparison: Comparison) -> Iterator[tuple[str, str]]:
     if comparison.failed:
         yield (
-            f"The A/A control failed at {comparison.label} in {_names(comparison.failed)}: {comparison.arm} repeats "
-            f"{comparison.baseline} and came out different. The machine was not quiet enough for a verdict."
+            "The A/A control failed: the machine was not quiet enough for a verdict",
+            f"{comparison.arm} repeats {comparison.baseline} and came out different in {_names(comparison.failed)} "
+            f"at {comparison.label}",
         )
     for reason in dict.fromkeys(comparison.doubts.values()):
         measures = [measure for measure, doubt in comparison.doubts.items() if doubt == reason]
-        yield f"{comparison.arm}, {comparison.label}: nothing is concluded from {_names(measures)}: {reason}."
+        what = f"Nothing is concluded from {_names(measures)}, as {reason}"
+        yield what, f"{comparison.arm}, {comparison.label}"
 
 
 def _names(measures: Iterable[Measure]) -> str:
     return ", ".join(MEASURE_NAMES[measure] for measure in measures)
 
 
-def _far_off(points: Sequence[Point]) -> Iterator[str]:
+def _far_off(points: Sequence[Point]) -> Iterator[tuple[str, str]]:
     """Finds points whose mean over all blocks is not what a typical block did."""
     for point in points:
         rates, typical = [rate for rate in point.block_images_per_s if rate is not None], point.images_per_s
@@ -139,12 +169,15 @@ def _far_off(points: Sequence[Point]) -> Iterator[str]:
         mean = sum(rates) / len(rates)
         if not typical.low * (1 - 1e-9) <= mean <= typical.high * (1 + 1e-9):
             yield (
-                f"{point.arm}, {point.label}: {typical.value:,.4g} images/s is what a typical block did. Some were far "
-                f"off: the mean of all is {mean:,.4g}, the least {min(rates):,.4g}, the most {max(rates):,.4g}."
+                _FAR_OFF,
+                (
+                    f"{point.arm}, {point.label} (typical {typical.value:,.4g} images/s, mean of all {mean:,.4g}, "
+                    f"least {min(rates):,.4g}, most {max(rates):,.4g})"
+                ),
             )
 
 
-def _stalls(samples: Sequence[Sample]) -> Iterator[str]:
+def _stalls(samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
     """Finds closed-loop blocks in which nothing was answered for a long time, which percentiles hardly show."""
     for sample in samples:
         window, answered = sample.block.window_ns, sample.answered
@@ -154,7 +187,4 @@ def _stalls(samples: Sequence[Sample]) -> Iterator[str]:
         inside = ended[ended >= window[0]]
         longest_s = float(np.diff(inside, prepend=window[0]).max()) / 1e9 if inside.size else 0.0
         if longest_s > max(_MIN_STALL_S, _STALL_FACTOR * float(np.median(sample.latencies_ns)) / 1e9):
-            yield (
-                f"{sample.block.arm}, block {sample.block.index}: nothing was answered for {longest_s:.2g} s. A closed "
-                "loop hides such a stall: its percentiles count it once for each slot. Measure with --rate."
-            )
+            yield _STALLED, f"{sample.block.arm}, block {sample.block.index} ({longest_s:.2g} s)"

@@ -173,31 +173,34 @@ def _as_comparison(change: Change) -> Comparison:
 def _groups(run: Run) -> dict[tuple[str, str], list[Sample]]:
     groups: dict[tuple[str, str], list[Sample]] = {}
     for sample in collect(run):
-        if sample.block.role == "measure" and sample.images_per_s:
+        if sample.block.role == "measure":
             groups.setdefault((sample.block.arm, label(sample.block.load)), []).append(sample)
-    return groups
+    return {key: samples for key, samples in groups.items() if any(sample.images_per_s for sample in samples)}
 
 
 def _change(
     arm: str, load: str, sides: tuple[list[Sample], list[Sample]], apart: Sequence[Difference], seed: int
 ) -> Change:
-    rates = [float(np.mean([sample.images_per_s or 0.0 for sample in side])) for side in sides]
-    by_process = [_by_process(side) for side in sides]
+    # A block in which nothing was answered has no rate; `judge_ratio` counts what was not answered.
+    answered = [[sample for sample in side if sample.images_per_s] for side in sides]
+    rates = [float(np.mean([sample.images_per_s or 0.0 for sample in side])) for side in answered]
+    by_process = [_by_process(side) for side in answered]
     is_by_process = all(len(groups) > 1 for groups in by_process)
     unit: Unit = "server processes" if is_by_process else "blocks"
-    samples = by_process if is_by_process else [[[sample] for sample in side] for side in sides]
+    samples = by_process if is_by_process else [[[sample] for sample in side] for side in answered]
     logs = [
         np.array([np.mean(np.log([each.images_per_s or np.nan for each in group])) for group in side])
         for side in samples
     ]
     first_ns, second_ns = (
-        [np.concatenate([sample.latencies_ns for sample in group]) for group in side] for side in samples
+        [np.concatenate([sample.waits_ns for sample in group]) for group in side] for side in samples
     )
     ratios, decides, verdict, reason = judge_ratio(
         unpaired_ratio(logs[1], logs[0], seed=seed),
         second_ns,
         first_ns,
-        sides[1][0].block.load.type,
+        sides[1],
+        sides[0],
         seed=seed,
         paired=False,
         unit=unit,

@@ -35,7 +35,7 @@ class Comparison:
     """The measure that the verdict rests on: images/s, or p50 where the load sets the rate."""
     verdict: Verdict
     reason: str
-    """Why it is inconclusive; empty otherwise."""
+    """Why it is inconclusive, or what it rests on but the ratio; empty otherwise."""
     is_control: bool
     """An A/A control: two arms that are the same."""
     doubts: Mapping[Measure, str] = field(default_factory=dict)
@@ -95,11 +95,11 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
 def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_control: bool, seed: int) -> Comparison:
     unit, groups = _samples_of(_pair(own, other))
     own_ns, other_ns = (
-        [np.concatenate([pair[side].latencies_ns for pair in group]) for group in groups] for side in (0, 1)
+        [np.concatenate([pair[side].waits_ns for pair in group]) for group in groups] for side in (0, 1)
     )
     logs = [float(np.mean([math.log(_rate(own) / _rate(other)) for own, other in group])) for group in groups]
     images_per_s = ratio(logs, seed=seed) if groups else None
-    judgement = judge(images_per_s, own_ns, other_ns, own[0].block.load.type, seed=seed, unit=unit)
+    judgement = judge(images_per_s, own_ns, other_ns, own, other, seed=seed, unit=unit)
     return Comparison(own[0].block.arm, other[0].block.arm, load, len(groups), unit, *judgement, is_control)
 
 

@@ -18,7 +18,9 @@ def corrected(found: Sequence[tuple[Estimate | None, Verdict, str]]) -> list[tup
     Each comparison alone errs in 5% of runs, so that one of ten would err in 40%. Intervals stay as they are: each is
     about its own comparison.
     """
-    p_values = [ratio.p_value for ratio, _, _ in found if ratio is not None and ratio.p_value is not None]
+    # A verdict with a reason rests on goodput, not on the ratio, and on a stricter test.
+    by_ratio = [ratio if verdict == "inconclusive" or not reason else None for ratio, verdict, reason in found]
+    p_values = [ratio.p_value for ratio in by_ratio if ratio is not None and ratio.p_value is not None]
     number = len(p_values)
     limit = 0.0
     for rank, p_value in enumerate(sorted(p_values)):
@@ -30,5 +32,5 @@ def corrected(found: Sequence[tuple[Estimate | None, Verdict, str]]) -> list[tup
         ("inconclusive", withdrawn)
         if verdict != "inconclusive" and ratio is not None and ratio.p_value is not None and ratio.p_value > limit
         else (verdict, reason)
-        for ratio, verdict, reason in found
+        for ratio, (_, verdict, reason) in zip(by_ratio, found, strict=True)
     ]

@@ -13,6 +13,7 @@ import numpy as np
 
 from xlaserve_loadtest.analysis import stages
 from xlaserve_loadtest.analysis.intervals import Estimate, estimate
+from xlaserve_loadtest.analysis.overload import Overload, overload
 from xlaserve_loadtest.analysis.percentile_bounds import PercentileBounds
 from xlaserve_loadtest.analysis.percentiles import PERCENTILES, Latencies, Percentile, least_count, nearest_rank
 from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns
@@ -22,6 +23,8 @@ from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Role, Rows, Stat
 BUSY_LIMIT: Final = 0.8
 LATE_LIMIT: Final = 0.01
 
+_SETTLED_SHARE: Final = 0.25
+"""Median latency over the length of a block, at most, for a queue to settle in it."""
 _SLICES: Final = 240
 """Number of time slices for latency over time."""
 
@@ -131,11 +134,21 @@ class Point:
     over_time: tuple[TimeSlice, ...]
     block_images_per_s: tuple[float | None, ...]
     """Images/s of each block, in the order of the run; None where nothing was measured."""
+    overload: Overload | None = None
+    """Of an open loop; None where the target kept up."""
+    unsettled_ms: float | None = None
+    """Median latency where it is so long that a block holds only a few in a row; None where it is not."""
 
     @property
     def unanswered(self) -> int:
         """Requests that failed or were never sent."""
         return sum(self.errors.values()) + self.dropped
+
+    @property
+    def unanswered_text(self) -> str:
+        """What was not answered, in words: "12 INTERNAL, 3 dropped"."""
+        kinds = {**self.errors, **({"dropped": self.dropped} if self.dropped else {})}
+        return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
 
     @property
     def due(self) -> int:
@@ -193,6 +206,8 @@ def point(
         curve=_curve(latencies),
         over_time=_over_time(rows[rows["status"] == Status.OK], span_ns),
         block_images_per_s=tuple(images_per_s),
+        overload=overload(samples),
+        unsettled_ms=_unsettled_ms(samples),
     )
 
 
@@ -202,6 +217,15 @@ def _over_blocks(rates: Iterable[float | None], seed: int) -> Estimate | None:
         return None
     mean = estimate(known, seed=seed)
     return Estimate(mean.value, None if mean.low is None else max(mean.low, 0.0), mean.high)
+
+
+def _unsettled_ms(samples: Sequence[Sample]) -> float | None:
+    waits_ns = np.concatenate([sample.latencies_ns for sample in samples])
+    windows_ns = [sample.seconds * 1e9 for sample in samples if sample.seconds]
+    if len(samples) == 1 or not waits_ns.size or not windows_ns:
+        return None
+    median_ns = float(np.median(waits_ns))
+    return median_ns / 1e6 if median_ns > _SETTLED_SHARE * min(windows_ns) else None
 
 
 def _errors(rows: Rows) -> dict[str, int]:

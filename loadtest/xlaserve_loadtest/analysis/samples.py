@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds
 from xlaserve_loadtest.record import lines as record
-from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Rows, Run, Status
+from xlaserve_loadtest.record.lines import BlockLine, Header, LoadLine, Rows, Run, Status
+from xlaserve_loadtest.schedule.conditions import ConditionError, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class Sample:
     """All requests of the block, those of warm-up included."""
     deadline_s: float | None = None
     """Deadline of a request; None where the record has none."""
+    limit_ns: float = math.inf
+    """Latency that the run was to keep to; infinite without such a limit."""
 
     @property
     def answered(self) -> Rows:
@@ -30,6 +35,16 @@ class Sample:
     def latencies_ns(self) -> Nanoseconds:
         """Time from due to answered, for each of `answered`."""
         return latencies_ns(self.answered)
+
+    @property
+    def due(self) -> int:
+        """Requests that were due in the window, sent or not."""
+        return int(record.measured(self.rows).size) + self.block.generator.dropped
+
+    @property
+    def in_time(self) -> int:
+        """Requests that were answered within the limit."""
+        return int((self.latencies_ns <= self.limit_ns).sum())
 
     @property
     def unanswered_ns(self) -> Nanoseconds:
@@ -110,7 +125,19 @@ def collect(run: Run) -> list[Sample]:
     edges = np.searchsorted(rows["block"], [(block.index, block.index + 1) for block in blocks]).reshape(-1, 2)
     found = run.header.configuration.get("deadline_s")
     deadline_s = float(found) if isinstance(found, int | float) else None
-    return [Sample(block, rows[first:last], deadline_s) for block, (first, last) in zip(blocks, edges, strict=True)]
+    limit_ns = _limit_ns(run.header)
+    return [
+        Sample(block, rows[first:last], deadline_s, limit_ns)
+        for block, (first, last) in zip(blocks, edges, strict=True)
+    ]
+
+
+def _limit_ns(header: Header) -> float:
+    with suppress(ConditionError):
+        limit = parse(str(header.configuration.get("slo")))
+        if limit.percentile and limit.op in ("<", "<="):
+            return float(limit.limit) * 1e6
+    return math.inf
 
 
 def latencies_ns(rows: Rows) -> Nanoseconds:

@@ -18,6 +18,9 @@ _MAX_SENTENCES = 3
 def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]) -> str:
     """Returns the verdict on a run: what invalidates it first, then what was found."""
     parts = [disagreement(equality) for equality in run.equalities if not equality.is_equal]
+    if any(point.requests for point in points):
+        parts += [_unanswered(point) for point in points if point.unanswered]
+        parts += [_overloaded(point) for point in points if point.overload]
     judged = [comparison for comparison in comparisons if not comparison.is_control]
     parts += [_rate_sentence(rate) for rate in rates]
     if len(judged) > _MAX_SENTENCES:
@@ -57,6 +60,19 @@ def sentence(comparison: Comparison, points: Sequence[Point]) -> str:
     ]
     parts.append(f"; generator-limited: {', '.join(limited)}" if limited else "")
     return "".join(parts).removesuffix("; ") + "."
+
+
+def _unanswered(point: Point) -> str:
+    return (
+        f"{point.arm} did not answer {point.unanswered / point.due:.1%} of its requests at {point.label} "
+        f"({point.unanswered_text})."
+    )
+
+
+def _overloaded(point: Point) -> str:
+    assert point.overload is not None
+    grows = ", and its latency grows with the length of the run" if point.overload.grows else ""
+    return f"{point.arm} did not keep up at {point.label}: {point.overload.answered_per_s:,.4g}/s were answered{grows}."
 
 
 def disagreement(equality: Equality) -> str:

@@ -49,7 +49,10 @@ def test_the_same_stall_hides_from_a_closed_loop_which_warns_of_it(run_file: New
     file = run_file().header(("xla",)).block("xla", [2.0] * 2000 + [10_000.0] * 4 + [2.0] * 2000)
     summary = summarize(file.read())
     assert required(summary.points[0].percentile("p99").value_ms) < 3
-    assert any("nothing was answered for 10 s" in warning and "--rate" in warning for warning in summary.warnings)
+    (warning,) = summary.warnings
+    assert warning.startswith("Nothing was answered for long")
+    assert "--rate" in warning
+    assert warning.endswith("xla, block 0 (10 s).")
     assert any(note.startswith("Closed loop") for note in summary.notes)
     calm = summarize(run_file("b").header(("xla",)).block("xla", [2.0] * 4000).read())
     assert calm.warnings == ()
@@ -100,14 +103,15 @@ def test_failures_are_counted_reported_and_at_least_as_slow_as_their_deadline(ru
     assert summary.points[0].max_ms == pytest.approx(5000)
     assert summary.points[0].mean_ms == pytest.approx((100 * 10 + 4 * 5000 + 2 * 2000) / 106)
     assert any("expected 10 scores, got 9" in warning for warning in summary.warnings)
-    assert any("failed requests" in warning for warning in summary.warnings)
+    assert any("(4 DEADLINE_EXCEEDED, 2 INVALID_REPLY)" in warning for warning in summary.warnings)
+    assert summary.verdict.startswith("xla did not answer 5.7% of its requests at 4 at a time (4 DEADLINE_EXCEEDED, 2")
 
 
 def test_dropped_requests_are_not_forgotten(run_file: NewRun) -> None:
     generator = GeneratorUse(1, 0.1, sends=100, dropped=7)
     summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 100, generator=generator).read())
     assert summary.points[0].dropped == 7
-    assert any("7 requests were due and never sent" in warning for warning in summary.warnings)
+    assert any("not answered" in warning and "(7 dropped)" in warning for warning in summary.warnings)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,18 @@ def test_a_generator_at_its_limit_marks_the_result(run_file: NewRun, generator: 
     assert summary.points[0].generator.is_limited == is_limited
     assert ("generator-limited" in summary.verdict) == is_limited
     assert any("generator-limited" in warning for warning in summary.warnings) == is_limited
+
+
+def test_warnings_of_one_kind_are_one_line_for_all_arms(run_file: NewRun) -> None:
+    file = run_file().header()
+    for arm in ("xla", "graph"):
+        file.block(arm, [1.0] * 100, generator=GeneratorUse(1, 0.1, sends=1000, busy=0.9, dropped=7))
+    warnings = summarize(file.read()).warnings
+    assert [warning.partition(":")[0] for warning in warnings] == [
+        "Requests that were not answered, and count as at least their deadline",
+        "The load was generator-limited, and the target may do better",
+    ]
+    assert all("xla, 4 at a time" in warning and "graph, 4 at a time" in warning for warning in warnings)
 
 
 def test_outputs_that_disagree_are_said_first(compared: NewRun) -> None:
@@ -160,7 +176,7 @@ def test_a_cut_off_an_interrupted_and_an_unfinished_run_say_so(run_file: NewRun)
 def test_runs_without_anything_measured_are_summed_up_all_the_same(run_file: NewRun) -> None:
     nothing = summarize(run_file().header().read(ends=False))
     assert nothing.verdict.startswith("Nothing was measured: the file was cut off")
-    assert "xla: nothing was measured." in nothing.warnings
+    assert "xla, graph: nothing was measured." in nothing.warnings
     only_warm_up = run_file("b").header().block("xla", []).read(End(False, False, "no answer"), ends=False)
     assert summarize(only_warm_up).verdict == "Nothing was measured: no answer."
     failed = run_file("c").header().block("xla", [1.0] * 9, status=Status.UNAVAILABLE)
@@ -216,8 +232,10 @@ def test_padding_and_use_are_summed_over_blocks(run_file: NewRun) -> None:
     assert point.server.cpu_ms_per_image == pytest.approx(5)
     assert (point.server.peak_rss_bytes, point.server.gpu_utilisation) == (1000, 0.5)
     assert (point.server.compilations, point.server.serving_compilations) == (2, 4)
-    assert any("beside traffic while it was measured: 2" in warning for warning in summary.warnings)
-    assert any("while requests waited: 4" in warning for warning in summary.warnings)
+    assert "Programs that the server compiled beside traffic while it was measured: xla, 4 at a time (2)." in (
+        summary.warnings
+    )
+    assert "Programs that XLA compiled while requests waited: xla, 4 at a time (4)." in summary.warnings
 
 
 def test_latency_over_time_and_events_share_an_axis(run_file: NewRun) -> None:
