@@ -179,6 +179,7 @@ def point(
     )
     bounds = PercentileBounds([sample.successive_ns for sample in samples])
     waits_ns = np.concatenate([sample.waits_ns for sample in samples])
+    generator = _generator(blocks, rows.size)
     images_per_s = [sample.images_per_s for sample in samples]
     asked_steady = [block.steady for block in blocks if block.steady is not None]
     return Point(
@@ -199,9 +200,9 @@ def point(
         warmup_errors=_errors(rows[~rows["measured"]]),
         dropped=sum(block.generator.dropped for block in blocks),
         steady=all(asked_steady) if asked_steady else None,
-        generator=_generator(blocks, rows.size),
+        generator=generator,
         server=_server(blocks, int(rows["images"][rows["status"] == Status.OK].sum())),
-        stages=stages.split(answered),
+        stages=stages.split(answered, generator.cpu_ms_per_request),
         padding=_padding(blocks),
         curve=_curve(latencies),
         over_time=_over_time(rows[rows["status"] == Status.OK], span_ns),

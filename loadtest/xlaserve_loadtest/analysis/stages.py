@@ -15,16 +15,18 @@ class Stage:
     """A part of the mean latency."""
 
     name: str
-    """send (from due to sent), network, decode, queue, gather, execute, encode, or other (in the server)."""
+    """send (due to sent), client, unaccounted, decode, queue, gather, execute, encode, or other (in the server)."""
     mean_ms: float
     share: float
     """Share of the mean latency."""
 
 
-def split(answered: Rows) -> tuple[Stage, ...]:
+def split(answered: Rows, client_ms: float | None = None) -> tuple[Stage, ...]:
     """Splits the mean latency of `answered` into stages; empty where the server did not report its total.
 
-    `network` is the client's time less the server's total: gRPC on both sides and the network between them.
+    What the server's total leaves of the time from sent to answered is `client`, up to `client_ms`: CPU time of the
+    generator for a request. The rest is `unaccounted`: kernels, the network, and queues of gRPC on both sides, the
+    server's before its own clock starts included. Neither side can tell these apart.
     """
     reported = answered[~np.isnan(answered["total_s"])]
     if not reported.size:
@@ -38,9 +40,11 @@ def split(answered: Rows) -> tuple[Stage, ...]:
         for stage in STAGES
         if stage != "total_s" and not np.isnan(reported[stage]).all()
     }
+    outside_ms = max(latency_ms - send_ms - total_ms, 0.0)
     parts_ms = {
         "send": send_ms,
-        "network": max(latency_ms - send_ms - total_ms, 0.0),
+        **({} if client_ms is None else {"client": min(client_ms, outside_ms)}),
+        "unaccounted": outside_ms - min(client_ms or 0.0, outside_ms),
         **inside_ms,
         "other": max(total_ms - sum(inside_ms.values()), 0.0),
     }

@@ -279,7 +279,8 @@ def stages(points: Sequence[Drawn]) -> Markup | None:
         "stages",
         "The stages of a request",
         "A bar is a mean request from being sent to being answered. Only execute is the model; queue is waiting for "
-        "others, network is what neither the server nor the load tester accounts for.",
+        "others, client is the load tester's CPU time, and unaccounted is what neither side can tell: kernels, network, "
+        "and queues of gRPC.",
         traces,
         bar_layout("stack", 70 + BAR_PX * max(2, len(reported)), "ms"),
         legend=keys,

@@ -41,7 +41,7 @@ def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: Ro
     base_ms = 1000 * 8 / rate
     shares = {
         "send": 0.01,
-        "network": 0.05,
+        "unaccounted": 0.05,
         "decode": 0.06,
         "queue": 0.3,
         "gather": 0.02,
