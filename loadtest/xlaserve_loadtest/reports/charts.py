@@ -279,7 +279,7 @@ def stages(points: Sequence[Drawn]) -> Markup | None:
         "stages",
         "The stages of a request",
         "A bar is a mean request from being sent to being answered. Only execute is the model; queue is waiting for "
-        "others, client is the load tester's CPU time, and unaccounted is what neither side can tell: kernels, network, "
+        "others, client is the load tester's CPU time, and unaccounted is what neither side can tell: kernels, network "
         "and queues of gRPC.",
         traces,
         bar_layout("stack", 70 + BAR_PX * max(2, len(reported)), "ms"),
