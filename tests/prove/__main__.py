@@ -32,6 +32,7 @@ def main() -> int:
     names = options.only or list(PARTS)
     rows = run(names, seed=options.seed, is_short=options.short, jobs=options.jobs)
     print(table((name, row) for name in names for row in rows[name]))
+    print(f"\n{worst((name, row) for name in names for row in rows[name])}")
     print(f"\nseed {options.seed}, {time.monotonic() - began:.0f} s")
     return int(not all(row.passes(ERRORS) for found in rows.values() for row in found))
 
@@ -49,6 +50,19 @@ def table(rows: Iterable[tuple[str, Row]]) -> str:
         verdict = "holds" if is_held else "**FAILS**"
         lines.append(f"| {name} | {row.claim} | {row.scenario} | {claimed} | {measured} | {verdict} |")
     lines.append(f"\n{held} of {count} claims hold")
+    return "\n".join(lines)
+
+
+def worst(rows: Iterable[tuple[str, Row]]) -> str:
+    """Returns the row of each claim that is nearest to its limit or furthest beyond, as a table in Markdown."""
+    claims: dict[tuple[str, str, float], list[Row]] = {}
+    for name, row in rows:
+        claims.setdefault((name, row.claim, row.limit), []).append(row)
+    lines = ["| part | claim | claimed | scenarios | worst | where |", "|---|---|--:|--:|--:|---|"]
+    for (name, claim, limit), found in claims.items():
+        row = min(found, key=lambda row: row.measured if row.is_least else -row.measured)
+        claimed = f"{'>=' if row.is_least else '<='} {limit:.4g}"
+        lines.append(f"| {name} | {claim} | {claimed} | {len(found)} | {row.measured:.4g} | {row.scenario} |")
     return "\n".join(lines)
 
 

@@ -51,7 +51,8 @@ def percentile_bounds(trials: Trials) -> Iterator[Row]:
             for percentile, some, bad in zip(PERCENTILES, given.tolist(), wrong.tolist(), strict=True):
                 load = f"{kind} at {utilisation:g}" if kind != "independent" else kind
                 where = f"p{percentile:g}, {load}, {seconds:g} s at {rate:g}/s, {_pieces(blocks)}"
-                yield share(f"bounds are wrong (given: {some / runs:.0%})", where, bad, runs, at_most=0.1)
+                where = f"{where} (given in {some / runs:.0%})"
+                yield share("runs with wrong bounds", where, bad, runs, at_most=0.1)
 
 
 def _pieces(blocks: int) -> str:
