@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,7 @@ def compared(run_file: NewRun) -> NewRun:
         requests: int = 100,
         load: LoadLine = CLOSED,
         name: str = "a",
+        generators: Mapping[str, GeneratorUse] = MappingProxyType({}),
         **header: Any,
     ) -> RunFile:
         random = np.random.default_rng(seed)
@@ -154,7 +156,8 @@ def compared(run_file: NewRun) -> NewRun:
         for turn in range(pairs):
             for arm in list(means)[:: 1 if turn % 2 == 0 else -1]:
                 mean_ms = means[arm] * np.exp(random.normal(0, noise))
-                run.block(arm, mean_ms * random.lognormal(0, 0.1, requests), load=load, round=turn // 2)
+                latencies_ms = mean_ms * random.lognormal(0, 0.1, requests)
+                run.block(arm, latencies_ms, load=load, round=turn // 2, generator=generators.get(arm))
         return run
 
     return make

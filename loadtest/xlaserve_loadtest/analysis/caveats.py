@@ -11,7 +11,7 @@ import numpy as np
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure
 from xlaserve_loadtest.analysis.mlperf import ScenarioResult
-from xlaserve_loadtest.analysis.points import BUSY_LIMIT, LATE_LIMIT, Point
+from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.samples import Sample
 from xlaserve_loadtest.analysis.verdict import disagreement
 from xlaserve_loadtest.record.lines import Run, Status
@@ -128,13 +128,7 @@ def _about_point(point: Point) -> Iterator[tuple[str, str]]:
     if point.unsettled_ms is not None:
         yield _UNSETTLED, f"{where} (half of its requests waited {point.unsettled_ms:,.0f} ms or more)"
     if point.generator.is_limited:
-        figures = point.generator
-        why = (
-            f"{figures.busy:.0%} busy, limit {BUSY_LIMIT:.0%}"
-            if figures.busy is not None and figures.busy > BUSY_LIMIT
-            else f"{figures.late_share:.1%} of sends late, limit {LATE_LIMIT:.0%}"
-        )
-        yield _LIMITED, f"{where} ({why})"
+        yield _LIMITED, f"{where} ({'; '.join(point.generator.limits)})"
     if compiled := point.server.serving_compilations:
         yield _WAITED, f"{where} ({compiled})"
     if compiled := point.server.compilations:

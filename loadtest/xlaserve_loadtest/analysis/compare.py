@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from xlaserve_loadtest.analysis import generator
 from xlaserve_loadtest.analysis.intervals import Estimate, ratio
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure, Unit, Verdict, judge
 from xlaserve_loadtest.analysis.multiplicity import corrected
@@ -100,7 +101,12 @@ def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_co
     logs = [float(np.mean([math.log(_rate(own) / _rate(other)) for own, other in group])) for group in groups]
     images_per_s = ratio(logs, seed=seed) if groups else None
     judgement = judge(images_per_s, own_ns, other_ns, own, other, seed=seed, unit=unit)
-    return Comparison(own[0].block.arm, other[0].block.arm, load, len(groups), unit, *judgement, is_control)
+    found = Comparison(own[0].block.arm, other[0].block.arm, load, len(groups), unit, *judgement, is_control)
+    limited = [samples[0].block.arm for samples in (own, other) if generator.figures(samples).is_limited]
+    if limited:
+        # What was measured is the generator: it may be the same for both, or hide more of the one than of the other.
+        return replace(found, verdict="inconclusive", reason=f"generator-limited: {', '.join(limited)}")
+    return found
 
 
 def _samples_of(pairs: Sequence[Pair]) -> tuple[Unit, list[list[Pair]]]:

@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from xlaserve_loadtest.analysis import stages
+from xlaserve_loadtest.analysis import generator, stages
+from xlaserve_loadtest.analysis.generator import GeneratorFigures
 from xlaserve_loadtest.analysis.intervals import Estimate, estimate
 from xlaserve_loadtest.analysis.overload import Overload, overload
 from xlaserve_loadtest.analysis.percentile_bounds import PercentileBounds
@@ -20,29 +21,10 @@ from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Role, Rows, Status
 
-BUSY_LIMIT: Final = 0.8
-LATE_LIMIT: Final = 0.01
-
 _SETTLED_SHARE: Final = 0.25
 """Median latency over the length of a block, at most, for a queue to settle in it."""
 _SLICES: Final = 240
 """Number of time slices for latency over time."""
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratorFigures:
-    """Whether the load generator kept up."""
-
-    workers: int
-    """Most workers of any block."""
-    cpu_ms_per_request: float | None
-    busy: float | None
-    """Share of its measured ceiling, in its busiest block; None where that is not known."""
-    sends: int
-    late_sends: int
-    late_share: float
-    is_limited: bool
-    """Over 80% of its ceiling, or more than 1% of sends late: the result is the generator's, not the target's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +161,7 @@ def point(
     )
     bounds = PercentileBounds([sample.successive_ns for sample in samples])
     waits_ns = np.concatenate([sample.waits_ns for sample in samples])
-    generator = _generator(blocks, rows.size)
+    of_generator = generator.figures(samples)
     images_per_s = [sample.images_per_s for sample in samples]
     asked_steady = [block.steady for block in blocks if block.steady is not None]
     return Point(
@@ -200,9 +182,9 @@ def point(
         warmup_errors=_errors(rows[~rows["measured"]]),
         dropped=sum(block.generator.dropped for block in blocks),
         steady=all(asked_steady) if asked_steady else None,
-        generator=generator,
+        generator=of_generator,
         server=_server(blocks, int(rows["images"][rows["status"] == Status.OK].sum())),
-        stages=stages.split(answered, generator.cpu_ms_per_request),
+        stages=stages.split(answered, of_generator.cpu_ms_per_request),
         padding=_padding(blocks),
         curve=_curve(latencies),
         over_time=_over_time(rows[rows["status"] == Status.OK], span_ns),
@@ -232,22 +214,6 @@ def _unsettled_ms(samples: Sequence[Sample]) -> float | None:
 def _errors(rows: Rows) -> dict[str, int]:
     counts = Counter(rows["status"][rows["status"] != Status.OK].tolist())
     return {Status(status).name: count for status, count in counts.most_common()}
-
-
-def _generator(blocks: Sequence[BlockLine], requests: int) -> GeneratorFigures:
-    own = [block.generator for block in blocks]
-    busy = max((one.busy for one in own if one.busy is not None), default=None)
-    sends, late = sum(one.sends for one in own), sum(one.late_sends for one in own)
-    late_share = late / sends if sends else 0.0
-    return GeneratorFigures(
-        workers=max(one.workers for one in own),
-        cpu_ms_per_request=sum(one.cpu_s for one in own) * 1000 / requests if requests else None,
-        busy=busy,
-        sends=sends,
-        late_sends=late,
-        late_share=late_share,
-        is_limited=(busy is not None and busy > BUSY_LIMIT) or late_share > LATE_LIMIT,
-    )
 
 
 def _server(blocks: Sequence[BlockLine], images: int) -> ServerFigures:

@@ -26,7 +26,7 @@ def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], r
     if len(judged) > _MAX_SENTENCES:
         parts += _counted(judged)
     elif judged:
-        parts += [sentence(comparison, points) for comparison in judged]
+        parts += [sentence(comparison) for comparison in judged]
     elif any(point.requests for point in points):
         parts += [_alone(point) for point in points if point.requests][:_MAX_SENTENCES]
         if not rates:
@@ -38,7 +38,7 @@ def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], r
     return " ".join(parts)
 
 
-def sentence(comparison: Comparison, points: Sequence[Point]) -> str:
+def sentence(comparison: Comparison) -> str:
     """Returns a comparison in a sentence."""
     arms = f"{comparison.arm} is {comparison.verdict} than {comparison.baseline}"
     if comparison.verdict == "inconclusive":
@@ -52,13 +52,6 @@ def sentence(comparison: Comparison, points: Sequence[Point]) -> str:
         parts.append(
             f"{ratio.value:.3f} times the {what} ({_interval(ratio)}{comparison.pairs} pairs of {comparison.unit})"
         )
-    names = (comparison.arm, comparison.baseline)
-    limited = [
-        point.arm
-        for point in points
-        if point.generator.is_limited and point.label == comparison.label and point.arm in names
-    ]
-    parts.append(f"; generator-limited: {', '.join(limited)}" if limited else "")
     return "".join(parts).removesuffix("; ") + "."
 
 

@@ -198,6 +198,13 @@ class GeneratorUse:
     """Requests that were due, but never sent."""
     busy: float | None = None
     """Share of the generator's measured ceiling."""
+    wait_ms: float | None = None
+    """Mean time that an answer waited until a worker's event loop came to it; None in older files."""
+    longest_wait_ms: float | None = None
+    preemptions: int | None = None
+    """How often the scheduler took the processor from a worker (involuntary context switches)."""
+    steal: float | None = None
+    """Share of the machine's processor time that its hypervisor gave to others."""
 
 
 @dataclass(frozen=True, slots=True)

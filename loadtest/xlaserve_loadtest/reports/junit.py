@@ -40,7 +40,8 @@ def render(suites: Iterable[Suite]) -> str:
     root.extend(elements)
     ElementTree.indent(root)
     # Not "unicode": that would declare the encoding of the locale, and the file is in UTF-8.
-    return ElementTree.tostring(root, "utf-8", xml_declaration=True).decode() + "\n"
+    document: bytes = ElementTree.tostring(root, "utf-8", xml_declaration=True)
+    return document.decode() + "\n"
 
 
 def _suite(suite: Suite) -> ElementTree.Element:

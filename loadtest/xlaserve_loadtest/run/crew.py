@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import psutil
 
 from xlaserve_loadtest.record import lines as record
 from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
 from xlaserve_loadtest.run.runner import LATE_NS, Clock, Generator, Live, Result, Task, Window
+from xlaserve_loadtest.run.strain import Strain, stolen_share
 from xlaserve_loadtest.schedule import arrivals, steady
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.plan import BlockPlan
@@ -45,6 +47,9 @@ class Outcome:
     dropped: int = 0
     """Measured requests that could not be sent."""
     cpu_s: float = 0.0
+    strain: Strain = field(default_factory=Strain)
+    steal: float = 0.0
+    """Share of the machine's processor time that its hypervisor gave to others."""
     windows: list[steady.Window] = field(default_factory=list)
     failures: dict[Status, tuple[int, str]] = field(default_factory=dict)
     interrupted: bool = False
@@ -108,7 +113,7 @@ async def run_block(
     """
     pairs = zip(workers, shares, strict=True)
     assigned = [(worker, share) for worker, share in pairs if share.slots or share.schedule_ns is not None]
-    outcome = Outcome(start_ns=clock())
+    outcome, before = Outcome(start_ns=clock()), psutil.cpu_times()
     results: list[Result] = []
     watch: asyncio.Task[None] | None = None
     used = [worker for worker, _ in assigned]
@@ -132,6 +137,7 @@ async def run_block(
         if watch:
             watch.cancel()
     outcome.end_ns = clock()
+    outcome.steal = stolen_share(before, psutil.cpu_times())
     _gather(outcome, results)
     return outcome
 
@@ -196,6 +202,12 @@ def _gather(outcome: Outcome, results: Sequence[Result]) -> None:
     outcome.sends = sum(result.sends for result in results)
     outcome.late_sends = sum(result.late_sends for result in results)
     outcome.cpu_s = sum(result.cpu_s for result in results)
+    if results:
+        outcome.strain = Strain(
+            wait_ms=sum(result.strain.wait_ms for result in results) / len(results),
+            longest_ms=max(result.strain.longest_ms for result in results),
+            preemptions=sum(result.strain.preemptions for result in results),
+        )
     for result in results:
         for status, (number, message) in result.failures.items():
             before, first = outcome.failures.get(status, (0, message))

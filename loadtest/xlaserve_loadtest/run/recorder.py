@@ -132,6 +132,10 @@ def _generator_use(outcome: Outcome, workers: int, ceiling_per_s: float | None) 
         late_sends=outcome.late_sends,
         dropped=outcome.dropped,
         busy=share,
+        wait_ms=outcome.strain.wait_ms,
+        longest_wait_ms=outcome.strain.longest_ms,
+        preemptions=outcome.strain.preemptions,
+        steal=outcome.steal,
     )
 
 

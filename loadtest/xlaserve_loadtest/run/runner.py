@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
+from xlaserve_loadtest.run.strain import Strain, StrainWatch
 from xlaserve_loadtest.schedule.arrivals import Schedule
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import Connection, ModelInfo, Target
@@ -93,6 +94,7 @@ class Result:
     dropped_ns: list[int] = field(default_factory=list)
     """Due times of requests that could not be sent."""
     cpu_s: float = 0.0
+    strain: Strain = field(default_factory=Strain)
     failures: dict[Status, tuple[int, str]] = field(default_factory=dict)
     """The number of failures and the first message, by status."""
 
@@ -196,6 +198,7 @@ class _BlockRun:
         self._is_over = False
         self._result = Result()
         self._cpu_before_s = 0.0
+        self._watch = StrainWatch(clock)
         self._main: asyncio.Task[None] | None = None
         self._dispatcher: asyncio.Task[None] | None = None
         self._next_due_ns = math.inf
@@ -203,6 +206,7 @@ class _BlockRun:
 
     def begin(self, start_ns: int) -> None:
         self._cpu_before_s = time.process_time()
+        self._watch.start()
         self._main = asyncio.create_task(self._run(start_ns))
 
     async def finish(self, *, at_once: bool) -> Result:
@@ -218,6 +222,7 @@ class _BlockRun:
                 self._main.result()
         result = self._result
         result.cpu_s = time.process_time() - self._cpu_before_s
+        result.strain = self._watch.stop()
         result.rows = np.array(self._rows, REQUEST)
         return result
 

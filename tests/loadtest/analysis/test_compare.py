@@ -13,7 +13,7 @@ from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
 from xlaserve_loadtest.analysis.intervals import Estimate, ratio
 from xlaserve_loadtest.analysis.samples import collect
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import Arm, Header, LoadLine, Run, Status
+from xlaserve_loadtest.record.lines import Arm, GeneratorUse, Header, LoadLine, Run, Status
 
 BLOCK_NOISE = 0.03
 """Assumed deviation of a block's images/s, as in docs/loadtest-method.md."""
@@ -70,6 +70,13 @@ def test_a_difference_shows_in_every_measure(compared: NewRun) -> None:
     assert found["graph again"].is_control
     assert found["graph again"].verdict == "inconclusive"
     assert comparisons(compared(xla_ms=20, graph_ms=10).read())["xla"].verdict == "slower"
+
+
+@pytest.mark.parametrize("starved", ["xla", "graph"])
+def test_what_was_measured_while_the_generator_starved_never_wins(compared: NewRun, starved: str) -> None:
+    use = GeneratorUse(1, 0.1, sends=100, wait_ms=3.0)
+    found = comparisons(compared(xla_ms=10, graph_ms=20, generators={starved: use}).read())["xla"]
+    assert (found.verdict, found.reason) == ("inconclusive", f"generator-limited: {starved}")
 
 
 def test_a_failed_control_takes_the_verdict_back(compared: NewRun) -> None:

@@ -120,6 +120,9 @@ def test_dropped_requests_are_not_forgotten(run_file: NewRun) -> None:
         (GeneratorUse(1, 0.1, sends=1000, busy=0.79, late_sends=10), False),
         (GeneratorUse(1, 0.1, sends=1000, busy=0.81), True),
         (GeneratorUse(1, 0.1, sends=1000, late_sends=11), True),
+        (GeneratorUse(1, 0.1, sends=1000, wait_ms=0.09, steal=0.04), False),
+        (GeneratorUse(1, 0.1, sends=1000, wait_ms=0.11), True),
+        (GeneratorUse(1, 0.1, sends=1000, steal=0.06), True),
     ],
 )
 def test_a_generator_at_its_limit_marks_the_result(run_file: NewRun, generator: GeneratorUse, is_limited: bool) -> None:

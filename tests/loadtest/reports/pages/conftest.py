@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.generator import GeneratorFigures
 from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.mlperf import ScenarioResult
 from xlaserve_loadtest.analysis.percentiles import Percentile
-from xlaserve_loadtest.analysis.points import CurveValue, GeneratorFigures, Padding, Point, ServerFigures, TimeSlice
+from xlaserve_loadtest.analysis.points import CurveValue, Padding, Point, ServerFigures, TimeSlice
 from xlaserve_loadtest.analysis.price import Price
 from xlaserve_loadtest.analysis.scenario import HighestRate
 from xlaserve_loadtest.analysis.stages import Stage
@@ -71,7 +72,7 @@ def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: Ro
         warmup_errors={},
         dropped=0,
         steady=True,
-        generator=GeneratorFigures(2, 0.31, 0.22, 1200, 3, 0.0025, False),
+        generator=GeneratorFigures(2, 0.31, 0.22, 1200, 3, 0.0025, 0.1, 0.0, ()),
         server=ServerFigures(9.5, 7.9, 900 * 2**20, None, None, 1.4, 0, 0),
         stages=tuple(Stage(name, base_ms * share, share) for name, share in shares.items()),
         padding=Padding(1200, 90, 0.07, {"1x224x224": 12, "4x224x224": 60, "8x224x224": 118}),
