@@ -15,7 +15,7 @@ from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
 from xlaserve_loadtest.run.watch import parse_abort
 from xlaserve_loadtest.schedule import arrivals, payload, tensors
-from xlaserve_loadtest.schedule.arms import ALL, MODES, USUAL_MODES
+from xlaserve_loadtest.schedule.arms import ALL, MODES, USUAL_MODES, ServerArm
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Process, Profile
 from xlaserve_loadtest.schedule.payload import Mix
 from xlaserve_loadtest.schedule.search import Slo
@@ -71,7 +71,15 @@ def _add_arms(parser: argparse.ArgumentParser) -> None:
     arms.add_argument(
         "--model", type=names, default=("digits",), metavar="NAME,NAME", help="served names; without a target sources"
     )
-    arms.add_argument("--baseline", default="graph", metavar="M", help="the mode that the others are compared with")
+    arms.add_argument(
+        "--arm",
+        type=checked(ServerArm.parse),
+        action="append",
+        default=[],
+        metavar="NAME=HOST:PORT",
+        help="compare running servers instead of modes: NAME=HOST:PORT[,HOST:PORT][,model=MODEL][,mode=M]; repeatable",
+    )
+    arms.add_argument("--baseline", metavar="M|NAME", help="what the others are compared with (graph; the first --arm)")
     arms.add_argument("--no-control", action="store_true", help="leave out the A/A control, a twin of the baseline")
     arms.add_argument(
         "--equality-images", type=number_over(int, -1), default=32, metavar="N", help="compare outputs; 0: no"
@@ -86,8 +94,15 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--target-http", metavar="HOST:PORT", help="the target's /metrics, if not found by itself")
     target.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
     target.add_argument("--config", type=Path, metavar="FILE", help="configuration of the servers that are started")
-    target.add_argument("--shared-server", action="store_true", help="one server for all modes that can share one")
-    target.add_argument("--isolate", action="store_true", help="a fresh server process for each block")
+    target.add_argument(
+        "--processes", type=_COUNT, default=6, metavar="N", help="server processes of each arm, one after the other"
+    )
+    target.add_argument(
+        "--share-process",
+        "--shared-server",
+        action="store_true",
+        help="one server process for all arms: quicker, and blind to what differs between processes",
+    )
     target.add_argument("--start-timeout", type=_POSITIVE, default=900.0, metavar="S", help="until a server is ready")
 
 
@@ -211,9 +226,10 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         target_http=options.target_http,
         transport=transport,
         config=options.config,
-        is_shared=options.shared_server,
-        is_isolated=options.isolate,
-        baseline=options.baseline,
+        arms=tuple(options.arm),
+        processes=options.processes,
+        is_shared=options.share_process,
+        baseline=_baseline(options),
         has_control=not options.no_control,
         workers=options.workers,
         max_in_flight=options.max_in_flight,
@@ -241,11 +257,18 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
     ]
     is_search = options.find_max or options.scenario == "server"
     fixed = shapes + ["--find-max"] * options.find_max + ["--scenario"] * bool(options.scenario)
+    known = [arm.name for arm in options.arm] or MODES
+    is_remote = options.target or options.arm
     problems = {
-        "--config and --isolate are for servers that are started here": options.target
-        and (options.config or options.isolate),
+        "--config and --share-process are for servers that are started here": (options.target or options.arm)
+        and (options.config or options.share_process),
+        "--arm, --target and --in-process exclude each other": options.arm and (options.target or options.in_process),
+        "--arm: each needs a name of its own": len({arm.name for arm in options.arm}) < len(options.arm),
+        "--mode: an arm that is a server names its own, as in --arm NAME=HOST:PORT,mode=M": options.arm
+        and options.mode,
+        "--model: one for all arms; name others as in --arm NAME=HOST:PORT,model=NAME": options.arm
+        and len(options.model) > 1,
         "--target and --in-process exclude each other": options.target and options.in_process,
-        "--isolate: without a server there is nothing to isolate": options.isolate and options.in_process,
         "--target null stands alone": NULL in options.target and len(options.target) > 1,
         f"{' and '.join(fixed)} exclude each other": len(fixed) > 1,
         "--find-max needs --slo, and --scenario server --slo-ms": is_search and not (options.slo or options.slo_ms),
@@ -264,13 +287,16 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         f"--mode: expected {', '.join(MODES)} or all, got {','.join(options.mode)}": not options.target
         and options.mode != (ALL,)
         and not set(options.mode) <= set(MODES),
-        f"--baseline: expected {', '.join(MODES)}, got {options.baseline}": not options.target
-        and options.baseline not in MODES,
+        f"--baseline: expected {', '.join(known)}, got {options.baseline}": not options.target
+        and options.baseline
+        and options.baseline not in known,
         "--tls-cert and --tls-key go together": bool(options.tls_cert) != bool(options.tls_key),
-        "--tls, --header and --compression are for --target": (not options.target or NULL in options.target)
+        "--tls, --header and --compression are for --target and --arm": (not is_remote or NULL in options.target)
         and transport != PLAIN,
-        "--input and --shape are for --target, and exclude --images and --size": (options.input or options.shape)
-        and (not options.target or options.images or options.size),
+        "--input and --shape are for --target and --arm, and exclude --images and --size": (
+            options.input or options.shape
+        )
+        and (not is_remote or options.images or options.size),
         f"--images: no folder {options.images}": options.images and not options.images.is_dir(),
         f"--config: no file {options.config}": options.config and not options.config.is_file(),
         f"--record: no folder {options.record and options.record.parent}": options.record
@@ -281,6 +307,10 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
     for problem, is_there in problems.items():
         if is_there:
             parser.error(problem)
+
+
+def _baseline(options: argparse.Namespace) -> str:
+    return str(options.baseline or (options.arm[0].name if options.arm else "graph"))
 
 
 def _loads(options: argparse.Namespace) -> tuple[Load, ...]:

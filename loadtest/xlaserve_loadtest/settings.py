@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from xlaserve_loadtest.schedule.arms import ServerArm
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Process
 from xlaserve_loadtest.schedule.payload import Kind, Mix, Size
 from xlaserve_loadtest.schedule.search import Slo
@@ -42,13 +43,18 @@ class Settings:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     """Shapes of inputs whose sides the model leaves open."""
     targets: tuple[str, ...]
-    """HOST:PORT of running servers, or `null` or `in-process` alone; empty starts servers."""
+    """HOST:PORT of running servers, or `null` or `in-process` alone; empty starts servers, unless `arms` names some."""
+    arms: tuple[ServerArm, ...]
+    """Running servers that are compared with each other; empty: arms are modes."""
     target_http: str | None
     transport: Transport
     config: Path | None
+    processes: int
+    """Server processes that each arm has in a comparison, one after the other."""
     is_shared: bool
-    is_isolated: bool
+    """Whether one process runs all arms."""
     baseline: str
+    """Mode, or arm, that the others are compared with."""
     has_control: bool
     workers: int | None
     """Processes that send; None: by the number of cores."""
@@ -90,7 +96,12 @@ class Settings:
     @property
     def is_remote(self) -> bool:
         """Whether somebody else runs the servers."""
-        return bool(self.targets) and not self.is_in_process and self.targets != (NULL,)
+        return bool(self.arms) or (bool(self.targets) and not self.is_in_process and self.targets != (NULL,))
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the servers are started here."""
+        return not self.targets and not self.arms
 
     @property
     def most_slots(self) -> int:

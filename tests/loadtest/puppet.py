@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--delay-s", type=float, default=0.002)
     parser.add_argument("--interrupt-with", default="SIGINT")
     parser.add_argument("--stop-s", type=float, default=1.0)
+    parser.add_argument("--fail-after-starts", nargs=2, metavar=("N", "FILE"))
     parser.add_argument("--delays-s", type=float, nargs=3)
     for what in ("die", "fail", "hang", "interrupt", "stop", "compile", "recompile"):
         parser.add_argument(f"--{what}-after", type=int)
@@ -135,6 +136,11 @@ def main() -> None:
     ):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args()
+    if options.fail_after_starts:
+        number, file = options.fail_after_starts
+        with Path(file).open("a+") as starts:
+            starts.write("x")
+            options.fail_at_start = starts.tell() > int(number)
     if options.fail_at_start:
         sys.exit(f"no model could be loaded from {options.config.read_text()}")
     print("puppet: starting", flush=True)

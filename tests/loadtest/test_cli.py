@@ -78,7 +78,10 @@ def test_arms_are_measured_in_mirrored_rounds_beside_a_control(
 ) -> None:
     embedded_puppet()
     report = tmp_path / "report.json"
-    ran = loadtest("--mode", "xla,graph", "--images-per-request", "2", "--seed", "3", "--json", str(report))
+    ran = loadtest(
+        *("--mode", "xla,graph", "--images-per-request", "2", "--seed", "3", "--json", str(report)),
+        *("--processes", "1"),
+    )
     assert ran.status == 0
     header = ran.run.header
     assert [(arm.name, arm.is_control_of) for arm in header.arms] == [
@@ -91,9 +94,7 @@ def test_arms_are_measured_in_mirrored_rounds_beside_a_control(
     assert len(arms) == 24
     assert all(arms[start : start + 6] == arms[start : start + 6][::-1] for start in range(0, 24, 6))
     assert {block.round for block in ran.run.blocks} == {0, 1, 2, 3}
-    # XLA and graph mode want other threads: each has a process of its own.
-    assert [(server.arms, server.id) for server in ran.run.servers] == [(("xla",), 0), (("graph", "graph (again)"), 1)]
-    assert {(block.arm, block.server) for block in ran.run.blocks} == {("xla", 0), ("graph", 1), ("graph (again)", 1)}
+    assert {server.arms for server in ran.run.servers} == {("xla",), ("graph",), ("graph (again)",)}
     assert all(block.server_use.cpu_s is not None and block.generator.busy is not None for block in ran.run.blocks)
     (equality,) = ran.run.equalities
     assert (equality.arm, equality.is_equal, equality.images) == ("xla", True, 32)
@@ -104,21 +105,103 @@ def test_arms_are_measured_in_mirrored_rounds_beside_a_control(
     assert str(ran.run.path) in ran.out
 
 
-def test_one_server_serves_all_modes_where_that_is_asked_for(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
+def test_every_arm_has_several_processes_of_its_own_and_its_control_too(
+    loadtest: Loadtest, embedded_puppet: UsePuppet
+) -> None:
     embedded_puppet()
-    ran = loadtest("--mode", "xla,graph", "--shared-server", "--no-control")
+    ran = loadtest("--mode", "xla,graph", "--processes", "4", "--concurrency", "2,4")
     assert ran.status == 0
-    assert [server.arms for server in ran.run.servers] == [("xla", "graph")]
+    servers = {server.id: server for server in ran.run.servers}
+    assert len({server.pid for server in servers.values()}) == len(servers) == 12
+    orders = [tuple(servers[first + place].arms[0] for place in range(3)) for first in range(0, 12, 3)]
+    assert all(set(order) == {"xla", "graph", "graph (again)"} for order in orders)
+    assert len(set(orders)) > 1
+    # All servers of a generation are measured in turns, under every load, before the next generation starts.
+    used = [required(block.server) // 3 for block in ran.run.blocks]
+    assert used == sorted(used)
+    assert all(block.arm in servers[required(block.server)].arms for block in ran.run.blocks)
+    for generation in range(4):
+        own = [block for block in ran.run.blocks if required(block.server) // 3 == generation]
+        assert [block.load.concurrency for block in own] == [2] * 6 + [4] * 6
+        assert len({block.server for block in own}) == 3
+    assert len({block.round for block in ran.run.blocks}) == 8
+    comparisons = summarize(ran.run).comparisons
+    assert {(one.unit, one.pairs) for one in comparisons} == {("server processes", 4)}
+    assert "each arm has 4 server processes, one after the other" in ran.err
+    assert "of which starting servers" in ran.err
 
 
-def test_isolated_blocks_have_a_server_process_each(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
-    embedded_puppet()
-    ran = loadtest("--mode", "xla,graph", "--no-control", "--isolate", "--equality-images", "0")
+def test_later_processes_load_what_the_first_compiled_and_measure_it_themselves(loadtest: Loadtest) -> None:
+    ran = loadtest("--model", "digits", "--mode", "xla,graph", "--no-control", "--processes", "2")
     assert ran.status == 0
-    used = [block.server for block in ran.run.blocks]
-    assert len(set(used)) == len(used) == 16
-    pids = {server.id: server.pid for server in ran.run.servers}
-    assert len({pids[required(server)] for server in used}) == 16
+    first, second = [one for one in ran.run.servers if one.arms == ("xla",)]
+    assert not any(program.from_cache for program in first.ledger)
+    assert all(program.from_cache for program in second.ledger)
+    assert [program.run_s for program in first.ledger] != [program.run_s for program in second.ledger]
+    (price,) = [price for price in summarize(ran.run).prices if price.arm == "xla"]
+    assert price.compile_s == pytest.approx(sum(program.compile_s for program in first.ledger))
+
+
+def test_one_server_process_runs_all_arms_where_that_is_asked_for(
+    loadtest: Loadtest, embedded_puppet: UsePuppet
+) -> None:
+    embedded_puppet()
+    ran = loadtest("--mode", "xla,graph", "--share-process")
+    assert ran.status == 0
+    assert [server.arms for server in ran.run.servers] == [("xla", "graph", "graph (again)")]
+    assert {one.unit for one in summarize(ran.run).comparisons} == {"blocks"}
+    assert "hold within those processes" in " ".join(ran.out.split())
+
+
+def test_a_server_that_does_not_start_again_ends_the_run_and_what_was_measured_is_kept(
+    loadtest: Loadtest, embedded_puppet: UsePuppet, tmp_path: Path
+) -> None:
+    embedded_puppet("--fail-after-starts", "2", str(tmp_path / "starts"))
+    ran = loadtest("--mode", "xla,graph", "--no-control", "--processes", "4")
+    assert ran.status == 1
+    assert "the server exited with status 1" in ran.end.reason
+    assert {block.server for block in ran.run.blocks} == {0, 1}
+
+
+def test_running_servers_are_compared_as_arms(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
+    ours, theirs = start_puppet("--delay-s", "0.3"), start_puppet("--delay-s", "0.6")
+    ran = loadtest(
+        *("--arm", f"ours={ours}", "--arm", f"theirs={theirs},mode=xla", "--baseline", "theirs"),
+        *("--duration", "5", "--warmup", "0.2", "--concurrency", "4", "--deadline", "5"),
+    )
+    assert ran.status == 0
+    assert [(arm.name, arm.mode, arm.target, arm.is_control_of) for arm in ran.run.header.arms] == [
+        ("ours", "", ours, None),
+        ("theirs", "xla", theirs, None),
+        ("theirs (again)", "xla", theirs, "theirs"),
+    ]
+    assert [(server.address, server.arms) for server in sorted(ran.run.servers, key=lambda one: one.arms)] == [
+        (ours, ("ours",)),
+        (theirs, ("theirs", "theirs (again)")),
+    ]
+    found = {one.arm: one for one in summarize(ran.run).comparisons}
+    assert (found["ours"].baseline, found["ours"].unit, found["ours"].verdict) == ("theirs", "blocks", "faster")
+    assert required(found["ours"].ratio).value == pytest.approx(2, rel=0.01)
+    (equality,) = ran.run.equalities
+    assert (equality.arm, equality.baseline, equality.is_equal) == ("ours", "theirs", True)
+
+
+def test_a_foreign_server_is_an_arm_that_is_sent_no_mode_and_checked_against_its_own_metadata(
+    loadtest: Loadtest, start_puppet: StartPuppet, start_foreign: StartPuppet
+) -> None:
+    ours, theirs = start_puppet(), start_foreign()
+    ran = loadtest("--arm", f"ours={ours},mode=xla", "--arm", f"theirs={theirs},model=bert")
+    # The foreign server refuses every parameter.
+    assert ran.status == 0, ran.out + ran.err
+    assert not ran.run.failures
+    assert ran.run.header.baseline == "ours"
+    assert len(ran.of("ours")) > 0
+    assert len(ran.of("theirs")) > 0
+    (note,) = [event.text for event in ran.run.events if event.what == "note"]
+    assert note.startswith("The outputs of theirs and ours can't be compared: they take [")
+    ran = loadtest("--arm", f"theirs={theirs},mode=xla")
+    assert ran.status == 1
+    assert "names no modes of digits: leave out the mode xla" in ran.err
 
 
 def test_a_running_server_is_measured_under_several_loads(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
@@ -294,7 +377,7 @@ def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest
     ran = loadtest("--in-process", "--mode", "xla,graph", "--model", "builtin:noop", "--images-per-request", "3")
     assert ran.status == 0
     assert {arm.target for arm in ran.run.header.arms} == {"in-process"}
-    assert len({server.pid for server in ran.run.servers}) == 2
+    assert len({server.pid for server in ran.run.servers}) == 3
     assert all(server.ledger for server in ran.run.servers)
     assert len(ran.of("xla")) > 0
     assert ran.run.equalities[0].is_equal
@@ -494,6 +577,16 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["--target", "x:1", "--config", "y"],
         ["--target", "x:1", "--in-process"],
         ["--target", "null,x:1"],
+        ["--arm", "ours"],
+        ["--arm", "ours=host"],
+        ["--arm", "ours=h:1,size=8"],
+        ["--arm", "a=h:1", "--arm", "a=h:2"],
+        ["--arm", "a=h:1", "--target", "h:2"],
+        ["--arm", "a=h:1", "--mode", "xla"],
+        ["--arm", "a=h:1", "--baseline", "b"],
+        ["--arm", "a=h:1", "--model", "one,other"],
+        ["--arm", "a=h:1", "--share-process"],
+        ["--processes", "0"],
         ["--json", "/no/such/folder/x.json"],
         ["--workers", "0"],
         ["--nonsense"],

@@ -62,13 +62,16 @@ class Comparison:
 def baselines(header: Header) -> dict[str, str]:
     """Returns the arm that each arm is compared with, by name: the baseline, or the same arm of another model.
 
-    A control is compared with the arm that it repeats.
+    Arms that are servers have one baseline. A control is compared with the arm that it repeats.
     """
     base = next((arm for arm in header.arms if arm.name == header.baseline), None)
     by_arm: dict[str, str] = {}
     for arm in header.arms:
         if arm.is_control_of is not None:
             by_arm[arm.name] = arm.is_control_of
+        elif base is not None and header.configuration.get("arms"):
+            if arm is not base:
+                by_arm[arm.name] = base.name
         elif base is not None:
             like = [other for other in header.arms if _is_like(other, base) and other.model == arm.model]
             if like and like[0].name != arm.name:

@@ -39,7 +39,7 @@ def prices(
     comparisons: Sequence[Comparison],
 ) -> tuple[Price, ...]:
     """Returns the price of each arm that has one, against its baseline at the load where it did the most images/s."""
-    programs = {arm.name: _programs(arm, servers) for arm in arms if arm.is_control_of is None}
+    programs = {arm.name: _programs(arm, arms, servers) for arm in arms if arm.is_control_of is None}
     charged = []
     for arm, entries in programs.items():
         if not entries:
@@ -91,14 +91,19 @@ def _break_even(
     return gain_ms, images, f"{extra}; paid back after {images:,.0f} images, {_seconds(full_load_s)} of full load"
 
 
-def _programs(arm: Arm, servers: Sequence[Server]) -> tuple[LedgerEntry, ...]:
-    """Returns the programs of the arm, from the first of its servers that reports them."""
-    for server in servers:
-        if arm.name in server.arms:
-            own = [entry for entry in server.ledger if entry.mode == arm.mode and entry.model in (None, arm.model)]
-            if own:
-                return tuple(sorted(own, key=lambda entry: entry.bucket))
-    return ()
+def _programs(arm: Arm, arms: Sequence[Arm], servers: Sequence[Server]) -> tuple[LedgerEntry, ...]:
+    """Returns the programs of the arm, from the first server that compiled them itself, or else the first of all.
+
+    The server may be that of the arm's twin: the first to start fills the compile cache for the others.
+    """
+    names = {arm.name, *(twin.name for twin in arms if twin.is_control_of == arm.name)}
+    reported = [
+        [entry for entry in server.ledger if entry.mode == arm.mode and entry.model in (None, arm.model)]
+        for server in servers
+        if names & set(server.arms)
+    ]
+    found = min(filter(None, reported), key=lambda own: any(entry.from_cache for entry in own), default=[])
+    return tuple(sorted(found, key=lambda entry: entry.bucket))
 
 
 def _seconds(value_s: float) -> str:

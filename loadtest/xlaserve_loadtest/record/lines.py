@@ -147,6 +147,8 @@ class LedgerEntry:
     """When it was compiled, ISO 8601."""
     model: str | None = None
     """None where the server has one model."""
+    from_cache: bool = False
+    """Whether it was loaded from the compile cache: `trace_s` and `compile_s` are then what loading took."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from xlaserve_loadtest.record.lines import Equality
-from xlaserve_loadtest.targets.target import Array
+from xlaserve_loadtest.schedule.tensors import ANY
+from xlaserve_loadtest.targets.target import Array, ModelInfo
 
 RELATIVE: Final = 0.01
 """Largest relative difference of a number. TensorFloat-32 on a GPU stays below, a wrong answer does not."""
@@ -16,6 +17,21 @@ OF_LARGEST: Final = 0.001
 """Allowed on top of RELATIVE, as a share of the largest number of all outputs: near 0 rounding may differ."""
 DIFFERING_NAMES: Final = 0.001
 """Share of integers that may differ: rounding decides between two equally likely classes."""
+
+
+def incomparable(own: ModelInfo, other: ModelInfo) -> str:
+    """Returns why the outputs of two models can't be compared: inputs or shapes differ; empty where they can."""
+    inputs = [[(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in info.inputs] for info in (own, other)]
+    if inputs[0] != inputs[1]:
+        return f"they take {inputs[0]} and {inputs[1]}"
+    shapes = [[tensor.shape[1:] for tensor in info.outputs] for info in (own, other)]
+    if list(map(len, shapes[0])) != list(map(len, shapes[1])) or not all(
+        has == wants or ANY in (has, wants)
+        for one, another in zip(*shapes, strict=True)
+        for has, wants in zip(one, another, strict=True)
+    ):
+        return f"they have the shapes {shapes[0]} and {shapes[1]}"
+    return ""
 
 
 def compare_outputs(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Self
 
 from xlaserve_loadtest.record.lines import Arm, Server
@@ -22,7 +25,7 @@ from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.schedule.tensors import ANY, Tensor
 from xlaserve_loadtest.settings import NULL, Settings
 from xlaserve_loadtest.targets import embedded
-from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name
+from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name, with_cache
 from xlaserve_loadtest.targets.target import Array, ModelInfo, TargetError, describe
 
 CEILING_S: Final = 0.5
@@ -33,36 +36,34 @@ _NULL_COMMAND: Final = (sys.executable, "-m", "xlaserve_loadtest.targets.null_se
 _CEILING: Final = "generator's ceiling"
 
 
-async def model_names(settings: Settings) -> list[str]:
-    """Returns the names under which the targets serve the models."""
+async def name_arms(settings: Settings) -> list[Arm]:
+    """Returns the arms to measure, without controls.
+
+    Raises TargetError where the target does not offer them, or where servers of our own would refuse the models.
+    """
+    if settings.arms:
+        return arms_of.name_servers(settings.arms, settings.models[0])
     if settings.targets == (NULL,):
-        return [NULL]
-    if settings.config is not None or settings.is_remote:
-        return list(settings.models)
-    return [served_name(model) for model in settings.models]
+        return arms_of.name_arms([NULL], [NULL], settings.target)
+    if settings.is_remote:
+        return arms_of.name_arms(settings.models, await _offered_modes(settings), settings.target)
+    modes = arms_of.MODES if settings.modes == (arms_of.ALL,) else settings.modes or arms_of.USUAL_MODES
+    if settings.config is not None:
+        return arms_of.name_arms(settings.models, modes, settings.target)
+    await asyncio.to_thread(embedded.check, settings.models, modes)
+    return arms_of.name_arms([served_name(model) for model in settings.models], modes, settings.target)
 
 
-async def modes(settings: Settings, models: Sequence[str]) -> tuple[str, ...]:
-    """Returns the modes to measure. Raises TargetError where the target does not offer them."""
-    if settings.targets == (NULL,):
-        return (NULL,)
-    chosen, is_all = settings.modes, settings.modes == (arms_of.ALL,)
-    if settings.is_remote and (is_all or not chosen):
-        info = await describe(settings.targets[0], models[0], settings.transport)
-        offered = tuple(filter(None, info.properties.get("modes", "").split(",")))
-        if is_all and not offered:
-            raise TargetError(f"{settings.targets[0]} does not say what modes {models[0]} has: name them with --mode")
-        usual = tuple(mode for mode in arms_of.USUAL_MODES if mode in offered)
-        return offered if is_all else usual or offered[:1] or (arms_of.AS_IT_IS,)
-    if is_all:
-        return arms_of.MODES
-    return chosen or arms_of.USUAL_MODES
-
-
-async def check(settings: Settings, modes: Sequence[str]) -> None:
-    """Raises TargetError where servers of our own would refuse the models, before any is started."""
-    if settings.config is None and not settings.is_remote and settings.targets != (NULL,):
-        await asyncio.to_thread(embedded.check, settings.models, modes)
+async def _offered_modes(settings: Settings) -> tuple[str, ...]:
+    """Returns the modes to measure on running servers."""
+    is_all = settings.modes == (arms_of.ALL,)
+    if settings.modes and not is_all:
+        return settings.modes
+    info = await describe(settings.targets[0], settings.models[0], settings.transport)
+    if is_all and not info.modes:
+        raise TargetError(f"{settings.targets[0]} names no modes of {settings.models[0]}: leave out --mode")
+    usual = tuple(mode for mode in arms_of.USUAL_MODES if mode in info.modes)
+    return info.modes if is_all else usual or info.modes[:1] or (arms_of.AS_IT_IS,)
 
 
 class Fleet:
@@ -89,6 +90,8 @@ class Fleet:
         self._on_server = on_server
         self._make_server = make_server
         self._stack = contextlib.AsyncExitStack()
+        self._servers = contextlib.AsyncExitStack()
+        self._cache: Path | None = None
         self._targets: dict[str, RunningTarget] = {}
         self._started = 0
         self._workers: tuple[WorkerProcess, ...] = ()
@@ -96,12 +99,11 @@ class Fleet:
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
         try:
-            kinds: dict[str, list[Arm]] = {}
-            for arm in self._arms.values():
-                kinds.setdefault(self._kind(arm), []).append(arm)
-            # One server after the other, since each times its programs while it warms up.
-            for kind, own in kinds.items():
-                self._targets[kind] = await self._start(own, self._stack)
+            if self.generations > 1:
+                self._cache = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="loadtest-cache-")))
+                self._progress.say(f"each arm has {self.generations} server processes, one after the other")
+            self._stack.push_async_callback(self._servers.aclose)
+            await self._start_all()
             self._make_requests()
             await self._start_workers()
         except BaseException:
@@ -112,15 +114,27 @@ class Fleet:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    @contextlib.asynccontextmanager
-    async def target_for(self, name: str) -> AsyncIterator[RunningTarget]:
-        """Yields the target of an arm; a fresh server process where blocks are isolated."""
-        arm = self._arms[name]
-        if not self._settings.is_isolated or self._settings.targets:
-            yield self._targets[self._kind(arm)]
-            return
-        async with contextlib.AsyncExitStack() as stack:
-            yield await self._start([arm], stack)
+    @property
+    def generations(self) -> int:
+        """How many server processes each arm has, one after the other."""
+        settings = self._settings
+        is_fresh = settings.is_embedded and not settings.is_shared and not settings.find_max
+        return settings.processes if is_fresh and len(self._arms) > 1 else 1
+
+    @property
+    def start_s(self) -> float:
+        """About how long the servers of a later generation take to start: what was compiled is in the cache by then."""
+        ready = [target.ready_s or 0.0 for target in self._targets.values()]
+        return min(ready) * len(ready)
+
+    async def start_next_generation(self) -> None:
+        """Ends every server process and starts one for each arm, in another order. Raises TargetError."""
+        await self._servers.aclose()
+        await self._start_all()
+
+    def target(self, arm: str) -> RunningTarget:
+        """Returns what serves an arm now."""
+        return self._targets[self._place(self._arms[arm])]
 
     def workers_for(self, target: RunningTarget) -> tuple[Worker, ...]:
         """Returns the workers that load a target."""
@@ -128,19 +142,31 @@ class Fleet:
 
     async def outputs(self, name: str, requests: int) -> list[list[Array]]:
         """Returns an arm's outputs for its first `requests`. Raises TargetError."""
-        target = self._targets[self._kind(self._arms[name])]
+        target = self.target(name)
         return await self.workers_for(target)[0].outputs(name, target.addresses, requests)
 
-    def _kind(self, arm: Arm) -> str:
-        if self._settings.targets and not self._settings.is_in_process:
-            return "target"
-        return arms_of.process_kind(arm.mode, is_shared=self._settings.is_shared)
+    def info(self, arm: str) -> ModelInfo:
+        """Returns how an arm's target describes its model."""
+        return self.target(arm).models[self._arms[arm].model]
 
-    async def _start(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> RunningTarget:
-        target = await self._start_target(own, stack)
-        self._started += 1
-        self._on_server(target.line())
-        return target
+    def _place(self, arm: Arm) -> str:
+        """Returns what arms that are served by the same processes have in common."""
+        if self._settings.is_embedded or self._settings.is_in_process:
+            return "all" if self._settings.is_shared else arm.name
+        return arm.target
+
+    async def _start_all(self) -> None:
+        places: dict[str, list[Arm]] = {}
+        for arm in self._arms.values():
+            places.setdefault(self._place(arm), []).append(arm)
+        order = random.Random(f"{self._settings.seed} {self._started}").sample(list(places), len(places))
+        # One server after the other, since each times its programs while it warms up.
+        for place in order:
+            if self._cache is not None:
+                embedded.forget_costs(self._cache)
+            self._targets[place] = target = await self._start_target(places[place], self._servers)
+            self._started += 1
+            self._on_server(target.line())
 
     async def _start_target(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> RunningTarget:
         settings = self._settings
@@ -155,7 +181,7 @@ class Fleet:
             return await running_targets.of_targets(
                 self._started,
                 arms,
-                settings.targets,
+                arms[0].target.split(","),
                 models,
                 http_address=settings.target_http,
                 transport=settings.transport,
@@ -165,6 +191,8 @@ class Fleet:
             config = configuration([name for name in settings.models if served_name(name) in models], served)
         else:
             config = await asyncio.to_thread(narrowed, settings.config, models, served)
+        if self._cache is not None:
+            config = with_cache(config, self._cache)
         if settings.is_in_process:
             self._progress.say(f"compiling {', '.join(models)} ({', '.join(arm.mode for arm in own)})")
             worker = await stack.enter_async_context(WorkerProcess())
@@ -178,7 +206,7 @@ class Fleet:
                 ready_s=described.ready_s,
                 own_workers=(worker,),
             )
-        self._progress.say(f"starting a server for {', '.join(models)} ({', '.join(arm.mode for arm in own)})")
+        self._progress.say(f"starting a server for {', '.join(arm.name for arm in own)}")
         server = self._make_server(
             config,
             start_timeout_s=settings.start_timeout_s,
@@ -193,19 +221,20 @@ class Fleet:
 
     def _make_requests(self) -> None:
         settings = self._settings
-        for model in dict.fromkeys(arm.model for arm in self._arms.values()):
-            own = [arm for arm in self._arms.values() if arm.model == model]
-            by_mode, mix = make_requests(settings, self._info(own[0]), tuple(dict.fromkeys(arm.mode for arm in own)))
+        alike: dict[tuple[str, str], list[Arm]] = {}
+        for arm in self._arms.values():
+            alike.setdefault((arm.model, arm.target), []).append(arm)
+        for own in alike.values():
+            by_mode, mix = make_requests(
+                settings, self.info(own[0].name), tuple(dict.fromkeys(arm.mode for arm in own))
+            )
             for arm in own:
                 self.requests[arm.name] = by_mode[arm.mode]
                 self.mixes[arm.name] = mix
 
-    def _info(self, arm: Arm) -> ModelInfo:
-        return self._targets[self._kind(arm)].models[arm.model]
-
     async def _start_workers(self) -> None:
         settings = self._settings
-        models = {name: self._info(arm) for name, arm in self._arms.items()}
+        models = {name: self.info(name) for name in self._arms}
         seed = settings.sample_seed if settings.draws_samples else None
         if settings.is_in_process:
             for target in self._targets.values():

@@ -88,6 +88,9 @@ async def of_targets(
         for info, address in zip(own, addresses, strict=True):
             if info.outputs != own[0].outputs:
                 raise TargetError(f"{address}: {model} has other outputs than at {addresses[0]}")
+    for arm in arms:
+        if arm.mode and not descriptions[arm.model][0].modes:
+            raise TargetError(f"{addresses[0]} names no modes of {arm.model}: leave out the mode {arm.mode}")
     pid, own_http = await asyncio.to_thread(_local_process, addresses[0]) if len(addresses) == 1 else (None, ())
     if http_address is None:
         for candidate in own_http:
@@ -124,6 +127,7 @@ async def read_ledger(address: str, models: Sequence[str], transport: Transport 
             run_s=program.run_s,
             run_loaded_s=program.run_loaded_s or None,
             model=model.name,
+            from_cache=program.from_cache,
         )
         for model in answer.models
         if model.name in models

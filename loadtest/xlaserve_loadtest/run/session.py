@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 
+from xlaserve_loadtest.analysis.compare import baselines
 from xlaserve_loadtest.analysis.samples import label
-from xlaserve_loadtest.record.lines import SUFFIX, Arm, End, Header, Status
+from xlaserve_loadtest.record.lines import SUFFIX, End, Header, Status
 from xlaserve_loadtest.record.run_file import RunWriter
 from xlaserve_loadtest.run import accuracy_log, crew, environment, fleet, usage
 from xlaserve_loadtest.run.crew import Outcome
-from xlaserve_loadtest.run.equality_run import compare_outputs
+from xlaserve_loadtest.run.equality_run import compare_outputs, incomparable
 from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.highest_rate import RateSearch
 from xlaserve_loadtest.run.progress import Progress
@@ -57,40 +60,41 @@ class Session:
         Raises TargetError when there is nothing to measure, and PayloadError when there is nothing to send.
         """
         settings, started_at = self._settings, datetime.now(UTC)
-        models = await fleet.model_names(settings)
-        modes = await fleet.modes(settings, models)
-        await fleet.check(settings, modes)
-        arms = arms_of.name_arms(models, modes, settings.target)
-        baseline = arms_of.choose_baseline(arms, settings.baseline)
+        arms = await fleet.name_arms(settings)
+        header = Header(
+            started_at=started_at.isoformat(timespec="seconds"),
+            command=tuple(command),
+            configuration=settings.document(),
+            seed=settings.seed,
+            scenario=settings.scenario,
+            baseline=arms_of.choose_baseline(arms, settings.baseline),
+            arms=tuple(arms),
+            environment=environment.describe(),
+        )
         if settings.has_control and not settings.find_max:
-            arms = arms_of.with_controls(arms, settings.baseline)
+            arms = arms_of.with_controls(arms, set(baselines(header).values()))
+        models = list(dict.fromkeys(arm.model for arm in arms))
         self.path = settings.record or _free_path(folder, models, settings, started_at)
         with RunWriter(self.path) as writer:
             self._recorder = Recorder(writer)
-            self._recorder.write(
-                Header(
-                    started_at=started_at.isoformat(timespec="seconds"),
-                    command=tuple(command),
-                    configuration=settings.document(),
-                    seed=settings.seed,
-                    scenario=settings.scenario,
-                    baseline=baseline,
-                    arms=tuple(arms),
-                    environment=environment.describe(),
-                )
-            )
-            await self._run_to_the_end(arms)
+            self._recorder.write(header := replace(header, arms=tuple(arms)))
+            await self._run_to_the_end(header)
 
-    async def _run_to_the_end(self, arms: Sequence[Arm]) -> None:
+    async def _run_to_the_end(self, header: Header) -> None:
         reason = ""
         try:
             async with Fleet(
-                self._settings, arms, self._progress, on_server=self._recorder.write, make_server=self._make_server
+                self._settings,
+                header.arms,
+                self._progress,
+                on_server=self._recorder.write,
+                make_server=self._make_server,
             ) as self._fleet:
-                await self._check_equality(arms)
+                if self._settings.equality_images:
+                    await self._check_equality(header)
                 if self._settings.writes_accuracy_log:
-                    await self._write_accuracy_logs([arm.name for arm in arms if arm.is_control_of is None])
-                await self._measure([arm.name for arm in arms])
+                    await self._write_accuracy_logs([arm.name for arm in header.arms if arm.is_control_of is None])
+                await self._measure([arm.name for arm in header.arms])
         except asyncio.CancelledError:
             reason = self._progress.watch.reason
             self.interrupted = not reason
@@ -104,26 +108,26 @@ class Session:
             self.is_complete = not reason
             self._recorder.end(End(self.interrupted, self.is_complete, reason))
 
-    async def _check_equality(self, arms: Sequence[Arm]) -> None:
-        settings = self._settings
-        for model in dict.fromkeys(arm.model for arm in arms):
-            own = [arm for arm in arms if arm.model == model and arm.is_control_of is None]
-            base = next((arm for arm in own if arm.mode == settings.baseline), None)
-            if base is None or len(own) < 2 or not settings.equality_images:
+    async def _check_equality(self, header: Header) -> None:
+        controls = {arm.name for arm in header.arms if arm.is_control_of is not None}
+        of_base: dict[str, list[list[Array]]] = {}
+        for arm, base in baselines(header).items():
+            if arm in controls:
                 continue
-            requests = _covering(self._fleet.requests[base.name], settings.equality_images)
-            theirs: list[list[Array]] | None = None
-            for arm in own:
-                if arm is base:
-                    continue
-                try:
-                    theirs = theirs or await self._fleet.outputs(base.name, requests)
-                    outputs = await self._fleet.outputs(arm.name, requests)
-                except TargetError as error:
-                    text = f"{arm.name}: outputs could not be compared with {base.name}: {error}"
-                    self._recorder.event(time.monotonic_ns(), "error", text)
-                else:
-                    self._recorder.write(compare_outputs(arm.name, base.name, outputs, theirs))
+            if why := incomparable(self._fleet.info(arm), self._fleet.info(base)):
+                text = f"The outputs of {arm} and {base} can't be compared: {why}."
+                self._recorder.event(time.monotonic_ns(), "note", text)
+                continue
+            requests = _covering(self._fleet.requests[base], self._settings.equality_images)
+            try:
+                if base not in of_base:
+                    of_base[base] = await self._fleet.outputs(base, requests)
+                outputs = await self._fleet.outputs(arm, requests)
+            except TargetError as error:
+                text = f"{arm}: outputs could not be compared with {base}: {error}"
+                self._recorder.event(time.monotonic_ns(), "error", text)
+            else:
+                self._recorder.write(compare_outputs(arm, base, outputs, of_base[base]))
 
     async def _write_accuracy_logs(self, names: Sequence[str]) -> None:
         assert self.path is not None
@@ -136,19 +140,27 @@ class Session:
         if settings.find_max:
             await RateSearch(settings, self._run_block, self._progress, self._recorder).run(names)
             return
-        plans: list[tuple[BlockPlan, ...]] = []
-        for load in settings.loads:
-            plans.append(_blocks(load, names, settings, first_round=sum(map(plan.rounds_of, plans))))
-        first = plans[0][0]
+        stretches: list[tuple[BlockPlan, ...]] = []
+        generations = self._fleet.generations
+        for _ in range(generations):
+            for load in settings.loads:
+                first_round = sum(map(plan.rounds_of, stretches))
+                stretches.append(_blocks(load, names, settings, first_round=first_round, generations=generations))
+        first = stretches[0][0]
         if settings.save_arrivals and not isinstance(first.load, ClosedLoop):
             seed = (self._arrival_seed(first), arrivals.MEASURED_PART)
             arrivals.write(settings.save_arrivals, arrivals.schedule(first.load, first.duration_s, seed))
-        whole_s = sum(plan.length_s(block) for blocks in plans for block in blocks)
+        start_s = self._fleet.start_s
+        whole_s = _length_s(stretches) + (generations - 1) * start_s
+        starting = f", of which starting servers {plan.lasting((generations - 1) * start_s)}" * (generations > 1)
         sooner = ", less where everything is steady sooner" if settings.ends_when_steady else ""
-        self._progress.say(f"measuring {', '.join(names)}: about {plan.lasting(whole_s)}{sooner}")
-        for position, blocks in enumerate(plans):
+        self._progress.say(f"measuring {', '.join(names)}: about {plan.lasting(whole_s)}{starting}{sooner}")
+        for position, blocks in enumerate(stretches):
+            generation, is_next = divmod(position, len(settings.loads))
+            if generation and not is_next:
+                await self._fleet.start_next_generation()
             self._recorder.windows.clear()
-            rest_s = sum(plan.length_s(block) for later in plans[position + 1 :] for block in later)
+            rest_s = _length_s(stretches[position + 1 :]) + (generations - 1 - generation) * start_s
             await self._run_blocks(blocks, rest_s)
 
     async def _run_blocks(self, blocks: Sequence[BlockPlan], rest_s: float) -> None:
@@ -173,44 +185,44 @@ class Session:
 
     async def _run_block(self, block: BlockPlan, *, is_last: bool = False) -> Outcome:
         """Runs a block and writes it, and then raises CancelledError where it was interrupted."""
-        async with self._fleet.target_for(block.arm) as target:
-            workers = self._fleet.workers_for(target)
-            shares = crew.tasks(
+        target = self._fleet.target(block.arm)
+        workers = self._fleet.workers_for(target)
+        shares = crew.tasks(
+            block,
+            target.addresses,
+            len(workers),
+            seed=self._arrival_seed(block),
+            max_in_flight=self._settings.max_in_flight,
+        )
+        model = target.model_of(block.arm)
+        before = await usage.counts(target.http_address, model)
+        use = usage.Usage(target.pid)
+        images_per_request = str(self._fleet.mixes[block.arm])
+        self._progress.watch.begin(block.arm, label(load_line(block.load, images_per_request)))
+        with use.looking():
+            outcome = await crew.run_block(
                 block,
-                target.addresses,
-                len(workers),
-                seed=self._arrival_seed(block),
-                max_in_flight=self._settings.max_in_flight,
+                [worker.generator for worker in workers],
+                shares,
+                end_when_steady=self._settings.ends_when_steady and block.role == "measure" and block.round is None,
+                on_live=self._progress.live,
             )
-            model = target.model_of(block.arm)
-            before = await usage.counts(target.http_address, model)
-            use = usage.Usage(target.pid)
-            images_per_request = str(self._fleet.mixes[block.arm])
-            self._progress.watch.begin(block.arm, label(load_line(block.load, images_per_request)))
-            with use.looking():
-                outcome = await crew.run_block(
-                    block,
-                    [worker.generator for worker in workers],
-                    shares,
-                    end_when_steady=self._settings.ends_when_steady and block.role == "measure" and block.round is None,
-                    on_live=self._progress.live,
-                )
-            used = use.result()
-            after = await usage.counts(target.http_address, model)
-            self._recorder.block(
-                block,
-                outcome,
-                images_per_request=images_per_request,
-                server=target.id,
-                workers=len(workers),
-                ceiling_per_s=self._fleet.ceiling_per_s,
-                use=used,
-                counters=usage.change(before, after),
-                is_last=is_last,
-            )
-            if target.process and not self._exit_report and (end := target.process.exit_report()):
-                self._exit_report = end
-                self._recorder.event(outcome.end_ns, "error", end)
+        used = use.result()
+        after = await usage.counts(target.http_address, model)
+        self._recorder.block(
+            block,
+            outcome,
+            images_per_request=images_per_request,
+            server=target.id,
+            workers=len(workers),
+            ceiling_per_s=self._fleet.ceiling_per_s,
+            use=used,
+            counters=usage.change(before, after),
+            is_last=is_last,
+        )
+        if target.process and not self._exit_report and (end := target.process.exit_report()):
+            self._exit_report = end
+            self._recorder.event(outcome.end_ns, "error", end)
         if outcome.interrupted:
             raise asyncio.CancelledError
         return outcome
@@ -221,13 +233,17 @@ class Session:
         return self._settings.schedule_seed * 1_000_003 + number
 
 
-def _blocks(load: Load, names: Sequence[str], settings: Settings, *, first_round: int) -> tuple[BlockPlan, ...]:
-    duration_s, rounds = settings.duration_s, None
+def _blocks(
+    load: Load, names: Sequence[str], settings: Settings, *, first_round: int, generations: int
+) -> tuple[BlockPlan, ...]:
+    """Returns the blocks of one generation of servers under one load."""
+    duration_s, rounds = settings.duration_s / generations, None
+    min_rounds = math.ceil(plan.MIN_ROUNDS / generations)
     if isinstance(load, Replay | Profile):
-        duration_s = min(duration_s, load.duration_s()) if isinstance(load, Replay) else load.duration_s()
+        duration_s = min(settings.duration_s, load.duration_s()) if isinstance(load, Replay) else load.duration_s()
         if len(names) > 1:
             # Each block goes through all of it.
-            rounds = plan.MIN_ROUNDS
+            rounds = min_rounds
             duration_s *= 2 * rounds
     return plan.mirrored(
         names,
@@ -237,7 +253,12 @@ def _blocks(load: Load, names: Sequence[str], settings: Settings, *, first_round
         seed=settings.seed,
         first_round=first_round,
         rounds=rounds,
+        min_rounds=min_rounds,
     )
+
+
+def _length_s(stretches: Sequence[Sequence[BlockPlan]]) -> float:
+    return sum(plan.length_s(block) for blocks in stretches for block in blocks)
 
 
 def _covering(requests: Sequence[Request], images: int) -> int:

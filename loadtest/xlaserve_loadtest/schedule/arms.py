@@ -1,21 +1,49 @@
-"""What is compared: arms, and which server process each of them needs. Pure."""
+"""What is compared: arms. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 from xlaserve_loadtest.record.lines import Arm
 
-_KINDS: Final = {"xla": "xla", "graph": "graph", "eager": "graph", "autocluster": "autocluster", "auto": "xla"}
-"""By the server's modes: the kind of process that runs each."""
-MODES: Final = tuple(_KINDS)
+MODES: Final = ("xla", "graph", "eager", "autocluster", "auto")
+"""The server's modes."""
 USUAL_MODES: Final = ("xla", "graph")
 """Measured where none is named."""
 ALL: Final = "all"
 AS_IT_IS: Final = ""
 """The mode of a server that names none, which is not sent."""
 _CONTROL: Final = "(again)"
+_ADDRESS: Final = re.compile(r".+:\d+")
+
+
+@dataclass(frozen=True)
+class ServerArm:
+    """An arm that is a running server: `NAME=HOST:PORT[,HOST:PORT...][,model=MODEL][,mode=MODE]`."""
+
+    name: str
+    addresses: tuple[str, ...]
+    model: str | None = None
+    mode: str = AS_IT_IS
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parses what the command line says; `str` is the way back. Raises ValueError."""
+        name, _, rest = text.partition("=")
+        parts = [part.strip() for part in rest.split(",")]
+        addresses = tuple(part for part in parts if _ADDRESS.fullmatch(part) and "=" not in part)
+        chosen = dict(part.split("=", 1) for part in parts if "=" in part)
+        is_whole = len(addresses) + len(chosen) == len(parts) and set(chosen) <= {"model", "mode"}
+        if not name.strip() or not addresses or not is_whole or not all(chosen.values()):
+            raise ValueError(f"expected NAME=HOST:PORT, then ,model=MODEL or ,mode=MODE where needed; got {text!r}")
+        return cls(name.strip(), addresses, chosen.get("model"), chosen.get("mode", AS_IT_IS))
+
+    def __str__(self) -> str:
+        more = [f"{key}={value}" for key, value in (("model", self.model), ("mode", self.mode)) if value]
+        return f"{self.name}={','.join([*self.addresses, *more])}"
 
 
 def name_arms(models: Sequence[str], modes: Sequence[str], target: str) -> list[Arm]:
@@ -29,26 +57,22 @@ def _name(model: str, mode: str, models: int) -> str:
     return mode if models == 1 else f"{model} {mode}"
 
 
-def choose_baseline(arms: Sequence[Arm], mode: str) -> str | None:
-    """Returns the first arm of that mode, where there is another to compare with it."""
-    found = next((arm.name for arm in arms if arm.mode == mode), None)
+def name_servers(servers: Sequence[ServerArm], model: str) -> list[Arm]:
+    """Returns an arm for each server; one that names no model runs `model`."""
+    return [Arm(server.name, server.mode, server.model or model, ",".join(server.addresses)) for server in servers]
+
+
+def choose_baseline(arms: Sequence[Arm], baseline: str) -> str | None:
+    """Returns the arm of that name, or the first of that mode, where there is another to compare with it."""
+    found = next((arm.name for key in ("name", "mode") for arm in arms if getattr(arm, key) == baseline), None)
     return found if len(arms) > 1 else None
 
 
-def with_controls(arms: Sequence[Arm], mode: str) -> list[Arm]:
-    """Returns the arms, each followed by a twin where it is a baseline: the A/A control."""
+def with_controls(arms: Sequence[Arm], baselines: Collection[str]) -> list[Arm]:
+    """Returns the arms, each followed by a twin where it is one of `baselines`: the A/A control."""
     found = []
     for arm in arms:
         found.append(arm)
-        if arm.mode == mode and sum(other.model == arm.model for other in arms) > 1:
+        if arm.name in baselines:
             found.append(Arm(f"{arm.name} {_CONTROL}", arm.mode, arm.model, arm.target, is_control_of=arm.name))
     return found
-
-
-def process_kind(mode: str, *, is_shared: bool) -> str:
-    """Returns which server process runs a mode; modes of one kind run in the same.
-
-    TensorFlow's threads are set for a whole process, and XLA needs other settings than graph mode: in one process, one
-    of the two would be measured at a disadvantage. `is_shared` puts them together all the same.
-    """
-    return "shared" if is_shared else _KINDS.get(mode, mode)

@@ -14,7 +14,7 @@ BLOCK_S: Final = 1.0
 """About how long one block measures where arms are compared."""
 
 MIN_ROUNDS: Final = 4
-"""Least number of mirrored rounds: with fewer, an interval over blocks means nothing."""
+"""Least number of mirrored rounds in all: with fewer, an interval over blocks means nothing."""
 
 _TURNOVER_S: Final = 0.15
 """Seconds to begin and end a block."""
@@ -44,6 +44,7 @@ def mirrored(
     seed: int,
     first_round: int = 0,
     rounds: int | None = None,
+    min_rounds: int = MIN_ROUNDS,
 ) -> tuple[BlockPlan, ...]:
     """Returns blocks that measure each arm for `duration_s` in all, mirrored so that drift hits each arm alike.
 
@@ -52,7 +53,7 @@ def mirrored(
     """
     if len(arms) == 1:
         return (BlockPlan(arms[0], load, warmup_s, duration_s),)
-    rounds = rounds or max(MIN_ROUNDS, round(duration_s / (2 * BLOCK_S)))
+    rounds = rounds or max(min_rounds, round(duration_s / (2 * BLOCK_S)))
     generator = random.Random(seed + first_round)
     seen: set[str] = set()
     blocks: list[BlockPlan] = []

@@ -46,6 +46,8 @@ class Measurement:
     has_control: bool
     folder: Path
     """Where its run files go."""
+    processes: int = 4
+    """Server processes of each mode, one after the other."""
 
 
 def measure(cell: Cell, how: Measurement, command: Sequence[str] = COMMAND) -> dict[str, ModeResult]:
@@ -117,6 +119,7 @@ def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path)
         "--images-per-request": str(cell.batch),
         "--deadline": f"{_DEADLINE_S:g}",
         "--start-timeout": f"{how.timeout_s:g}",
+        "--processes": str(how.processes),
     }
     flags = ["--in-process"] * how.is_in_process + ["--no-control"] * (not how.has_control)
     return [*chain.from_iterable(options.items()), *flags]

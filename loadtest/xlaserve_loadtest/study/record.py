@@ -23,7 +23,7 @@ SCHEMA: Final = "xlaserve.loadtest.sweep/1"
 FILE_NAME: Final = "sweep.jsonl"
 
 _MACHINE: Final = ("cpu", "cores", "gpus")
-_FIGURE_OPTIONS: Final = ("duration", "concurrency", "in_process", "no_control")
+_FIGURE_OPTIONS: Final = ("duration", "concurrency", "in_process", "no_control", "processes")
 """Options that change a figure of a cell. The time limit changes only whether there is one."""
 
 

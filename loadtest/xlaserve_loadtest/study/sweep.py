@@ -127,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_in_process=options.in_process,
         has_control=not options.no_control,
         folder=options.out / "runs",
+        processes=options.processes,
     )
     asked = {name: value for name, value in vars(options).items() if name not in {"out", "report", "list"}}
     fresh = Sweep(asdict(environment.describe()), asked, baseline, datetime.now(UTC).isoformat(timespec="seconds"))
@@ -202,6 +203,13 @@ def parser() -> argparse.ArgumentParser:
         "--timeout", type=seconds, default=900.0, metavar="S", help="seconds for one cell, compilation included"
     )
     parser.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
+    parser.add_argument(
+        "--processes",
+        type=number_over(int, 0),
+        default=4,
+        metavar="N",
+        help="server processes of each mode, one after the other; below 4 can't show what differs",
+    )
     parser.add_argument("--no-control", action="store_true", help="leave out the A/A control of each cell: faster")
     parser.add_argument("--retry-failed", action="store_true", help="measure again what has no figure")
     parser.add_argument("--out", type=Path, default=Path("sweep"), metavar="DIR", help="folder of state and report")

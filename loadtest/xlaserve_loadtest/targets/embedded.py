@@ -45,6 +45,21 @@ def configuration(models: Sequence[str], modes: Sequence[str], **more: object) -
     return json.dumps({"models": [_entry(model, modes) | more for model in models]})
 
 
+def with_cache(config: str, folder: Path) -> str:
+    """Returns a configuration with a compile cache in `folder`, unless it has one."""
+    document = json.loads(config)
+    return json.dumps({**document, "compile_cache": document.get("compile_cache") or str(folder)})
+
+
+def forget_costs(cache: Path) -> None:
+    """Removes what servers measured of their programs from a compile cache, but not the programs.
+
+    Batching follows these measurements. A server that took over another's would differ less than it does elsewhere.
+    """
+    for cost in cache.rglob("cost-*"):
+        cost.unlink(missing_ok=True)
+
+
 def check(models: Sequence[str], modes: Sequence[str]) -> None:
     """Raises TargetError where the server would refuse the `configuration` of `models`. Blocks."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:

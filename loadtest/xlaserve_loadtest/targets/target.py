@@ -53,6 +53,11 @@ class ModelInfo:
     transport: Transport = PLAIN
 
     @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes that the server names; empty where it names none, as those of others."""
+        return tuple(filter(None, self.properties.get("modes", "").split(",")))
+
+    @property
     def takes_images(self) -> bool:
         """Whether it has the inputs of xlaserve's models: `pixels`, or `image` for files."""
         known = {(own.name, own.datatype, len(own.shape)) for own in self.inputs}

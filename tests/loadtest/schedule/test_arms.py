@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from xlaserve.config import Mode
 from xlaserve_loadtest.schedule import arms
 
@@ -10,8 +12,8 @@ def test_arms_are_named_for_their_mode_or_for_model_and_mode() -> None:
     assert names == ["a xla", "a graph", "b xla", "b graph"]
 
 
-def test_every_model_has_a_control_of_its_baseline() -> None:
-    found = arms.with_controls(arms.name_arms(["a", "b"], ["xla", "graph"], "embedded"), "graph")
+def test_every_baseline_is_followed_by_its_control() -> None:
+    found = arms.with_controls(arms.name_arms(["a", "b"], ["xla", "graph"], "embedded"), {"a graph", "b graph"})
     assert {arm.name: arm.is_control_of for arm in found if arm.is_control_of} == {
         "a graph (again)": "a graph",
         "b graph (again)": "b graph",
@@ -22,17 +24,37 @@ def test_every_model_has_a_control_of_its_baseline() -> None:
 def test_an_arm_alone_has_no_baseline_and_no_control() -> None:
     alone = arms.name_arms(["a"], ["graph"], "embedded")
     assert arms.choose_baseline(alone, "graph") is None
-    assert arms.with_controls(alone, "graph") == alone
+    assert arms.with_controls(alone, set()) == alone
     assert arms.choose_baseline(arms.name_arms(["a"], ["xla", "eager"], "embedded"), "graph") is None
 
 
-def test_every_mode_of_the_server_has_a_row() -> None:
+def test_a_baseline_is_named_by_its_name_before_its_mode() -> None:
+    servers = [arms.ServerArm("graph", ("h:1",), mode="xla"), arms.ServerArm("xla", ("h:2",), mode="graph")]
+    assert arms.choose_baseline(arms.name_servers(servers, "m"), "graph") == "graph"
+    assert arms.choose_baseline(arms.name_servers(servers, "m"), "xla") == "xla"
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses", "model", "mode"),
+    [
+        ("ours=127.0.0.1:8001", ("127.0.0.1:8001",), None, ""),
+        ("our own=[::1]:8001,host:2", ("[::1]:8001", "host:2"), None, ""),
+        ("ours=h:1,model=ResNet50,mode=xla", ("h:1",), "ResNet50", "xla"),
+    ],
+)
+def test_an_arm_that_is_a_server_is_parsed(text: str, addresses: tuple[str, ...], model: str | None, mode: str) -> None:
+    found = arms.ServerArm.parse(text)
+    assert (found.addresses, found.model, found.mode) == (addresses, model, mode)
+    assert str(found) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["ours", "=h:1", "ours=h", "ours=", "ours=h:1,model=", "ours=h:1,size=8", "ours=mode=x"]
+)
+def test_an_arm_without_name_or_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected NAME=HOST:PORT"):
+        arms.ServerArm.parse(text)
+
+
+def test_the_modes_are_those_of_the_server() -> None:
     assert set(arms.MODES) == set(Mode)
-
-
-def test_xla_graph_mode_and_autoclustering_have_processes_of_their_own_unless_they_are_to_share_one() -> None:
-    kinds = {mode: arms.process_kind(mode, is_shared=False) for mode in arms.MODES}
-    assert kinds["graph"] == kinds["eager"]
-    assert kinds["xla"] == kinds["auto"]
-    assert len({kinds["xla"], kinds["graph"], kinds["autocluster"]}) == 3
-    assert len({arms.process_kind(mode, is_shared=True) for mode in arms.MODES}) == 1
