@@ -14,7 +14,7 @@ from xlaserve_loadtest.analysis.intervals import (
     Estimate,
     Floats,
     estimate,
-    pooled_percentile_ratio,
+    percentile_ratio,
     ratio,
     unpaired_ratio,
 )
@@ -169,7 +169,7 @@ def percentile_ratios(trials: Trials) -> Iterator[Row]:
             hits = tried = 0
             for _ in range(runs):
                 arm, baseline = (_blocks(trials.random, count, requests) for _ in range(2))
-                found = pooled_percentile_ratio(arm, baseline, percentile)
+                found = percentile_ratio(arm, baseline, percentile)
                 if found is not None and found.low is not None:
                     tried += 1
                     hits += holds(found, 1.0)

@@ -196,7 +196,7 @@ def _change(
         [np.concatenate([sample.waits_ns for sample in group]) for group in side] for side in samples
     )
     ratios, decides, verdict, reason = judge_ratio(
-        unpaired_ratio(logs[1], logs[0], seed=seed),
+        unpaired_ratio(logs[1], logs[0]),
         second_ns,
         first_ns,
         sides[1],

@@ -102,7 +102,7 @@ def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_co
         [np.concatenate([pair[side].waits_ns for pair in group]) for group in groups] for side in (0, 1)
     )
     logs = [float(np.mean([math.log(_rate(own) / _rate(other)) for own, other in group])) for group in groups]
-    images_per_s = ratio(logs, seed=seed) if groups else None
+    images_per_s = ratio(logs) if groups else None
     judgement = judge(images_per_s, own_ns, other_ns, own, other, seed=seed, unit=unit)
     found = Comparison(own[0].block.arm, other[0].block.arm, load, len(groups), unit, *judgement, is_control)
     limited = [samples[0].block.arm for samples in (own, other) if generator.figures(samples).is_limited]

@@ -53,7 +53,7 @@ class _Mean:
     """Degrees of freedom of the variance."""
 
 
-def estimate(values: Sequence[float] | Floats, *, seed: int = 0) -> Estimate:
+def estimate(values: Sequence[float] | Floats) -> Estimate:
     """Returns Huber's robust mean of `values`, one for each block, with its 95% interval.
 
     It is the mean, except that a block further than two deviations from the centre counts as if it lay there. Blocks
@@ -63,12 +63,12 @@ def estimate(values: Sequence[float] | Floats, *, seed: int = 0) -> Estimate:
     return Estimate(found.value, found.low, found.high)
 
 
-def ratio(log_ratios: Sequence[float] | Floats, *, seed: int = 0) -> Estimate:
+def ratio(log_ratios: Sequence[float] | Floats) -> Estimate:
     """Returns the robust geometric mean of ratios, given by their logarithms, with its 95% interval."""
     return _exp(_estimate((np.asarray(log_ratios, np.float64),)))
 
 
-def unpaired_ratio(arm_logs: Floats, baseline_logs: Floats, *, seed: int = 0) -> Estimate:
+def unpaired_ratio(arm_logs: Floats, baseline_logs: Floats) -> Estimate:
     """Returns the ratio of two robust geometric means over blocks that are not pairs, with its 95% interval.
 
     As `ratio`, with the errors of a Welch test.
@@ -76,12 +76,11 @@ def unpaired_ratio(arm_logs: Floats, baseline_logs: Floats, *, seed: int = 0) ->
     return _exp(_estimate((arm_logs, baseline_logs)))
 
 
-def pooled_percentile_ratio(
+def percentile_ratio(
     arm: Sequence[Nanoseconds],
     baseline: Sequence[Nanoseconds],
     percentile: float,
     *,
-    seed: int = 0,
     paired: bool = True,
 ) -> Estimate | None:
     """Returns the ratio of a percentile of `arm`'s latencies to that of `baseline`, with its 95% interval.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, Estimate, pooled_percentile_ratio
+from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, Estimate, percentile_ratio
 from xlaserve_loadtest.analysis.overload import overload
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds, nearest_rank
 from xlaserve_loadtest.analysis.samples import Sample
@@ -45,7 +45,7 @@ def judge(
     ratios: dict[Measure, Estimate | None] = {"images_per_s": images_per_s}
     for measure, percentile in _PERCENTILE_MEASURES.items():
         is_known = all(_is_answered(share, percentile) for share in answered)
-        found = pooled_percentile_ratio(own_ns, other_ns, percentile, seed=seed, paired=paired) if is_known else None
+        found = percentile_ratio(own_ns, other_ns, percentile, paired=paired) if is_known else None
         ratios[measure] = found
     is_open = own[0].block.load.type == "open"
     # Where the load sets the rate, images/s say nothing about the arms; where neither keeps up, they set it.

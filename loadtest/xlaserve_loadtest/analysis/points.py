@@ -146,7 +146,6 @@ def point(
     samples: Sequence[Sample],
     *,
     span_ns: tuple[int, int],
-    seed: int,
     percentiles: Sequence[float] = PERCENTILES,
 ) -> Point:
     """Sums up the blocks of one arm, role and load. `span_ns` is the run's, from its first block to its last."""
@@ -173,8 +172,8 @@ def point(
         measured_s=sum(sample.seconds for sample in samples),
         requests=answered.size,
         images=int(answered["images"].sum()),
-        images_per_s=_over_blocks(images_per_s, seed),
-        requests_per_s=_over_blocks([sample.requests_per_s for sample in samples], seed),
+        images_per_s=_over_blocks(images_per_s),
+        requests_per_s=_over_blocks([sample.requests_per_s for sample in samples]),
         mean_ms=float(waits_ns.mean()) / 1e6 if waits_ns.size else None,
         percentiles=tuple(latencies.percentile(percentile, bounds.ranks(percentile)) for percentile in percentiles),
         max_ms=float(waits_ns.max()) / 1e6 if waits_ns.size else None,
@@ -194,11 +193,11 @@ def point(
     )
 
 
-def _over_blocks(rates: Iterable[float | None], seed: int) -> Estimate | None:
+def _over_blocks(rates: Iterable[float | None]) -> Estimate | None:
     known = [rate for rate in rates if rate is not None]
     if not known:
         return None
-    mean = estimate(known, seed=seed)
+    mean = estimate(known)
     return Estimate(mean.value, None if mean.low is None else max(mean.low, 0.0), mean.high)
 
 

@@ -131,4 +131,4 @@ def _points(
         groups.setdefault((sample.block.arm, sample.block.role, label(sample.block.load)), []).append(sample)
     order = {arm.name: place for place, arm in enumerate(header.arms)}
     keys = sorted(groups, key=lambda key: order.get(key[0], len(order)))
-    return tuple(point(groups[key], span_ns=span_ns, seed=header.seed, percentiles=percentiles) for key in keys)
+    return tuple(point(groups[key], span_ns=span_ns, percentiles=percentiles) for key in keys)

@@ -9,7 +9,7 @@ from tests.required import required
 from xlaserve_loadtest.analysis.intervals import (
     MIN_BLOCKS,
     estimate,
-    pooled_percentile_ratio,
+    percentile_ratio,
     ratio,
     t_quantile,
     unpaired_ratio,
@@ -37,7 +37,7 @@ def test_a_percentile_ratio_is_that_of_a_typical_pair_of_blocks() -> None:
     random = np.random.default_rng(0)
     baseline = blocks_of(random, 8)
     arm = [block * 2 for block in baseline[:-1]] + [block * 90 for block in baseline[-1:]]
-    found = required(pooled_percentile_ratio(arm, baseline, 99))
+    found = required(percentile_ratio(arm, baseline, 99))
     assert found.value == pytest.approx(2, rel=0.05)
     assert required(found.low) <= 2 <= required(found.high) < 4
 
@@ -45,11 +45,11 @@ def test_a_percentile_ratio_is_that_of_a_typical_pair_of_blocks() -> None:
 def test_blocks_that_are_too_short_for_a_percentile_join_their_neighbours() -> None:
     # 60 answers a block: two of them have one answer above p99, and the last four fill the fourth group.
     blocks = [np.full(60, (place // 2 + 1) * MS) for place in range(8)] + [np.full(60, 4 * MS)]
-    found = required(pooled_percentile_ratio(blocks, [np.full(60, MS)] * 9, 99))
+    found = required(percentile_ratio(blocks, [np.full(60, MS)] * 9, 99))
     assert found.value == pytest.approx(24 ** (1 / 4))
     assert found.low is not None
-    assert required(pooled_percentile_ratio(blocks[:8], [np.full(70, MS)] * 8, 99)).low is not None
-    few = required(pooled_percentile_ratio([np.full(70, MS)] * 7, [np.full(70, MS)] * 7, 99))
+    assert required(percentile_ratio(blocks[:8], [np.full(70, MS)] * 8, 99)).low is not None
+    few = required(percentile_ratio([np.full(70, MS)] * 7, [np.full(70, MS)] * 7, 99))
     assert (few.value, few.low) == (1.0, None)
 
 
@@ -89,15 +89,15 @@ def test_too_few_blocks_or_answers_give_no_interval() -> None:
     assert estimate([1.0, 2.0, 3.0]).low is None
     assert unpaired_ratio(np.zeros(3), np.zeros(9)).low is None
     few = [np.full(10, MS)] * 8
-    assert pooled_percentile_ratio(few, few, 99) is None
-    assert required(pooled_percentile_ratio(few[:3], few[:3], 50)).low is None
+    assert percentile_ratio(few, few, 99) is None
+    assert required(percentile_ratio(few[:3], few[:3], 50)).low is None
 
 
 def test_blocks_that_are_all_alike_give_an_interval_without_width() -> None:
     found = estimate([3.0] * 6)
     assert (found.low, found.high) == (3.0, 3.0)
     same = [np.full(100, 10 * MS)] * 6
-    assert required(pooled_percentile_ratio(same, same, 50)).low == pytest.approx(1)
+    assert required(percentile_ratio(same, same, 50)).low == pytest.approx(1)
 
 
 def test_wild_blocks_give_wide_bounds_and_no_overflow() -> None:
