@@ -106,6 +106,29 @@ def plain(values: ArrayLike) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()]
 
 
+def line(
+    name: str,
+    x: ArrayLike,
+    y: ArrayLike,
+    colour: str,
+    *,
+    dash: str = "solid",
+    keys: Sequence[str] = (),
+    mode: str = "lines",
+) -> dict[str, Any]:
+    """Returns a trace of plotly with a line from point to point; `keys` are the entries of a legend that hide it."""
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": label(name),
+        "meta": list(keys) or [name],
+        "x": plain(x),
+        "y": plain(y),
+        "line": {"color": colour, "width": 2, "dash": dash},
+        "marker": {"size": 8, "color": colour},
+    }
+
+
 def bars(
     rows: Sequence[str], series: Mapping[str, ArrayLike], colours: Sequence[str], hover: str
 ) -> tuple[list[dict[str, Any]], list[Key]]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import ArrayLike
 
-from xlaserve_loadtest.analysis.points import Point, bucket_order
-from xlaserve_loadtest.analysis.price import Price
+from xlaserve_loadtest.analysis.points import bucket_order
 from xlaserve_loadtest.analysis.scenario import slo_of
 from xlaserve_loadtest.analysis.summary import Summary, TimedEvent
 from xlaserve_loadtest.reports.chart import (
@@ -25,68 +22,18 @@ from xlaserve_loadtest.reports.chart import (
     bars,
     chart,
     label,
-    mode_colours,
-    pale,
+    line,
     plain,
     rule,
 )
+from xlaserve_loadtest.reports.drawn import Drawn, arm_colours
 from xlaserve_loadtest.reports.table import number
 
-_DASHES: Final = ("solid", "dash", "dot", "dashdot")
 _PERCENTILE_TICKS: Final = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
 _OVER_TIME: Final = {"p50": "circle", "slowest": "triangle-up-open"}
 _CHARACTER_PX: Final = 8
 _WIDE_RANGE: Final = 30
 """From this ratio of the greatest latency to the least on, a chart of latencies is logarithmic."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A measured point, and how charts show it."""
-
-    point: Point
-    colour: str
-    """That of its arm."""
-    dash: str
-    """That of its load."""
-    has_load: bool
-    """Whether there are several loads."""
-
-    @property
-    def row(self) -> str:
-        """Its name beside a bar, in HTML."""
-        name = label(self.point.arm)
-        return f"{name}<br>{label(self.point.label)}" if self.has_load else name
-
-    @property
-    def name(self) -> str:
-        """Its name in a sentence."""
-        return f"{self.point.arm}, {self.point.label}" if self.has_load else self.point.arm
-
-    @property
-    def keys(self) -> list[str]:
-        """The names of its entries in a legend."""
-        return [self.point.arm, self.point.label] if self.has_load else [self.point.arm]
-
-
-def drawn(summary: Summary) -> list[Drawn]:
-    """Returns the measured points of a run, by load."""
-    colours = arm_colours(summary)
-    loads = list(dict.fromkeys(point.label for point in summary.points))
-    return [
-        Drawn(point, colours[point.arm], _DASHES[place % len(_DASHES)], len(loads) > 1)
-        for place, load in enumerate(loads)
-        for point in summary.points
-        if point.label == load
-    ]
-
-
-def arm_colours(summary: Summary) -> dict[str, str]:
-    """Returns the colour of each arm, which it has on the whole page; a control's is a pale one of what it repeats."""
-    arms = [arm for arm in summary.header.arms if arm.is_control_of is None]
-    colours = dict(zip((arm.name for arm in arms), mode_colours([arm.mode for arm in arms]), strict=True))
-    controls = {arm.name: arm.is_control_of for arm in summary.header.arms if arm.is_control_of is not None}
-    return colours | {name: pale(colours[repeated]) for name, repeated in controls.items()}
 
 
 def throughput(points: Sequence[Drawn]) -> Markup | None:
@@ -144,7 +91,7 @@ def percentiles(points: Sequence[Drawn]) -> Markup | None:
         highest = max(highest, *share[keep].tolist())
         traces.append(
             {
-                **_line(each.name, 1 / (1 - share[keep]), latency[keep], each.colour, dash=each.dash, keys=each.keys),
+                **line(each.name, 1 / (1 - share[keep]), latency[keep], each.colour, dash=each.dash, keys=each.keys),
                 "customdata": (share[keep] * 100).tolist(),
                 "hovertemplate": "p%{customdata:.6~g}: %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
             }
@@ -185,7 +132,7 @@ def load_curve(summary: Summary) -> Markup | None:
             rates, latencies_ms = zip(*pairs, strict=True)
             traces.append(
                 {
-                    **_line(arm, rates, latencies_ms, colour, mode="lines+markers"),
+                    **line(arm, rates, latencies_ms, colour, mode="lines+markers"),
                     "hovertemplate": "%{x:,.4~g} images/s, %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
                 }
             )
@@ -287,63 +234,6 @@ def stages(points: Sequence[Drawn]) -> Markup | None:
     )
 
 
-def ledger(prices: Sequence[Price]) -> Markup | None:
-    """Draws what each program cost before traffic."""
-    programs = [(price.arm, program) for price in prices for program in price.programs]
-    spent_s = {
-        "trace": [program.trace_s for _, program in programs],
-        "compile": [program.compile_s for _, program in programs],
-    }
-    rows = [f"{label(arm)} {'x'.join(map(str, program.bucket))}" for arm, program in programs]
-    traces, keys = bars(rows, spent_s, PART_COLOURS, "%{fullData.name}: %{x:,.3~g} s<extra>%{y}</extra>")
-    return chart(
-        "ledger",
-        "What compiling cost",
-        "One bar for each program, a mode at one input shape: seconds in which Python traced the model and the "
-        "compiler built it. All of it was paid before the first request.",
-        traces,
-        bar_layout("stack", 70 + 24 * max(2, len(programs)), "s"),
-        legend=keys,
-    )
-
-
-def break_even(summary: Summary) -> Markup | None:
-    """Draws seconds from a cold start until n images are done, for the arms that have a price."""
-    best: dict[str, float] = {}
-    for point in summary.points:
-        if point.images_per_s is not None and point.images_per_s.value > 0:
-            best[point.arm] = max(best.get(point.arm, 0.0), point.images_per_s.value)
-    arms = [price for price in summary.prices if price.arm in best]
-    if len(arms) < 2:
-        return None
-    crossings = (price.break_even_images for price in summary.prices)
-    crossing = max((images for images in crossings if images and math.isfinite(images)), default=None)
-    images = np.linspace(0, 3 * crossing if crossing else 60 * max(best[price.arm] for price in arms), 60)
-    colours = arm_colours(summary)
-    traces = [
-        {
-            **_line(price.arm, images, price.trace_s + price.compile_s + images / best[price.arm], colours[price.arm]),
-            "hovertemplate": "%{x:,.0f} images after %{y:,.3~g} s<extra>%{fullData.name}</extra>",
-        }
-        for price in arms
-    ]
-    layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": "images"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "s since the start"}, "rangemode": "tozero"},
-    }
-    if crossing:
-        layout["shapes"] = [rule("x", crossing, EVENT)]
-    return chart(
-        "break-even",
-        "When compiling pays for itself",
-        "Lines start at the seconds that tracing and compiling took; the steeper a line, the slower the arm. To the "
-        "right of a crossing, the arm that is lower has made up for its later start.",
-        traces,
-        layout,
-        legend=[Key(price.arm, colours[price.arm], "solid") for price in arms],
-    )
-
-
 def buckets(points: Sequence[Drawn]) -> Markup | None:
     """Draws how many batches ran in each bucket, by arm."""
     by_arm: dict[str, Counter[str]] = {}
@@ -398,25 +288,3 @@ def _latency_axis(title: str, values_ms: Iterable[float | None]) -> dict[str, An
     if known and max(known) > _WIDE_RANGE * min(known):
         return {"title": {"text": title}, "type": "log", "dtick": "D2", "minorloglabels": "complete"}
     return {"title": {"text": title}, "rangemode": "tozero"}
-
-
-def _line(
-    name: str,
-    x: ArrayLike,
-    y: ArrayLike,
-    colour: str,
-    *,
-    dash: str = "solid",
-    keys: Sequence[str] = (),
-    mode: str = "lines",
-) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": mode,
-        "name": label(name),
-        "meta": list(keys) or [name],
-        "x": plain(x),
-        "y": plain(y),
-        "line": {"color": colour, "width": 2, "dash": dash},
-        "marker": {"size": 8, "color": colour},
-    }

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports import charts, tables
+from xlaserve_loadtest.reports import charts, price_charts, tables
+from xlaserve_loadtest.reports.drawn import drawn
 from xlaserve_loadtest.reports.markup import Child, facts, join, page, table, tag
 
 
@@ -37,7 +38,7 @@ def _run(summary: Summary, index: int) -> Markup:
 
 def _sections(summary: Summary) -> dict[str, list[Child]]:
     """Returns every section by its title; one without data is empty."""
-    points = charts.drawn(summary)
+    points = drawn(summary)
     return {
         "Throughput": [charts.throughput(points), table(tables.throughput(summary))],
         "Latency": [
@@ -117,8 +118,8 @@ def _price(summary: Summary) -> list[Child]:
         return []
     return [
         table(tables.prices(summary)),
-        charts.break_even(summary),
-        charts.ledger(summary.prices),
+        price_charts.break_even(summary),
+        price_charts.ledger(summary.prices),
         tag("details", tag("summary", f"All {number} programs"), table(tables.programs(summary))),
     ]
 

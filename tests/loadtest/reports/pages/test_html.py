@@ -17,7 +17,7 @@ from xlaserve_loadtest.record.lines import Arm
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import html
 from xlaserve_loadtest.reports.chart import COLOURS, label, mode_colours
-from xlaserve_loadtest.reports.charts import arm_colours
+from xlaserve_loadtest.reports.drawn import arm_colours
 from xlaserve_loadtest.reports.markup import data, page, table, tag
 from xlaserve_loadtest.reports.table import Table
 

@@ -1,0 +1,61 @@
+"""How charts show the measured points of a run: the same colour, dash and name in each chart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.reports.chart import label, mode_colours, pale
+
+_DASHES: Final = ("solid", "dash", "dot", "dashdot")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A measured point, and how charts show it."""
+
+    point: Point
+    colour: str
+    """That of its arm."""
+    dash: str
+    """That of its load."""
+    has_load: bool
+    """Whether there are several loads."""
+
+    @property
+    def row(self) -> str:
+        """Its name beside a bar, in HTML."""
+        name = label(self.point.arm)
+        return f"{name}<br>{label(self.point.label)}" if self.has_load else name
+
+    @property
+    def name(self) -> str:
+        """Its name in a sentence."""
+        return f"{self.point.arm}, {self.point.label}" if self.has_load else self.point.arm
+
+    @property
+    def keys(self) -> list[str]:
+        """The names of its entries in a legend."""
+        return [self.point.arm, self.point.label] if self.has_load else [self.point.arm]
+
+
+def drawn(summary: Summary) -> list[Drawn]:
+    """Returns the measured points of a run, by load."""
+    colours = arm_colours(summary)
+    loads = list(dict.fromkeys(point.label for point in summary.points))
+    return [
+        Drawn(point, colours[point.arm], _DASHES[place % len(_DASHES)], len(loads) > 1)
+        for place, load in enumerate(loads)
+        for point in summary.points
+        if point.label == load
+    ]
+
+
+def arm_colours(summary: Summary) -> dict[str, str]:
+    """Returns the colour of each arm, which it has on the whole page; a control's is a pale one of what it repeats."""
+    arms = [arm for arm in summary.header.arms if arm.is_control_of is None]
+    colours = dict(zip((arm.name for arm in arms), mode_colours([arm.mode for arm in arms]), strict=True))
+    controls = {arm.name: arm.is_control_of for arm in summary.header.arms if arm.is_control_of is not None}
+    return colours | {name: pale(colours[repeated]) for name, repeated in controls.items()}
