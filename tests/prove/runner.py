@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from tests.prove import ci_conditions, find_max, intervals, percentile_bounds, verdicts  # noqa: F401
+from tests.prove import ci_conditions, find_max, intervals, percentile_bounds, processes, verdicts  # noqa: F401
 from tests.prove.registry import PARTS, Row
 
 
