@@ -172,8 +172,8 @@ def point(
         measured_s=sum(sample.seconds for sample in samples),
         requests=answered.size,
         images=int(answered["images"].sum()),
-        images_per_s=_over_blocks(images_per_s),
-        requests_per_s=_over_blocks([sample.requests_per_s for sample in samples]),
+        images_per_s=_over_blocks(samples, images_per_s),
+        requests_per_s=_over_blocks(samples, [sample.requests_per_s for sample in samples]),
         mean_ms=float(waits_ns.mean()) / 1e6 if waits_ns.size else None,
         percentiles=tuple(latencies.percentile(percentile, bounds.ranks(percentile)) for percentile in percentiles),
         max_ms=float(waits_ns.max()) / 1e6 if waits_ns.size else None,
@@ -193,11 +193,16 @@ def point(
     )
 
 
-def _over_blocks(rates: Iterable[float | None]) -> Estimate | None:
-    known = [rate for rate in rates if rate is not None]
-    if not known:
+def _over_blocks(samples: Sequence[Sample], rates: Sequence[float | None]) -> Estimate | None:
+    """Returns the rate of a typical block; where the arm had several server processes, that of a typical process."""
+    by_process: dict[int | None, list[float]] = {}
+    for sample, rate in zip(samples, rates, strict=True):
+        if rate is not None:
+            by_process.setdefault(sample.block.server, []).append(rate)
+    if not by_process:
         return None
-    mean = estimate(known)
+    own = list(by_process.values())
+    mean = estimate(own[0] if len(own) == 1 else [sum(found) / len(found) for found in own])
     return Estimate(mean.value, None if mean.low is None else max(mean.low, 0.0), mean.high)
 
 

@@ -18,7 +18,7 @@ def _titled(title: str) -> Callable[[Callable[[Summary], Rows]], Callable[[Summa
     return lambda rows: lambda summary: Table.of(rows(summary), title)
 
 
-@_titled("Throughput, with 95% intervals over blocks; * generator-limited")
+@_titled("Throughput, with 95% intervals; * generator-limited")
 def throughput(summary: Summary) -> Rows:
     """Returns images/s by arm and load."""
     for point in _points(summary):

@@ -107,6 +107,19 @@ def test_failures_are_counted_reported_and_at_least_as_slow_as_their_deadline(ru
     assert summary.verdict.startswith("xla did not answer 5.7% of its requests at 4 at a time (4 DEADLINE_EXCEEDED, 2")
 
 
+def test_the_interval_of_a_rate_is_over_server_processes_where_there_were_several(run_file: NewRun) -> None:
+    one, several = run_file("one").header(("xla",)), run_file("several").header(("xla",))
+    for number in range(12):
+        latency_ms = 10.0 + number // 3  # blocks of one process are alike
+        one.block("xla", [latency_ms] * 50, server=0)
+        several.block("xla", [latency_ms] * 50, server=number // 3)
+    widths = []
+    for run in (one, several):
+        found = required(summarize(run.read()).points[0].images_per_s)
+        widths.append(required(found.high) - required(found.low))
+    assert widths[1] > 2 * widths[0]
+
+
 def test_dropped_requests_are_not_forgotten(run_file: NewRun) -> None:
     generator = GeneratorUse(1, 0.1, sends=100, dropped=7)
     summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 100, generator=generator).read())
