@@ -1,4 +1,4 @@
-"""Runs attacks one after another, and looks after each whether the server is what it was."""
+"""Runs the attacks of this folder's modules one after another, and looks after each whether the server is as before."""
 
 from __future__ import annotations
 
@@ -7,25 +7,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from tests.attack import (  # noqa: F401
-    calls,
-    connections,
-    debugging,
-    disk,
-    fuzz,
-    images,
-    models,
-    processes,
-    samples,
-    sizes,
-    slow_clients,
-)
+from tests.attack import samples, sizes
 from tests.attack.client import INFERENCE, Client
 from tests.attack.registry import ATTACKS, OK, Round, Tally
 from tests.attack.server import MIB, Server, ServerError
+
+for _module in sorted(Path(__file__).parent.glob("[!_]*.py")):
+    import_module(f"tests.attack.{_module.stem}")  # registers its attacks
 
 QUIET_S: Final = 20.0
 """How long what is under way may take to end after an attack."""

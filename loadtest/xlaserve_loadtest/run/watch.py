@@ -173,7 +173,7 @@ class Watch(Collector):
 def _met(condition: Condition, counts: Counts) -> str:
     """Returns what was found where a condition is met, otherwise an empty text."""
     if condition.metric in COUNTS:
-        count = counts.errors if condition.metric == "errors" else counts.dropped
+        count = {"errors": counts.errors, "dropped": counts.dropped}[condition.metric]
         is_met = _is_over(count, counts.due, condition.limit) if condition.is_share else condition.holds(count)
         return f"{count:,} of {counts.due:,}" if is_met else ""
     # A request that was not answered has no latency below any limit.

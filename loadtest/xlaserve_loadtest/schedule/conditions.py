@@ -42,6 +42,8 @@ RATIO_MEASURES: Final = ("images/s", "p50", "p99")
 RATES: Final = ("images/s", "requests/s")
 COUNTS: Final = ("errors", "dropped")
 _TIMES: Final = ("mean", "max")
+METRICS: Final = (*_TIMES, *RATES, *COUNTS)
+"""Metrics of one arm, and any percentile in addition."""
 _UNIT_MS: Final = {
     name: Decimal(ms) for name, ms in {"": "1", "us": "1e-3", "µs": "1e-3", "ms": "1", "s": "1e3"}.items()
 }
@@ -152,7 +154,7 @@ def _subject(text: str, what: str) -> tuple[str | None, str | None, str, str | N
     if last_word and _metric(text, last_word["last"]):
         hint = f"write {last_word['first'].strip()}:{last_word['last']}"
         raise ConditionError(f"{text!r}: {hint} for that of one arm")
-    known = ", ".join(("p99 or another percentile", *_TIMES, *RATES, *COUNTS, VERDICT))
+    known = ", ".join(("p99 or another percentile", *METRICS, VERDICT))
     raise ConditionError(f"{text!r}: {what!r} is none of {known}, nor a ratio such as xla/graph")
 
 
@@ -173,7 +175,7 @@ def _metric(text: str, name: str) -> str | None:
             f"{text!r}: {name}: expected a percentile between 0 and 100 with four decimals at most; "
             "the greatest latency is max"
         )
-    return name if name in (*_TIMES, *RATES, *COUNTS, VERDICT) else None
+    return name if name in (*METRICS, VERDICT) else None
 
 
 def _limit(text: str, metric: str, number: Decimal, unit: str) -> tuple[float, bool]:

@@ -12,7 +12,7 @@ from xlaserve_loadtest.analysis.conditions import Judged, judge, value_of
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Verdict
 from xlaserve_loadtest.analysis.summary import Summary, summarize
 from xlaserve_loadtest.record.lines import LoadLine, Run, Status
-from xlaserve_loadtest.schedule.conditions import RATIO_MEASURES, VERDICTS, ConditionError, parse
+from xlaserve_loadtest.schedule.conditions import METRICS, RATIO_MEASURES, VERDICTS, ConditionError, parse
 
 
 def judged(run: Run | Summary, text: str) -> Judged:
@@ -265,10 +265,7 @@ def test_equal_arms_are_a_coin_toss_by_the_point_value_and_not_by_the_bounds(com
     assert bounds <= 4
 
 
-@pytest.mark.parametrize(
-    "metric",
-    ["p50", "p90", "p95", "p99", "p99.9", "p99.5", "mean", "max", "images/s", "requests/s", "errors", "dropped"],
-)
+@pytest.mark.parametrize("metric", ["p50", "p90", "p95", "p99", "p99.9", "p99.5", *METRICS])
 def test_every_metric_of_the_grammar_has_a_value(metric: str, run_file: NewRun) -> None:
     condition = parse(f"{metric}>0")
     run = run_file().header(("xla",)).block("xla", [10.0] * 20_000).read()

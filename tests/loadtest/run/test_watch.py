@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from xlaserve_loadtest.run.runner import Live
 from xlaserve_loadtest.run.watch import Watch, parse_abort
-from xlaserve_loadtest.schedule.conditions import ConditionError
+from xlaserve_loadtest.schedule.conditions import COUNTS, ConditionError
 
 
 def look(latencies_ms: Sequence[float] = (), *, warm_up: int = 0, errors: int = 0, dropped: int = 0) -> Live:
@@ -74,6 +74,16 @@ def test_a_condition_is_judged_by_the_measured_requests(text: str, live: Live, r
     assert bool(made.reason) == bool(reason) == (len(met) == 1)
     (judged,) = made.judged()
     assert (judged.is_met, judged.option) == (bool(reason), "--abort-if")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_count_of_the_grammar_is_watched(name: str) -> None:
+    made, met = watch(f"{name}>0")
+    for other in COUNTS:
+        made.add(look([1.0], **{other: int(other != name)}))
+    assert not met
+    made.add(look([1.0], **{name: 1}))
+    assert met
 
 
 def test_a_run_whose_percentile_keeps_to_the_limit_is_seldom_ended_however_often_it_is_looked_at() -> None:
