@@ -15,7 +15,6 @@ from xlaserve.telemetry.metrics import gauge_family
 Series = Iterable[tuple[tuple[str, ...], float]]
 """Numbers, each after the values of the labels that follow `model`."""
 
-
 Read = Callable[[Version], Series]
 
 

@@ -7,6 +7,7 @@ order of `outputs`, one row for each image.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -94,7 +95,7 @@ class Classification(WithClasses):
 
     name = "classification"
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """`scores`, alone."""
         return (TensorSpec("scores", "FP32", (-1, self.classes)),)
@@ -133,7 +134,7 @@ class Detection(WithClasses):
     least_alike = 0.75
     """Below 1: between two objects that almost tie, rounding may pick either."""
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """`boxes`, `scores`, `classes` and `count`."""
         return (
@@ -166,7 +167,7 @@ class Segmentation(WithClasses):
     name = "segmentation"
     default_fit = Fit.LETTERBOX
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """`class_map`, alone."""
         return (TensorSpec("class_map", "UINT8" if self.classes <= UINT8_CLASSES else "INT32", (-1, -1, -1)),)
@@ -184,7 +185,7 @@ class Embedding(_Task):
 
     name = "embedding"
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """`embedding`, alone."""
         return (TensorSpec("embedding", "FP32", (-1, self.dimensions)),)

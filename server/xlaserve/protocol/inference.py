@@ -1,12 +1,14 @@
 """What an inference request of the Open Inference Protocol asks for, in addition to its images: checked, as plain data.
 
-Parameters are given by their names, with the values of their JSON: `bool`, `int`, `float` or `str`.
+Parameters are pairs of a name and a value as JSON has it: `bool`, `int`, `float` or `str`, None for none. Lists of them
+and of outputs are read only up to what is refused, as clients may send thousands.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,9 +19,8 @@ from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.image import Encoded
 from xlaserve.model.task import Classification, Task, TensorSpec
 from xlaserve.model.version import Served
-from xlaserve.pipeline import Pending, Rendering, Request
-from xlaserve.protocol.call import Call
-from xlaserve.protocol.tensors import reject_parameters
+from xlaserve.pipeline import Pending
+from xlaserve.protocol.tensors import unknown_parameter
 
 CLASSIFICATION: Final = "classification"
 PARAMETERS: Final = "mode, pixel_range, timeout or priority"
@@ -35,18 +36,14 @@ class Parameters(NamedTuple):
 
     mode: str = ""
     timeout_s: float = math.inf
+    """Seconds from when its call began, whose deadline may be earlier."""
     pixel_range: PixelRange | None = None
 
 
-NO_PARAMETERS: Final = Parameters()
-
-
-def check_parameters(values: Mapping[str, object]) -> Parameters:
+def check_parameters(parameters: Iterable[tuple[str, object]]) -> Parameters:
     """Returns what a request's parameters ask for. Raises InvalidArgument or UnsupportedFeature."""
-    if not values:
-        return NO_PARAMETERS
-    mode, timeout_s, pixel_range = NO_PARAMETERS
-    for key, value in values.items():
+    mode, timeout_s, pixel_range = Parameters()
+    for key, value in parameters:
         if key == "mode":
             if not isinstance(value, str):
                 raise InvalidArgument("parameters.mode", "a string", _text(value))
@@ -102,36 +99,35 @@ class Wanted(NamedTuple):
         return len(images) * sum(sizes)
 
 
-def check_outputs(requested: Sequence[tuple[str, Mapping[str, object]]], task: Task) -> Wanted:
+def all_outputs(task: Task) -> Wanted:
+    """Returns what a request asks for that names no outputs."""
+    return Wanted([*enumerate(task.outputs)])
+
+
+def check_outputs(requested: Iterable[tuple[str, Iterable[tuple[str, object]]]], task: Task) -> Wanted:
     """Returns what a request asks for that names these outputs, with their parameters; all where it names none.
 
     Raises InvalidArgument or UnsupportedFeature.
     """
     specs = task.outputs
-    if not requested:
-        return Wanted([*enumerate(specs)])
+    named = [*islice(requested, len(specs) + 1)]
+    if not named:
+        return all_outputs(task)
     names = [spec.name for spec in specs]
-    wanted = [name for name, _ in requested[: len(names) + 1]]
+    wanted = [name for name, _ in named]
     for name in wanted:
         if name not in names or wanted.count(name) > 1:
             raise InvalidArgument("outputs", f"each of {', '.join(names)} once at most", repr(name[:64]))
     classes = 0
-    for name, parameters in requested:
-        if not parameters:
-            continue
-        reject_parameters((key for key in parameters if key != CLASSIFICATION), f"outputs.{name}")
-        field = f"outputs.{name}.{CLASSIFICATION}"
-        if not isinstance(task, Classification):
-            raise UnsupportedFeature(f"{field}: the model's task is {task.name}")
-        classes = min(_at_least_1(parameters[CLASSIFICATION], field), task.classes)
+    for name, parameters in named:
+        for key, value in parameters:
+            if key != CLASSIFICATION:
+                raise unknown_parameter(key, f"outputs.{name}")
+            field = f"outputs.{name}.{CLASSIFICATION}"
+            if not isinstance(task, Classification):
+                raise UnsupportedFeature(f"{field}: the model's task is {task.name}")
+            classes = min(_at_least_1(value, field), task.classes)
     return Wanted([one for one in enumerate(specs) if one[1].name in wanted], classes)
-
-
-def request_of(
-    call: Call, parameters: Parameters, images: Images | Pending | Sequence[Encoded], rendering: Rendering | None
-) -> Request:
-    """Returns the request of a call, which is to be answered by the earlier of its deadline and its timeout."""
-    return Request(parameters.mode, images, min(call.deadline, call.began + parameters.timeout_s), rendering)
 
 
 def fits_inline(images: Sized, k: int, classes: int) -> bool:

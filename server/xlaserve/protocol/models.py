@@ -17,7 +17,7 @@ from xlaserve.telemetry.model import Duration
 
 Json = dict[str, Any]
 
-SERVER: Final[Json] = {
+SERVER_METADATA: Final[Json] = {
     "name": "xlaserve",
     "version": __version__,
     "extensions": [

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -32,6 +33,8 @@ MAX_INLINE_PIXEL_VALUES: Final = 2**19
 """INT32 and FP32 pixels become levels at about a nanosecond each. More are left to a thread."""
 MAX_IMAGES: Final = 4096
 """Encoded images in one request: they are taken apart on the event loop."""
+MAX_SHOWN: Final = 8
+"""Names of inputs that a refusal shows."""
 
 
 class InputTensor(Protocol):
@@ -42,7 +45,7 @@ class InputTensor(Protocol):
     name: str
     datatype: str
     shape: Sequence[int]
-    parameters: Collection[str]
+    parameters: Iterable[str]
     """Names of its parameters, except those that the protocol itself acts on."""
 
     def raw(self) -> memoryview | None:
@@ -56,7 +59,7 @@ class InputTensor(Protocol):
 
 
 def images_of(
-    inputs: Sequence[InputTensor],
+    inputs: Iterable[InputTensor],
     default_range: PixelRange = PixelRange.LEVELS,
     pixel_range: PixelRange | None = None,
 ) -> Images | Pending | list[Encoded]:
@@ -64,13 +67,14 @@ def images_of(
 
     FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`.
     """
-    if len(inputs) != 1:
-        names = ", ".join(repr(tensor.name[:64]) for tensor in inputs[:8]) or "none"
+    tensors = [*islice(inputs, MAX_SHOWN)]
+    if len(tensors) != 1:
+        names = ", ".join(repr(tensor.name[:64]) for tensor in tensors) or "none"
         raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", names)
-    tensor = inputs[0]
+    (tensor,) = tensors
     name = tensor.name
-    if tensor.parameters:
-        reject_parameters(tensor.parameters, f"inputs.{name[:64]}")
+    for key in tensor.parameters:
+        raise unknown_parameter(key, f"inputs.{name[:64]}")
     raw = tensor.raw()
     if pixel_range is PixelRange.UNIT and (name, tensor.datatype) != (PIXELS, "FP32"):
         got = f"{tensor.datatype[:32]} {name[:64]!r}"
@@ -85,12 +89,11 @@ def images_of(
     raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", repr(name[:64]))
 
 
-def reject_parameters(parameters: Iterable[str], where: str) -> None:
-    """Raises UnsupportedFeature where a tensor is said to live in shared memory, InvalidArgument for the rest."""
-    for key in parameters:
-        if key.startswith("shared_memory_"):
-            raise UnsupportedFeature(f"{where}: shared memory is not supported; send the data in the message")
-        raise InvalidArgument(f"{where}.parameters", "none", repr(key[:64]))
+def unknown_parameter(key: str, where: str) -> InvalidArgument | UnsupportedFeature:
+    """Returns the error for a tensor's parameter that the tensor can't have."""
+    if key.startswith("shared_memory_"):
+        return UnsupportedFeature(f"{where}: shared memory is not supported; send the data in the message")
+    return InvalidArgument(f"{where}.parameters", "none", repr(key[:64]))
 
 
 def check_count(count: int, shape: Sequence[int], field: str, values: str = "values") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -19,15 +19,23 @@ from xlaserve.model.task import Classification, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Pending, Pipeline, Render, Rendering, Request
 from xlaserve.protocol.call import Call, Calls
-from xlaserve.protocol.inference import Wanted, categories, check_outputs, check_parameters, fits_inline, request_of
-from xlaserve.protocol.models import SERVER, Models
+from xlaserve.protocol.inference import (
+    Wanted,
+    all_outputs,
+    categories,
+    check_outputs,
+    check_parameters,
+    fits_inline,
+)
+from xlaserve.protocol.models import SERVER_METADATA, Models
 from xlaserve.rpc import parts, tensors
 from xlaserve.rpc.context import Context, deadline
 from xlaserve.rpc.infer_message import InferMessage
 from xlaserve.rpc.open_streams import OpenStreams
 from xlaserve.rpc.parts import Wire
-from xlaserve.rpc.refusal import explain, no_message
+from xlaserve.rpc.refusal import no_message
 from xlaserve.rpc.streaming import Messages
+from xlaserve.status import explain
 from xlaserve.timings import STAGES, Timings
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
@@ -119,7 +127,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
 
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         """Says what this server is and speaks."""
-        return pb.ServerMetadataResponse(**SERVER)
+        return pb.ServerMetadataResponse(**SERVER_METADATA)
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         """Describes a model."""
@@ -169,7 +177,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         except Exception as error:
             status, text = explain(error)
             response = pb.ModelStreamInferResponse(
-                error_message=f"{status.name}: {text}",
+                error_message=f"{status.grpc}: {text}",
                 infer_response=pb.ModelInferResponse(id=message.head.id if message else ""),
             )
             return [response.SerializeToString()]
@@ -179,20 +187,22 @@ def _parse(message: InferMessage, call: Call) -> tuple[Request, Wanted]:
     """Raises InvalidArgument or UnsupportedFeature."""
     head, served = message.head, call.served
     if (parameters := head.known_parameters) is None:
-        parameters = check_parameters(_plain(head.fields.parameters))
+        parameters = check_parameters(_items(head.fields.parameters))
         head.remember_parameters(parameters)
-    requested = [(output.name, _plain(output.parameters)) for output in head.fields.outputs] if head.has_outputs else []
-    wanted = check_outputs(requested, served.model.task)
+    task = served.model.task
+    if head.has_outputs:
+        wanted = check_outputs(((output.name, _items(output.parameters)) for output in head.fields.outputs), task)
+    else:
+        wanted = all_outputs(task)
     images = tensors.read_images(message, served.settings.pixel_range, parameters.pixel_range)
-    return request_of(call, parameters, images, _rendering(message, wanted, served, images)), wanted
+    until = min(call.deadline, call.began + parameters.timeout_s)
+    return Request(parameters.mode, images, until, _rendering(message, wanted, served, images)), wanted
 
 
-def _plain(parameters: Mapping[str, pb.InferParameter]) -> dict[str, object]:
-    """Returns parameters by their names; None for one without a value."""
-    return {
-        key: getattr(value, kind) if (kind := value.WhichOneof("parameter_choice")) else None
-        for key, value in parameters.items()
-    }
+def _items(parameters: Mapping[str, pb.InferParameter]) -> Iterator[tuple[str, object]]:
+    """Yields names and values, None for a parameter without one."""
+    for key, value in parameters.items():
+        yield key, getattr(value, kind) if (kind := value.WhichOneof("parameter_choice")) else None
 
 
 class Classes(NamedTuple):

@@ -7,9 +7,9 @@ from typing import NoReturn
 
 import grpc
 
-from xlaserve import status
 from xlaserve.errors import InvalidArgument
 from xlaserve.rpc.context import Context
+from xlaserve.status import explain
 
 
 async def refuse(context: Context, error: Exception) -> NoReturn:
@@ -17,16 +17,16 @@ async def refuse(context: Context, error: Exception) -> NoReturn:
     if _is_of_wire(error):
         raise asyncio.CancelledError from None
     try:
-        await context.abort(*explain(error))
+        await abort(context, error)
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
+
+
+async def abort(context: Context, error: Exception) -> NoReturn:
+    """Ends the call with the status of `error`. Raises AbortError, or what gRPC raises where it can't write."""
+    status, message = explain(error)
+    await context.abort(grpc.StatusCode[status.grpc], message)
     raise AssertionError("abort raises")
-
-
-def explain(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Returns the status and the message for a client, as `status.explain` does."""
-    found, message = status.explain(error)
-    return grpc.StatusCode[found.grpc], message
 
 
 def no_message() -> InvalidArgument:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, Final
 
@@ -56,7 +56,7 @@ class _Input:
         self.name: str = tensor.name
         self.datatype: str = tensor.datatype
         self.shape: Sequence[int] = tensor.shape
-        self.parameters: Collection[str] = tensor.parameters
+        self.parameters: Iterable[str] = tensor.parameters
 
     def raw(self) -> memoryview | None:
         raw = self._message.raw
@@ -97,7 +97,7 @@ def read_images(
     head = message.head
     if head.known_shape is not None:
         return np.ndarray(head.known_shape, np.uint8, message.raw[0])
-    images = images_of([_Input(message, tensor) for tensor in head.fields.inputs], default_range, pixel_range)
+    images = images_of(map(partial(_Input, message), head.fields.inputs), default_range, pixel_range)
     if message.raw and isinstance(images, np.ndarray) and head.fields.inputs[0].datatype == "UINT8":
         head.remember_shape(images.shape)
     return images

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from xlaserve.protocol.tensors import check_count, images_of, raw_bytes
 
 def test_parameters_are_taken_as_json_has_them() -> None:
     values = json.loads('{"mode": "xla", "timeout": 1500000, "pixel_range": "0..1", "priority": 0}')
-    assert check_parameters(values) == Parameters("xla", 1.5, PixelRange.UNIT)
-    assert check_parameters({}) == Parameters()
+    assert check_parameters(values.items()) == Parameters("xla", 1.5, PixelRange.UNIT)
+    assert check_parameters([]) == Parameters()
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_parameters_are_taken_as_json_has_them() -> None:
 )
 def test_wrong_parameters_are_refused_with_what_was_expected_and_what_came(values: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        check_parameters(values)
+        check_parameters(values.items())
     assert str(refused.value).startswith(says)
     assert len(str(refused.value)) < 200
 
@@ -45,19 +45,19 @@ def test_wrong_parameters_are_refused_with_what_was_expected_and_what_came(value
 @pytest.mark.parametrize("values", [{"priority": False}, {"priority": 1}, {"sequence_id": 1}, {"triton_x": 1}])
 def test_parameters_of_extensions_that_are_not_spoken_are_unsupported(values: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFeature):
-        check_parameters(values)
+        check_parameters(values.items())
 
 
 def test_outputs_are_those_that_were_named_in_the_order_of_the_model() -> None:
     task = Detection(3, max_detections=5)
     assert [index for index, _ in check_outputs([], task).outputs] == [0, 1, 2, 3]
-    assert [index for index, _ in check_outputs([("count", {}), ("scores", {})], task).outputs] == [1, 3]
+    assert [index for index, _ in check_outputs([("count", []), ("scores", [])], task).outputs] == [1, 3]
 
 
 def test_at_most_all_classes_are_answered() -> None:
-    assert check_outputs([("scores", {"classification": 2})], Classification(3)).classes == 2
-    assert check_outputs([("scores", {"classification": 2**60})], Classification(3)).classes == 3
-    assert check_outputs([("scores", {})], Classification(3)).classes == 0
+    assert check_outputs([("scores", [("classification", 2)])], Classification(3)).classes == 2
+    assert check_outputs([("scores", [("classification", 2**60)])], Classification(3)).classes == 3
+    assert check_outputs([("scores", [])], Classification(3)).classes == 0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,28 @@ def test_at_most_all_classes_are_answered() -> None:
 )
 def test_wrong_outputs_are_refused(requested: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=f"^{says}"):
-        check_outputs(requested, Embedding(4))
+        check_outputs([(name, parameters.items()) for name, parameters in requested], Embedding(4))
+
+
+def test_of_thousands_of_parameters_outputs_and_inputs_only_those_up_to_a_refused_one_are_read() -> None:
+    read: list[int] = []
+
+    def counted(item: Any) -> Iterator[Any]:
+        for count in range(1, 10_001):
+            read.append(count)
+            yield item
+
+    many: list[tuple[Callable[[Any], object], Any]] = [
+        (check_parameters, ("colour", 1)),
+        (lambda outputs: check_outputs(outputs, Detection(3, max_detections=5)), ("scores", [])),
+        (lambda parameters: check_outputs([("scores", parameters)], Classification(3)), ("colour", 1)),
+        (images_of, JsonTensor(PIXELS + "}")),
+    ]
+    for check, item in many:
+        read.clear()
+        with pytest.raises(InvalidArgument):
+            check(counted(item))
+        assert 1 <= len(read) < 10
 
 
 class JsonTensor:
@@ -86,7 +107,7 @@ class JsonTensor:
         self.name: str = fields["name"]
         self.datatype: str = fields["datatype"]
         self.shape: Sequence[int] = fields["shape"]
-        self.parameters: Collection[str] = []
+        self.parameters: Iterable[str] = []
         self._data: list[Any] = fields.get("data", [])
         self._binary = binary
 

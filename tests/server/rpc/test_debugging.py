@@ -11,7 +11,7 @@ from grpc_channelz.v1 import channelz_pb2
 
 from xlaserve.errors import NotFound, XlaserveError
 from xlaserve.rpc.debugging import Channelz
-from xlaserve.rpc.refusal import explain
+from xlaserve.status import INTERNAL, explain
 
 
 class Context:
@@ -52,7 +52,7 @@ async def test_what_channelz_fails_to_describe_is_an_internal_error_that_is_logg
     monkeypatch.setattr(f"grpc._cython.cygrpc.{function}", Mock(side_effect=error))
     raised = await error_of(method, getattr(channelz_pb2, f"{method}Request")())
     assert not isinstance(raised, XlaserveError)
-    assert explain(raised)[0] is StatusCode.INTERNAL
+    assert explain(raised)[0] is INTERNAL
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert str(error) in caplog.text

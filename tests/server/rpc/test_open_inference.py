@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from xlaserve.frame import whole
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Pending, Request
-from xlaserve.rpc import infer_message, open_inference
+from xlaserve.rpc import infer_message, open_inference, tensors
 from xlaserve.timings import Timings
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -184,6 +185,24 @@ def test_the_earlier_of_deadline_and_timeout_holds_for_each_request(
         parsed: Any = messages.parse(request.SerializeToString())
         call: Any = SimpleNamespace(served=served, deadline=deadline + began - 1, began=began)
         assert open_inference._parse(parsed, call)[0].deadline == expected + began - 1
+
+
+def test_a_request_with_thousands_of_outputs_and_inputs_is_refused_without_reading_them_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are read on the event loop."""
+    task, read = Classification(3), Mock(wraps=open_inference._items)
+    monkeypatch.setattr(open_inference, "_items", read)
+    with pytest.raises(InvalidArgument, match="outputs: expected each"):
+        parse(message(1, True, *["scores"] * 4000), task)
+    assert read.call_count < 10
+
+    request = pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor()] * 4000)
+    made = Mock(wraps=tensors._Input)
+    monkeypatch.setattr(tensors, "_Input", made)
+    with pytest.raises(InvalidArgument, match="inputs: expected one tensor"):
+        parse(infer_message.InferMessages().parse(request.SerializeToString()), task)
+    assert 1 < made.call_count < 10
 
 
 def test_requests_that_are_alike_are_checked_against_each_model() -> None:

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from xlaserve.errors import QueueFull, XlaserveError
-from xlaserve.rpc.refusal import explain, refuse
-from xlaserve.status import INTERNAL_MESSAGE
+from xlaserve.rpc.refusal import refuse
+from xlaserve.status import INTERNAL_MESSAGE, explain
 
 
 class Aborted(Exception):

@@ -50,9 +50,9 @@ class TensorFlowProgram:
         self._in_xla = lowered or forward
         self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
         self._tracing = threading.Lock()
-        self._graphs: dict[_Size, Executable] = {}
-        self._unfreezable: dict[_Size, str] = {}
-        self._clustered: dict[_Size, list[FrozenGraph]] = {}
+        self._graphs: dict[_SizeInMode, Executable] = {}
+        self._unfreezable: dict[_SizeInMode, str] = {}
+        self._clustered: dict[_SizeInMode, list[FrozenGraph]] = {}
         self._compiled: list[Function] = []
         self._variables: list[tf.Variable] = []
         self.assigns_variables = False
@@ -201,7 +201,7 @@ class TensorFlowProgram:
         return taken[-1]
 
 
-_Size = tuple[Mode, int, int]
+_SizeInMode = tuple[Mode, int, int]
 """A mode, and the height and width of images."""
 
 
