@@ -16,8 +16,9 @@ from rich.console import Console
 from xlaserve_client.cli_parser import add_completion
 from xlaserve_loadtest import options
 from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.record.lines import SUFFIX
-from xlaserve_loadtest.record.run_file import read_run
+from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.reports import compare_cli, mlperf_log
 from xlaserve_loadtest.run.progress import Progress
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (TargetError, PayloadError, OSError) as error:
             failure = error
     if failure:
-        sys.stderr.write(f"loadtest: {failure}\n")
+        sys.stderr.write(f"loadtest: {printable(str(failure))}\n")
     status = _report(session, chosen, watch)
     if session.interrupted:
         return _INTERRUPTED
@@ -107,13 +108,21 @@ def _report(session: Session, chosen: argparse.Namespace, watch: Watch) -> int:
     if chosen.html is None:
         chosen.html = session.path.with_name(session.path.name.removesuffix(SUFFIX) + ".html")
     out = Console()
-    summary = summarize(read_run(session.path), chosen.fail_if)
+    try:
+        summary = summarize(read_run(session.path), chosen.fail_if)
+    except RunFileError as error:
+        sys.stderr.write(f"loadtest: {error}\n")
+        return 1
     files = [("run", session.path), ("page", chosen.html)]
     if summary.scenario:
-        log = session.path.with_name(session.path.name.removesuffix(SUFFIX) + mlperf_log.SUFFIX)
-        log.write_text(mlperf_log.render(summary))
-        files.append(("summary", log))
-    status = report.publish([summary], chosen, out, watch.judged())
+        files.append(("summary", session.path.with_name(session.path.name.removesuffix(SUFFIX) + mlperf_log.SUFFIX)))
+    try:
+        if summary.scenario:
+            report.write(files[-1][1], mlperf_log.render(summary))
+        status = report.publish([summary], chosen, out, watch.judged())
+    except OSError as error:
+        sys.stderr.write(f"loadtest: {error}\n")
+        status = 1
     for what, path in files:
         out.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)
     return status

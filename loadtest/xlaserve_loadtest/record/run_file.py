@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final, NoReturn, Self
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -82,6 +82,7 @@ def read_run(path: Path) -> Run:
     header, *rest = lines
     if not isinstance(header, Header):
         raise RunFileError(f"{path}: line 1: expected a header, got {header.kind}")
+    _check_order(path, header, rest)
     chunks = [line.rows for line in rest if isinstance(line, Requests)]
     return Run(
         path=path,
@@ -94,6 +95,21 @@ def read_run(path: Path) -> Run:
         failures=tuple(line for line in rest if isinstance(line, Failure)),
         end=next((line for line in rest if isinstance(line, End)), None),
     )
+
+
+def _check_order(path: Path, header: Header, rest: Sequence[Line]) -> None:
+    if any(isinstance(line, Header) for line in rest):
+        raise RunFileError(f"{path}: a second header; expected one run")
+    names = {arm.name for arm in header.arms}
+    seen: set[int] = set()
+    for block in rest:
+        if not isinstance(block, BlockLine):
+            continue
+        if block.arm not in names:
+            raise RunFileError(f"{path}: block {block.index}: the header names no arm {block.arm!r}")
+        if block.index in seen:
+            raise RunFileError(f"{path}: block {block.index}: there are two of this index")
+        seen.add(block.index)
 
 
 _STATUS_BY_NAME: Final = {status.name: status.value for status in Status}
@@ -114,6 +130,9 @@ class _RequestColumns:
     stages: dict[str, list[float | None]] = field(default_factory=dict)
 
     def to_requests(self) -> Requests:
+        columns = [*(getattr(self, column) for column in _COLUMNS), *self.stages.values()]
+        if any(len(column) != len(self.status) for column in columns):
+            raise ValueError("columns of different lengths")  # NumPy would repeat a single value
         rows = np.zeros(len(self.status), REQUEST)
         rows["block"] = self.block
         rows["status"] = [_STATUS_BY_NAME[name] for name in self.status]
@@ -122,6 +141,8 @@ class _RequestColumns:
         for stage in STAGES:
             # NumPy reads None as NaN.
             rows[stage] = self.stages.get(stage, math.nan)
+        if (rows["end_ns"] < rows["scheduled_ns"]).any():
+            raise ValueError("a request that ended before it was due")
         return Requests(self.block, rows)
 
 
@@ -159,8 +180,8 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
     for number, text in enumerate(data.split(b"\n")[:-1], start=1):
         where = f"{path}: line {number}"
         try:
-            document = json.loads(text)
-        except ValueError:
+            document = json.loads(text, parse_constant=_no_number)
+        except (ValueError, RecursionError):
             raise RunFileError(f"{where}: not JSON; is this a run file?") from None
         kind = str(document.get("kind")) if isinstance(document, dict) else type(document).__name__
         if kind not in _ADAPTERS:
@@ -177,5 +198,9 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
             raise RunFileError(f"{where}: {kind}: {field_name}: {first['msg'].lower()}") from None
         except KeyError as error:
             raise RunFileError(f"{where}: {kind}: status: {error.args[0]!r} is not a status") from None
-        except (ValueError, OverflowError):
-            raise RunFileError(f"{where}: {kind}: columns of different lengths, or a number out of range") from None
+        except (ValueError, OverflowError) as error:
+            raise RunFileError(f"{where}: {kind}: {error}") from None
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not in JSON")

@@ -17,6 +17,7 @@ from rich.console import Console
 from xlaserve_loadtest.analysis.conditions import Judged, judge
 from xlaserve_loadtest.analysis.summary import Summary, summarize
 from xlaserve_loadtest.parser import Parser, checked
+from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import csv_rows, html, junit, markdown, prometheus
 from xlaserve_loadtest.reports.terminal import show
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summaries = [summarize(read_run(path), options.fail_if) for path in options.runs]
         return publish(summaries, options, Console())
     except (RunFileError, OSError) as error:
-        sys.stderr.write(f"loadtest report: {error}\n")
+        sys.stderr.write(printable(f"loadtest report: {error}\n"))
         return 1
 
 
@@ -96,21 +97,28 @@ def publish(
 
     `live` are conditions that were judged while the first run went on.
 
-    Raises OSError where a file can't be written.
+    Raises OSError where a file can't be written, once all the rest is done.
     """
     judged = [judge(summary.points or summary.curve, summary.comparisons, options.fail_if) for summary in summaries]
     if summaries:
         judged[0] += live
+    failures = []
     for name, render in _FORMATS.items():
         path: Path | None = getattr(options, name)
         if path is not None:
-            write(path, render(summaries, judged))
+            try:
+                write(path, render(summaries, judged))
+            except OSError as error:
+                failures.append(error)
     # Last, since a reader of stdout may close the pipe.
     for place, summary in enumerate(summaries):
         if place:
             console.rule()
         show(summary, console)
-    return say_what_is_met(chain.from_iterable(judged))
+    status = say_what_is_met(chain.from_iterable(judged))
+    if failures:
+        raise failures[0]
+    return status
 
 
 def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -120,21 +128,39 @@ def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, as a collector may read at any time. Raises OSError."""
+    """Writes a file whole or not at all, as a collector may read at any time. Raises OSError.
+
+    What is no file, such as /dev/stdout or a pipe, is written to and never replaced.
+    """
+    try:
+        _write(path, text)
+    except OSError as error:
+        # It may name the draft.
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as device:
+            device.write(text)
+        return
     if os.environ.get(STEP_SUMMARY) and path.absolute() == Path(os.environ[STEP_SUMMARY]).absolute():
         with path.open("a", encoding="utf-8") as summary:
             summary.write(text)
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def say_what_is_met(judged: Iterable[Judged]) -> int:
     """Writes the conditions that are met, or can't be judged, to stderr; returns the exit status."""
     met = [each for each in judged if each.is_met]
     for each in met:
-        sys.stderr.write(f"loadtest: {each.option} {each}\n")
+        sys.stderr.write(printable(f"loadtest: {each.option} {each}\n"))
     return EXIT_CONDITION if met else 0
 
 
@@ -152,4 +178,6 @@ def file(text: str) -> Path:
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no folder {path.parent}")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file, and {path} is a folder")
     return path

@@ -25,6 +25,7 @@ from xlaserve_loadtest.analysis.changes import (
 from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.parser import Parser, checked, names
+from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import junit, markdown
 from xlaserve_loadtest.reports.cli import EXIT_CONDITION, STEP_SUMMARY, check, file, say_what_is_met, write
@@ -80,11 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         runs = read_run(options.first), read_run(options.second)
     except RunFileError as error:
-        sys.stderr.write(f"loadtest compare: {error}\n")
+        sys.stderr.write(printable(f"loadtest compare: {error}\n"))
         return 1
     apart = differences(*runs, options.changed)
     compared = changes(*runs, apart)
     judged = judge_changes(compared, options.fail_if)
+    failure: OSError | None = None
     try:
         if options.junit:
             headline = " ".join(map(_sentence, compared))
@@ -93,8 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.markdown:
             write(options.markdown, "\n".join(_markdown(compared, apart, judged)) + "\n")
     except OSError as error:
-        sys.stderr.write(f"loadtest compare: {error}\n")
-        return 1
+        failure = error
     if options.json:
         document = {
             "changes": list(map(dataclasses.asdict, compared)),
@@ -107,15 +108,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not compared:
         sys.stderr.write("loadtest compare: the runs have measured no arm under the same load\n")
         return 1
-    return say_what_is_met(judged)
+    status = say_what_is_met(judged)
+    if failure:
+        sys.stderr.write(f"loadtest compare: {failure}\n")
+        return 1
+    return status
 
 
 def _show(compared: Sequence[Change], apart: Sequence[Difference], console: Console) -> None:
     widen(console)
     for change in compared:
-        console.print(Text(_sentence(change), "bold"))
+        console.print(Text(printable(_sentence(change)), "bold"))
     for difference in apart:
-        console.print(Text.assemble((_kind(difference), "yellow"), difference.text))
+        console.print(Text.assemble((_kind(difference), "yellow"), printable(difference.text)))
     if not compared:
         return
     show_table(_table(compared), console)

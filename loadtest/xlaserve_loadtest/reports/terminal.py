@@ -12,6 +12,7 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.reports.table import Table, narrow
 from xlaserve_loadtest.reports.tables import tables
 
@@ -28,13 +29,13 @@ _WORD: Final = 40
 def show(summary: Summary, console: Console) -> None:
     """Prints a run: the verdict, warnings, the figures, notes on how to read them."""
     widen(console)
-    console.print(Text(summary.verdict, "bold"))
+    console.print(Text(printable(summary.verdict), "bold"))
     for warning in summary.warnings:
-        console.print(Text.assemble(("warning: ", "yellow"), warning))
+        console.print(Text.assemble(("warning: ", "yellow"), printable(warning)))
     for table in tables(summary):
         show_table(table, console)
     for note in summary.notes:
-        console.print(Text(note, "dim"))
+        console.print(Text(printable(note), "dim"))
 
 
 def widen(console: Console) -> None:
@@ -46,9 +47,9 @@ def widen(console: Console) -> None:
 def show_table(table: Table, console: Console) -> None:
     """Prints a table below its title; one that is too wide as several below each other, each with the row's names."""
     console.print()
-    console.print(Text(table.title, "underline"))
+    console.print(Text(printable(table.title), "underline"))
     columns = [
-        _Column(heading, is_numeric, [narrow(cell) for cell in cells])
+        _Column(heading, is_numeric, [printable(narrow(cell)) for cell in cells])
         for (heading, cells), is_numeric in zip(table.columns.items(), table.numeric(), strict=True)
     ]
     for part in _parts(columns, console.width):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live as LiveDisplay
 from rich.text import Text
 
+from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.run.runner import Live
 from xlaserve_loadtest.run.watch import Watch
 
@@ -48,12 +49,12 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Shows a step that was taken."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
 
     def show(self, text: str) -> None:
         """Shows what is going on right now, such as a server's log line."""
         if text and self._display:
-            self._display.update(Text(text, no_wrap=True, overflow="ellipsis"))
+            self._display.update(Text(printable(text), no_wrap=True, overflow="ellipsis"))
 
     def arm(self, phase: str, left_s: float | None) -> None:
         """Shows that another phase began; `left_s` is how long the whole run still takes."""
@@ -73,7 +74,7 @@ class Progress:
             self._looks.popleft()
         self._latencies_ms.append(live.latencies_ms)
         if self._display:
-            self._display.update(Text(self.line(), no_wrap=True, overflow="ellipsis"))
+            self._display.update(Text(printable(self.line()), no_wrap=True, overflow="ellipsis"))
 
     def line(self) -> str:
         """Returns the text of the live line."""

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from xlaserve_loadtest.printable import shortened
 from xlaserve_loadtest.record.lines import (
     BlockLine,
     Counters,
@@ -89,7 +90,7 @@ class Recorder:
         )
         self.blocks += 1
         for status, (count, message) in outcome.failures.items():
-            before, first = self._failures.get((block.arm, status), (0, message))
+            before, first = self._failures.get((block.arm, status), (0, shortened(message)))
             self._failures[block.arm, status] = (before + count, first)
         for compiled, how in (
             (counters and counters.serving_compilations, "while requests waited"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from xlaserve_loadtest.schedule import payload, tensors
@@ -26,8 +27,8 @@ def make_requests(
 
 def largest_batch(info: ModelInfo) -> int:
     """Returns the images that the largest bucket of a model holds; 1 where its server names no buckets."""
-    buckets = info.properties.get("buckets", "1").split(",")
-    return max(int(bucket.partition("x")[0]) for bucket in buckets)
+    batches = re.findall(r"(?:^|,)([1-9]\d*)(?=x|,|$)", info.properties.get("buckets", ""))
+    return max(map(int, batches), default=1)
 
 
 def _sends_images(settings: Settings, info: ModelInfo) -> bool:

@@ -161,7 +161,10 @@ class Watch(Collector):
             return
         registry = CollectorRegistry()
         registry.register(self)
-        server, thread = start_http_server(address[1], address[0], registry)
+        try:
+            server, thread = start_http_server(address[1], address[0], registry)
+        except OSError as error:
+            raise OSError(f"--live-port {address[0]}:{address[1]}: {error.strerror}") from None
         try:
             yield
         finally:

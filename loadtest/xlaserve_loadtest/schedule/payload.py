@@ -7,10 +7,12 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
@@ -29,6 +31,8 @@ MIXED_REQUESTS: Final = 40
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
 MAX_FILES: Final = 256
 """More files of a folder are sampled: all are held in memory, as pixels and as files."""
+_MAX_REQUEST_BYTES: Final = 2**31 - 1
+"""The most that protobuf serialises."""
 
 
 class PayloadError(Exception):
@@ -149,12 +153,26 @@ def make_bodies(
     is_plain = len(groups) == 1 and len(mix.shares) == 1
     number = max(DISTINCT_REQUESTS, len(groups[0])) if is_plain else MIXED_REQUESTS
     bodies: list[tuple[bytes, int]] = []
-    for index, count in enumerate(mix.counts(number, seed)):
+    counts = mix.counts(number, seed)
+    largest = max(picture.pixels.nbytes if kind == "pixels" else len(picture.encoded) for picture in chain(*groups))
+    check_memory(largest, counts)
+    for index, count in enumerate(counts):
         group = groups[index % len(groups)]
         start = index // len(groups)
         chosen = [group[(start + offset) % len(group)] for offset in range(count)]
         bodies.append((_body(model, chosen, kind), count))
     return bodies
+
+
+def check_memory(image_bytes: int, counts: Sequence[int]) -> None:
+    """Raises PayloadError where requests of so many images are too large to send, or for this machine to hold."""
+    if image_bytes * max(counts) > _MAX_REQUEST_BYTES:
+        size = image_bytes * max(counts) / 2**30
+        raise PayloadError(f"a request would have {size:,.1f} GiB: expected less than 2, which is the most of protobuf")
+    needed, free = image_bytes * sum(counts), psutil.virtual_memory().available
+    if needed > free:
+        sizes = f"{needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} are free"
+        raise PayloadError(f"{len(counts)} different requests would take {sizes}: choose fewer or smaller images")
 
 
 def for_modes(bodies: Sequence[tuple[bytes, int]], modes: Sequence[str]) -> dict[str, tuple[Request, ...]]:

@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from xlaserve_loadtest.schedule.payload import DISTINCT_REQUESTS, MIXED_REQUESTS, SUFFIXES, Mix, PayloadError, sampled
+from xlaserve_loadtest.schedule.payload import (
+    DISTINCT_REQUESTS,
+    MIXED_REQUESTS,
+    SUFFIXES,
+    Mix,
+    PayloadError,
+    check_memory,
+    sampled,
+)
 from xlaserve_proto import open_inference_pb2 as oip
 
 ANY: Final = -1
@@ -41,6 +49,7 @@ DTYPES: Final[Mapping[str, str]] = {
     "FP64": "<f8",
 }
 _BYTES: Final = "BYTES"
+_LENGTH_BYTES: Final = 4
 _MAX_NOISY_INTEGER: Final = 9
 """Integers are often indices, such as a vocabulary's: small ones are valid in most models."""
 
@@ -79,6 +88,8 @@ def choose(
     for name in (*sources, *shapes):
         if name not in names:
             raise PayloadError(f"--input: the model has no input {name!r}; it has {', '.join(names) or 'none'}")
+    if not declared:
+        raise PayloadError("the model's metadata name no input: there is nothing to send")
     wanted = [tensor for tensor in declared if tensor.name in sources or tensor.name not in optional]
     if not wanted:
         raise PayloadError(f"every input of the model is optional: name those to send, --input {names[0]}={NOISE}")
@@ -99,10 +110,9 @@ def make_bodies(inputs: Sequence[Input], *, model: str, mix: Mix, seed: int) -> 
         raise PayloadError(f"--images-per-request: input {fixed[0].name} is {shape}, without a batch: expected 1")
     number = DISTINCT_REQUESTS if len(mix.shares) == 1 else MIXED_REQUESTS
     number = max(number, *(len(one.items) for one in inputs))
-    return [
-        (_body(inputs, model=model, first=first, count=count), count)
-        for first, count in enumerate(mix.counts(number, seed))
-    ]
+    counts = mix.counts(number, seed)
+    check_memory(sum(one.items[0].size * _item_bytes(one.tensor.datatype) for one in inputs), counts)
+    return [(_body(inputs, model=model, first=first, count=count), count) for first, count in enumerate(counts)]
 
 
 def parse_source(text: str) -> tuple[str, str]:
@@ -136,6 +146,11 @@ def _body(inputs: Sequence[Input], *, model: str, first: int, count: int) -> byt
     return message.SerializeToString()
 
 
+def _item_bytes(datatype: str) -> int:
+    """Returns the bytes of an element; of BYTES, which may be of any length, those of the length alone."""
+    return np.dtype(DTYPES[datatype]).itemsize if datatype in DTYPES else _LENGTH_BYTES
+
+
 def _raw(item: Item, datatype: str) -> bytes:
     if datatype == _BYTES:
         return b"".join(struct.pack("<I", len(value)) + value for value in item.flat)
@@ -147,6 +162,10 @@ def _items(tensor: Tensor, source: str, shape: tuple[int, ...] | None, seed: int
         expected = ", ".join((*DTYPES, _BYTES))
         raise PayloadError(f"input {tensor.name}: datatype {tensor.datatype} can't be sent; expected one of {expected}")
     declared = tensor.shape[1:] if tensor.has_batch else tensor.shape
+    if any(side < ANY for side in declared):
+        raise PayloadError(
+            f"input {tensor.name}: the model declares {_words(declared)}: expected sides from 0 on, or {ANY}"
+        )
     if shape is not None:
         if not _fits(shape, declared):
             raise PayloadError(f"--shape: input {tensor.name}: expected {_words(declared)}, got {_words(shape)}")
@@ -159,6 +178,7 @@ def _items(tensor: Tensor, source: str, shape: tuple[int, ...] | None, seed: int
         )
     if source == ZEROS:
         return [_full(tensor.datatype, declared)]
+    check_memory(math.prod(declared) * _item_bytes(tensor.datatype), [1] * DISTINCT_REQUESTS)
     random = np.random.default_rng(seed)
     return [_noise(tensor.datatype, declared, random) for _ in range(DISTINCT_REQUESTS)]
 

@@ -17,6 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from xlaserve_loadtest.printable import shortened
 from xlaserve_loadtest.record.lines import NO_STAGES, STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import ANY, DTYPES, Tensor
@@ -138,7 +139,7 @@ async def _ask(address: str, transport: Transport, method: Any, request: Any) ->
     try:
         return await method(request, timeout=_METADATA_DEADLINE_S, metadata=transport.headers)
     except grpc.aio.AioRpcError as error:
-        raise TargetError(f"{address}: {error.code().name}: {error.details()}") from None
+        raise TargetError(f"{address}: {error.code().name}: {shortened(error.details() or '')}") from None
 
 
 def _tensors(declared: Iterable[oip.ModelMetadataResponse.TensorMetadata]) -> tuple[Tensor, ...]:
@@ -194,13 +195,28 @@ def read_reply(data: bytes, request: Request, model: ModelInfo) -> Reply:
     ]
     if got != promised and (len(got) != len(promised) or not all(map(_keeps, got, promised))):
         return Reply(Status.INVALID_REPLY, detail=f"expected outputs {promised}, got {got}")
-    for (name, datatype, shape), raw in zip(got, response.raw_output_contents, strict=False):
-        if datatype in _ITEM_BYTES and len(raw) != math.prod(shape) * _ITEM_BYTES[datatype]:
-            return Reply(Status.INVALID_REPLY, detail=f"output {name}, {datatype} {shape}, has {len(raw)} bytes")
+    if fault := _contents_fault(response):
+        return Reply(Status.INVALID_REPLY, detail=fault)
     return Reply(
         Status.OK,
         tuple(parameters[stage].double_param if stage in parameters else math.nan for stage in STAGES),
     )
+
+
+def _contents_fault(response: oip.ModelInferResponse) -> str:
+    """Returns what is wrong with the contents of the outputs, which are raw or typed for all of them; or ""."""
+    raws = response.raw_output_contents
+    if raws and len(raws) != len(response.outputs):
+        return f"{len(response.outputs)} outputs, and the contents of {len(raws)}"
+    for place, out in enumerate(response.outputs):
+        size, where = math.prod(out.shape), f"output {out.name}, {out.datatype} {tuple(out.shape)}"
+        if not raws:
+            elements = sum(len(values) for _, values in out.contents.ListFields())
+            if elements != size:
+                return f"{where}, has {elements} elements"
+        elif out.datatype in _ITEM_BYTES and len(raws[place]) != size * _ITEM_BYTES[out.datatype]:
+            return f"{where}, has {len(raws[place])} bytes"
+    return ""
 
 
 def _keeps(got: tuple[str, str, tuple[int, ...]], promised: tuple[str, str, tuple[int, ...]]) -> bool:

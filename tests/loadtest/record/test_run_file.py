@@ -117,6 +117,12 @@ def test_an_event_of_another_version_is_kept(run_file: NewRun, tmp_path: Path) -
     assert run.events == (Event(1, "stall", "0.4 s"),)
 
 
+BLOCK = (
+    '{"kind": "block", "index": 0, "arm": "xla", "load": {"type": "closed"}, "start_ns": 0, "end_ns": 1,'
+    ' "generator": {"workers": 1, "cpu_s": 0, "sends": 1}}'
+)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -126,6 +132,11 @@ def test_an_event_of_another_version_is_kept(run_file: NewRun, tmp_path: Path) -
         (['{"kind": "end", "interrupted": false, "complete": true}'], "line 1: expected a header, got end"),
         (['{"kind": "header", "schema": "xlaserve.loadtest.run/9"}'], "schema 'xlaserve.loadtest.run/9' is not known"),
         (['{"kind": "header"}'], "line 1: header: started_at: field required"),
+        (["HEADER", '{"kind": "event", "at_ns": NaN, "what": "note", "text": ""}'], "line 2: not JSON"),
+        (["[" * 100_000], "line 1: not JSON"),
+        (["HEADER", "HEADER"], "a second header; expected one run"),
+        (["HEADER", BLOCK.replace("xla", "ghost")], "block 0: the header names no arm 'ghost'"),
+        (["HEADER", BLOCK, BLOCK], "block 0: there are two of this index"),
         (["HEADER", '{"kind": "poem"}'], "line 2: expected a kind of block"),
         (["HEADER", '{"kind": "end", "interrupted": "maybe", "complete": true}'], "line 2: end: interrupted: "),
         (["HEADER", '{"kind": "event", "at_ns": 1, "what": 1, "text": ""}'], "line 2: event: what: "),
@@ -143,7 +154,13 @@ def test_what_is_no_run_is_refused_with_the_line_and_the_reason(
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"status": ["FINE"]}, "'FINE' is not a status"), ({"images": [1, 2]}, "different lengths")],
+    [
+        ({"status": ["FINE"]}, "'FINE' is not a status"),
+        ({"images": [1, 2]}, "different lengths"),
+        ({"status": ["OK", "OK"], "images": [1, 1]}, "different lengths"),
+        ({"end_ns": [0]}, "ended before it was due"),
+        ({"end_ns": [2**80]}, "too large"),
+    ],
 )
 def test_requests_that_make_no_sense_are_refused(
     run_file: NewRun, tmp_path: Path, changes: dict[str, list[object]], message: str

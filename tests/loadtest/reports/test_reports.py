@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from tests.required import required
 from xlaserve_loadtest import cli
 from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import Equality, LoadLine
+from xlaserve_loadtest.record.lines import Equality, Failure, LoadLine
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.reports import compare_cli, junit, markdown
@@ -93,7 +94,7 @@ def test_a_condition_that_is_met_ends_with_a_status_of_its_own(
     assert ("--fail-if" in capsys.readouterr().err) == (status == 3)
 
 
-@pytest.mark.parametrize("words", [["--fail-if", "p99>soon"], ["--csv", "/no/such/folder/r.csv"]])
+@pytest.mark.parametrize("words", [["--fail-if", "p99>soon"], ["--csv", "/no/such/folder/r.csv"], ["--csv", "/tmp"]])
 def test_a_wrong_option_is_refused_before_anything_is_read(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,44 @@ def test_a_file_that_is_no_run_is_one_line_and_a_status(
     error = capsys.readouterr().err
     assert str(path) in error
     assert error.count("\n") == 1
+
+
+def test_a_report_that_can_not_be_written_hides_neither_the_verdict_nor_the_others(
+    compared: NewRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = compared().write(), tmp_path / "r.json"
+    assert report.main([str(path), "--html", "/dev/full", "--json", str(other), "--fail-if", "p50>1us"]) == 1
+    streams = capsys.readouterr()
+    assert "faster" in streams.out
+    assert other.exists()
+    assert "--fail-if p50>1us: " in streams.err
+    assert streams.err.endswith("loadtest report: [Errno 28] No space left on device: '/dev/full'\n")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(13, "Permission denied", "a draft")))
+    assert report.main([str(path), "--csv", str(tmp_path / "r.csv")]) == 1
+    assert f"Permission denied: '{tmp_path / 'r.csv'}'" in capsys.readouterr().err
+    assert not [own for own in tmp_path.iterdir() if own.name.startswith(".")]
+
+
+def test_a_pipe_is_written_to_and_not_replaced(compared: NewRun, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        assert report.main([str(compared().write()), "--json", str(pipe)]) == 0
+        document, _ = reader.communicate(timeout=30)
+    assert json.loads(document)["schema"] == report.SCHEMA
+    assert pipe.is_fifo()
+
+
+def test_no_text_of_a_server_moves_the_cursor_of_a_terminal(
+    run_file: NewRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "m\x1b[2J\x1b]0;owned\x07"
+    run = run_file().header(arms=[name]).block(name, [10.0] * 100)
+    assert report.main([str(run.write(Failure(name, "INTERNAL", 1, "\x9b31m"))), "--fail-if", "p50>1us"]) == 3
+    streams = capsys.readouterr()
+    for text in (streams.out, streams.err):
+        assert not {"\x1b", "\x07", "\x9b"} & set(text)
+        assert "m\ufffd[2J" in text
 
 
 def test_a_cut_off_run_and_one_without_measurements_are_reported(

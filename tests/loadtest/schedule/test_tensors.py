@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from xlaserve_loadtest.schedule import tensors
-from xlaserve_loadtest.schedule.payload import Mix, PayloadError
+from xlaserve_loadtest.schedule.payload import Mix, PayloadError, check_memory
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_proto import open_inference_pb2 as oip
 
@@ -135,6 +135,19 @@ def test_what_the_model_does_not_have_is_refused() -> None:
         sent(IDS, sources={"ids": "nowhere"})
     with pytest.raises(PayloadError, match="datatype BF16 can't be sent; expected one of BOOL"):
         sent(Tensor("x", "BF16", (-1, 2)))
+    with pytest.raises(PayloadError, match="the model's metadata name no input"):
+        sent()
+    with pytest.raises(PayloadError, match="the model declares -7: expected sides from 0 on, or -1"):
+        sent(Tensor("x", "FP32", (-1, -7)))
+
+
+def test_requests_that_are_too_large_are_refused_before_they_are_made() -> None:
+    with pytest.raises(PayloadError, match=r"would have 37,252\.9 GiB: expected less than 2"):
+        sent(Tensor("x", "FP32", (-1, 100_000, 100_000, 1_000)))
+    with pytest.raises(PayloadError, match=r"a request would have 11\.9 GiB"):
+        sent(IDS, mix=Mix({100_000_000: 1.0}))
+    with pytest.raises(PayloadError, match=r"500 different requests would take 931\.3 GiB, and "):
+        check_memory(2_000_000_000, [1] * 500)
 
 
 @pytest.mark.parametrize("text", ["", "=", "pixels", "pixels=", "=noise"])

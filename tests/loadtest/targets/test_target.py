@@ -28,13 +28,20 @@ REQUEST = Request(MESSAGE.SerializeToString(), 2, "xla")
 
 
 def reply(
-    *, mode: str = "xla", shape: Sequence[int] = (2, 10), raw_bytes: int = 80, name: str = "scores"
+    *,
+    mode: str = "xla",
+    shape: Sequence[int] = (2, 10),
+    raw_bytes: int = 80,
+    name: str = "scores",
+    raws: int = 1,
+    typed: int = 0,
 ) -> oip.ModelInferResponse:
     message = oip.ModelInferResponse(model_name="digits")
     message.parameters["mode"].string_param = mode
     message.parameters["queue_s"].double_param = 0.5
     message.outputs.add(name=name, datatype="FP32", shape=shape)
-    message.raw_output_contents.append(bytes(raw_bytes))
+    message.outputs[0].contents.fp32_contents.extend([0.5] * typed)
+    message.raw_output_contents.extend([bytes(raw_bytes)] * raws)
     return message
 
 
@@ -55,12 +62,19 @@ def test_a_right_reply_carries_the_stages_that_the_server_told(model_info: Model
         (reply(shape=(2, 9)).SerializeToString(), "expected outputs"),
         (reply(name="other").SerializeToString(), "expected outputs"),
         (reply(raw_bytes=79).SerializeToString(), "has 79 bytes"),
+        (reply(raws=0).SerializeToString(), "has 0 elements"),
+        (reply(raws=0, typed=19).SerializeToString(), "has 19 elements"),
+        (reply(raws=2).SerializeToString(), "1 outputs, and the contents of 2"),
     ],
 )
 def test_a_wrong_reply_is_not_taken_for_an_answer(model_info: ModelInfo, data: bytes, reason: str) -> None:
     result = read_reply(data, REQUEST, model_info)
     assert result.status == Status.INVALID_REPLY
     assert reason in result.detail
+
+
+def test_typed_numbers_are_an_answer_too(model_info: ModelInfo) -> None:
+    assert read_reply(reply(raws=0, typed=20).SerializeToString(), REQUEST, model_info).status == Status.OK
 
 
 def test_a_side_that_was_left_open_may_have_any_length(model_info: ModelInfo) -> None:
