@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve_loadtest import transport_options
+from xlaserve_loadtest.analysis.mlperf import SCENARIOS
 from xlaserve_loadtest.parser import Parser, checked, counts, names, number_over
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
@@ -23,7 +24,7 @@ from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
 
 FOLDER: Final = Path("loadtest-results")
-SCENARIO_IMAGES: Final = {"single-stream": 1, "multi-stream": 8, "server": 1, "offline": None}
+SCENARIO_IMAGES: Final = {name: scenario.images for name, scenario in SCENARIOS.items()}
 """Images of a query in each scenario of MLPerf Inference; None: as many as the largest bucket holds, as its one query
 is sent in pieces."""
 OFFLINE_SLOTS: Final = 16

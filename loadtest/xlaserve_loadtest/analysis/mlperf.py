@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from xlaserve_loadtest.analysis.highest_rate import HighestRate
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.analysis.scenario import HighestRate
 from xlaserve_loadtest.record import lines as record
 from xlaserve_loadtest.record.lines import Header, Status
 from xlaserve_loadtest.schedule.early_stopping import least_requests_for_estimate, percentile_estimate

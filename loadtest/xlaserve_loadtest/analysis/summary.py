@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xlaserve_loadtest.analysis import caveats, mlperf, scenario, verdict
+from xlaserve_loadtest.analysis import caveats, highest_rate, mlperf, verdict
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
 from xlaserve_loadtest.analysis.conditions import percentiles as percentiles_for
+from xlaserve_loadtest.analysis.highest_rate import HighestRate
 from xlaserve_loadtest.analysis.mlperf import ScenarioResult
 from xlaserve_loadtest.analysis.points import Point, point
 from xlaserve_loadtest.analysis.price import Price, prices
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
-from xlaserve_loadtest.analysis.scenario import HighestRate
 from xlaserve_loadtest.record.lines import End, Equality, Failure, Header, Run, Server
 from xlaserve_loadtest.schedule.conditions import Condition
 
@@ -84,11 +84,11 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
     samples = collect(run)
     start_ns = min((sample.block.start_ns for sample in samples), default=0)
     end_ns = max((sample.block.end_ns for sample in samples), default=start_ns)
-    percentiles = percentiles_for([*conditions, scenario.slo_of(header)])
+    percentiles = percentiles_for([*conditions, highest_rate.slo_of(header)])
     curve = _points(header, samples, (start_ns, end_ns), percentiles)
     points = tuple(point for point in curve if point.role == "measure")
     comparisons = compare(header, samples)
-    rates = scenario.highest_rates(header, samples, curve)
+    rates = highest_rate.highest_rates(header, samples, curve)
     results = mlperf.results(header, samples, points, rates)
     return Summary(
         path=run.path,

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.highest_rate import HighestRate
 from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.analysis.points import Point
-from xlaserve_loadtest.analysis.scenario import HighestRate
 from xlaserve_loadtest.record.lines import Equality, Run
 
 _MAX_SENTENCES = 3

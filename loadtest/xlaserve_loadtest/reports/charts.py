@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
+from xlaserve_loadtest.analysis.highest_rate import slo_of
 from xlaserve_loadtest.analysis.points import bucket_order
-from xlaserve_loadtest.analysis.scenario import slo_of
 from xlaserve_loadtest.analysis.summary import Summary, TimedEvent
 from xlaserve_loadtest.reports.chart import (
     BAR_PX,

@@ -38,7 +38,10 @@ MAX_SHOWN: Final = 8
 
 
 class InputTensor(Protocol):
-    """An input tensor as it arrived, in a protocol whose names for its bytes and for a list of values are given."""
+    """An input tensor as it arrived, in a protocol whose names for its bytes and for a list of values are given.
+
+    Fields are of their types: a protocol whose parser does not see to that, as JSON's, checks them first.
+    """
 
     bytes_field: str
     values_field: str

@@ -1,1 +1,4 @@
-"""The wire: gRPC messages to `pipeline.Request`, and `pipeline.Answer` to gRPC messages."""
+"""The wire: gRPC messages to `pipeline.Request`, and `pipeline.Answer` to gRPC messages.
+
+What another protocol would do in the same way belongs to `protocol`.
+"""

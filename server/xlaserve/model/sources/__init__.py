@@ -1,1 +1,4 @@
-"""The kinds of source that a model comes from, and what builds its network."""
+"""What builds the network of each kind of source, a module each.
+
+`catalog` calls them; what is known of a kind before anything is loaded stands in `config.sources`.
+"""

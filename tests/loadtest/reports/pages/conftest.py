@@ -10,12 +10,12 @@ import pytest
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.generator import GeneratorFigures
+from xlaserve_loadtest.analysis.highest_rate import HighestRate
 from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.mlperf import ScenarioResult
 from xlaserve_loadtest.analysis.percentiles import Percentile
 from xlaserve_loadtest.analysis.points import CurveValue, Padding, Point, ServerFigures, TimeSlice
 from xlaserve_loadtest.analysis.price import Price
-from xlaserve_loadtest.analysis.scenario import HighestRate
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.analysis.summary import BlockSpan, Summary, TimedEvent
 from xlaserve_loadtest.record.lines import (

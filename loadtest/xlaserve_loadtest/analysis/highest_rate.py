@@ -1,4 +1,4 @@
-"""Results of a search: the highest rate under a condition."""
+"""What a search found: the highest rate at which each arm met the condition."""
 
 from __future__ import annotations
 
