@@ -47,26 +47,16 @@ class RequestHead:
 
     def __init__(self, fields: pb.ModelInferRequest) -> None:
         self.fields = fields
+        """What is viewed may be missing here."""
         self.model: str = fields.model_name
         self.version: str = fields.model_version
         self.id: str = fields.id
         self.has_outputs = bool(fields.outputs)
         """Whether it names the outputs that it wants."""
         self.known_parameters: Parameters | None = None
-        """Its parameters, once they were checked; set by `remember_parameters`."""
+        """Its parameters, once they were checked."""
         self.known_shape: tuple[int, ...] | None = None
-        """Shape of its raw UINT8 pixels, once it was checked; set by `remember_shape`."""
-
-    def remember_parameters(self, parameters: Parameters) -> None:
-        """Spares later requests with this head the check of their parameters."""
-        self.known_parameters = parameters
-
-    def remember_shape(self, shape: tuple[int, ...]) -> None:
-        """Spares later requests with this head the check of their raw UINT8 pixels.
-
-        Every message with this head has the same size, so its shape is known to fit.
-        """
-        self.known_shape = shape
+        """Shape of its raw UINT8 pixels, once it was checked. Messages with one head have one size, so it fits all."""
 
 
 class InferMessage(NamedTuple):
@@ -77,11 +67,6 @@ class InferMessage(NamedTuple):
     """`raw_input_contents`."""
     contents: Mapping[str, Sequence[memoryview]]
     """Lists of typed `contents` that are viewed as they were sent, by the field's name."""
-
-    @property
-    def fields(self) -> pb.ModelInferRequest:
-        """All of the message but what is viewed, which may be missing here."""
-        return self.head.fields
 
 
 class InferMessages:

@@ -187,8 +187,7 @@ def _parse(message: InferMessage, call: Call) -> tuple[Request, Wanted]:
     """Raises InvalidArgument or UnsupportedFeature."""
     head, served = message.head, call.served
     if (parameters := head.known_parameters) is None:
-        parameters = check_parameters(_items(head.fields.parameters))
-        head.remember_parameters(parameters)
+        head.known_parameters = parameters = check_parameters(_items(head.fields.parameters))
     task = served.model.task
     if head.has_outputs:
         wanted = check_outputs(((output.name, _items(output.parameters)) for output in head.fields.outputs), task)

@@ -99,7 +99,7 @@ def read_images(
         return np.ndarray(head.known_shape, np.uint8, message.raw[0])
     images = images_of(map(partial(_Input, message), head.fields.inputs), default_range, pixel_range)
     if message.raw and isinstance(images, np.ndarray) and head.fields.inputs[0].datatype == "UINT8":
-        head.remember_shape(images.shape)
+        head.known_shape = images.shape
     return images
 
 

@@ -37,7 +37,7 @@ def request(*raw: bytes) -> pb.ModelInferRequest:
 
 def put_together(parsed: InferMessage) -> pb.ModelInferRequest:
     whole = pb.ModelInferRequest()
-    whole.CopyFrom(parsed.fields)
+    whole.CopyFrom(parsed.head.fields)
     del whole.raw_input_contents[:]
     whole.raw_input_contents.extend(map(bytes, parsed.raw))
     return whole
@@ -55,7 +55,7 @@ def test_large_tensors_are_viewed_and_not_copied() -> None:
     parsed = parse(data)
     assert isinstance(parsed, InferMessage)
     assert parsed.raw[0].obj is data
-    assert not parsed.fields.raw_input_contents
+    assert not parsed.head.fields.raw_input_contents
 
 
 def test_fields_behind_and_between_the_tensors_are_kept() -> None:
@@ -78,7 +78,7 @@ def test_unknown_fields_of_every_wire_type_are_passed_over() -> None:
     parsed = parse(unknown + request(LARGE).SerializeToString() + unknown)
     assert isinstance(parsed, InferMessage)
     assert bytes(parsed.raw[0]) == LARGE
-    assert parsed.fields.model_name == "digits"
+    assert parsed.head.fields.model_name == "digits"
 
 
 @given(cut=st.integers(0, 64), flip=st.integers(0, 120), value=st.integers(0, 255))
@@ -95,8 +95,8 @@ def test_damaged_bytes_give_what_protobuf_gives_or_nothing(cut: int, flip: int, 
     # Groups, which proto3 has not, are the one thing that protobuf passes over and this does not.
     if isinstance(parsed, InferMessage):
         assert list(map(bytes, parsed.raw)) == list(whole.raw_input_contents)
-        assert parsed.fields.model_name == whole.model_name
-        assert list(parsed.fields.inputs) == list(whole.inputs)
+        assert parsed.head.fields.model_name == whole.model_name
+        assert list(parsed.head.fields.inputs) == list(whole.inputs)
 
 
 def test_endless_varints_are_refused() -> None:
@@ -114,8 +114,8 @@ def test_typed_lists_are_viewed_where_the_message_is_large() -> None:
     assert isinstance(parsed, InferMessage)
     (values,) = parsed.contents["fp32_contents"]
     assert values.cast("f").tolist() == [1.5] * LARGE_BYTES
-    assert parsed.fields.inputs == typed(fp32_contents=[]).inputs
-    assert parsed.fields.inputs[0].HasField("contents")
+    assert parsed.head.fields.inputs == typed(fp32_contents=[]).inputs
+    assert parsed.head.fields.inputs[0].HasField("contents")
 
 
 def test_encoded_images_among_typed_contents_are_viewed() -> None:
@@ -183,7 +183,7 @@ def test_ids_are_not_kept() -> None:
     for number in range(4):
         parsed = messages.parse(of_level(1, id=f"{number}").SerializeToString())
         assert parsed is not None
-        assert parsed.fields.id == f"{number}"
+        assert parsed.head.fields.id == f"{number}"
     assert not messages._known
 
 
