@@ -181,7 +181,8 @@ def test_running_servers_are_compared_as_arms(loadtest: Loadtest, start_puppet: 
     ]
     found = {one.arm: one for one in summarize(ran.run).comparisons}
     assert (found["ours"].baseline, found["ours"].unit, found["ours"].verdict) == ("theirs", "blocks", "faster")
-    assert required(found["ours"].ratio).value == pytest.approx(2, rel=0.01)
+    # What the clients and the network add is the same for both: it draws the ratio to 1, by more on a busy machine.
+    assert required(found["ours"].ratio).value == pytest.approx(2, rel=0.05)
     (equality,) = ran.run.equalities
     assert (equality.arm, equality.baseline, equality.is_equal) == ("ours", "theirs", True)
 
