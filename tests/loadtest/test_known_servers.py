@@ -220,8 +220,8 @@ def test_every_report_marks_a_percentile_that_is_a_lower_bound(measured: Measure
 
 
 def test_dropped_requests_count_as_at_least_their_deadline(measured: Measured) -> None:
-    # Two of the ten that are due in 0.1 s are under way at most, so that eight are dropped. No answer comes when another
-    # request is due: which of the two is first would be chance.
+    # Two of the ten that are due in 0.1 s are under way at most, so that eight are dropped. No answer comes when
+    # another request is due: which of the two is first would be chance.
     (point,) = measured({"xla": hanging(1e-9, 0.095)}, OpenLoop(100.0, "constant"), max_in_flight=2).points
     assert point.dropped == pytest.approx(400, rel=0.02)
     assert point.percentile("p50").value_ms == 10_000
