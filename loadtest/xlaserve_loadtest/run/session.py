@@ -268,14 +268,19 @@ def _covering(requests: Sequence[Request], images: int) -> int:
 
 
 def _free_path(folder: Path, models: Sequence[str], settings: Settings, started_at: datetime) -> Path:
-    """Returns a path where there is no file yet; makes its folder."""
+    """Returns the path of a new, empty file; makes its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     what = settings.scenario or ("find-max" if settings.find_max else "run")
     subject = models[0] if len(models) == 1 else f"{len(models)}-models"
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{subject}-{what}-{started_at:%Y%m%dT%H%M%SZ}")
     path = folder / f"{name}{SUFFIX}"
     number = 1
-    while path.exists():
-        number += 1
-        path = folder / f"{name}-{number}{SUFFIX}"
-    return path
+    while True:
+        # Taken at once: another run may begin in the same second.
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+            path = folder / f"{name}-{number}{SUFFIX}"
+        else:
+            return path
