@@ -33,6 +33,7 @@ OFFLINE_SLOTS: Final = 16
 MAX_PORT: Final = 65_535
 
 _SIZE: Final = re.compile(r"0*([1-9]\d*)x0*([1-9]\d*)")
+_MAX_WORKERS: Final = 256
 _POSITIVE: Final = number_over(float, 0.0)
 _COUNT: Final = number_over(int, 0)
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?")
@@ -349,7 +350,12 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _workers(text: str) -> int | None:
-    return None if text == "auto" else int(_COUNT(text))
+    if text == "auto":
+        return None
+    number = int(_COUNT(text))
+    if number > _MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"expected {_MAX_WORKERS} processes at most, got {number}")
+    return number
 
 
 def _sizes(text: str) -> tuple[tuple[int, int], ...]:

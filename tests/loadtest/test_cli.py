@@ -590,6 +590,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["--processes", "0"],
         ["--json", "/no/such/folder/x.json"],
         ["--workers", "0"],
+        ["--workers", "257"],
         ["--nonsense"],
         ["report", "--nonsense", "x"],
         ["compare", "a"],
