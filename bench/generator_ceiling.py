@@ -79,7 +79,7 @@ def _bare(address: str, payload: bytes, seconds: float) -> Load:
 
 async def _own(address: str, model: ModelInfo, payload: bytes, seconds: float, number: int) -> Load:
     block = BlockPlan("bare", ClosedLoop(CONCURRENCY), 0.1, seconds)
-    setup = Setup({"bare": model}, {"bare": [Request(payload, 1, "")]}, deadline_s=60)
+    setup = Setup({"bare": [model]}, {"bare": [Request(payload, 1, "")]}, deadline_s=60)
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(WorkerProcess()) for _ in range(number)]
         await asyncio.gather(*(worker.calls.setup(setup) for worker in workers))

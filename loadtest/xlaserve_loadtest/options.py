@@ -18,7 +18,7 @@ from xlaserve_loadtest.run.watch import parse_abort
 from xlaserve_loadtest.schedule import arrivals, payload, tensors
 from xlaserve_loadtest.schedule.arms import ALL, MODES, USUAL_MODES, ServerArm
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Process, Profile
-from xlaserve_loadtest.schedule.payload import Mix
+from xlaserve_loadtest.schedule.mix import Mix, parse_counts, parse_models, parse_sizes
 from xlaserve_loadtest.schedule.search import Slo
 from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
@@ -30,9 +30,9 @@ is sent in pieces."""
 OFFLINE_SLOTS: Final = 16
 """Requests of the largest bucket under way: enough that no lane waits, few enough for the queues."""
 
+DEFAULT_MODELS: Final = ("digits",)
 MAX_PORT: Final = 65_535
 
-_SIZE: Final = re.compile(r"0*([1-9]\d*)x0*([1-9]\d*)")
 _MAX_WORKERS: Final = 256
 _POSITIVE: Final = number_over(float, 0.0)
 _COUNT: Final = number_over(int, 0)
@@ -71,7 +71,17 @@ def _add_arms(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(MODES)}; or {ALL} ({','.join(USUAL_MODES)}; a server that names no modes: as it is)",
     )
     arms.add_argument(
-        "--model", type=names, default=("digits",), metavar="NAME,NAME", help="served names; without a target sources"
+        "--model",
+        type=names,
+        default=DEFAULT_MODELS,
+        metavar="NAME,NAME",
+        help="served names; without a target sources",
+    )
+    arms.add_argument(
+        "--mix",
+        type=checked(parse_models),
+        metavar="NAME:P,NAME:P",
+        help="in place of --model: several models together, each with its share of requests",
     )
     arms.add_argument(
         "--arm",
@@ -164,9 +174,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 def _add_payload(parser: argparse.ArgumentParser) -> None:
     sent = parser.add_argument_group("what is sent")
     sent.add_argument("--images", type=Path, metavar="DIR", help="JPEG, PNG and WebP files; synthetic without")
-    sent.add_argument("--payload", choices=payload.KINDS, help="files as they are (for --images), or raw pixels")
+    sent.add_argument("--payload", choices=payload.FORMS, help="files as they are (for --images), or raw pixels")
     sent.add_argument(
-        "--images-per-request", type=checked(Mix.parse), metavar="N|N:P,N:P", help="a number or shares (1)"
+        "--images-per-request", type=checked(parse_counts), metavar="N|N:P,N:P", help="a number or shares (1)"
     )
     sent.add_argument(
         "--input",
@@ -184,7 +194,9 @@ def _add_payload(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SxS",
         help="of an input whose sides the model leaves open, without the batch; repeatable",
     )
-    sent.add_argument("--size", type=_sizes, default=(), metavar="HxW,HxW", help="of the images; the model's own")
+    sent.add_argument(
+        "--size", type=checked(parse_sizes), metavar="HxW|HxW:P,HxW:P", help="of the images, or shares; the model's own"
+    )
 
 
 def _add_live(parser: argparse.ArgumentParser) -> None:
@@ -213,7 +225,8 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
     if images := SCENARIO_IMAGES.get(options.scenario):
         mix = Mix({images: 1.0})
     return Settings(
-        models=options.model,
+        models=tuple(options.mix.shares) if options.mix else options.model,
+        model_shares=tuple(options.mix.shares.values()) if options.mix else (),
         modes=options.mode,
         loads=_loads(options),
         duration_s=options.duration,
@@ -221,7 +234,8 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         mix=mix,
         payload=options.payload or ("encoded" if options.images else "pixels"),
         images=options.images,
-        sizes=options.size,
+        sizes=tuple(options.size.shares) if options.size else (),
+        size_shares=tuple(options.size.shares.values()) if options.size else (),
         inputs=tuple(dict(options.input).items()),
         shapes=tuple(dict(options.shape).items()),
         targets=targets,
@@ -271,6 +285,9 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         "--model: one for all arms; name others as in --arm NAME=HOST:PORT,model=NAME": options.arm
         and len(options.model) > 1,
         "--target and --in-process exclude each other": options.target and options.in_process,
+        "--mix stands in place of --model": options.mix and options.model != DEFAULT_MODELS,
+        "--mix: expected several models, --target null has one": options.mix
+        and (len(options.mix.shares) < 2 or NULL in options.target),
         "--target null stands alone": NULL in options.target and len(options.target) > 1,
         f"{' and '.join(fixed)} exclude each other": len(fixed) > 1,
         "--find-max needs --slo, and --scenario server --slo-ms": is_search and not (options.slo or options.slo_ms),
@@ -356,10 +373,3 @@ def _workers(text: str) -> int | None:
     if number > _MAX_WORKERS:
         raise argparse.ArgumentTypeError(f"expected {_MAX_WORKERS} processes at most, got {number}")
     return number
-
-
-def _sizes(text: str) -> tuple[tuple[int, int], ...]:
-    matches = [_SIZE.fullmatch(part) for part in names(text)]
-    if not all(matches):
-        raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH such as 224x224, got {text!r}")
-    return tuple((int(match[1]), int(match[2])) for match in matches if match)

@@ -9,7 +9,8 @@ from typing import Any
 
 from xlaserve_loadtest.schedule.arms import ServerArm
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Process
-from xlaserve_loadtest.schedule.payload import Kind, Mix, Size
+from xlaserve_loadtest.schedule.mix import Mix, Size
+from xlaserve_loadtest.schedule.payload import Form
 from xlaserve_loadtest.schedule.search import Slo
 from xlaserve_loadtest.targets.channel import Transport
 
@@ -26,18 +27,23 @@ class Settings:
     """A load test. The help of the command explains what is not explained here."""
 
     models: tuple[str, ...]
+    model_shares: tuple[float, ...]
+    """Shares of requests to each of `models`, which then are measured together; empty: each has arms of its own."""
     modes: tuple[str, ...]
     """Modes to measure; `all` alone stands for every mode that the target offers, none for the usual ones."""
     loads: tuple[Load, ...]
     duration_s: float
     """Measured seconds at most, for each arm under each load; in a search the least for each rate."""
     warmup_s: float
-    mix: Mix
-    payload: Kind
+    mix: Mix[int]
+    """Images per request."""
+    payload: Form
     images: Path | None
     """Folder of images; None: synthetic images."""
     sizes: tuple[Size, ...]
     """Sizes of the images; empty: the model's own."""
+    size_shares: tuple[float, ...]
+    """Share of requests of each of `sizes`."""
     inputs: tuple[tuple[str, str], ...]
     """What is sent as each input of a model that takes no images: its name, and noise, zeros or a path."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...]

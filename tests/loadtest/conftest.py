@@ -48,7 +48,7 @@ class FakeTarget:
         self.peak_in_flight = 0
 
     @asynccontextmanager
-    async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[Connection]:
+    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[Connection]:
         self.connections += 1
         yield self
 

@@ -13,6 +13,8 @@ import trustme
 from tests.loadtest.conftest import StartPuppet
 
 from xlaserve_loadtest import cli
+from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.targets.channel import Transport
 from xlaserve_loadtest.targets.target import TargetError, describe
 
@@ -90,10 +92,30 @@ async def test_a_wrong_token_and_a_server_that_is_not_trusted_are_said(
         await describe(secure, "m", Transport(is_secure=True, server_name="served.test"))
 
 
+def test_a_mix_sends_each_model_its_share_and_reports_each(
+    tmp_path: Path, start_foreign: StartPuppet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "one.run.jsonl.gz"
+    arguments = ("--target", start_foreign(), "--mix", "one:0.75,two:0.25", "--images-per-request", "1:0.5,3:0.5")
+    assert cli.main([*QUICK[2:], "--out", str(tmp_path), "--record", str(record), *arguments]) == 0
+    assert "By model" in capsys.readouterr().out
+    run = read_run(record)
+    (arm,) = run.header.arms
+    assert (arm.name, arm.model, arm.models) == ("mix", "one:0.75,two:0.25", ("one", "two"))
+    assert not run.failures
+    assert 0.15 < float((run.requests["model"] == 1).mean()) < 0.35
+    summary = summarize(run)
+    assert [model for model, _ in summary.by_model] == ["one", "two"]
+    assert sum(point.requests for _, point in summary.by_model) == summary.points[0].requests
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (("--input", "ids"), "expected NAME=noise"),
+        (("--mix", "a,a"), "expected models such as"),
+        (("--mix", "a"), "--mix: expected several models"),
+        (("--mix", "a,b", "--model", "c"), "--mix stands in place of --model"),
         (("--header", "no value"), "expected NAME=VALUE"),
         (("--header", "key-bin=1"), "expected NAME=VALUE"),
         (("--header", "key=a\nb"), "expected NAME=VALUE"),

@@ -128,7 +128,7 @@ def measured(
                 for block in plan.mirrored(names, load, duration_s=duration_s, warmup_s=warmup_s, seed=0):
                     generator = Generator(
                         target=fake_target(_with_deadline(arms[block.arm](), deadline_s)),
-                        models={block.arm: model_info},
+                        models={block.arm: [model_info]},
                         requests={block.arm: [Request(b"", images, block.arm)]},
                         clock=lambda: round(now.time() * 1e9),
                         spin_s=0,

@@ -98,7 +98,7 @@ def _programs(arm: Arm, arms: Sequence[Arm], servers: Sequence[Server]) -> tuple
     """
     names = {arm.name, *(twin.name for twin in arms if twin.is_control_of == arm.name)}
     reported = [
-        [entry for entry in server.ledger if entry.mode == arm.mode and entry.model in (None, arm.model)]
+        [entry for entry in server.ledger if entry.mode == arm.mode and entry.model in (None, *arm.served)]
         for server in servers
         if names & set(server.arms)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,6 +76,13 @@ class Sample:
         slowest_ns = self.waits_ns.max(initial=0)
         successive = np.where(measured["status"] == Status.OK, latencies_ns(measured), slowest_ns)
         return np.concatenate([successive, np.full(self.block.generator.dropped, slowest_ns, np.int64)])
+
+    def of_model(self, index: int) -> Sample:
+        """Returns the requests for one model of the arm; rates mean nothing there."""
+        generator = self.block.generator
+        dropped = dict(enumerate(generator.dropped_by_model or (generator.dropped,))).get(index, 0)
+        block = replace(self.block, generator=replace(generator, dropped=dropped, dropped_by_model=()))
+        return replace(self, block=block, rows=self.rows[self.rows["model"] == index])
 
     @property
     def seconds(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,8 @@ class Summary:
     """Seconds from the first block's start to the last one's end."""
     requests: int
     """Answered requests, searches included."""
+    by_model: tuple[tuple[str, Point], ...] = ()
+    """The requests of each model of `points` whose arm is for several: their latencies and errors, not rates."""
 
 
 def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
@@ -97,6 +99,7 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
         verdicts=tuple(verdict.sentence(comparison) for comparison in comparisons if not comparison.is_control),
         points=points,
         curve=curve,
+        by_model=tuple(_by_model(header, samples, (start_ns, end_ns), percentiles)),
         comparisons=comparisons,
         prices=prices(header.arms, baselines(header), run.servers, points, comparisons),
         highest_rates=rates,
@@ -120,6 +123,16 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
         duration_s=(end_ns - start_ns) / 1e9,
         requests=sum(point.requests for point in curve),
     )
+
+
+def _by_model(
+    header: Header, samples: Sequence[Sample], span_ns: tuple[int, int], percentiles: Sequence[float]
+) -> Iterator[tuple[str, Point]]:
+    for arm in header.arms:
+        own = [sample for sample in samples if (sample.block.arm, sample.block.role) == (arm.name, "measure")]
+        for index, model in enumerate(arm.models):
+            only = [sample.of_model(index) for sample in own]
+            yield from ((model, point) for point in _points(header, only, span_ns, percentiles))
 
 
 def _points(

@@ -71,8 +71,9 @@ def _overloaded(point: Point) -> str:
 def disagreement(equality: Equality) -> str:
     """Returns a sentence that says that two arms did not compute the same."""
     top1 = "" if equality.top1_agreement is None else f", top-1 agreement {equality.top1_agreement:.1%}"
+    of = f" for {equality.model}" if equality.model else ""
     return (
-        f"The outputs of {equality.arm} and {equality.baseline} differ beyond the tolerance (largest difference "
+        f"The outputs of {equality.arm} and {equality.baseline}{of} differ beyond the tolerance (largest difference "
         f"{equality.largest_absolute:.2g} absolute, {equality.largest_relative:.2g} relative{top1}, "
         f"{equality.images} images): they do not do the same work."
     )

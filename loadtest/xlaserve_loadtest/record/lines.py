@@ -57,10 +57,12 @@ REQUEST: Final = np.dtype(
         ("end_ns", np.int64),
         ("status", np.uint8),
         ("images", np.uint32),
+        ("model", np.uint8),
         *((stage, np.float32) for stage in STAGES),
     ]
 )
 """A request. Times are of one monotonic clock: when it was due, when it was sent, when its answer was there.
+`model` is an index in `Arm.served`.
 Stages that the server did not report are NaN."""
 
 Rows = NDArray[np.void]
@@ -94,6 +96,13 @@ class Arm:
     """"embedded", "in-process", "null", or HOST:PORT, several of them with commas between."""
     is_control_of: str | None = None
     """The arm that this one repeats; an A/A control must come out equal to it."""
+    models: tuple[str, ...] = ()
+    """Models of a mix, of which `model` then says the shares; empty for one model."""
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Names of the models that its requests are for."""
+        return self.models or (self.model,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +207,8 @@ class GeneratorUse:
     """Sent more than a millisecond, or 10% of the interval between two, after they were due."""
     dropped: int = 0
     """Requests that were due, but never sent."""
+    dropped_by_model: tuple[int, ...] = ()
+    """The same for each of the arm's models; empty where all are of the first."""
     busy: float | None = None
     """Share of the generator's measured ceiling."""
     wait_ms: float | None = None
@@ -313,6 +324,8 @@ class Equality:
     tolerance_absolute: float
     tolerance_relative: float
     is_equal: bool
+    model: str | None = None
+    """Model of a mix that gave these outputs."""
 
 
 @dataclass(frozen=True, slots=True)

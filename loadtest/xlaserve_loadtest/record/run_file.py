@@ -128,6 +128,8 @@ class _RequestColumns:
     images: list[int]
     measured: list[bool]
     stages: dict[str, list[float | None]] = field(default_factory=dict)
+    model: list[int] | None = None
+    """None where all requests are for the arm's first model."""
 
     def to_requests(self) -> Requests:
         columns = [*(getattr(self, column) for column in _COLUMNS), *self.stages.values()]
@@ -138,6 +140,8 @@ class _RequestColumns:
         rows["status"] = [_STATUS_BY_NAME[name] for name in self.status]
         for column in _COLUMNS:
             rows[column] = getattr(self, column)
+        if self.model is not None:
+            rows["model"] = self.model
         for stage in STAGES:
             # NumPy reads None as NaN.
             rows[stage] = self.stages.get(stage, math.nan)
@@ -162,6 +166,7 @@ def _as_json(line: Line) -> dict[str, Any]:
         "block": line.block,
         "status": [Status(status).name for status in rows["status"].tolist()],
         **{column: rows[column].tolist() for column in _COLUMNS},
+        **({"model": rows["model"].tolist()} if rows["model"].any() else {}),
         "stages": {
             stage: [None if math.isnan(value) else value for value in values.tolist()]
             for stage, values in reported.items()

@@ -46,6 +46,20 @@ def latency(summary: Summary) -> Rows:
         }
 
 
+@_titled("By model: latency in ms from when a request was due, with 95% bounds")
+def by_model(summary: Summary) -> Rows:
+    """Returns percentiles by arm, load and model, where an arm is for several."""
+    for model, point in summary.by_model:
+        yield {
+            **_place(point),
+            "model": model,
+            "answers": point.requests,
+            "unanswered": point.unanswered,
+            "mean": _slow(point, point.mean_ms),
+            **{each.name: _percentile(each) for each in point.percentiles},
+        }
+
+
 @_titled("Ratios to the baseline, with 95% intervals over pairs; ? doubted by the A/A control")
 def ratios(summary: Summary) -> Rows:
     """Returns every comparison of an arm with its baseline."""
@@ -111,6 +125,7 @@ def equality(summary: Summary) -> Rows:
     for compared in summary.equalities:
         yield {
             "outputs": f"{compared.arm} against {compared.baseline}",
+            "model": compared.model,
             "images": compared.images,
             "largest difference": f"{compared.largest_absolute:.3g} ({compared.tolerance_absolute:.3g} allowed)",
             "largest relative": f"{compared.largest_relative:.3g} ({compared.tolerance_relative:.3g} allowed)",
@@ -226,7 +241,7 @@ def arms(summary: Summary) -> Rows:
 
 def tables(summary: Summary) -> Iterator[Table]:
     """Yields the tables of a short report, most important first; only those that have rows."""
-    for table in (throughput, latency, ratios, highest_rates, scenario, equality, prices, stages, use):
+    for table in (throughput, latency, by_model, ratios, highest_rates, scenario, equality, prices, stages, use):
         if (shown := table(summary)).columns:
             yield shown
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -46,6 +47,8 @@ class Outcome:
     late_sends: int = 0
     dropped: int = 0
     """Measured requests that could not be sent."""
+    dropped_by_model: tuple[int, ...] = ()
+    """The same for each of the arm's models; empty where all are of the first."""
     cpu_s: float = 0.0
     strain: Strain = field(default_factory=Strain)
     steal: float = 0.0
@@ -196,8 +199,15 @@ def _gather(outcome: Outcome, results: Sequence[Result]) -> None:
     if outcome.window_ns is not None:
         first_ns, last_ns = outcome.window_ns
         rows["measured"] = (rows["scheduled_ns"] >= first_ns) & (rows["scheduled_ns"] < last_ns)
-        dropped = [due_ns for result in results for due_ns in result.dropped_ns]
-        outcome.dropped = sum(first_ns <= due_ns < last_ns for due_ns in dropped)
+        dropped = Counter(
+            model
+            for result in results
+            for due_ns, model in zip(result.dropped_ns, result.dropped_models, strict=True)
+            if first_ns <= due_ns < last_ns
+        )
+        outcome.dropped = dropped.total()
+        if any(dropped):
+            outcome.dropped_by_model = tuple(dropped[model] for model in range(max(dropped) + 1))
     outcome.rows = rows
     outcome.sends = sum(result.sends for result in results)
     outcome.late_sends = sum(result.late_sends for result in results)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from xlaserve_loadtest.record.lines import Equality
+from xlaserve_loadtest.record.lines import Arm, Equality
+from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import ANY
 from xlaserve_loadtest.targets.target import Array, ModelInfo
 
@@ -19,8 +21,14 @@ DIFFERING_NAMES: Final = 0.001
 """Share of integers that may differ: rounding decides between two equally likely classes."""
 
 
-def incomparable(own: ModelInfo, other: ModelInfo) -> str:
-    """Returns why the outputs of two models can't be compared: inputs or shapes differ; empty where they can."""
+def incomparable(own: Sequence[ModelInfo], other: Sequence[ModelInfo]) -> str:
+    """Returns why the outputs of two arms' models can't be compared: inputs or shapes differ; empty where they can."""
+    if len(own) != len(other):
+        return f"they run {len(own)} and {len(other)} models"
+    return next(filter(None, map(_incomparable, own, other)), "")
+
+
+def _incomparable(own: ModelInfo, other: ModelInfo) -> str:
     inputs = [[(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in info.inputs] for info in (own, other)]
     if inputs[0] != inputs[1]:
         return f"they take {inputs[0]} and {inputs[1]}"
@@ -32,6 +40,22 @@ def incomparable(own: ModelInfo, other: ModelInfo) -> str:
     ):
         return f"they have the shapes {shapes[0]} and {shapes[1]}"
     return ""
+
+
+def compare_models(
+    arm: Arm,
+    baseline: str,
+    requests: Sequence[Request],
+    own: Sequence[Sequence[Array]],
+    other: Sequence[Sequence[Array]],
+) -> Iterator[Equality]:
+    """Yields how far an arm's outputs for its first requests are from the `other`, for each of its models."""
+    for index, model in enumerate(arm.served):
+        places = [place for place, request in enumerate(requests[: len(own)]) if request.model == index]
+        if places:
+            ours, theirs = ([outputs[place] for place in places] for outputs in (own, other))
+            found = compare_outputs(arm.name, baseline, ours, theirs)
+            yield replace(found, model=model) if arm.models else found
 
 
 def compare_outputs(

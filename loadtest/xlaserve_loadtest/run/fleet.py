@@ -20,7 +20,8 @@ from xlaserve_loadtest.run.worker import Setup, Worker
 from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.schedule import arms as arms_of
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
-from xlaserve_loadtest.schedule.payload import Mix, Request
+from xlaserve_loadtest.schedule.mix import Mix
+from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.schedule.tensors import ANY, Tensor
 from xlaserve_loadtest.settings import NULL, Settings
@@ -42,16 +43,17 @@ async def name_arms(settings: Settings) -> list[Arm]:
     Raises TargetError where the target does not offer them, or where servers of our own would refuse the models.
     """
     if settings.arms:
-        return arms_of.name_servers(settings.arms, settings.models[0])
+        return arms_of.name_servers(settings.arms, settings.models, settings.model_shares)
+    shares = settings.model_shares
     if settings.targets == (NULL,):
         return arms_of.name_arms([NULL], [NULL], settings.target)
     if settings.is_remote:
-        return arms_of.name_arms(settings.models, await _offered_modes(settings), settings.target)
+        return arms_of.name_arms(settings.models, await _offered_modes(settings), settings.target, shares)
     modes = arms_of.MODES if settings.modes == (arms_of.ALL,) else settings.modes or arms_of.USUAL_MODES
     if settings.config is not None:
-        return arms_of.name_arms(settings.models, modes, settings.target)
+        return arms_of.name_arms(settings.models, modes, settings.target, shares)
     await asyncio.to_thread(embedded.check, settings.models, modes)
-    return arms_of.name_arms([served_name(model) for model in settings.models], modes, settings.target)
+    return arms_of.name_arms([served_name(model) for model in settings.models], modes, settings.target, shares)
 
 
 async def _offered_modes(settings: Settings) -> tuple[str, ...]:
@@ -80,7 +82,7 @@ class Fleet:
     ) -> None:
         self.ceiling_per_s: float | None = None
         """Requests of this run that the generator can send each second; None where that was not measured."""
-        self.mixes: dict[str, Mix] = {}
+        self.mixes: dict[str, Mix[int]] = {}
         """Images per request, by arm."""
         self.requests: dict[str, Sequence[Request]] = {}
         """Requests to send, by arm."""
@@ -145,9 +147,9 @@ class Fleet:
         target = self.target(name)
         return await self.workers_for(target)[0].outputs(name, target.addresses, requests)
 
-    def info(self, arm: str) -> ModelInfo:
-        """Returns how an arm's target describes its model."""
-        return self.target(arm).models[self._arms[arm].model]
+    def infos(self, arm: str) -> tuple[ModelInfo, ...]:
+        """Returns how an arm's target describes its models."""
+        return tuple(self.target(arm).models[name] for name in self._arms[arm].served)
 
     def _place(self, arm: Arm) -> str:
         """Returns what arms that are served by the same processes have in common."""
@@ -171,7 +173,7 @@ class Fleet:
     async def _start_target(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> RunningTarget:
         settings = self._settings
         arms = tuple(own)
-        models = list(dict.fromkeys(arm.model for arm in own))
+        models = list(dict.fromkeys(name for arm in own for name in arm.served))
         if settings.targets == (NULL,):
             server = await stack.enter_async_context(self._null_server())
             return RunningTarget(
@@ -226,7 +228,7 @@ class Fleet:
             alike.setdefault((arm.model, arm.target), []).append(arm)
         for own in alike.values():
             by_mode, mix = make_requests(
-                settings, self.info(own[0].name), tuple(dict.fromkeys(arm.mode for arm in own))
+                settings, self.infos(own[0].name), tuple(dict.fromkeys(arm.mode for arm in own))
             )
             for arm in own:
                 self.requests[arm.name] = by_mode[arm.mode]
@@ -234,7 +236,7 @@ class Fleet:
 
     async def _start_workers(self) -> None:
         settings = self._settings
-        models = {name: self.info(name) for name in self._arms}
+        models = {name: self.infos(name) for name in self._arms}
         seed = settings.sample_seed if settings.draws_samples else None
         if settings.is_in_process:
             for target in self._targets.values():
@@ -246,7 +248,7 @@ class Fleet:
         number = settings.workers or workers.choose_number(environment.cores(), settings.most_slots)
         self._workers = tuple([await self._stack.enter_async_context(WorkerProcess()) for _ in range(number)])
         # The first arm's requests, sent to a server that does nothing, are the generator's ceiling.
-        models[_CEILING] = _null_info(settings)
+        models[_CEILING] = (_null_info(settings),) * len(next(iter(models.values())))
         requests: Mapping[str, Sequence[Request]] = {**self.requests, _CEILING: next(iter(self.requests.values()))}
         setups = [Setup(models, requests, settings.deadline_s, index, seed) for index in range(number)]
         await asyncio.gather(*(worker.calls.setup(own) for worker, own in zip(self._workers, setups, strict=True)))

@@ -132,6 +132,7 @@ def _generator_use(outcome: Outcome, workers: int, ceiling_per_s: float | None) 
         sends=outcome.sends,
         late_sends=outcome.late_sends,
         dropped=outcome.dropped,
+        dropped_by_model=outcome.dropped_by_model,
         busy=share,
         wait_ms=outcome.strain.wait_ms,
         longest_wait_ms=outcome.strain.longest_ms,

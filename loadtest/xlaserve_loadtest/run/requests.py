@@ -6,23 +6,26 @@ import re
 from collections.abc import Sequence
 
 from xlaserve_loadtest.schedule import payload, tensors
-from xlaserve_loadtest.schedule.payload import Mix, PayloadError, Request
+from xlaserve_loadtest.schedule.mix import DISTINCT_REQUESTS, Kind, Mix, Size, draw_kinds
+from xlaserve_loadtest.schedule.payload import ImageMaker, Maker, PayloadError, Request
+from xlaserve_loadtest.schedule.tensors import TensorMaker
 from xlaserve_loadtest.settings import Settings
-from xlaserve_loadtest.targets.target import ModelInfo, TargetError
+from xlaserve_loadtest.targets.target import ModelInfo
 
 
 def make_requests(
-    settings: Settings, info: ModelInfo, modes: Sequence[str]
-) -> tuple[dict[str, Sequence[Request]], Mix]:
-    """Returns the requests to a model by mode, which is all in which they differ, and their images per request.
+    settings: Settings, models: Sequence[ModelInfo], modes: Sequence[str]
+) -> tuple[dict[str, Sequence[Request]], Mix[int]]:
+    """Returns the requests to an arm's models by mode, which is all in which they differ, and their images per request.
 
-    Raises TargetError and PayloadError.
+    Raises PayloadError.
     """
-    mix = settings.mix
+    counts = settings.mix
     if settings.scenario == "offline":
-        mix = Mix({largest_batch(info): 1.0})
-    bodies = _of_images(settings, info, mix) if _sends_images(settings, info) else _of_tensors(settings, info, mix)
-    return {**payload.for_modes(bodies, modes)}, mix
+        counts = Mix({min(map(largest_batch, models)): 1.0})
+    makers = [_maker(settings, info, models) for info in models]
+    bodies = payload.make_bodies(_kinds(settings, counts, makers), makers)
+    return {**payload.for_modes(bodies, modes)}, counts
 
 
 def largest_batch(info: ModelInfo) -> int:
@@ -31,25 +34,23 @@ def largest_batch(info: ModelInfo) -> int:
     return max(map(int, batches), default=1)
 
 
-def _sends_images(settings: Settings, info: ModelInfo) -> bool:
-    return info.takes_images and not settings.inputs and not settings.shapes
+def _kinds(settings: Settings, counts: Mix[int], makers: Sequence[Maker]) -> list[Kind]:
+    models = Mix(dict(enumerate(settings.model_shares if len(makers) > 1 else (1.0,))))
+    sizes: Mix[Size | None] = Mix(dict(zip(settings.sizes, settings.size_shares, strict=True)) or {None: 1.0})
+    if any(len(mix.shares) > 1 for mix in (models, counts, sizes)):
+        return draw_kinds(models, counts, sizes, None, settings.seed)
+    (kind,) = draw_kinds(models, counts, sizes, 1, settings.seed)
+    return [kind] * max(DISTINCT_REQUESTS, makers[0].variety(kind))
 
 
-def _of_images(settings: Settings, info: ModelInfo, mix: Mix) -> list[tuple[bytes, int]]:
-    sizes = settings.sizes or ((info.size,) if info.size else ())
-    if not sizes and not (settings.images and settings.payload == "encoded"):
-        raise TargetError(f"{info.name} takes images of several sizes: choose one with --size HEIGHTxWIDTH")
-    return payload.make_bodies(
-        payload.pictures(settings.images, sizes, settings.seed),
-        model=info.name,
-        kind=settings.payload,
-        mix=mix,
-        seed=settings.seed,
-    )
-
-
-def _of_tensors(settings: Settings, info: ModelInfo, mix: Mix) -> list[tuple[bytes, int]]:
-    if settings.images is not None or settings.sizes:
+def _maker(settings: Settings, info: ModelInfo, models: Sequence[ModelInfo]) -> Maker:
+    # What another model has is not for this one.
+    others = {own.name for model in models for own in model.inputs} - {own.name for own in info.inputs}
+    sources = {name: source for name, source in settings.inputs if name not in others}
+    shapes = {name: shape for name, shape in settings.shapes if name not in others}
+    if info.takes_images and not sources and not shapes:
+        return ImageMaker(info.name, settings.payload, folder=settings.images, size=info.size, seed=settings.seed)
+    if (settings.images is not None or settings.sizes) and not any(model.takes_images for model in models):
         raise PayloadError(f"{info.name} has inputs of its own: name what each is sent with --input NAME=PATH")
-    chosen = tensors.choose(info.inputs, info.optional, dict(settings.inputs), dict(settings.shapes), settings.seed)
-    return tensors.make_bodies(chosen, model=info.name, mix=mix, seed=settings.seed)
+    chosen = tensors.choose(info.inputs, info.optional, sources, shapes, settings.seed)
+    return TensorMaker(info.name, chosen)

@@ -93,6 +93,8 @@ class Result:
     late_sends: int = 0
     dropped_ns: list[int] = field(default_factory=list)
     """Due times of requests that could not be sent."""
+    dropped_models: list[int] = field(default_factory=list)
+    """Their models."""
     cpu_s: float = 0.0
     strain: Strain = field(default_factory=Strain)
     failures: dict[Status, tuple[int, str]] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class Generator:
         self,
         *,
         target: Target,
-        models: Mapping[str, ModelInfo],
+        models: Mapping[str, Sequence[ModelInfo]],
         requests: Mapping[str, Sequence[Request]],
         offset: int = 0,
         sample_seed: int | None = None,
@@ -263,7 +265,7 @@ class _BlockRun:
         due_ns = self._clock()
         is_heard = False
         while not self._is_over:
-            status, due_ns = await self._send(due_ns)
+            status, due_ns = await self._send(due_ns, next(self._feed))
             if not is_heard:
                 is_heard = True
                 self._unheard -= 1
@@ -276,16 +278,18 @@ class _BlockRun:
     async def _dispatch(self, sends: asyncio.TaskGroup, start_ns: int, schedule_ns: Sequence[int]) -> None:
         """Sends on schedule, whether or not earlier requests were answered."""
         sent = 0
-        for offset_ns in schedule_ns:
+        # What is dropped is passed over: each request is due at a time of its own.
+        for offset_ns, request in zip(schedule_ns, self._feed, strict=False):
             self._next_due_ns = due_ns = start_ns + offset_ns
             # Yields at least once, so that sent requests progress even when the generator is behind.
             await asyncio.sleep(0)
             await self._sleep_until(due_ns)
             if sent - self._result.sends >= self._task.max_in_flight:
                 self._result.dropped_ns.append(due_ns)
+                self._result.dropped_models.append(request.model)
                 continue
             sent += 1
-            sends.create_task(self._send(due_ns))
+            sends.create_task(self._send(due_ns, request))
             self._check_settled(self._clock())
         self._next_due_ns = math.inf
         # The window may still move to an earlier end.
@@ -293,19 +297,18 @@ class _BlockRun:
             await asyncio.sleep(_POLL_S)
         self._check_settled(self._clock())
 
-    async def _send(self, due_ns: int) -> tuple[Status, int]:
+    async def _send(self, due_ns: int, request: Request) -> tuple[Status, int]:
         """Sends one request; returns how it ended and when."""
         window = self.window
         measured = window is not None and window[0] <= due_ns < window[1]
         self._measured_under_way += measured
-        request = next(self._feed)
         start_ns = self._clock()
         status, stages, detail = await self._send_to(request)
         end_ns = self._clock()
         self._measured_under_way -= measured
         self._result.sends += 1
         self._result.late_sends += start_ns - due_ns > self._task.late_ns
-        self._rows.append((0, False, due_ns, start_ns, end_ns, status, request.images, *stages))
+        self._rows.append((0, False, due_ns, start_ns, end_ns, status, request.images, request.model, *stages))
         if status is Status.OK:
             self.answered += 1
         else:

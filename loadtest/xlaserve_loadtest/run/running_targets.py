@@ -39,9 +39,9 @@ class RunningTarget:
     own_workers: tuple[WorkerProcess, ...] = ()
     """Workers that only this target has."""
 
-    def model_of(self, arm: str) -> str:
-        """Returns the model that an arm runs."""
-        return next(own.model for own in self.arms if own.name == arm)
+    def models_of(self, arm: str) -> tuple[str, ...]:
+        """Returns the models that an arm runs."""
+        return next(own.served for own in self.arms if own.name == arm)
 
     def line(self) -> Server:
         """Returns the target's line in the record."""
@@ -94,7 +94,7 @@ async def of_targets(
     pid, own_http = await asyncio.to_thread(_local_process, addresses[0]) if len(addresses) == 1 else (None, ())
     if http_address is None:
         for candidate in own_http:
-            if await usage.counts(candidate, models[0]) is not None:
+            if await usage.counts(candidate, models) is not None:
                 http_address = candidate
                 break
     return RunningTarget(

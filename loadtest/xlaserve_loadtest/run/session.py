@@ -18,7 +18,7 @@ from xlaserve_loadtest.record.lines import SUFFIX, End, Header, Status
 from xlaserve_loadtest.record.run_file import RunWriter
 from xlaserve_loadtest.run import accuracy_log, crew, environment, fleet, usage
 from xlaserve_loadtest.run.crew import Outcome
-from xlaserve_loadtest.run.equality_run import compare_outputs, incomparable
+from xlaserve_loadtest.run.equality_run import compare_models, incomparable
 from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.highest_rate import RateSearch
 from xlaserve_loadtest.run.progress import Progress
@@ -114,7 +114,7 @@ class Session:
         for arm, base in baselines(header).items():
             if arm in controls:
                 continue
-            if why := incomparable(self._fleet.info(arm), self._fleet.info(base)):
+            if why := incomparable(self._fleet.infos(arm), self._fleet.infos(base)):
                 text = f"The outputs of {arm} and {base} can't be compared: {why}."
                 self._recorder.event(time.monotonic_ns(), "note", text)
                 continue
@@ -127,7 +127,9 @@ class Session:
                 text = f"{arm}: outputs could not be compared with {base}: {error}"
                 self._recorder.event(time.monotonic_ns(), "error", text)
             else:
-                self._recorder.write(compare_outputs(arm, base, outputs, of_base[base]))
+                own = next(one for one in header.arms if one.name == arm)
+                for found in compare_models(own, base, self._fleet.requests[arm], outputs, of_base[base]):
+                    self._recorder.write(found)
 
     async def _write_accuracy_logs(self, names: Sequence[str]) -> None:
         assert self.path is not None
@@ -194,8 +196,8 @@ class Session:
             seed=self._arrival_seed(block),
             max_in_flight=self._settings.max_in_flight,
         )
-        model = target.model_of(block.arm)
-        before = await usage.counts(target.http_address, model)
+        models = target.models_of(block.arm)
+        before = await usage.counts(target.http_address, models)
         use = usage.Usage(target.pid)
         images_per_request = str(self._fleet.mixes[block.arm])
         self._progress.watch.begin(block.arm, label(load_line(block.load, images_per_request)))
@@ -208,7 +210,7 @@ class Session:
                 on_live=self._progress.live,
             )
         used = use.result()
-        after = await usage.counts(target.http_address, model)
+        after = await usage.counts(target.http_address, models)
         self._recorder.block(
             block,
             outcome,

@@ -6,7 +6,7 @@ import asyncio
 import math
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -50,8 +50,11 @@ def change(before: Counts | None, after: Counts | None) -> Counters | None:
     )
 
 
-async def counts(http_address: str | None, model: str) -> Counts | None:
-    """Asks a server for its counters, summed over modes, since one arm at a time gets load; None without them."""
+async def counts(http_address: str | None, models: Sequence[str]) -> Counts | None:
+    """Asks a server for its counters, summed over `models` and modes; None without them.
+
+    One arm at a time gets load.
+    """
     if http_address is None:
         return None
 
@@ -63,7 +66,7 @@ async def counts(http_address: str | None, model: str) -> Counts | None:
     try:
         for family in text_string_to_metric_families(await asyncio.to_thread(fetch)):
             for sample in family.samples:
-                if sample.labels.get("model") == model or (sample.name, sample.labels.get("phase")) == _SERVING:
+                if sample.labels.get("model") in models or (sample.name, sample.labels.get("phase")) == _SERVING:
                     numbers[sample.name, sample.labels.get("bucket", "")] += sample.value
     except (OSError, ValueError):
         return None

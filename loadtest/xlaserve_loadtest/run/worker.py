@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Setup:
     """What a worker needs to know before its first block: models and requests by arm."""
 
-    models: Mapping[str, ModelInfo]
+    models: Mapping[str, Sequence[ModelInfo]]
     requests: Mapping[str, Sequence[Request]]
     deadline_s: float
     offset: int = 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from xlaserve_loadtest.record.lines import Arm
+from xlaserve_loadtest.schedule.mix import Mix
 
 MODES: Final = ("xla", "graph", "eager", "autocluster", "auto")
 """The server's modes."""
@@ -16,6 +17,8 @@ USUAL_MODES: Final = ("xla", "graph")
 ALL: Final = "all"
 AS_IT_IS: Final = ""
 """The mode of a server that names none, which is not sent."""
+MIX: Final = "mix"
+"""Name of an arm of several models whose server names no modes."""
 _CONTROL: Final = "(again)"
 _ADDRESS: Final = re.compile(r".+:\d+")
 
@@ -46,8 +49,14 @@ class ServerArm:
         return f"{self.name}={','.join([*self.addresses, *more])}"
 
 
-def name_arms(models: Sequence[str], modes: Sequence[str], target: str) -> list[Arm]:
-    """Returns an arm for each model and mode, named for the mode where there is one model."""
+def name_arms(models: Sequence[str], modes: Sequence[str], target: str, shares: Sequence[float] = ()) -> list[Arm]:
+    """Returns an arm for each model and mode, named for the mode where there is one model.
+
+    With `shares` of requests to each of `models` there is an arm for each mode.
+    """
+    if shares:
+        mix = str(Mix(dict(zip(models, shares, strict=True))))
+        return [Arm(mode or MIX, mode, mix, target, models=tuple(models)) for mode in modes]
     return [Arm(_name(model, mode, len(models)), mode, model, target) for model in models for mode in modes]
 
 
@@ -57,9 +66,20 @@ def _name(model: str, mode: str, models: int) -> str:
     return mode if models == 1 else f"{model} {mode}"
 
 
-def name_servers(servers: Sequence[ServerArm], model: str) -> list[Arm]:
-    """Returns an arm for each server; one that names no model runs `model`."""
-    return [Arm(server.name, server.mode, server.model or model, ",".join(server.addresses)) for server in servers]
+def name_servers(servers: Sequence[ServerArm], models: Sequence[str], shares: Sequence[float] = ()) -> list[Arm]:
+    """Returns an arm for each server; one that names no model runs the first of `models`, or all in their `shares`."""
+    mix = str(Mix(dict(zip(models, shares, strict=True)))) if shares else models[0]
+    mixed = tuple(models) if shares else ()
+    return [
+        Arm(
+            server.name,
+            server.mode,
+            server.model or mix,
+            ",".join(server.addresses),
+            models=() if server.model else mixed,
+        )
+        for server in servers
+    ]
 
 
 def choose_baseline(arms: Sequence[Arm], baseline: str) -> str | None:
@@ -74,5 +94,5 @@ def with_controls(arms: Sequence[Arm], baselines: Collection[str]) -> list[Arm]:
     for arm in arms:
         found.append(arm)
         if arm.name in baselines:
-            found.append(Arm(f"{arm.name} {_CONTROL}", arm.mode, arm.model, arm.target, is_control_of=arm.name))
+            found.append(replace(arm, name=f"{arm.name} {_CONTROL}", is_control_of=arm.name))
     return found

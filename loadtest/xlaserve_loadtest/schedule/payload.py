@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import io
-import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from xlaserve_loadtest.schedule.mix import DISTINCT_REQUESTS, MIXED_REQUESTS, Kind, Size
 from xlaserve_proto import open_inference_pb2 as oip
 
-Kind = Literal["pixels", "encoded"]
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+Form = Literal["pixels", "encoded"]
+FORMS: Final[tuple[Form, ...]] = get_args(Form)
 Pixels = NDArray[np.uint8]
-Size = tuple[int, int]
-"""Height and width."""
 
-DISTINCT_REQUESTS: Final = 16
-"""Enough that no cache sees only one image, few enough to stay in memory."""
-MIXED_REQUESTS: Final = 40
-"""For a mix of sizes or counts: a share of 0.025 is one request."""
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
 MAX_FILES: Final = 256
 """More files of a folder are sampled: all are held in memory, as pixels and as files."""
@@ -46,42 +40,31 @@ class Request:
     data: bytes
     images: int
     mode: str
+    model: int = 0
+    """Index of its model in those of the arm."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """Images per request: counts and their shares, which add up to 1."""
+class Body(NamedTuple):
+    """A serialised ModelInferRequest without its mode."""
 
-    shares: Mapping[int, float]
+    data: bytes
+    kind: Kind
 
-    @classmethod
-    def parse(cls, text: str) -> Mix:
-        """Reads `8` or `1:0.7,8:0.3`. Raises ValueError."""
-        shares: dict[int, float] = {}
-        for part in text.split(","):
-            match = re.fullmatch(r"\s*(\d+)\s*(?::\s*(\d*\.?\d+)\s*)?", part)
-            if not match or not int(match[1]) or int(match[1]) in shares:
-                raise ValueError(f"expected images per request such as 8 or 1:0.7,8:0.3, got {text!r}")
-            shares[int(match[1])] = float(match[2] or 1)
-        total = sum(shares.values())
-        if not total or 0 in shares.values():
-            raise ValueError(f"expected shares over 0, got {text!r}")
-        return cls({count: share / total for count, share in shares.items()})
 
-    def __str__(self) -> str:
-        if len(self.shares) == 1:
-            return str(next(iter(self.shares)))
-        return ",".join(f"{count}:{share:g}" for count, share in self.shares.items())
+class Maker(Protocol):
+    """Makes the requests to one model."""
 
-    def counts(self, requests: int, seed: int) -> list[int]:
-        """Returns the images of each of `requests`, as near to the shares as whole numbers get, in a random order."""
-        exact = {count: share * requests for count, share in self.shares.items()}
-        whole = {count: int(value) for count, value in exact.items()}
-        by_rest = sorted(exact, key=lambda count: whole[count] - exact[count])
-        for count in by_rest[: requests - sum(whole.values())]:
-            whole[count] += 1
-        counts = np.repeat(list(whole), list(whole.values()))
-        return [int(count) for count in np.random.default_rng(seed).permutation(counts)]
+    def variety(self, kind: Kind) -> int:
+        """Returns how many requests of a kind differ. Raises PayloadError."""
+
+    def item_bytes(self, kind: Kind) -> int:
+        """Returns the bytes of the largest image or other item."""
+
+    def data(self, kind: Kind, first: int) -> bytes:
+        """Returns a serialised ModelInferRequest, with images or other items from the index `first` on.
+
+        Raises PayloadError.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,33 +118,64 @@ def sampled(paths: Sequence[Path], seed: int) -> list[Path]:
     return [paths[place] for place in sorted(chosen.tolist())]
 
 
-def pictures(folder: Path | None, sizes: Sequence[Size], seed: int) -> list[list[Picture]]:
-    """Returns the images to send, a group for each size; without sizes a folder's images in their own size."""
-    if folder is not None:
-        return [from_folder(folder, size=size, seed=seed) for size in sizes or (None,)]
-    return [synthetic(DISTINCT_REQUESTS, size=size, seed=seed) for size in sizes]
+class ImageMaker:
+    """Makes requests to a model of images, of a folder or synthetic ones.
 
-
-def make_bodies(
-    groups: Sequence[Sequence[Picture]], *, model: str, kind: Kind, mix: Mix, seed: int
-) -> list[tuple[bytes, int]]:
-    """Returns serialised ModelInferRequests with their number of images, in the order of sending.
-
-    There is a group of pictures for each resolution. A request takes neighbours from one group, and the groups take
-    turns. Pixels of a group have one size.
+    Pixels are of a request's size, or else `size`; None leaves a folder's images as they are.
     """
-    is_plain = len(groups) == 1 and len(mix.shares) == 1
-    number = max(DISTINCT_REQUESTS, len(groups[0])) if is_plain else MIXED_REQUESTS
-    bodies: list[tuple[bytes, int]] = []
-    counts = mix.counts(number, seed)
-    largest = max(picture.pixels.nbytes if kind == "pixels" else len(picture.encoded) for picture in chain(*groups))
-    check_memory(largest, counts)
-    for index, count in enumerate(counts):
-        group = groups[index % len(groups)]
-        start = index // len(groups)
-        chosen = [group[(start + offset) % len(group)] for offset in range(count)]
-        bodies.append((_body(model, chosen, kind), count))
-    return bodies
+
+    def __init__(self, model: str, form: Form, *, folder: Path | None, size: Size | None, seed: int) -> None:
+        self._model = model
+        self._form = form
+        self._folder = folder
+        self._size = size
+        self._seed = seed
+        self._groups: dict[Size | None, list[Picture]] = {}
+
+    def variety(self, kind: Kind) -> int:
+        """Returns the number of images."""
+        return len(self._group(kind))
+
+    def item_bytes(self, kind: Kind) -> int:
+        """Returns the bytes of the largest image."""
+        group = self._group(kind)
+        return max(picture.pixels.nbytes if self._form == "pixels" else len(picture.encoded) for picture in group)
+
+    def data(self, kind: Kind, first: int) -> bytes:
+        """Returns a request with neighbours from the image `first` on."""
+        group = self._group(kind)
+        chosen = [group[(first + offset) % len(group)] for offset in range(kind.images)]
+        return _serialised(self._model, chosen, self._form)
+
+    def _group(self, kind: Kind) -> list[Picture]:
+        size = kind.size or self._size
+        if size not in self._groups:
+            if self._folder is not None and (size or self._form == "encoded"):
+                self._groups[size] = from_folder(self._folder, size=size, seed=self._seed)
+            elif size:
+                self._groups[size] = synthetic(DISTINCT_REQUESTS, size=size, seed=self._seed)
+            else:
+                raise PayloadError(f"{self._model} takes images of several sizes: choose one with --size HEIGHTxWIDTH")
+        return self._groups[size]
+
+
+def make_bodies(kinds: Sequence[Kind], makers: Sequence[Maker]) -> list[Body]:
+    """Returns a request of each of `kinds`; `makers` are those of the arm's models.
+
+    Requests of one kind take turns in its variety, as far as memory allows. Raises PayloadError.
+    """
+    number = len(set(kinds))
+    varieties = {kind: makers[kind.model].variety(kind) for kind in set(kinds)}
+    most = max(MIXED_REQUESTS, *varieties.values()) // number
+    seen: Counter[Kind] = Counter()
+    places = []
+    for kind in kinds:
+        places.append((kind, seen[kind] % max(1, min(varieties[kind], most))))
+        seen[kind] += 1
+    distinct = dict.fromkeys(places)
+    check_memory(max(makers[kind.model].item_bytes(kind) for kind in varieties), [kind.images for kind, _ in distinct])
+    made = {(kind, first): Body(makers[kind.model].data(kind, first), kind) for kind, first in distinct}
+    return [made[place] for place in places]
 
 
 def check_memory(image_bytes: int, counts: Sequence[int]) -> None:
@@ -175,7 +189,7 @@ def check_memory(image_bytes: int, counts: Sequence[int]) -> None:
         raise PayloadError(f"{len(counts)} different requests would take {sizes}: choose fewer or smaller images")
 
 
-def for_modes(bodies: Sequence[tuple[bytes, int]], modes: Sequence[str]) -> dict[str, tuple[Request, ...]]:
+def for_modes(bodies: Sequence[Body], modes: Sequence[str]) -> dict[str, tuple[Request, ...]]:
     """Returns the requests of each mode: the same except for the mode. An empty mode is not sent."""
     requests = {}
     for mode in modes:
@@ -184,13 +198,18 @@ def for_modes(bodies: Sequence[tuple[bytes, int]], modes: Sequence[str]) -> dict
             parameter.parameters["mode"].string_param = mode
         # Protobuf merges concatenated messages into one.
         suffix = parameter.SerializeToString()
-        requests[mode] = tuple(Request(body + suffix, count, mode) for body, count in bodies)
+        # What is sent several times is held once.
+        made = {
+            id(body): Request(body.data + suffix, body.kind.images, mode, body.kind.model)
+            for body in {id(body): body for body in bodies}.values()
+        }
+        requests[mode] = tuple(made[id(body)] for body in bodies)
     return requests
 
 
-def _body(model: str, chosen: Sequence[Picture], kind: Kind) -> bytes:
+def _serialised(model: str, chosen: Sequence[Picture], form: Form) -> bytes:
     message = oip.ModelInferRequest(model_name=model)
-    if kind == "encoded":
+    if form == "encoded":
         message.inputs.add(name="image", datatype="BYTES", shape=[len(chosen)])
         elements = [struct.pack("<I", len(picture.encoded)) + picture.encoded for picture in chosen]
         message.raw_input_contents.append(b"".join(elements))

@@ -13,15 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from xlaserve_loadtest.schedule.payload import (
-    DISTINCT_REQUESTS,
-    MIXED_REQUESTS,
-    SUFFIXES,
-    Mix,
-    PayloadError,
-    check_memory,
-    sampled,
-)
+from xlaserve_loadtest.schedule.mix import DISTINCT_REQUESTS, Kind
+from xlaserve_loadtest.schedule.payload import SUFFIXES, PayloadError, check_memory, sampled
 from xlaserve_proto import open_inference_pb2 as oip
 
 ANY: Final = -1
@@ -99,20 +92,30 @@ def choose(
     ]
 
 
-def make_bodies(inputs: Sequence[Input], *, model: str, mix: Mix, seed: int) -> list[tuple[bytes, int]]:
-    """Returns serialised ModelInferRequests with their number of images, in the order of sending.
+class TensorMaker:
+    """Makes requests of `inputs` to a model."""
 
-    Raises PayloadError where a request is to hold several images and an input has no batch.
-    """
-    fixed = [one.tensor for one in inputs if not one.tensor.has_batch]
-    if fixed and mix != Mix({1: 1.0}):
-        shape = "x".join(map(str, fixed[0].shape))
-        raise PayloadError(f"--images-per-request: input {fixed[0].name} is {shape}, without a batch: expected 1")
-    number = DISTINCT_REQUESTS if len(mix.shares) == 1 else MIXED_REQUESTS
-    number = max(number, *(len(one.items) for one in inputs))
-    counts = mix.counts(number, seed)
-    check_memory(sum(one.items[0].size * _item_bytes(one.tensor.datatype) for one in inputs), counts)
-    return [(_body(inputs, model=model, first=first, count=count), count) for first, count in enumerate(counts)]
+    def __init__(self, model: str, inputs: Sequence[Input]) -> None:
+        self._model = model
+        self._inputs = inputs
+
+    def variety(self, kind: Kind) -> int:
+        """Returns the most items of an input."""
+        return max(len(one.items) for one in self._inputs)
+
+    def item_bytes(self, kind: Kind) -> int:
+        """Returns the bytes of one item of every input."""
+        return sum(one.items[0].size * _item_bytes(one.tensor.datatype) for one in self._inputs)
+
+    def data(self, kind: Kind, first: int) -> bytes:
+        """Returns a request with items from `first` on. Raises PayloadError for several where an input has no batch."""
+        if kind.size:
+            raise PayloadError(f"{self._model} has inputs of its own: --size is for models of images")
+        fixed = [one.tensor for one in self._inputs if not one.tensor.has_batch]
+        if fixed and kind.images != 1:
+            shape = "x".join(map(str, fixed[0].shape))
+            raise PayloadError(f"--images-per-request: input {fixed[0].name} is {shape}, without a batch: expected 1")
+        return _serialised(self._inputs, model=self._model, first=first, count=kind.images)
 
 
 def parse_source(text: str) -> tuple[str, str]:
@@ -132,7 +135,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, parts))
 
 
-def _body(inputs: Sequence[Input], *, model: str, first: int, count: int) -> bytes:
+def _serialised(inputs: Sequence[Input], *, model: str, first: int, count: int) -> bytes:
     message = oip.ModelInferRequest(model_name=model)
     for one in inputs:
         chosen = [one.items[(first + offset) % len(one.items)] for offset in range(count)]

@@ -78,9 +78,9 @@ class InProcessTarget:
         )
 
     @asynccontextmanager
-    async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[_InProcess]:
+    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[_InProcess]:
         """There is nothing to connect to."""
-        yield _InProcess(self._warmed[model.name], self._lanes)
+        yield _InProcess([self._warmed[model.name] for model in models], self._lanes)
 
 
 def warm(
@@ -119,7 +119,7 @@ def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
 class _InProcess:
     """Runs one request as one batch, padded to the smallest bucket that holds it."""
 
-    def __init__(self, warmed: dict[tuple[Mode, Bucket], Warmed], lanes: ThreadPoolExecutor) -> None:
+    def __init__(self, warmed: Sequence[dict[tuple[Mode, Bucket], Warmed]], lanes: ThreadPoolExecutor) -> None:
         self._warmed = warmed
         self._lanes = lanes
 
@@ -142,18 +142,19 @@ class _InProcess:
     def _run_here(self, request: Request) -> tuple[float, float, Any]:
         began_s = time.perf_counter()
         pixels = _pixels(request)
-        bucket = self._bucket(Mode(request.mode), pixels)
+        bucket = self._bucket(request, pixels)
         if len(pixels) < bucket.batch:
             pixels = np.concatenate([pixels, np.repeat(pixels[:1], bucket.batch - len(pixels), axis=0)])
         gathered_s = time.perf_counter()
-        outputs = self._warmed[Mode(request.mode), bucket].executable(pixels)
+        outputs = self._warmed[request.model][Mode(request.mode), bucket].executable(pixels)
         return gathered_s - began_s, time.perf_counter() - gathered_s, outputs
 
-    def _bucket(self, mode: Mode, pixels: NDArray[np.uint8]) -> Bucket:
+    def _bucket(self, request: Request, pixels: NDArray[np.uint8]) -> Bucket:
+        mode = Mode(request.mode)
         count, height, width = pixels.shape[:3]
         fitting = [
             bucket
-            for offered, bucket in self._warmed
+            for offered, bucket in self._warmed[request.model]
             if offered is mode and bucket.batch >= count and (bucket.height, bucket.width) == (height, width)
         ]
         if not fitting:

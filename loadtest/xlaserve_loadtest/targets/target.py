@@ -88,8 +88,8 @@ class Connection(Protocol):
 class Target(Protocol):
     """Something to measure."""
 
-    def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AbstractAsyncContextManager[Connection]:
-        """Opens a fresh connection, on which replies are checked against `model`."""
+    def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AbstractAsyncContextManager[Connection]:
+        """Opens a fresh connection for requests to `models`, against whose descriptions replies are checked."""
 
 
 class GrpcTarget:
@@ -99,17 +99,17 @@ class GrpcTarget:
         self._deadline_s = deadline_s
 
     @asynccontextmanager
-    async def connect(self, model: ModelInfo, addresses: Sequence[str]) -> AsyncIterator[Connection]:
+    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[Connection]:
         """Opens a connection to each of `addresses` (HOST:PORT), which take requests in turn."""
         async with AsyncExitStack() as stack:
             channels = [
-                await stack.enter_async_context(open_channel(address, model.transport)) for address in addresses
+                await stack.enter_async_context(open_channel(address, models[0].transport)) for address in addresses
             ]
             # Connecting is not part of the first request; where it fails, the requests fail.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     await asyncio.gather(*(channel.channel_ready() for channel in channels))
-            yield _GrpcConnection(channels, model, self._deadline_s)
+            yield _GrpcConnection(channels, models, self._deadline_s)
 
 
 async def describe(address: str, model: str, transport: Transport = PLAIN) -> ModelInfo:
@@ -149,30 +149,31 @@ def _tensors(declared: Iterable[oip.ModelMetadataResponse.TensorMetadata]) -> tu
 class _GrpcConnection:
     """Distributes requests over several channels in turn."""
 
-    def __init__(self, channels: Sequence[grpc.aio.Channel], model: ModelInfo, deadline_s: float) -> None:
+    def __init__(self, channels: Sequence[grpc.aio.Channel], models: Sequence[ModelInfo], deadline_s: float) -> None:
         # Without serialisers: bytes go out as they are and come back as they are.
         self._turns: Iterator[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = cycle(
             [channel.unary_unary("/inference.GRPCInferenceService/ModelInfer") for channel in channels]
         )
-        self._model = model
+        self._models = models
+        self._headers = models[0].transport.headers
         self._deadline_s = deadline_s
 
     def _call(self, request: Request) -> Awaitable[bytes]:
-        return next(self._turns)(request.data, timeout=self._deadline_s, metadata=self._model.transport.headers)
+        return next(self._turns)(request.data, timeout=self._deadline_s, metadata=self._headers)
 
     async def send(self, request: Request) -> Reply:
         try:
             data = await self._call(request)
         except grpc.aio.AioRpcError as error:
             return Reply(Status(error.code().value[0]), detail=error.details() or "")
-        return read_reply(data, request, self._model)
+        return read_reply(data, request, self._models[request.model])
 
     async def outputs(self, request: Request) -> list[Array]:
         try:
             data = await self._call(request)
         except grpc.aio.AioRpcError as error:
             raise TargetError(f"{error.code().name}: {error.details()}") from None
-        reply = read_reply(data, request, self._model)
+        reply = read_reply(data, request, self._models[request.model])
         if reply.status is not Status.OK:
             raise TargetError(f"{reply.status.name}: {reply.detail}")
         return read_outputs(data)

@@ -57,7 +57,7 @@ def attack(
             generators = [
                 Generator(
                     target=target,
-                    models={"xla": model_info},
+                    models={"xla": [model_info]},
                     requests=requests,
                     offset=index,
                     clock=clock,
@@ -340,3 +340,29 @@ def test_drawn_requests_are_uniform_seeded_and_without_an_end() -> None:
     other = [request.mode for request in islice(drawn(requests, np.random.default_rng(4)), 16_000)]
     assert modes == again
     assert modes != other
+
+
+def test_what_is_dropped_is_passed_over(
+    in_virtual_time: Callable[[Callable[[], Coroutine[Any, Any, Outcome]]], Outcome],
+    fake_target: type[FakeTarget],
+    model_info: ModelInfo,
+) -> None:
+    async def slow(request: Request) -> Reply:
+        await asyncio.sleep(0.25)
+        return OK
+
+    async def main() -> Outcome:
+        now = asyncio.get_running_loop()
+        clock = lambda: round(now.time() * 1e9)  # noqa: E731
+        requests = {"mix": [Request(b"", 1, "", model) for model in (0, 0, 0, 1)]}
+        models = {"mix": [model_info] * 2}
+        generator = Generator(target=fake_target(slow), models=models, requests=requests, clock=clock, spin_s=0)
+        block = BlockPlan("mix", OpenLoop(10, "constant"), 0.0, 4.0)
+        shares = crew.tasks(block, ("a",), 1, seed=0, max_in_flight=1)
+        return await crew.run_block(block, [generator], shares, clock=clock)
+
+    outcome = in_virtual_time(main)
+    # Due at 0, 0.3, 0.6 ...: every third is sent, and models come as they are due.
+    assert outcome.measured["model"].tolist() == [[0, 0, 0, 1][place % 4] for place in range(0, 40, 3)]
+    assert outcome.dropped == 26 == sum(outcome.dropped_by_model)
+    assert outcome.dropped_by_model[1] == 10 - int((outcome.measured["model"] == 1).sum())

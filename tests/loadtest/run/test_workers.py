@@ -22,7 +22,7 @@ from xlaserve_loadtest.targets.target import ModelInfo, TargetError
 
 PATIENCE_S = 60
 BLOCK = BlockPlan("xla", ClosedLoop(2), 0.0, 0.1)
-SETUP = Setup({"xla": ModelInfo("digits", (32, 32), (), {}, "")}, {"xla": [Request(b"", 1, "xla")]}, deadline_s=1)
+SETUP = Setup({"xla": [ModelInfo("digits", (32, 32), (), {}, "")]}, {"xla": [Request(b"", 1, "xla")]}, deadline_s=1)
 
 
 async def test_a_worker_loads_a_target_and_ends_with_its_context(start_puppet: StartPuppet) -> None:

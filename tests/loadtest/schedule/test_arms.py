@@ -30,8 +30,8 @@ def test_an_arm_alone_has_no_baseline_and_no_control() -> None:
 
 def test_a_baseline_is_named_by_its_name_before_its_mode() -> None:
     servers = [arms.ServerArm("graph", ("h:1",), mode="xla"), arms.ServerArm("xla", ("h:2",), mode="graph")]
-    assert arms.choose_baseline(arms.name_servers(servers, "m"), "graph") == "graph"
-    assert arms.choose_baseline(arms.name_servers(servers, "m"), "xla") == "xla"
+    assert arms.choose_baseline(arms.name_servers(servers, ["m"]), "graph") == "graph"
+    assert arms.choose_baseline(arms.name_servers(servers, ["m"]), "xla") == "xla"
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,14 @@ def test_an_arm_without_name_or_address_is_refused(text: str) -> None:
 
 def test_the_modes_are_those_of_the_server() -> None:
     assert set(arms.MODES) == set(Mode)
+
+
+def test_a_mix_of_models_is_one_arm_for_each_mode() -> None:
+    found = arms.with_controls(arms.name_arms(["a", "b"], ["xla", "graph"], "h:1", [0.75, 0.25]), {"graph"})
+    assert [arm.name for arm in found] == ["xla", "graph", "graph (again)"]
+    assert {(arm.model, arm.served) for arm in found} == {("a:0.75,b:0.25", ("a", "b"))}
+    (alone,) = arms.name_arms(["a", "b"], [arms.AS_IT_IS], "h:1", [0.75, 0.25])
+    assert alone.name == "mix"
+    ours, theirs = (arms.ServerArm.parse(text) for text in ("ours=h:1", "theirs=h:2,model=c"))
+    mixed, own = arms.name_servers([ours, theirs], ["a", "b"], [0.75, 0.25])
+    assert (mixed.served, own.served) == (("a", "b"), ("c",))

@@ -9,19 +9,23 @@ import pytest
 from PIL import Image
 
 from xlaserve_loadtest.schedule import payload
-from xlaserve_loadtest.schedule.payload import Kind, Mix, PayloadError, Picture, Request
+from xlaserve_loadtest.schedule.mix import DISTINCT_REQUESTS, MIXED_REQUESTS, Kind
+from xlaserve_loadtest.schedule.payload import Form, ImageMaker, PayloadError, Picture, Request
 from xlaserve_proto import open_inference_pb2 as oip
+
+SIZE = (24, 32)
 
 
 @pytest.fixture
 def pictures() -> list[Picture]:
-    return payload.synthetic(4, size=(24, 32), seed=1)
+    return payload.synthetic(DISTINCT_REQUESTS, size=SIZE, seed=1)
 
 
 def made(
-    groups: Sequence[Sequence[Picture]], *, kind: Kind = "pixels", mix: str = "1", modes: Sequence[str] = ("xla",)
+    *kinds: Kind, form: Form = "pixels", modes: Sequence[str] = ("xla",), folder: Path | None = None
 ) -> dict[str, tuple[Request, ...]]:
-    return payload.for_modes(payload.make_bodies(groups, model="m", kind=kind, mix=Mix.parse(mix), seed=0), modes)
+    makers = [ImageMaker(name, form, folder=folder, size=SIZE, seed=1) for name in ("m", "n")]
+    return payload.for_modes(payload.make_bodies(kinds, makers), modes)
 
 
 def decoded(request: Request) -> oip.ModelInferRequest:
@@ -36,7 +40,7 @@ def elements(raw: bytes) -> Iterator[bytes]:
 
 
 def test_images_are_the_same_for_the_same_seed(pictures: list[Picture]) -> None:
-    again, other = (payload.synthetic(4, size=(24, 32), seed=seed) for seed in (1, 2))
+    again, other = (payload.synthetic(len(pictures), size=SIZE, seed=seed) for seed in (1, 2))
     for picture, same, different in zip(pictures, again, other, strict=True):
         assert picture.encoded == same.encoded
         assert (picture.pixels != different.pixels).any()
@@ -45,28 +49,28 @@ def test_images_are_the_same_for_the_same_seed(pictures: list[Picture]) -> None:
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(picture.encoded))), picture.pixels)
 
 
-@pytest.mark.parametrize("per_request", [1, 3, 6])
-@pytest.mark.parametrize("kind", payload.KINDS)
-def test_requests_take_turns_in_the_images(pictures: list[Picture], kind: Kind, per_request: int) -> None:
-    (sent,) = made([pictures], kind=kind, mix=str(per_request)).values()
-    assert len(sent) == payload.DISTINCT_REQUESTS
+@pytest.mark.parametrize("per_request", [1, 3, 18])
+@pytest.mark.parametrize("form", payload.FORMS)
+def test_requests_take_turns_in_the_images(pictures: list[Picture], form: Form, per_request: int) -> None:
+    (sent,) = made(*[Kind(images=per_request)] * 20, form=form).values()
+    assert len(sent) == 20
     for start, request in enumerate(sent):
-        expected = [pictures[(start + offset) % 4] for offset in range(per_request)]
+        expected = [pictures[(start + offset) % len(pictures)] for offset in range(per_request)]
         message = decoded(request)
         assert request.images == per_request
         (tensor,) = message.inputs
         (raw,) = message.raw_input_contents
-        if kind == "pixels":
-            assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("pixels", "UINT8", [per_request, 24, 32, 3])
-            got = np.frombuffer(raw, np.uint8).reshape(per_request, 24, 32, 3)
+        if form == "pixels":
+            assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("pixels", "UINT8", [per_request, *SIZE, 3])
+            got = np.frombuffer(raw, np.uint8).reshape(per_request, *SIZE, 3)
             np.testing.assert_array_equal(got, np.stack([picture.pixels for picture in expected]))
         else:
             assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("image", "BYTES", [per_request])
             assert list(elements(raw)) == [picture.encoded for picture in expected]
 
 
-def test_modes_differ_in_nothing_but_the_mode(pictures: list[Picture]) -> None:
-    requests = made([pictures], mix="2", modes=("xla", "graph"))
+def test_modes_differ_in_nothing_but_the_mode() -> None:
+    requests = made(*[Kind(images=2)] * 3, modes=("xla", "graph"))
     for xla, graph in zip(requests["xla"], requests["graph"], strict=True):
         first, second = decoded(xla), decoded(graph)
         assert (first.parameters["mode"].string_param, xla.mode) == ("xla", "xla")
@@ -75,30 +79,25 @@ def test_modes_differ_in_nothing_but_the_mode(pictures: list[Picture]) -> None:
         assert first == second
 
 
-def test_a_mix_of_counts_is_kept_to_the_share(pictures: list[Picture]) -> None:
-    (sent,) = made([pictures], mix="1:0.7,8:0.3").values()
-    counts = [request.images for request in sent]
-    assert (counts.count(1), counts.count(8)) == (28, 12)
-    assert counts != sorted(counts)
-    assert [len(decoded(request).inputs[0].shape) for request in sent] == [4] * 40
+def test_each_request_is_of_its_kind() -> None:
+    kinds = [Kind(), Kind(1, 3, (8, 8)), Kind(1), Kind(0, 2, (8, 8))]
+    (sent,) = made(*kinds).values()
+    messages = [decoded(request) for request in sent]
+    assert [message.model_name for message in messages] == ["m", "n", "n", "m"]
+    assert [request.model for request in sent] == [0, 1, 1, 0]
+    assert [[*message.inputs[0].shape] for message in messages] == [
+        [1, *SIZE, 3],
+        [3, 8, 8, 3],
+        [1, *SIZE, 3],
+        [2, 8, 8, 3],
+    ]
 
 
-def test_several_resolutions_take_turns(pictures: list[Picture]) -> None:
-    small = payload.synthetic(4, size=(8, 8), seed=1)
-    (sent,) = made([pictures, small]).values()
-    sizes = [tuple(decoded(request).inputs[0].shape[1:3]) for request in sent]
-    assert sizes == [(24, 32), (8, 8)] * 20
-
-
-@pytest.mark.parametrize(("text", "shown"), [("8", "8"), ("1:0.7,8:0.3", "1:0.7,8:0.3"), ("1:3, 2:1", "1:0.75,2:0.25")])
-def test_a_mix_is_read(text: str, shown: str) -> None:
-    assert str(Mix.parse(text)) == shown
-
-
-@pytest.mark.parametrize("text", ["", "0", "1:", "1:0", "x", "1,1", "-1", "1:0.5,2:0"])
-def test_a_wrong_mix_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        Mix.parse(text)
+def test_what_is_sent_often_is_held_once() -> None:
+    kinds = [Kind(images=count, size=size) for count in (1, 2) for size in ((8, 8), (4, 4), None)] * 100
+    (sent,) = made(*kinds).values()
+    assert len(sent) == 600
+    assert 6 < len({id(request) for request in sent}) <= MIXED_REQUESTS
 
 
 def test_the_images_of_a_folder_are_sent_as_they_are_or_fitted(tmp_path: Path) -> None:
@@ -122,8 +121,8 @@ def test_a_folder_without_images_and_a_broken_image_are_refused(tmp_path: Path) 
         payload.from_folder(tmp_path, size=None)
 
 
-def test_a_mode_that_is_empty_is_not_sent(pictures: list[Picture]) -> None:
-    (request, *_) = made([pictures], modes=("",))[""]
+def test_a_mode_that_is_empty_is_not_sent() -> None:
+    (request,) = made(Kind(), modes=("",))[""]
     assert not decoded(request).parameters
 
 

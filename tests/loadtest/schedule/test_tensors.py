@@ -7,15 +7,15 @@ import pytest
 from PIL import Image
 
 from xlaserve_loadtest.schedule import tensors
-from xlaserve_loadtest.schedule.payload import Mix, PayloadError, check_memory
-from xlaserve_loadtest.schedule.tensors import Tensor
+from xlaserve_loadtest.schedule.mix import Kind
+from xlaserve_loadtest.schedule.payload import PayloadError, check_memory, make_bodies
+from xlaserve_loadtest.schedule.tensors import Tensor, TensorMaker
 from xlaserve_proto import open_inference_pb2 as oip
 
 IDS = Tensor("ids", "INT64", (-1, 16))
 PHOTO = Tensor("photo", "FP32", (-1, 3, 4, 6))
 TEXT = Tensor("text", "BYTES", (-1, 1))
 ALONE = Tensor("alone", "UINT8", (2, 2))
-ONE = Mix({1: 1.0})
 
 
 def sent(
@@ -23,17 +23,17 @@ def sent(
     sources: dict[str, str] | None = None,
     shapes: dict[str, tuple[int, ...]] | None = None,
     optional: tuple[str, ...] = (),
-    mix: Mix = ONE,
+    images: int = 1,
     seed: int = 0,
 ) -> list[oip.ModelInferRequest]:
     chosen = tensors.choose(declared, optional, sources or {}, shapes or {}, seed)
-    bodies = tensors.make_bodies(chosen, model="m", mix=mix, seed=seed)
-    return [oip.ModelInferRequest.FromString(body) for body, _ in bodies]
+    bodies = make_bodies([Kind(images=images)] * 16, [TensorMaker("m", chosen)])
+    return [oip.ModelInferRequest.FromString(body.data) for body in bodies]
 
 
 @pytest.mark.parametrize("datatype", tensors.DTYPES)
 def test_noise_fills_every_datatype_and_differs_between_requests(datatype: str) -> None:
-    requests = sent(Tensor("x", datatype, (-1, 40)), mix=Mix({3: 1.0}))
+    requests = sent(Tensor("x", datatype, (-1, 40)), images=3)
     raws = {request.raw_input_contents[0] for request in requests}
     assert len(raws) == len(requests)
     assert all(len(raw) == 3 * 40 * np.dtype(tensors.DTYPES[datatype]).itemsize for raw in raws)
@@ -58,7 +58,7 @@ def test_every_input_is_sent_but_those_that_are_optional_unless_they_are_named()
 def test_an_input_without_a_batch_is_sent_as_it_is_declared() -> None:
     assert [*sent(ALONE)[0].inputs[0].shape] == [2, 2]
     with pytest.raises(PayloadError, match="alone is 2x2, without a batch: expected 1"):
-        sent(ALONE, mix=Mix({2: 1.0}))
+        sent(ALONE, images=2)
 
 
 def test_open_sides_are_asked_for_and_checked() -> None:
@@ -145,7 +145,7 @@ def test_requests_that_are_too_large_are_refused_before_they_are_made() -> None:
     with pytest.raises(PayloadError, match=r"would have 37,252\.9 GiB: expected less than 2"):
         sent(Tensor("x", "FP32", (-1, 100_000, 100_000, 1_000)))
     with pytest.raises(PayloadError, match=r"a request would have 11\.9 GiB"):
-        sent(IDS, mix=Mix({100_000_000: 1.0}))
+        sent(IDS, images=100_000_000)
     with pytest.raises(PayloadError, match=r"500 different requests would take 931\.3 GiB, and "):
         check_memory(2_000_000_000, [1] * 500)
 

@@ -111,7 +111,7 @@ async def test_an_unknown_model_and_an_unreachable_target_are_explained(start_pu
 
 
 async def test_requests_are_answered_at_the_same_time(start_puppet: StartPuppet, model_info: ModelInfo) -> None:
-    async with GrpcTarget(deadline_s=5).connect(model_info, [start_puppet()]) as connection:
+    async with GrpcTarget(deadline_s=5).connect([model_info], [start_puppet()]) as connection:
         replies = await asyncio.gather(*(connection.send(REQUEST) for _ in range(20)))
         (scores,) = await connection.outputs(REQUEST)
     assert {reply.status for reply in replies} == {Status.OK}
@@ -120,7 +120,7 @@ async def test_requests_are_answered_at_the_same_time(start_puppet: StartPuppet,
 
 async def test_load_is_spread_over_several_targets(start_puppet: StartPuppet, model_info: ModelInfo) -> None:
     addresses = [start_puppet("--fail-after", "5"), start_puppet("--fail-after", "5")]
-    async with GrpcTarget(deadline_s=5).connect(model_info, addresses) as connection:
+    async with GrpcTarget(deadline_s=5).connect([model_info], addresses) as connection:
         replies = [await connection.send(REQUEST) for _ in range(12)]
     assert [reply.status for reply in replies] == [Status.OK] * 10 + [Status.INTERNAL] * 2
 
@@ -137,7 +137,7 @@ async def test_load_is_spread_over_several_targets(start_puppet: StartPuppet, mo
 async def test_a_failure_is_a_reply(
     start_puppet: StartPuppet, model_info: ModelInfo, flags: list[str], status: Status
 ) -> None:
-    async with GrpcTarget(deadline_s=0.5).connect(model_info, [start_puppet(*flags)]) as connection:
+    async with GrpcTarget(deadline_s=0.5).connect([model_info], [start_puppet(*flags)]) as connection:
         reply = await connection.send(REQUEST)
         with pytest.raises(TargetError):
             await connection.outputs(REQUEST)
