@@ -66,6 +66,7 @@ def test_a_right_reply_carries_the_stages_that_the_server_told(model_info: Model
         (reply(raws=0, typed=19).SerializeToString(), "has 19 elements"),
         (reply(raws=2).SerializeToString(), "1 outputs, and the contents of 2"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "data",  # a map of Protobuf has no order
 )
 def test_a_wrong_reply_is_not_taken_for_an_answer(model_info: ModelInfo, data: bytes, reason: str) -> None:
     result = read_reply(data, REQUEST, model_info)
