@@ -72,6 +72,7 @@ class ClassifyRequest(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     PIXELS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A model's name, as ListModels gives it."""
     top_k: _builtins.int
@@ -80,6 +81,8 @@ class ClassifyRequest(_message.Message):
     """One of the modes that the model offers, as ListModels states them; empty means its default."""
     version: _builtins.str
     """Empty means the version that is being served."""
+    priority: _builtins.int
+    """1 (the highest) to 3, lowered to what the caller may have; 0 stands for 2."""
     @_builtins.property
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Encoded images (JPEG, PNG or WebP) of any size; they are fitted to the model's. At least one, or pixels."""
@@ -97,10 +100,11 @@ class ClassifyRequest(_message.Message):
         mode: _builtins.str = ...,
         version: _builtins.str = ...,
         pixels: Global___Pixels | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pixels", b"pixels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "mode", b"mode", "model", b"model", "pixels", b"pixels", "top_k", b"top_k", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "mode", b"mode", "model", b"model", "pixels", b"pixels", "priority", b"priority", "top_k", b"top_k", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,6 +207,7 @@ class DetectRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     MIN_SCORE_FIELD_NUMBER: _builtins.int
     MAX_DETECTIONS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """As in ClassifyRequest."""
     mode: _builtins.str
@@ -211,6 +216,7 @@ class DetectRequest(_message.Message):
     """Leaves out objects of a lower score. The model also has a threshold of its own, as it was built."""
     max_detections: _builtins.int
     """The most objects to answer for each image, those of the highest scores. 0 means as many as the model finds."""
+    priority: _builtins.int
     @_builtins.property
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -225,10 +231,11 @@ class DetectRequest(_message.Message):
         version: _builtins.str = ...,
         min_score: _builtins.float = ...,
         max_detections: _builtins.int = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pixels", b"pixels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "max_detections", b"max_detections", "min_score", b"min_score", "mode", b"mode", "model", b"model", "pixels", b"pixels", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "max_detections", b"max_detections", "min_score", b"min_score", "mode", b"mode", "model", b"model", "pixels", b"pixels", "priority", b"priority", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -388,6 +395,7 @@ class SegmentRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     ENCODING_FIELD_NUMBER: _builtins.int
     PIXEL_COUNTS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """As in ClassifyRequest."""
     mode: _builtins.str
@@ -395,6 +403,7 @@ class SegmentRequest(_message.Message):
     encoding: Global___SegmentRequest.Encoding.ValueType
     pixel_counts: _builtins.bool
     """Whether to count each class's pixels."""
+    priority: _builtins.int
     @_builtins.property
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -409,10 +418,11 @@ class SegmentRequest(_message.Message):
         version: _builtins.str = ...,
         encoding: Global___SegmentRequest.Encoding.ValueType = ...,
         pixel_counts: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pixels", b"pixels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "images", b"images", "mode", b"mode", "model", b"model", "pixel_counts", b"pixel_counts", "pixels", b"pixels", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "images", b"images", "mode", b"mode", "model", b"model", "pixel_counts", b"pixel_counts", "pixels", b"pixels", "priority", b"priority", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -538,10 +548,12 @@ class EmbedRequest(_message.Message):
     PIXELS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """As in ClassifyRequest."""
     mode: _builtins.str
     version: _builtins.str
+    priority: _builtins.int
     @_builtins.property
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -554,10 +566,11 @@ class EmbedRequest(_message.Message):
         pixels: Global___Pixels | None = ...,
         mode: _builtins.str = ...,
         version: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pixels", b"pixels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "mode", b"mode", "model", b"model", "pixels", b"pixels", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "mode", b"mode", "model", b"model", "pixels", b"pixels", "priority", b"priority", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -817,6 +830,7 @@ class Model(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    SHADOWS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -861,6 +875,10 @@ class Model(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What people should know of its answers and of how it is served; each is in the server's log as well."""
 
+    @_builtins.property
+    def shadows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shadow]:
+        """What comparing its answers with those of another version or mode has shown, where `shadow` is configured."""
+
     def __init__(
         self,
         *,
@@ -883,14 +901,102 @@ class Model(_message.Message):
         precision: _builtins.str = ...,
         differences: _abc.Iterable[Global___Difference] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        shadows: _abc.Iterable[Global___Shadow] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Shadow(_message.Message):
+    """How the answers of two versions or modes of a model compare, since the one that answered was loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DroppedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODE_FIELD_NUMBER: _builtins.int
+    SHADOW_VERSION_FIELD_NUMBER: _builtins.int
+    SHADOW_MODE_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    IOU_FIELD_NUMBER: _builtins.int
+    LARGEST_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    TIME_RATIOS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """The mode that answered."""
+    shadow_version: _builtins.str
+    """What the images ran in as well."""
+    shadow_mode: _builtins.str
+    images: _builtins.int
+    agreement: _builtins.float
+    """Mean over the images, from 0 to 1: images of the same top class, objects in both answers, pixels of the same class,
+    or the cosine of vectors.
+    """
+    iou: _builtins.float
+    """Mean intersection over union of objects in both answers, or of the classes of pixels."""
+    largest_difference: _builtins.float
+    """Of two scores, or of two numbers of a vector."""
+    @_builtins.property
+    def time_ratios(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of the latest pairs of batches, at most 256: the seconds of the shadow's over those of the other."""
+
+    @_builtins.property
+    def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests that were drawn but not compared, by the reason: "busy" (the device, or the shadow of another request),
+        "memory", "not_ready" (the version), "unlike" (tasks, modes or sizes that can't be compared) or "failed".
+        """
+
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        shadow_version: _builtins.str = ...,
+        shadow_mode: _builtins.str = ...,
+        images: _builtins.int = ...,
+        agreement: _builtins.float = ...,
+        iou: _builtins.float | None = ...,
+        largest_difference: _builtins.float | None = ...,
+        time_ratios: _abc.Iterable[_builtins.float] | None = ...,
+        dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_iou", b"_iou", "_largest_difference", b"_largest_difference", "iou", b"iou", "largest_difference", b"largest_difference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iou", b"_iou", "_largest_difference", b"_largest_difference", "agreement", b"agreement", "dropped", b"dropped", "images", b"images", "iou", b"iou", "largest_difference", b"largest_difference", "mode", b"mode", "shadow_mode", b"shadow_mode", "shadow_version", b"shadow_version", "time_ratios", b"time_ratios"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__iou: _TypeAlias = _typing.Literal["iou"]  # noqa: Y015
+    _WhichOneofArgType__iou: _TypeAlias = _typing.Literal["_iou", b"_iou"]  # noqa: Y015
+    _WhichOneofReturnType__largest_difference: _TypeAlias = _typing.Literal["largest_difference"]  # noqa: Y015
+    _WhichOneofArgType__largest_difference: _TypeAlias = _typing.Literal["_largest_difference", b"_largest_difference"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__iou) -> _WhichOneofReturnType__iou | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__largest_difference) -> _WhichOneofReturnType__largest_difference | None: ...
+
+Global___Shadow: _TypeAlias = Shadow  # noqa: Y015
 
 @_typing.final
 class Difference(_message.Message):
