@@ -14,13 +14,14 @@ import uvloop
 from rich.console import Console
 
 from xlaserve_client.cli_parser import add_completion
-from xlaserve_loadtest import options
+from xlaserve_loadtest import option_checks, options
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.record.lines import SUFFIX
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.reports import compare_cli, mlperf_log
+from xlaserve_loadtest.run import generate
 from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.session import Session
 from xlaserve_loadtest.run.watch import Watch
@@ -29,7 +30,7 @@ from xlaserve_loadtest.study import sweep
 from xlaserve_loadtest.targets.target import TargetError
 from xlaserve_loadtest.transport_options import without_secrets
 
-_COMMANDS: Final = {"report": report, "compare": compare_cli, "sweep": sweep}
+_COMMANDS: Final = {"report": report, "compare": compare_cli, "sweep": sweep, "generate": generate}
 _INTERRUPTED: Final = 130
 
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
     0: everything was measured to the end; 1: some of it was not, or the target could not be used; 2: a wrong command
-    line; 3: a `--fail-if` or `--abort-if` condition is met; 130: interrupted.
+    line; 3: a `--fail-if` or `--abort-if` condition is met, or can't be judged, even where 1 is true; 130: interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = command.parse_args(words)
     if chosen.command:
         command.error(f"{chosen.command}: expected as the first word")
-    settings = options.settings_of(chosen, command)
+    settings = option_checks.settings_of(chosen, command)
     report.check(chosen, command)
     failure: Exception | None = None
     watch = Watch(chosen.abort_if)
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = _report(session, chosen, watch)
     if session.interrupted:
         return _INTERRUPTED
+    if status == report.EXIT_CONDITION:
+        return status
     return 1 if failure or not (session.is_complete or watch.reason) else status
 
 
@@ -116,13 +119,20 @@ def _report(session: Session, chosen: argparse.Namespace, watch: Watch) -> int:
     files = [("run", session.path), ("page", chosen.html)]
     if summary.scenario:
         files.append(("summary", session.path.with_name(session.path.name.removesuffix(SUFFIX) + mlperf_log.SUFFIX)))
+    status, lost = 0, list[str]()
+    try:
+        status = report.publish([summary], chosen, out, watch.judged())
+    except report.NotWrittenError as error:
+        sys.stderr.write(f"loadtest: {error}\n")
+        status, lost = 1, error.paths
     try:
         if summary.scenario:
             report.write(files[-1][1], mlperf_log.render(summary))
-        status = report.publish([summary], chosen, out, watch.judged())
     except OSError as error:
         sys.stderr.write(f"loadtest: {error}\n")
-        status = 1
+        status, lost = 1, [*lost, error.filename]
     for what, path in files:
+        if str(path) in lost:
+            continue
         out.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)
     return status

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+from xlaserve_loadtest.printable import MAX_MESSAGE, printable
+
+MAX_PORT: Final = 65_535
 
 Value = TypeVar("Value")
+
+_LARGEST: Final = {int: 2**63, float: float("inf")}
+_BELOW: Final = {int: "below 2^63", float: "finite"}
+_MAX_DIGITS: Final = 9
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,19 +24,33 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
-        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+        if len(message) > MAX_MESSAGE:  # what was expected may stand before what came, or behind it
+            message = f"{message[: MAX_MESSAGE // 2]} … {message[-MAX_MESSAGE // 2 :]}"
+        self.exit(2, printable(f"{self.prog}: error: {message}; see {self.prog} --help\n"))
 
 
-def number_over(kind: Callable[[str], float], bound: float) -> Callable[[str], float]:
-    """Returns what parses a finite number of a `kind` over `bound`, for argparse."""
+def number_over(kind: type[int] | type[float], bound: int) -> Callable[[str], float]:
+    """Returns what parses a number of a `kind` over `bound`, for argparse."""
+    return _number(kind, f"over {bound}", lambda value: value > bound)
+
+
+def number_from(kind: type[int] | type[float], least: int) -> Callable[[str], float]:
+    """Returns what parses a number of a `kind` that is `least` or more, for argparse."""
+    return _number(kind, f"of {least} or more", lambda value: value >= least)
+
+
+def _number(kind: type[int] | type[float], which: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
+    whole = "whole " if kind is int else ""
 
     def parse(text: str) -> float:
-        value = kind(text)
-        if not bound < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"expected a number over {bound:g}, got {text}")
-        return value
+        with suppress(ValueError):
+            value = kind(text)
+            if is_right(value) and value < _LARGEST[kind]:
+                return value
+            if value >= _LARGEST[kind]:
+                raise argparse.ArgumentTypeError(f"expected a {whole}number {which} and {_BELOW[kind]}, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a {whole}number {which}, got {text!r}")
 
-    parse.__name__ = "number"  # argparse names it where `kind` raises ValueError
     return parse
 
 
@@ -50,9 +74,64 @@ def names(text: str) -> tuple[str, ...]:
     return parts
 
 
-def counts(text: str) -> tuple[int, ...]:
-    """Parses `1,8,32`, for argparse: whole numbers above 0, each once."""
-    parts = names(text)
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"expected numbers such as 1,8,32, got {text!r}")
-    return tuple(dict.fromkeys(map(int, parts)))
+def host_and_port(text: str) -> tuple[str, int]:
+    """Parses `9100` or `0.0.0.0:9100`. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or len(port) > len(str(MAX_PORT)) or int(port) > MAX_PORT:
+        raise ValueError(f"expected a port such as 9100 or 0.0.0.0:9100, got {text!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def counts_to(most: int) -> Callable[[str], tuple[int, ...]]:
+    """Returns what parses `1,8,32`, for argparse: whole numbers from 1 to `most`, each once."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        parts = names(text)
+        if not all(part.isdecimal() and len(part) <= _MAX_DIGITS and 0 < int(part) <= most for part in parts):
+            raise argparse.ArgumentTypeError(f"expected numbers from 1 to {most:,}, such as 1,8,32, got {text!r}")
+        return tuple(dict.fromkeys(map(int, parts)))
+
+    return parse
+
+
+def count_to(most: int) -> Callable[[str], int]:
+    """Returns what parses a whole number from 1 to `most`, for argparse."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > _MAX_DIGITS or not 0 < int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from 1 to {most:,}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def folder(text: str) -> Path:
+    """Parses the path of a folder that exists, for argparse."""
+    path = Path(text)
+    if not _answers(path.is_dir):
+        raise argparse.ArgumentTypeError(f"expected a folder that exists, got {text!r}")
+    return path
+
+
+def file(text: str) -> Path:
+    """Parses the path of a file that exists, for argparse."""
+    path = Path(text)
+    if not _answers(path.is_file):
+        raise argparse.ArgumentTypeError(f"expected a file that exists, got {text!r}")
+    return path
+
+
+def file_to_write(text: str) -> Path:
+    """Parses the path of a file in a folder that exists, for argparse."""
+    path = Path(text)
+    if not _answers(path.parent.is_dir) or _answers(path.is_dir):
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
+    return path
+
+
+def _answers(question: Callable[[], bool]) -> bool:
+    """Returns the answer to a question about a path; False where the system refuses the path, as one too long."""
+    try:
+        return question()
+    except OSError:
+        return False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from xlaserve_loadtest.schedule.arms import ServerArm
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Process
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Process, Replay
 from xlaserve_loadtest.schedule.mix import Mix, Size
 from xlaserve_loadtest.schedule.payload import Form
 from xlaserve_loadtest.schedule.search import Slo
@@ -35,6 +35,8 @@ class Settings:
     duration_s: float
     """Measured seconds at most, for each arm under each load; in a search the least for each rate."""
     warmup_s: float
+    block_s: float | None
+    """Seconds of a block where arms are compared, at least; None: about one."""
     mix: Mix[int]
     """Images per request."""
     payload: Form
@@ -44,6 +46,8 @@ class Settings:
     """Sizes of the images; empty: the model's own."""
     size_shares: tuple[float, ...]
     """Share of requests of each of `sizes`."""
+    is_distinct: bool
+    """Whether no request is like another."""
     inputs: tuple[tuple[str, str], ...]
     """What is sent as each input of a model that takes no images: its name, and noise, zeros or a path."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -63,7 +67,11 @@ class Settings:
     """Mode, or arm, that the others are compared with."""
     has_control: bool
     workers: int | None
-    """Processes that send; None: by the number of cores."""
+    """Processes that send, on each generator; None: by the number of cores."""
+    generators: tuple[str, ...]
+    """HOST:PORT of each `loadtest generate` that sends; empty: this machine does."""
+    generator_key: bytes = field(repr=False)
+    """The key that they share."""
     max_in_flight: int
     ends_when_steady: bool
     scenario: str | None
@@ -114,11 +122,18 @@ class Settings:
         """The most requests that one load keeps under way; an open loop has no such number."""
         return max((load.slots if isinstance(load, ClosedLoop) else 64) for load in self.loads)
 
+    @property
+    def replay(self) -> Replay | None:
+        """The replay where that is the load."""
+        return next((load for load in self.loads if isinstance(load, Replay)), None)
+
     def document(self) -> Mapping[str, Any]:
         """Returns every option in JSON's types, without secrets."""
         document: dict[str, Any] = {_RECORDED_AS.get(name, name): _plain(value) for name, value in vars(self).items()}
+        del document["generator_key"]
         document["transport"] = self.transport.document()
-        document["loops"] = [{"type": type(load).__name__, **asdict(load)} for load in self.loads]
+        document["trace"] = self.replay.sha256 if self.replay else None
+        document["loops"] = [{"type": type(load).__name__, **load.document()} for load in self.loads]
         return document
 
 

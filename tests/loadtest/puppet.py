@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,11 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         return oip.ServerMetadataResponse(name="puppet", version="1")
 
     async def ModelMetadata(self, request: oip.ModelMetadataRequest, context: Context) -> oip.ModelMetadataResponse:
-        if request.name != "digits":
+        if request.name not in self.options.models:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name}")
         side = -1 if self.options.any_size else 32
         metadata = oip.ModelMetadataResponse(
-            name=request.name, properties={"modes": "xla,graph", "buckets": "1x32x32,8x32x32"}
+            name=request.name, properties={"modes": self.options.models[request.name], "buckets": "1x32x32,8x32x32"}
         )
         metadata.inputs.add(name="image", datatype="BYTES", shape=[-1])
         metadata.inputs.add(name="pixels", datatype="UINT8", shape=[-1, side, side, 3])
@@ -60,11 +62,18 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         return metadata
 
     async def ModelInfer(self, request: oip.ModelInferRequest, context: Context) -> oip.ModelInferResponse:
-        options = self.options
+        options, received_ns = self.options, time.monotonic_ns()
         self.count += 1
         mode = request.parameters["mode"].string_param
         if mode == "eager":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "mode: expected xla or graph, got eager")
+        if options.log:
+            (tensor,) = request.inputs
+            digest = hashlib.sha256(request.raw_input_contents[0]).hexdigest()
+            with options.log.open("a") as log:
+                log.write(
+                    json.dumps([received_ns, request.model_name, mode, tensor.name, [*tensor.shape], digest]) + "\n"
+                )
         if self.count == options.die_after:
             os._exit(9)
         if self.count == options.interrupt_after:
@@ -82,9 +91,13 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
             os.kill(os.getpid(), signal.SIGSTOP)
         if options.hang_after is not None and self.count > options.hang_after:
             await asyncio.Event().wait()
-        if options.fail_after is not None and self.count > options.fail_after:
+        is_failing = options.fail_after is not None and self.count > options.fail_after
+        if is_failing or self.count <= options.fail_first:
             await context.abort(grpc.StatusCode.INTERNAL, "broken on purpose")
         await asyncio.sleep(self.latency_s())
+        if options.answer_log:
+            with options.answer_log.open("a") as log:
+                log.write(f"{received_ns} {time.monotonic_ns()}\n")
         images = request.inputs[0].shape[0]
         response = oip.ModelInferResponse(model_name=request.model_name, model_version="1")
         response.parameters["mode"].string_param = mode
@@ -92,7 +105,8 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         response.parameters["total_s"].double_param = options.delay_s
         rows = images + 1 if options.wrong_shape else images
         response.outputs.add(name="scores", datatype="FP32", shape=[rows, 10])
-        response.raw_output_contents.append(bytes(4 * 10 * rows))
+        # Bytes of 0xff are not a number.
+        response.raw_output_contents.append((b"\xff" if options.wrong_numbers else b"\0") * (4 * 10 * rows))
         return response
 
 
@@ -107,7 +121,7 @@ async def serve(options: argparse.Namespace) -> None:
     on_term = (lambda: None) if options.ignore_sigterm else stop.set
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_term)
     if not options.never_ready:
-        addresses = {"grpc": f"127.0.0.1:{port}", "http": f"127.0.0.1:{http.server_port}"}
+        addresses = {"grpc": f"127.0.0.1:{port}", "metrics": f"127.0.0.1:{http.server_port}"}
         options.ready_file.write_text(json.dumps({**addresses, "pid": os.getpid()}))
     await stop.wait()
     await server.stop(grace=None)
@@ -118,17 +132,23 @@ def main() -> None:
     parser.add_argument("--config", type=Path)
     parser.add_argument("--grpc-port")
     parser.add_argument("--http-port")
+    parser.add_argument("--metrics-port")
     parser.add_argument("--ready-file", type=Path, required=True)
     parser.add_argument("--delay-s", type=float, default=0.002)
     parser.add_argument("--interrupt-with", default="SIGINT")
     parser.add_argument("--stop-s", type=float, default=1.0)
+    parser.add_argument("--fail-first", type=int, default=0, metavar="N")
     parser.add_argument("--fail-after-starts", nargs=2, metavar=("N", "FILE"))
     parser.add_argument("--delays-s", type=float, nargs=3)
+    parser.add_argument("--models", type=json.loads, default={"digits": "xla,graph"}, help="modes by model, as JSON")
+    parser.add_argument("--log", type=Path, help="gets a line for each request: when, model, mode, input, shape, hash")
+    parser.add_argument("--answer-log", type=Path, help="gets a line for each answer: when it was asked for, and given")
     for what in ("die", "fail", "hang", "interrupt", "stop", "compile", "recompile"):
         parser.add_argument(f"--{what}-after", type=int)
     for flag in (
         "--any-size",
         "--wrong-shape",
+        "--wrong-numbers",
         "--fail-at-start",
         "--interrupt-at-start",
         "--never-ready",

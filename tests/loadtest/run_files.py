@@ -80,6 +80,8 @@ class RunFile:
         stages_s: Mapping[str, float] | None = None,
         due_ns: np.ndarray[Any, Any] | None = None,
         generator: GeneratorUse | None = None,
+        model: int | np.ndarray[Any, Any] = 0,
+        columns: Mapping[str, Any] = MappingProxyType({}),
         ends: bool = True,
         **more: Any,
     ) -> RunFile:
@@ -98,6 +100,9 @@ class RunFile:
         rows["end_ns"] = rows["scheduled_ns"] + latencies_ns
         rows["status"] = status
         rows["images"] = images
+        rows["model"] = model
+        for column, values in columns.items():
+            rows[column] = values
         for stage in STAGES:
             rows[stage] = (stages_s or {}).get(stage, np.nan)
         end_ns = int(rows["end_ns"].max()) + 1 if rows.size else self.now_ns + 10**9

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -19,6 +20,8 @@ from xlaserve_loadtest import cli
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import End, Rows, Run, Status
 from xlaserve_loadtest.record.run_file import read_run
+from xlaserve_loadtest.reports import cli as report
+from xlaserve_loadtest.run import crew
 from xlaserve_loadtest.run.session import Session
 from xlaserve_loadtest.targets.embedded import EmbeddedServer
 
@@ -37,6 +40,11 @@ def embedded_puppet(monkeypatch: pytest.MonkeyPatch, puppet_command: PuppetComma
         monkeypatch.setattr(cli, "Session", partial(Session, make_server=server))
 
     return use
+
+
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "SILENCE_S", 0.5)
 
 
 class Ran:
@@ -215,6 +223,39 @@ def test_a_running_server_is_measured_under_several_loads(loadtest: Loadtest, st
     assert server.pid is not None
 
 
+def test_a_slow_server_among_several_is_named(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
+    fast, slow = start_puppet("--delay-s", "0.01"), start_puppet("--delay-s", "0.1")
+    ran = loadtest("--mode", "xla", "--rate", "100", "--target", f"{fast},{slow}", "--duration", "2", "--full-duration")
+    assert ran.status == 0
+    assert set(ran.run.requests["target"].tolist()) == {0, 1}
+    summary = summarize(ran.run)
+    assert [name for name, _ in summary.by_target] == [fast, slow]
+    (warning,) = [text for text in summary.warnings if text.startswith("A target does not do as the others")]
+    assert f"{slow}: its p50 is" in warning
+    assert "By target" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--in-process", "--generator", "a:7070"), "--in-process sends nothing"),
+        (("--target", "null", "--generator", "a:7070"), "--target null is on this machine"),
+        (("--target", "h:1", "--generator", "a:7070", "--generator", "a:7070"), "each is named once"),
+        (("--target", "h:1", "--generator", "a"), "expected a port such as 9100"),
+        (("--target", "h:1", "--generator-key", "key"), "--generator-key is for --generator"),
+        (("--target", "h:1", "--generator", "a:7070"), "expected the key that coordinator and generators share"),
+        (("--target", ",".join(f"h:{port}" for port in range(1, 258))), "expected up to 256 addresses"),
+    ],
+)
+def test_generators_that_can_not_be_used_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.delenv("LOADTEST_GENERATOR_KEY", raising=False)
+    with pytest.raises(SystemExit):
+        cli.main(list(options))
+    assert message in capsys.readouterr().err
+
+
 def test_an_open_loop_is_the_same_for_every_arm_of_a_round(
     loadtest: Loadtest, start_puppet: StartPuppet, tmp_path: Path
 ) -> None:
@@ -234,7 +275,7 @@ def test_an_open_loop_is_the_same_for_every_arm_of_a_round(
         assert all(np.array_equal(schedules[0], other) for other in schedules)
     replayed = loadtest("--mode", "xla", "--replay", str(saved), "--target", target, "--warmup", "0.1")
     assert replayed.status == 0
-    assert len(replayed.of("xla")) == len(saved.read_text().splitlines()) - 1
+    assert len(replayed.of("xla")) == len(saved.read_text().splitlines())
     assert replayed.run.blocks[0].load.arrivals == "replay"
 
 
@@ -247,15 +288,29 @@ def test_load_is_shared_by_worker_processes(loadtest: Loadtest, start_puppet: St
 
 
 def test_latencies_that_a_puppet_injects_come_out_within_one_percent(
-    loadtest: Loadtest, start_puppet: StartPuppet
+    loadtest: Loadtest, start_puppet: StartPuppet, tmp_path: Path
 ) -> None:
     # Seven in ten take 1 s, a quarter 2 s, the rest 3 s.
-    target = start_puppet("--delays-s", "1", "2", "3")
+    log = tmp_path / "log"
+    target = start_puppet("--delays-s", "1", "2", "3", "--answer-log", str(log))
     ran = loadtest(*("--mode", "xla", "--rate", "80", "--target", target, "--duration", "7", "--deadline", "9"))
     assert ran.status == 0
-    rows = ran.of("xla")
-    latencies_s = (rows["end_ns"] - rows["scheduled_ns"]) / 1e9
-    assert np.percentile(latencies_s, (50, 90, 99)) == pytest.approx([1, 2, 3], rel=0.01)
+    rows = np.sort(ran.run.requests, order="start_ns")
+    answers = np.loadtxt(log, dtype=np.int64)
+    # Metadata and the comparison of outputs are no part of the load, and come first.
+    received_ns, answered_ns = answers[np.argsort(answers[:, 0])][-rows.size :].T
+    measured = rows["measured"]
+    latencies_s = (rows["end_ns"] - rows["scheduled_ns"])[measured] / 1e9
+    # On a loaded machine both sides are late. How late requests leave and the puppet answers is part of their latency;
+    # how long answers wait in the generator is what it says itself.
+    assert (received_ns >= rows["scheduled_ns"]).all()
+    served_s = (answered_ns - rows["scheduled_ns"])[measured] / 1e9
+    wait_s = max(required(block.generator.wait_ms) for block in ran.run.blocks) / 1e3
+    assert np.median(rows["start_ns"] - rows["scheduled_ns"]) / 1e9 < 0.01 + wait_s
+    for rank, injected_s in ((50, 1.0), (90, 2.0), (99, 3.0)):
+        latency_s, expected_s = np.percentile(latencies_s, rank), np.percentile(served_s, rank)
+        assert latency_s >= injected_s
+        assert latency_s == pytest.approx(expected_s, abs=0.01 * injected_s + wait_s)
 
 
 def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(
@@ -274,29 +329,42 @@ def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(
 
 
 @pytest.mark.parametrize(
-    ("flags", "status"),
+    ("flags", "failure"),
     [
-        (["--fail-after", "40"], "INTERNAL"),
-        (["--hang-after", "40"], "DEADLINE_EXCEEDED"),
-        (["--wrong-shape"], "INVALID_REPLY"),
+        (["--fail-after", "40"], ("INTERNAL", "INTERNAL: broken on purpose")),
+        (["--hang-after", "40"], ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")),
+        (["--wrong-shape"], ("INVALID_REPLY", "invalid answer: expected outputs")),
+        (["--wrong-numbers"], ("INVALID_REPLY", "invalid answer: expected finite numbers in output scores, got nan")),
     ],
 )
 @pytest.mark.parametrize("load", [("--concurrency", "4"), ("--rate", "100")])
+@pytest.mark.usefixtures("short_silence")
 def test_a_target_that_goes_wrong_is_counted_and_reported(
     loadtest: Loadtest,
     embedded_puppet: UsePuppet,
     flags: list[str],
-    status: str,
+    failure: tuple[str, str],
     load: tuple[str, str],
 ) -> None:
     embedded_puppet(*flags)
+    status, shown = failure
     ran = loadtest("--mode", "xla", *load)
-    failed = [failure for failure in ran.run.failures if failure.status == status]
+    failed = [one for one in ran.run.failures if one.status == status]
     assert failed[0].count == (ran.run.requests["status"] == Status[status]).sum() > 0
-    assert status in ran.out
-    if flags == ["--wrong-shape"]:
+    assert shown in " ".join(ran.out.split())
+    if status == "INVALID_REPLY":
         assert ran.status == 1
         assert ran.end.complete is False
+
+
+def test_an_open_loop_reports_its_goodput(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
+    embedded_puppet("--delay-s", "0.2")
+    options = ("--mode", "xla", "--rate", "50", "--slo", "p99<100ms", "--fail-if", "goodput<1%")
+    ran = loadtest(*options, "--distinct", quick=("--duration", "0.5", "--warmup", "0.1"))
+    assert ran.status == 3
+    assert not ran.run.failures
+    assert "0.0% within 100 ms" in " ".join(ran.out.split())
+    assert "goodput<1%: xla, 50/s poisson: 0.00%" in ran.err
 
 
 def test_a_server_that_dies_is_reported_with_its_last_words(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
@@ -440,6 +508,41 @@ def test_a_run_ends_early_where_a_condition_is_met_and_says_so(
     ]
 
 
+@pytest.mark.usefixtures("short_silence")
+def test_a_closed_loop_in_which_every_request_failed_meets_its_condition_in_every_report(
+    loadtest: Loadtest, start_puppet: StartPuppet, tmp_path: Path
+) -> None:
+    target, junit = start_puppet("--fail-after", "0"), tmp_path / "junit.xml"
+    ran = loadtest("--mode", "xla", "--target", target, "--fail-if", "errors>0", "--junit", str(junit))
+    assert ran.status == 3
+    assert ran.end.reason == "every request failed in the last block of xla (INTERNAL)"
+    assert f"Nothing was measured: {ran.end.reason}." in " ".join(ran.out.split())
+    assert [case[0].tag for case in ElementTree.parse(junit).iter("testcase")] == ["failure"]
+    assert report.main([str(ran.run.path), "--fail-if", "errors>0"]) == 3
+    assert report.main([str(ran.run.path), "--fail-if", "p99<1"]) == 3
+
+
+def test_an_arm_whose_first_requests_fail_keeps_its_blocks(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
+    arms = {"a": start_puppet("--fail-first", "8"), "b": start_puppet()}
+    ran = loadtest(
+        *("--concurrency", "4", "--equality-images", "0"),
+        *(f"--arm={name}={target},mode=xla" for name, target in arms.items()),
+    )
+    assert (ran.status, ran.end.complete) == (0, True)
+    blocks = Counter(block.arm for block in ran.run.blocks if block.window_ns)
+    assert blocks["a"] == blocks["b"] > 4
+
+
+def test_a_page_that_can_not_be_written_is_not_named_as_if_it_were(
+    loadtest: Loadtest, start_puppet: StartPuppet
+) -> None:
+    ran = loadtest("--mode", "xla", "--target", start_puppet(), "--html", "/dev/full")
+    assert ran.status == 1
+    assert "No space left on device: '/dev/full'" in ran.err
+    assert "page:" not in ran.out
+    assert "run: " in ran.out
+
+
 def test_a_run_in_which_no_condition_is_met_goes_on_to_its_end(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -570,6 +673,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["--live-port", "host"],
         ["--junit", "x.xml"],
         ["--slo", "p99<5ms"],
+        ["--slo", "p99<5ms", "--concurrency", "4"],
+        ["--rate", "5", "--slo", "p99>5ms"],
         ["--size", "8"],
         ["--payload", "gif"],
         ["--images-per-request", "1:x"],
@@ -587,6 +692,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["--arm", "a=h:1", "--baseline", "b"],
         ["--arm", "a=h:1", "--model", "one,other"],
         ["--arm", "a=h:1", "--share-process"],
+        ["--arm", "a=h:1", "--target-http", "h:2"],
         ["--processes", "0"],
         ["--json", "/no/such/folder/x.json"],
         ["--workers", "0"],

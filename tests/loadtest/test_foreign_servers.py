@@ -16,7 +16,8 @@ from xlaserve_loadtest import cli
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.targets.channel import Transport
-from xlaserve_loadtest.targets.target import TargetError, describe
+from xlaserve_loadtest.targets.open_inference import describe
+from xlaserve_loadtest.targets.target import TargetError
 
 QUICK = ("--model", "anything", "--concurrency", "2", "--duration", "0.4", "--warmup", "0.05", "--workers", "1")
 
@@ -49,6 +50,7 @@ def test_a_model_is_sent_what_its_metadata_declare(
     status, kinds = load(tmp_path, "--target", start_foreign(), "--images-per-request", "3")
     assert status == 0, capsys.readouterr().err
     assert "failure" not in kinds
+    assert kinds["block"]["generator"]["own_ms"] > 0
     (arm,) = kinds["header"]["arms"]
     assert (arm["name"], arm["mode"]) == ("anything", "")
     assert kinds["server"]["name"] == "foreign 2"
@@ -119,7 +121,23 @@ def test_a_mix_sends_each_model_its_share_and_reports_each(
         (("--header", "no value"), "expected NAME=VALUE"),
         (("--header", "key-bin=1"), "expected NAME=VALUE"),
         (("--header", "key=a\nb"), "expected NAME=VALUE"),
-        (("--tls-ca", "/nowhere"), "/nowhere: No such file"),
+        (("--tls-ca", "/nowhere"), "--tls-ca: expected a file that exists, got '/nowhere'"),
+        (("--target", "h:1", "--tls-ca", __file__), "--tls-ca: expected certificates in PEM, got /"),
+        (
+            ("--target", "h:1", "--tls-cert", __file__, "--tls-key", __file__),
+            "--tls-cert, --tls-key: expected a certificate and",
+        ),
+        (("--target", "h"), "got 'h'"),
+        (("--target", "h:65536"), "got 'h:65536'"),
+        (("--arm", "a=h:0"), "expected HOST:PORT, http://"),
+        (("--arm", "a"), "expected NAME=ADDRESS"),
+        (("--target", "ftp://h:1"), "got 'ftp://h:1'"),
+        (("--target", "http://h/v2"), "got 'http://h/v2'"),
+        (("--target", "h:1,http://h:1"), "expected addresses of one protocol, and an arm for each"),
+        (("--target", "http://h:1", "--tls"), "http:// is in the clear; expected https://"),
+        (("--warmup", "-1"), "expected a number of 0 or more, got '-1'"),
+        (("--seed", "1.5"), "expected a whole number of 0 or more, got '1.5'"),
+        (("--seed", "9" * 23), f"expected a whole number of 0 or more and below 2^63, got '{'9' * 23}'"),
         (("--target", "h:1", "--tls-cert", __file__), "--tls-cert and --tls-key go together"),
         (("--tls",), "are for --target"),
         (("--input", "ids=noise"), "are for --target"),

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from tests.loadtest.conftest import FakeTarget
@@ -24,10 +25,10 @@ from xlaserve_loadtest.record.lines import Arm, End, Header, ServerUse, Status
 from xlaserve_loadtest.record.run_file import RunWriter, read_run
 from xlaserve_loadtest.reports import csv_rows, html, markdown, prometheus, terminal
 from xlaserve_loadtest.run import crew
+from xlaserve_loadtest.run.generator import Generator
 from xlaserve_loadtest.run.recorder import Recorder
-from xlaserve_loadtest.run.runner import Generator
 from xlaserve_loadtest.schedule import plan
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Replay
 from xlaserve_loadtest.schedule.conditions import parse
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import ModelInfo, Reply
@@ -104,6 +105,7 @@ def measured(
         warmup_s: float = 1.0,
         deadline_s: float = 10.0,
         max_in_flight: int = 4096,
+        block_s: float | None = None,
         **configuration: object,
     ) -> Summary:
         path = tmp_path / "known.run.jsonl.gz"
@@ -112,7 +114,12 @@ def measured(
         header = {
             "started_at": "2026-01-02T03:04:05+00:00",
             "command": ("loadtest",),
-            "configuration": {"duration_s": duration_s, "deadline_s": deadline_s, **configuration},
+            "configuration": {
+                "duration_s": duration_s,
+                "deadline_s": deadline_s,
+                "most_in_flight": max_in_flight,
+                **configuration,
+            },
             "seed": 0,
             "scenario": None,
             "baseline": names[-1],
@@ -125,7 +132,9 @@ def measured(
             with RunWriter(path) as writer:
                 recorder = Recorder(writer)
                 recorder.write(Header(**header))  # type: ignore[arg-type]
-                for block in plan.mirrored(names, load, duration_s=duration_s, warmup_s=warmup_s, seed=0):
+                for block in plan.mirrored(
+                    names, load, duration_s=duration_s, warmup_s=warmup_s, block_s=block_s, seed=0
+                ):
                     generator = Generator(
                         target=fake_target(_with_deadline(arms[block.arm](), deadline_s)),
                         models={block.arm: [model_info]},
@@ -141,7 +150,7 @@ def measured(
                         images_per_request=str(images),
                         server=names.index(block.arm),
                         workers=1,
-                        ceiling_per_s=None,
+                        ceiling=None,
                         use=ServerUse(),
                         counters=None,
                         is_last=False,
@@ -293,6 +302,28 @@ def test_a_target_that_does_not_keep_up_is_said_first_with_the_rate_that_it_answ
 def test_a_target_that_sheds_what_it_cannot_serve_does_not_keep_up_either(measured: Measured) -> None:
     summary = measured({"xla": lambda: Lane(0.01, limit=4)}, OpenLoop(200.0))
     assert "xla did not keep up at 200/s poisson: 100/s were answered." in summary.verdict
+    assert not required(summary.points[0].overload).grows
+
+
+@pytest.mark.parametrize("duration_s", [5, 8])
+@pytest.mark.parametrize("arms", [1, 2])
+def test_latency_does_not_grow_where_half_is_refused_in_a_flat_time(
+    measured: Measured, duration_s: float, arms: int
+) -> None:
+    shedding = {name: answering(0.005, rejects=0.5, seed=seed) for seed, name in enumerate(("xla", "graph")[:arms])}
+    summary = measured(shedding, OpenLoop(100.0), duration_s=duration_s)
+    assert "did not keep up" in summary.verdict
+    text = " ".join((summary.verdict, *summary.warnings))
+    assert "grows with the length" not in text
+    assert any(warning.startswith("The target did not keep up: xla") for warning in summary.warnings)
+
+
+def test_requests_dropped_at_the_generators_own_limit_are_not_laid_to_the_target(measured: Measured) -> None:
+    summary = measured({"xla": answering(0.1)}, OpenLoop(100.0, "constant"), max_in_flight=5)
+    text = " ".join((summary.verdict, *summary.warnings))
+    assert "did not keep up" not in text
+    assert "xla was not sent all of 100/s constant: " in summary.verdict
+    assert any("--max-in-flight 5" in warning for warning in summary.warnings)
 
 
 def test_two_arms_that_do_not_keep_up_are_compared_by_the_rate_that_they_answer(measured: Measured) -> None:
@@ -307,3 +338,51 @@ def test_blocks_that_are_too_short_for_the_latency_are_said(measured: Measured) 
     (warning,) = [text for text in measured(arms, ClosedLoop(4)).warnings if "Blocks are short" in text]
     assert "xla, 4 at a time (half of its requests waited 39" in warning
     assert "graph" not in warning
+
+
+def trace(*at_s: float) -> Replay:
+    return Replay(np.round(np.array(at_s) * 1e9).astype(np.int64))
+
+
+BURSTS = trace(*[0.0] * 20, *[1.0] * 20, *[2.0] * 20)
+
+
+@pytest.mark.parametrize("seconds", [0.005, 0.1, 0.9])
+@pytest.mark.parametrize("warmup_s", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("load", "true_per_s"),
+    [
+        (trace(*[0.5] * 20), 20 / 1.5),
+        (BURSTS, 20.0),
+        (trace(0.0, 0.25, 0.5, 1.0), 3.0),
+        (trace(0.0), 1.0),
+        (OpenLoop(50.0, "constant"), 50.0),
+    ],
+)
+def test_images_per_s_of_what_is_all_answered_are_what_is_due(
+    measured: Measured, load: Load, true_per_s: float, seconds: float, warmup_s: float
+) -> None:
+    (point,) = measured({"xla": answering(seconds)}, load, warmup_s=warmup_s).points
+    assert images_per_s(point) == pytest.approx(true_per_s, rel=0.01)
+    assert point.overload is None
+
+
+def test_arms_that_answer_all_of_a_trace_have_the_same_images_per_s(measured: Measured) -> None:
+    summary = measured({"xla": answering(0.005), "graph": answering(0.1)}, BURSTS)
+    assert required(summary.comparisons[0].ratios["images_per_s"]).value == pytest.approx(1)
+    assert summary.comparisons[0].decides == "p50"
+
+
+def test_a_server_that_does_not_keep_up_with_a_trace_does_what_it_can(measured: Measured) -> None:
+    (point,) = measured({"xla": lambda: Lane(0.01)}, trace(*np.arange(1000) / 200)).points
+    assert required(point.overload).answered_per_s == images_per_s(point) == pytest.approx(100, rel=0.01)
+    assert required(point.overload).grows
+
+
+@pytest.mark.parametrize("load", [OpenLoop(99.0), ClosedLoop(8), BURSTS])
+def test_goodput_is_not_above_throughput(measured: Measured, load: Load) -> None:
+    arms = {"xla": answering(0.03, slow=0.02), "graph": answering(0.03, seed=1)}
+    for point in measured(arms, load, duration_s=8, slo="p99<1s").points:
+        assert required(point.goodput).per_s == pytest.approx(required(point.requests_per_s).value)
+    for point in measured(arms, load, duration_s=8, slo="p99<50ms").points:
+        assert required(point.goodput).per_s <= required(point.requests_per_s).value

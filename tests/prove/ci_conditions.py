@@ -10,7 +10,7 @@ from tests.loadtest.simulated_arms import Simulated
 from tests.prove.registry import Row, Trials, part, share
 
 from xlaserve_loadtest.analysis.conditions import judge
-from xlaserve_loadtest.run.runner import Live
+from xlaserve_loadtest.run.sender import Live
 from xlaserve_loadtest.run.watch import Watch, parse_abort
 from xlaserve_loadtest.schedule.conditions import parse
 

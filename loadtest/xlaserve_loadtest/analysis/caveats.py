@@ -11,23 +11,32 @@ import numpy as np
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure
 from xlaserve_loadtest.analysis.mlperf import ScenarioResult
+from xlaserve_loadtest.analysis.parts import Column, odd_parts, part_names
 from xlaserve_loadtest.analysis.points import Point
-from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.analysis.verdict import disagreement
-from xlaserve_loadtest.record.lines import Run, Status
+from xlaserve_loadtest.analysis.samples import Sample, label
+from xlaserve_loadtest.analysis.verdict import capped, disagreement
+from xlaserve_loadtest.record.lines import CHECK_EVERY, Header, Run, Status, in_words
+from xlaserve_loadtest.schedule.trace import described
 
+CLOCK_SHARE: Final = 0.01
+"""Share of a block's length by which times may be off."""
 _MIN_STALL_S: Final = 0.25
 _STALL_FACTOR: Final = 5.0
 """A closed loop in which nothing is answered for so many median latencies has stalled."""
 
-_UNANSWERED: Final = "Requests that were not answered, and count as at least their deadline"
-_OVERLOADED: Final = "The target did not keep up, so that latency grows with the length of the run"
+_UNANSWERED: Final = "Requests that were not answered as they should be, and count as at least their deadline"
+_GROWING: Final = "The target did not keep up, so that latency grows with the length of the run"
+_OVERLOADED: Final = "The target did not keep up"
+_CAPPED: Final = "Requests were dropped at the generator's limit, and the target may do better with a higher one"
 _UNSETTLED: Final = "Blocks are short for these latencies, so that a queue has no time to settle"
 _LIMITED: Final = "The load was generator-limited, and the target may do better"
 _WAITED: Final = "Programs that XLA compiled while requests waited"
 _COMPILED: Final = "Programs that the server compiled beside traffic while it was measured"
 _UNSTEADY: Final = "Not every block became steady"
-_KINDS: Final = (_UNANSWERED, _OVERLOADED, _UNSETTLED, _LIMITED, _WAITED, _COMPILED, _UNSTEADY)
+_ODD_GENERATOR: Final = "A generator measured what the others did not, so that some of the figures are its own"
+_ODD_TARGET: Final = "A target does not do as the others, whose figures hide it"
+_CLOCKS: Final = "Clocks of generators are not known well enough for so short blocks"
+_KINDS: Final = (_UNANSWERED, _GROWING, _OVERLOADED, _CAPPED, _UNSETTLED, _LIMITED, _WAITED, _COMPILED, _UNSTEADY)
 """Most serious first."""
 _FAR_OFF: Final = "Images/s are what a typical block did, and some blocks were far off"
 _STALLED: Final = (
@@ -52,11 +61,13 @@ def warnings(
     if unmeasured:
         yield f"{', '.join(unmeasured)}: nothing was measured."
     yield from _grouped(
-        (f"{failure.status}: {failure.message or 'no message'}", f"{failure.arm} {failure.count:,} times")
+        (f"{in_words(failure.status)}: {failure.message or 'no message'}", f"{failure.arm} {failure.count:,} times")
         for failure in run.failures
     )
     # Of one kind, all arms' on one line.
     yield from _grouped(sorted(chain.from_iterable(map(_about_point, points)), key=lambda kind: _KINDS.index(kind[0])))
+    yield from _grouped(_odd_parts(run.header, samples))
+    yield from _grouped(_clock_errors(samples))
     yield from _grouped(chain.from_iterable(map(_doubts, comparisons)))
     yield from _grouped(_stalls(samples))
     yield from _grouped(_far_off(points))
@@ -78,6 +89,17 @@ def notes(
             "Closed loop: a waiting slot sends nothing, so a stall is counted once for each slot and hides its queue. "
             "An open loop (--rate) shows what users would have seen."
         )
+    if any(point.requests for point in points):
+        yield (
+            "Errors: NaN and infinity are looked for in each model's first answer of a block and in one of "
+            f"{CHECK_EVERY}, and in all once one is wrong. A small share of such answers may be missed."
+        )
+    own_ms = max((point.generator.own_ms for point in points if point.generator.own_ms is not None), default=None)
+    if own_ms is not None:
+        yield (
+            f"Of every latency, about {own_ms:.2g} ms is not the target's: what a request took, one at a time, to a "
+            "server on the generator's machine that does nothing (both ends of gRPC included). It is not subtracted."
+        )
     unsupported = sorted(
         {percentile.percentile for point in points for percentile in point.percentiles if percentile.value_ms is None}
     )
@@ -88,16 +110,22 @@ def notes(
         yield "No A/A control was run: nothing shows that two equal arms come out equal on this machine."
     within = [one.arm for one in comparisons if one.unit == "blocks" and not one.is_control]
     if within:
+        has_control = any(one.is_control for one in comparisons)
+        unseen = ", which an A/A control in the process of its baseline can't show" * has_control
         yield (
             f"{', '.join(dict.fromkeys(within))}: measured in one process for each arm, or one for all. The intervals "
-            "hold within those processes: another start may differ by more."
+            f"hold within those processes: another start may differ by more{unseen}."
         )
     random = sorted(
         {name for server in run.servers for name, model in server.models.items() if model.get("weights") == "random"}
     )
     if random:
         yield f"{', '.join(random)}: random weights. Speed does not depend on them; the answers mean nothing."
+    for load in run.header.configuration.get("loops") or ():
+        if isinstance(load, dict) and load.get("sha256"):
+            yield f"Replayed: {described(load)}."
     yield from (event.text for event in run.events if event.what == "note")
+    yield from _sent_from(run)
 
 
 def _alike(results: Sequence[ScenarioResult]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -123,10 +151,19 @@ def _about_point(point: Point) -> Iterator[tuple[str, str]]:
     if point.unanswered:
         yield _UNANSWERED, f"{where} ({point.unanswered_text})"
     if (found := point.overload) is not None:
-        grew = f", median latency from {found.first_ms:,.0f} to {found.last_ms:,.0f} ms" if found.grows else ""
-        yield _OVERLOADED, f"{where} ({found.due_per_s:,.4g}/s were due, {found.answered_per_s:,.4g}/s answered{grew})"
-    if point.unsettled_ms is not None:
-        yield _UNSETTLED, f"{where} (half of its requests waited {point.unsettled_ms:,.0f} ms or more)"
+        rates = f"{found.due_per_s:,.4g}/s were due, {found.answered_per_s:,.4g}/s answered"
+        if found.is_capped:
+            yield _CAPPED, f"{where} ({rates}; {capped(found)})"
+        elif found.grows:
+            grew = f"median latency from {found.first_ms:,.0f} to {found.last_ms:,.0f} ms"
+            yield _GROWING, f"{where} ({rates}, {grew})"
+        else:
+            yield _OVERLOADED, f"{where} ({rates})"
+    if (short := point.unsettled) is not None:
+        why = f"half of its requests waited {short.median_ms:,.0f} ms or more"
+        if short.ends_ms is not None:
+            why = "mean latency grows in them from {:,.3g} to {:,.3g} ms".format(*short.ends_ms)
+        yield _UNSETTLED, f"{where} ({why}; try --block {short.needs_s:.2g}, or one arm alone)"
     if point.generator.is_limited:
         yield _LIMITED, f"{where} ({'; '.join(point.generator.limits)})"
     if compiled := point.server.serving_compilations:
@@ -135,6 +172,40 @@ def _about_point(point: Point) -> Iterator[tuple[str, str]]:
         yield _COMPILED, f"{where} ({compiled})"
     if point.steady is False:
         yield _UNSTEADY, where
+
+
+def _odd_parts(header: Header, samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
+    """Finds targets and generators that don't fare as the others of the same arm and load."""
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        if sample.block.role == "measure":
+            groups.setdefault((sample.block.arm, label(sample.block.load)), []).append(sample)
+    kinds: tuple[tuple[str, Column], ...] = ((_ODD_GENERATOR, "generator"), (_ODD_TARGET, "target"))
+    for kind, column in kinds:
+        for (arm, load), own in groups.items():
+            for odd in odd_parts(own, column, part_names(column, header, own)):
+                yield kind, f"{arm}, {load} ({odd})"
+
+
+def _clock_errors(samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
+    for sample in samples:
+        error_ms = max((machine.clock_error_ms for machine in sample.block.generator.machines), default=0.0)
+        if error_ms > CLOCK_SHARE * sample.seconds * 1000:
+            where = f"{sample.block.arm}, block {sample.block.index}"
+            yield _CLOCKS, f"{where} (known to {error_ms:.3g} ms, and {sample.seconds:.3g} s long)"
+
+
+def _sent_from(run: Run) -> Iterator[str]:
+    machines = [machine for block in run.blocks for machine in block.generator.machines]
+    if not machines:
+        return
+    where = ", ".join(f"{line.address} ({line.machine}, processes: {line.workers})" for line in run.generators)
+    error_ms = max(machine.clock_error_ms for machine in machines)
+    drift_ms = max(abs(machine.clock_drift_ms) for machine in machines)
+    yield (
+        f"Sent from {where}. Times are of the coordinator's clock, to within {error_ms:.2g} ms; in one block a "
+        f"generator's clock drifted by up to {drift_ms:.2g} ms. Each latency is of one clock."
+    )
 
 
 def _doubts(comparison: Comparison) -> Iterator[tuple[str, str]]:

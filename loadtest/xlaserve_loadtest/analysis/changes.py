@@ -11,8 +11,8 @@ import numpy as np
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.conditions import Judged, judge
-from xlaserve_loadtest.analysis.intervals import Estimate, unpaired_ratio
-from xlaserve_loadtest.analysis.judgement import Measure, Unit, Verdict
+from xlaserve_loadtest.analysis.intervals import Estimate, Floats, unpaired_ratio
+from xlaserve_loadtest.analysis.judgement import Measure, Side, Unit, Verdict
 from xlaserve_loadtest.analysis.judgement import judge as judge_ratio
 from xlaserve_loadtest.analysis.multiplicity import corrected
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
@@ -23,20 +23,11 @@ CODE: Final = ("packages.xlaserve", "git_revision")
 """What two runs are usually compared for: the code under test."""
 
 _MACHINE: Final = ("cpu", "cores", "gpus")
+_WRITTEN: Final = ("record", "html", "markdown", "csv", "json", "push_file", "fail_if", "output", "save_arrivals")
+"""Options about what is written; every run has names of its own."""
 _HARMLESS: Final = (
-    *(
-        "record",
-        "html",
-        "markdown",
-        "csv",
-        "json",
-        "push_file",
-        "fail_if",
-        "output",
-        "save_arrivals",
-    ),  # what is written
     *("models", "modes", "baseline", "has_control", "loops", "scenario", "find_max", "slo"),  # only what is measured
-    *("seed", "equality_images", "start_timeout_s", "duration_s", "ends_when_steady"),
+    *("seed", "equality_images", "start_timeout_s", "duration_s", "block_s", "ends_when_steady"),
 )
 """Options that change no figure of an arm under a load. Lengths of blocks are compared as they were measured."""
 _LENGTH_LIMIT: Final = 1.2
@@ -113,7 +104,7 @@ def differences(first: Run, second: Run, expected: Sequence[str] = CODE) -> list
         values = (getattr(each.environment, field.name) for each in (one, other))
         add(apart(field.name, *values), is_machine=field.name in _MACHINE)
     # What only one version of the load tester records is not known to differ.
-    for name in (name for name in one.configuration if name in other.configuration):
+    for name in (name for name in one.configuration if name in other.configuration and name not in _WRITTEN):
         add(apart(name, one.configuration[name], other.configuration[name]), is_harmless=name in _HARMLESS)
     return found
 
@@ -184,26 +175,13 @@ def _change(
     # A block in which nothing was answered has no rate; `judge_ratio` counts what was not answered.
     answered = [[sample for sample in side if sample.images_per_s] for side in sides]
     rates = [float(np.mean([sample.images_per_s or 0.0 for sample in side])) for side in answered]
-    by_process = [_by_process(side) for side in answered]
-    is_by_process = all(len(groups) > 1 for groups in by_process)
-    unit: Unit = "server processes" if is_by_process else "blocks"
-    samples = by_process if is_by_process else [[[sample] for sample in side] for side in answered]
-    logs = [
-        np.array([np.mean(np.log([each.images_per_s or np.nan for each in group])) for group in side])
-        for side in samples
-    ]
-    first_ns, second_ns = (
-        [np.concatenate([sample.waits_ns for sample in group]) for group in side] for side in samples
-    )
+    unit: Unit = "server processes"
+    units = [_by_process(side) for side in answered]
+    if any(len(groups) == 1 for groups in units):
+        unit, units = "blocks", [[[sample] for sample in side] for side in answered]
+    first, second = (Side(side, groups) for side, groups in zip(sides, units, strict=True))
     ratios, decides, verdict, reason = judge_ratio(
-        unpaired_ratio(logs[1], logs[0]),
-        second_ns,
-        first_ns,
-        sides[1],
-        sides[0],
-        seed=seed,
-        paired=False,
-        unit=unit,
+        unpaired_ratio(_log_rates(second), _log_rates(first)), second, first, unit=unit, seed=seed, paired=False
     )
     is_other_machine = any(each.is_machine for each in apart)
     reasons = [each.text for each in apart if each.is_reason] + list(_lengths(*sides))
@@ -218,11 +196,15 @@ def _change(
         decides=decides,
         verdict=verdict,
         reason=reason,
-        samples=min(map(len, samples)),
+        samples=min(map(len, units)),
         unit=unit,
         is_other_machine=is_other_machine,
         is_withheld=bool(reasons),
     )
+
+
+def _log_rates(side: Side) -> Floats:
+    return np.array([np.mean(np.log([sample.images_per_s or np.nan for sample in unit])) for unit in side.units])
 
 
 def _by_process(samples: Sequence[Sample]) -> list[list[Sample]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from xlaserve_loadtest.analysis import generator
 from xlaserve_loadtest.analysis.intervals import Estimate, ratio
-from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure, Unit, Verdict, judge
+from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure, Side, Unit, Verdict, judge
 from xlaserve_loadtest.analysis.multiplicity import corrected
 from xlaserve_loadtest.analysis.samples import Sample, label
 from xlaserve_loadtest.record.lines import Arm, Header
@@ -98,12 +98,12 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
 
 def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_control: bool, seed: int) -> Comparison:
     unit, groups = _samples_of(_pair(own, other))
-    own_ns, other_ns = (
-        [np.concatenate([pair[side].waits_ns for pair in group]) for group in groups] for side in (0, 1)
-    )
     logs = [float(np.mean([math.log(_rate(own) / _rate(other)) for own, other in group])) for group in groups]
     images_per_s = ratio(logs) if groups else None
-    judgement = judge(images_per_s, own_ns, other_ns, own, other, seed=seed, unit=unit)
+    sides = [
+        Side(samples, [[pair[side] for pair in group] for group in groups]) for side, samples in enumerate((own, other))
+    ]
+    judgement = judge(images_per_s, *sides, unit=unit, seed=seed, paired=True)
     found = Comparison(own[0].block.arm, other[0].block.arm, load, len(groups), unit, *judgement, is_control)
     limited = [samples[0].block.arm for samples in (own, other) if generator.figures(samples).is_limited]
     if limited:

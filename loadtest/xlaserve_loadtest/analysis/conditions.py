@@ -11,9 +11,11 @@ from typing import Final
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, Estimate
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Verdict
-from xlaserve_loadtest.analysis.percentiles import PERCENTILES, latency_text, least_count
+from xlaserve_loadtest.analysis.percentiles import PERCENTILES, latency_text
 from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.schedule import conditions
 from xlaserve_loadtest.schedule.conditions import RATIO, VERDICT, Condition
+from xlaserve_loadtest.schedule.early_stopping import least_requests
 
 _INVERSE: Final[dict[Verdict, Verdict]] = {"faster": "slower", "slower": "faster", "inconclusive": "inconclusive"}
 
@@ -65,7 +67,10 @@ def value_of(point: Point, condition: Condition) -> float | None:
             return _bounded(rate, condition)
         case "errors" | "dropped":
             count = float(errors if condition.metric == "errors" else point.dropped)
-            return (count / point.due if point.due else None) if condition.is_share else count
+            return None if not point.due else count / point.due if condition.is_share else count
+        case conditions.GOODPUT:
+            goodput = point.goodput
+            return None if goodput is None else goodput.share if condition.is_share else goodput.per_s
         case name if condition.percentile is not None:
             percentile = point.percentile(name)
             return {"lower": percentile.low_ms, "upper": percentile.high_ms}.get(
@@ -224,8 +229,12 @@ def _bounded(estimate: Estimate | None, condition: Condition) -> float | None:
 
 def _why_not(point: Point, condition: Condition) -> str:
     percentile = condition.percentile
+    if not point.due:
+        return "no request was measured"
+    if condition.metric == conditions.GOODPUT:
+        return "the run had no limit to be within: --slo"
     if percentile is not None and point.percentile(condition.metric).value_ms is None:
-        return f"{condition.metric} needs {least_count(percentile):,} answers, got {point.due:,}"
+        return f"{condition.metric} needs {least_requests(percentile):,} answers, got {point.due:,}"
     if condition.bound and point.requests:
         return f"no {condition.bound} bound: too few answers or blocks"
     return f"too few answers ({point.requests})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.record.lines import GeneratorUse
+from xlaserve_loadtest.record.lines import GeneratorUse, MachineUse
 
 BUSY_LIMIT: Final = 0.8
 LATE_LIMIT: Final = 0.01
@@ -24,9 +24,12 @@ class GeneratorFigures:
     cpu_ms_per_request: float | None
     busy: float | None
     """Share of its measured ceiling, in its busiest block; None where that is not known."""
+    own_ms: float | None
+    """Latency of one request at a time to a server on its machine that does nothing; None where not measured."""
     sends: int
     late_sends: int
     late_share: float
+    """Of the generator with the most, where there are several."""
     wait_ms: float | None
     """Mean time that an answer waited until the generator came to it; None in older files."""
     steal: float | None
@@ -45,7 +48,11 @@ def figures(samples: Sequence[Sample]) -> GeneratorFigures:
     own = [sample.block.generator for sample in samples]
     busy = max((one.busy for one in own if one.busy is not None), default=None)
     sends, late = sum(one.sends for one in own), sum(one.late_sends for one in own)
-    late_share = late / sends if sends else 0.0
+    machines: dict[str, list[MachineUse]] = {}
+    for machine in (machine for one in own for machine in one.machines):
+        machines.setdefault(machine.generator, []).append(machine)
+    # Where one of several generators is late, others that are not must not hide it.
+    late_share = max(map(_late_share, machines.values()), default=_late_share(own))
     wait_ms, steal = _mean(own, (one.wait_ms for one in own)), _mean(own, (one.steal for one in own))
     answers = sum(sample.latencies_ns.size for sample in samples)
     mean_ms = sum(int(sample.latencies_ns.sum()) for sample in samples) / answers / 1e6 if answers else None
@@ -63,6 +70,7 @@ def figures(samples: Sequence[Sample]) -> GeneratorFigures:
         workers=max(one.workers for one in own),
         cpu_ms_per_request=sum(one.cpu_s for one in own) * 1000 / requests if requests else None,
         busy=busy,
+        own_ms=max((one.own_ms for one in own if one.own_ms is not None), default=None),
         sends=sends,
         late_sends=late,
         late_share=late_share,
@@ -70,6 +78,11 @@ def figures(samples: Sequence[Sample]) -> GeneratorFigures:
         steal=steal,
         limits=tuple(limits),
     )
+
+
+def _late_share(uses: Sequence[GeneratorUse | MachineUse]) -> float:
+    sends = sum(use.sends for use in uses)
+    return sum(use.late_sends for use in uses) / sends if sends else 0.0
 
 
 def _mean(blocks: Sequence[GeneratorUse], values: Iterable[float | None]) -> float | None:

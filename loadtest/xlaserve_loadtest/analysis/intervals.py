@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.analysis.percentiles import Nanoseconds, at_nearest_rank, least_count
+from xlaserve_loadtest.analysis.percentiles import Nanoseconds, at_nearest_rank
+from xlaserve_loadtest.schedule.early_stopping import least_requests
 
 _WILD_LOG: Final = math.log(1e6)
 MIN_BLOCKS: Final = 4
@@ -63,6 +64,20 @@ def estimate(values: Sequence[float] | Floats) -> Estimate:
     return Estimate(found.value, found.low, found.high)
 
 
+def share(mean: float, count: int) -> Estimate:
+    """Returns the mean of `count` independent values from 0 to 1, with its 95% interval, Wilson's of a share.
+
+    That is of ones and zeros: values between them vary less, so that for them it is too wide rather than too narrow.
+    """
+    if not count:
+        return Estimate(math.nan, None, None)
+    z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
+    scale = 1 + z**2 / count
+    centre = (mean + z**2 / (2 * count)) / scale
+    half = z / scale * math.sqrt(mean * (1 - mean) / count + z**2 / (4 * count**2))
+    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half))
+
+
 def ratio(log_ratios: Sequence[float] | Floats) -> Estimate:
     """Returns the robust geometric mean of ratios, given by their logarithms, with its 95% interval."""
     return _exp(_estimate((np.asarray(log_ratios, np.float64),)))
@@ -89,7 +104,7 @@ def percentile_ratio(
     geometric mean over blocks; where they are too short for the percentile, over groups of neighbours. None where
     either side has too few answers.
     """
-    if min(sum(block.size for block in blocks) for blocks in (arm, baseline)) < least_count(percentile):
+    if min(sum(block.size for block in blocks) for blocks in (arm, baseline)) < least_requests(percentile):
         return None
     groups = (
         _groups([arm, baseline], percentile)

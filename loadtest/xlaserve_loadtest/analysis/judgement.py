@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
+import numpy as np
+
 from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, Estimate, percentile_ratio
-from xlaserve_loadtest.analysis.overload import overload
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds, nearest_rank
-from xlaserve_loadtest.analysis.samples import Sample
+from xlaserve_loadtest.analysis.samples import Sample, is_too_much
 from xlaserve_loadtest.analysis.served import Share, difference
 
 Verdict = Literal["faster", "slower", "inconclusive"]
@@ -25,34 +27,37 @@ _CONCLUDED_AT: Final = 0.01
 MEASURE_NAMES: Final[Mapping[Measure, str]] = {"images_per_s": "images/s", "p50": "p50", "p99": "p99"}
 
 
-def judge(
-    images_per_s: Estimate | None,
-    own_ns: Sequence[Nanoseconds],
-    other_ns: Sequence[Nanoseconds],
-    own: Sequence[Sample],
-    other: Sequence[Sample],
-    *,
-    seed: int,
-    paired: bool = True,
-    unit: Unit = "blocks",
-) -> tuple[dict[Measure, Estimate | None], Measure, Verdict, str]:
-    """Returns the ratios of an arm over another, the measure that decides, and the verdict with its reason.
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What was measured of one of two arms, under one load."""
 
-    Of latencies, those of unanswered requests included, there is one array for each `unit`. `own` and `other` are all
-    blocks of both arms, those in which nothing was answered included.
-    """
-    answered = [Share.answered(samples) for samples in (own, other)]
+    blocks: Sequence[Sample]
+    """All of them, those in which nothing was answered included."""
+    units: Sequence[Sequence[Sample]]
+    """Blocks in which something was answered, by what was drawn independently."""
+
+    def waits_ns(self) -> list[Nanoseconds]:
+        """Returns the latencies of each unit, those of unanswered requests included."""
+        return [np.concatenate([sample.waits_ns for sample in unit]) for unit in self.units]
+
+
+def judge(
+    images_per_s: Estimate | None, own: Side, other: Side, *, unit: Unit, seed: int, paired: bool
+) -> tuple[dict[Measure, Estimate | None], Measure, Verdict, str]:
+    """Returns the ratios of an arm over another, the measure that decides, and the verdict with its reason."""
+    answered = [Share.answered(side.blocks) for side in (own, other)]
+    own_ns, other_ns = own.waits_ns(), other.waits_ns()
     ratios: dict[Measure, Estimate | None] = {"images_per_s": images_per_s}
     for measure, percentile in _PERCENTILE_MEASURES.items():
         is_known = all(_is_answered(share, percentile) for share in answered)
         found = percentile_ratio(own_ns, other_ns, percentile, paired=paired) if is_known else None
         ratios[measure] = found
-    is_open = own[0].block.load.type == "open"
+    is_open = own.blocks[0].block.load.type == "open"
     # Where the load sets the rate, images/s say nothing about the arms; where neither keeps up, they set it.
-    sets_rate = is_open and not (overload(own) and overload(other))
+    sets_rate = is_open and not (is_too_much(own.blocks) and is_too_much(other.blocks))
     decides: Measure = "p50" if sets_rate else "images_per_s"
     verdict, reason = _verdict(ratios[decides], decides, unit)
-    return ratios, decides, *_mind_served(verdict, reason, answered, own, other, is_open=is_open, seed=seed)
+    return ratios, decides, *_mind_served(verdict, reason, answered, (own, other), is_open=is_open, seed=seed)
 
 
 def _is_answered(share: Share, percentile: float) -> bool:
@@ -64,8 +69,7 @@ def _mind_served(
     verdict: Verdict,
     reason: str,
     answered: Sequence[Share],
-    own: Sequence[Sample],
-    other: Sequence[Sample],
+    sides: Sequence[Side],
     *,
     is_open: bool,
     seed: int,
@@ -77,11 +81,12 @@ def _mind_served(
         return "inconclusive", shares
     if not is_open:
         return verdict, reason
-    in_time = [Share.in_time(samples) for samples in (own, other)]
+    in_time = [Share.in_time(side.blocks) for side in sides]
     more, chance = difference(*in_time, seed=seed)
     if chance > _CONCLUDED_AT:
         return verdict, reason
-    within = f" within {own[0].limit_ns / 1e6:g} ms" if math.isfinite(own[0].limit_ns) else ""
+    limit_ns = sides[0].blocks[0].limit_ns
+    within = f" within {limit_ns / 1e6:g} ms" if math.isfinite(limit_ns) else ""
     shares = f"{in_time[0].value:.1%} of its requests were answered{within}, against {in_time[1].value:.1%}"
     found: Verdict = "faster" if more > 0 else "slower"
     return (found if verdict in (found, "inconclusive") else "inconclusive"), shares
@@ -92,7 +97,12 @@ def _verdict(estimate: Estimate | None, measure: Measure, unit: Unit) -> tuple[V
         return "inconclusive", f"too few answers to compare {MEASURE_NAMES[measure]}, or it falls among the unanswered"
     if estimate.low is None or estimate.high is None:
         return "inconclusive", f"an interval takes {MIN_BLOCKS} pairs of {unit}; {_MORE[unit]}"
-    if estimate.low <= 1 <= estimate.high:
-        return "inconclusive", "the interval contains 1"
-    is_more = estimate.low > 1
-    return ("faster" if is_more == (measure == "images_per_s") else "slower"), ""
+    verdict = conclude(estimate, more_is_faster=measure == "images_per_s")
+    return verdict, "the interval contains 1" if verdict == "inconclusive" else ""
+
+
+def conclude(ratio: Estimate, *, more_is_faster: bool) -> Verdict:
+    """Returns what the interval of a ratio says of the one that stands above the line."""
+    if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
+        return "inconclusive"
+    return "faster" if (ratio.low > 1) == more_is_faster else "slower"

@@ -159,7 +159,8 @@ def _relaxed(header: Header, scenario: Scenario, measured: _Measured) -> Iterato
             yield f"{measured.images:,} images instead of {MIN_OFFLINE_SAMPLES:,}"
         load = measured.samples[0].block.load
         pieces = f"requests of {load.images_per_request} images, {load.concurrency} at a time"
-        yield f"one query in {pieces}, at their steady rate instead of over the time to the last answer"
+        yield f"one query in {pieces}, since servers limit what waits"
+        yield "the requests' steady rate instead of all images over the time to the last answer"
     if scenario.name == "Server":
         yield "a limit of one's own instead of the benchmark's, and a search of the rate instead of a single run"
     what = "images of a folder" if header.configuration.get("images") else "synthetic images"

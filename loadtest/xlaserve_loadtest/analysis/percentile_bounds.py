@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 
 from xlaserve_loadtest.analysis.intervals import t_quantile
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds, nearest_rank
+from xlaserve_loadtest.analysis.settling import grows
 
 _BATCHES: Final = 4
 """Few and long: a batch must outlast a queue, or batches are no more independent than requests are."""
-_CONFIDENCE: Final = 0.95
-_MIN_INDEPENDENT: Final = 20
-"""Independent latencies that the requests must be worth."""
-_MANY: Final = 2000
-"""Requests that show how long a queue stays busy: at 90% utilisation some 300 in a row are slow together."""
-_MIN_INDEPENDENT_OF_FEW: Final = 100
-"""The same of fewer requests than that, whose correlation may be longer than they show."""
+_CONFIDENCE: Final = 0.99
+"""Of Student's t. 95% is said: long batches of a queue are not quite independent, nor are their shares normal."""
+_MANY: Final = 10_000
+"""Requests of a run that is long enough to have seen a queue's slow times."""
+_MIN_INDEPENDENT: Final = 100
+"""Independent latencies that fewer requests than that must be worth, or a slow time may still come."""
+_MIN_INDEPENDENT_OF_BLOCK: Final = 8
+"""The same for each block, or a queue may be cut off by its end."""
 _MIN_MEANS: Final = 8
 """Means that a variance is estimated from."""
 
@@ -30,37 +32,38 @@ class PercentileBounds:
     """Bounds of percentiles by batch means.
 
     Requests of one busy period of a queue are slow together, so that a thousand of them may say as little as ten
-    independent ones. Bounds come from how much a few long stretches of the run differ in their share of slow requests.
+    independent ones. Bounds come from how much a few long stretches of the run differ in their share of slow requests,
+    or how much server processes do. A run that is too short to have seen the slow times of its queue has lower bounds
+    only.
     """
 
-    def __init__(self, blocks: Sequence[Nanoseconds]) -> None:
-        """Takes latencies in the order in which requests were due, an array for each block."""
-        blocks = [block for block in blocks if block.size]
-        self.count = sum(block.size for block in blocks)
-        self._batches = [np.sort(batch) for batch in _batches(blocks)]
-        needs = _MIN_INDEPENDENT if self.count >= _MANY else _MIN_INDEPENDENT_OF_FEW
-        self._is_known = self.count / correlation_requests(blocks) >= needs if blocks else False
-        self._ordered = np.sort(np.concatenate(self._batches)) if blocks else np.empty(0, np.int64)
+    def __init__(self, blocks: Sequence[Nanoseconds], servers: Sequence[int | None] | None = None) -> None:
+        """Takes latencies in the order in which requests were due, an array for each block, and the blocks' servers."""
+        pairs = zip(blocks, servers or [None] * len(blocks), strict=True)
+        known = [(block, server) for block, server in pairs if block.size]
+        blocks = [block for block, _ in known]
+        self._batches = _batches(blocks, [server for _, server in known])
+        self._ordered = np.sort(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
+        self._saw_slow_times = bool(blocks) and _saw_slow_times(blocks)
 
     def ranks(self, percentile: float) -> tuple[int | None, int | None]:
         """Returns the ranks, from 1, of two latencies that hold the percentile between them with 95% confidence.
 
-        None where a bound lies beyond the values seen. Both are None where the latencies are too few or too correlated
-        to tell.
+        None where a bound lies beyond the values seen, or the latencies can't tell.
         """
-        if not self._is_known or len(self._batches) < _BATCHES:
+        if len(self._batches) < _BATCHES:
             return None, None
-        at = self._ordered[nearest_rank(self.count, percentile) - 1]
+        count, batches, share = self._ordered.size, len(self._batches), percentile / 100
+        at = self._ordered[nearest_rank(count, percentile) - 1]
         sizes = np.array([batch.size for batch in self._batches])
-        below = np.array([np.searchsorted(batch, at, side="right") for batch in self._batches])
-        excess = below - sizes * (below.sum() / self.count)
-        batches, share = len(self._batches), percentile / 100
-        variance = float((excess**2).sum()) * batches / (batches - 1) / self.count**2
+        below = np.array([np.count_nonzero(batch <= at) for batch in self._batches])
+        excess = below - sizes * (below.sum() / count)
+        variance = float((excess**2).sum()) * batches / (batches - 1) / count**2
         # Batches may agree by chance; independent requests would err by this much at least.
-        error = math.sqrt(max(variance, share * (1 - share) / self.count))
+        error = math.sqrt(max(variance, share * (1 - share) / count))
         half = t_quantile(batches - 1, _CONFIDENCE) * error
-        low, high = math.floor((share - half) * self.count), math.ceil((share + half) * self.count) + 1
-        return low if low >= 1 else None, high if high <= self.count else None
+        low, high = math.floor((share - half) * count), math.ceil((share + half) * count) + 1
+        return low if low >= 1 else None, high if high <= count and self._saw_slow_times else None
 
 
 def correlation_requests(blocks: Sequence[Nanoseconds]) -> float:
@@ -84,8 +87,21 @@ def correlation_requests(blocks: Sequence[Nanoseconds]) -> float:
         longest = max(longest, size * float(((found - centre) ** 2).mean() / variance))
 
 
-def _batches(blocks: Sequence[Nanoseconds]) -> list[Nanoseconds]:
-    """Returns stretches of about the same length: neighbouring blocks together, or parts of few blocks."""
+def _saw_slow_times(blocks: Sequence[Nanoseconds]) -> bool:
+    """Whether a queue had time to become long: not in a few requests, nor in blocks that end before that."""
+    count = sum(block.size for block in blocks)
+    independent = max(_MIN_INDEPENDENT, _MIN_INDEPENDENT_OF_BLOCK * len(blocks))
+    is_enough = count >= _MANY or count >= independent * correlation_requests(blocks)
+    return is_enough and not grows(blocks, _CONFIDENCE)
+
+
+def _batches(blocks: Sequence[Nanoseconds], servers: Sequence[int | None]) -> list[Nanoseconds]:
+    """Returns what each server process answered, or stretches: neighbouring blocks together, or parts of few blocks."""
+    if len(set(servers)) >= _BATCHES:
+        return [
+            np.concatenate([block for block, own in zip(blocks, servers, strict=True) if own == server])
+            for server in dict.fromkeys(servers)
+        ]
     if len(blocks) >= _BATCHES:
         edges = np.linspace(0, len(blocks), _BATCHES + 1).round().astype(int).tolist()
         return [np.concatenate(blocks[first:last]) for first, last in pairwise(edges)]

@@ -10,6 +10,8 @@ import numpy as np
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from xlaserve_loadtest.schedule.early_stopping import least_requests
+
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 
 Nanoseconds = NDArray[np.int64]
@@ -53,15 +55,6 @@ def latency_text(value_ms: float, *, is_lower_bound: bool = False) -> str:
     return f"{AT_LEAST if is_lower_bound else ''}{number} ms"
 
 
-def least_count(percentile: float, confidence: float = 0.99) -> int:
-    """Returns how many answers a percentile needs to be supported with `confidence`.
-
-    It is the least n for which the greatest of n answers lies above the percentile with that probability; the same
-    counts as MLPerf's early stopping: 44 for p90, 90 for p95, 459 for p99.
-    """
-    return math.ceil(math.log(1 - confidence) / math.log(percentile / 100))
-
-
 class Latencies:
     """Latencies in nanoseconds as an HdrHistogram of three significant figures.
 
@@ -88,7 +81,7 @@ class Latencies:
 
     def percentile(self, percentile: float, bounding_ranks: tuple[int | None, int | None] = (None, None)) -> Percentile:
         """Returns a percentile, where there are enough requests, with the latencies at its bounds' ranks."""
-        name, needs = f"p{percentile:g}", least_count(percentile)
+        name, needs = f"p{percentile:g}", least_requests(percentile)
         if self.count < needs:
             return Percentile(name, percentile, None, None, None, needs)
         low, high = bounding_ranks

@@ -13,16 +13,17 @@ import numpy as np
 
 from xlaserve_loadtest.analysis import generator, stages
 from xlaserve_loadtest.analysis.generator import GeneratorFigures
-from xlaserve_loadtest.analysis.intervals import Estimate, estimate
+from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.overload import Overload, overload
 from xlaserve_loadtest.analysis.percentile_bounds import PercentileBounds
-from xlaserve_loadtest.analysis.percentiles import PERCENTILES, Latencies, Percentile, least_count, nearest_rank
-from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns
+from xlaserve_loadtest.analysis.percentiles import PERCENTILES, Latencies, Percentile, nearest_rank
+from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns, typical_rate
+from xlaserve_loadtest.analysis.served import Goodput, goodput
+from xlaserve_loadtest.analysis.settling import Unsettled, unsettled
 from xlaserve_loadtest.analysis.stages import Stage
-from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Role, Rows, Status
+from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Role, Rows, Status, in_words
+from xlaserve_loadtest.schedule.early_stopping import least_requests
 
-_SETTLED_SHARE: Final = 0.25
-"""Median latency over the length of a block, at most, for a queue to settle in it."""
 _SLICES: Final = 240
 """Number of time slices for latency over time."""
 
@@ -118,8 +119,10 @@ class Point:
     """Images/s of each block, in the order of the run; None where nothing was measured."""
     overload: Overload | None = None
     """Of an open loop; None where the target kept up."""
-    unsettled_ms: float | None = None
-    """Median latency where it is so long that a block holds only a few in a row; None where it is not."""
+    goodput: Goodput | None = None
+    """None where the run has no limit of latency."""
+    unsettled: Unsettled | None = None
+    """How blocks are too short, where the target kept up; None where they are not."""
 
     @property
     def unanswered(self) -> int:
@@ -128,8 +131,9 @@ class Point:
 
     @property
     def unanswered_text(self) -> str:
-        """What was not answered, in words: "12 INTERNAL, 3 dropped"."""
-        kinds = {**self.errors, **({"dropped": self.dropped} if self.dropped else {})}
+        """What was not answered, in words: "12 INTERNAL, 4 invalid answer, 3 dropped"."""
+        errors = {in_words(status): count for status, count in self.errors.items()}
+        kinds = {**errors, **({"dropped": self.dropped} if self.dropped else {})}
         return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
 
     @property
@@ -158,9 +162,9 @@ def point(
         np.concatenate([sample.latencies_ns for sample in samples]),
         np.concatenate([sample.unanswered_ns for sample in samples]),
     )
-    bounds = PercentileBounds([sample.successive_ns for sample in samples])
+    bounds = PercentileBounds([sample.successive_ns for sample in samples], [block.server for block in blocks])
     waits_ns = np.concatenate([sample.waits_ns for sample in samples])
-    of_generator = generator.figures(samples)
+    of_generator, too_much = generator.figures(samples), overload(samples)
     images_per_s = [sample.images_per_s for sample in samples]
     asked_steady = [block.steady for block in blocks if block.steady is not None]
     return Point(
@@ -172,8 +176,8 @@ def point(
         measured_s=sum(sample.seconds for sample in samples),
         requests=answered.size,
         images=int(answered["images"].sum()),
-        images_per_s=_over_blocks(samples, images_per_s),
-        requests_per_s=_over_blocks(samples, [sample.requests_per_s for sample in samples]),
+        images_per_s=typical_rate(samples, images_per_s),
+        requests_per_s=typical_rate(samples, [sample.requests_per_s for sample in samples]),
         mean_ms=float(waits_ns.mean()) / 1e6 if waits_ns.size else None,
         percentiles=tuple(latencies.percentile(percentile, bounds.ranks(percentile)) for percentile in percentiles),
         max_ms=float(waits_ns.max()) / 1e6 if waits_ns.size else None,
@@ -188,31 +192,10 @@ def point(
         curve=_curve(latencies),
         over_time=_over_time(rows[rows["status"] == Status.OK], span_ns),
         block_images_per_s=tuple(images_per_s),
-        overload=overload(samples),
-        unsettled_ms=_unsettled_ms(samples),
+        overload=too_much,
+        goodput=goodput(samples),
+        unsettled=None if too_much else unsettled(samples),
     )
-
-
-def _over_blocks(samples: Sequence[Sample], rates: Sequence[float | None]) -> Estimate | None:
-    """Returns the rate of a typical block; where the arm had several server processes, that of a typical process."""
-    by_process: dict[int | None, list[float]] = {}
-    for sample, rate in zip(samples, rates, strict=True):
-        if rate is not None:
-            by_process.setdefault(sample.block.server, []).append(rate)
-    if not by_process:
-        return None
-    own = list(by_process.values())
-    mean = estimate(own[0] if len(own) == 1 else [sum(found) / len(found) for found in own])
-    return Estimate(mean.value, None if mean.low is None else max(mean.low, 0.0), mean.high)
-
-
-def _unsettled_ms(samples: Sequence[Sample]) -> float | None:
-    waits_ns = np.concatenate([sample.latencies_ns for sample in samples])
-    windows_ns = [sample.seconds * 1e9 for sample in samples if sample.seconds]
-    if len(samples) == 1 or not waits_ns.size or not windows_ns:
-        return None
-    median_ns = float(np.median(waits_ns))
-    return median_ns / 1e6 if median_ns > _SETTLED_SHARE * min(windows_ns) else None
 
 
 def _errors(rows: Rows) -> dict[str, int]:
@@ -273,7 +256,7 @@ def _curve(latencies: Latencies) -> tuple[CurveValue, ...]:
     supported = [
         percentile
         for percentile in percentiles
-        if latencies.count >= least_count(percentile)
+        if latencies.count >= least_requests(percentile)
         and nearest_rank(latencies.count, percentile) <= latencies.answered
     ]
     if not supported:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from xlaserve_loadtest.analysis.intervals import Estimate, estimate
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds
 from xlaserve_loadtest.record import lines as record
-from xlaserve_loadtest.record.lines import BlockLine, Header, LoadLine, Rows, Run, Status
+from xlaserve_loadtest.record.lines import MAX_MODELS, BlockLine, Header, LoadLine, Rows, Run, Status
 from xlaserve_loadtest.schedule.conditions import ConditionError, parse
+
+_MIN_LEFT_SHARE: Final = 0.03
+"""Share of the requests due that must be left over where they were too much."""
+_NOISE: Final = 3.0
+"""Standard deviations of the number of arrivals that must be left over: by chance a queue grows, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,12 @@ class Sample:
     """Deadline of a request; None where the record has none."""
     limit_ns: float = math.inf
     """Latency that the run was to keep to; infinite without such a limit."""
+    generators: tuple[str, ...] = ()
+    """Names of the run's generators on other machines, by their index in the column `generator`."""
+    max_in_flight: int | None = None
+    """Requests that an open loop may have under way; None in older files."""
+    is_overloaded: bool = False
+    """Whether the blocks of its arm and load were too much for their target (`is_too_much`)."""
 
     @property
     def answered(self) -> Rows:
@@ -44,7 +59,7 @@ class Sample:
     @property
     def in_time(self) -> int:
         """Requests that were answered within the limit."""
-        return int((self.latencies_ns <= self.limit_ns).sum())
+        return int((self.latencies_ns < self.limit_ns).sum())
 
     @property
     def unanswered_ns(self) -> Nanoseconds:
@@ -84,6 +99,11 @@ class Sample:
         block = replace(self.block, generator=replace(generator, dropped=dropped, dropped_by_model=()))
         return replace(self, block=block, rows=self.rows[self.rows["model"] == index])
 
+    def of_part(self, column: str, index: int) -> Sample:
+        """Returns the requests to one target, or from one generator; what was dropped belongs to none."""
+        block = replace(self.block, generator=replace(self.block.generator, dropped=0, dropped_by_model=()))
+        return replace(self, block=block, rows=self.rows[self.rows[column] == index])
+
     @property
     def seconds(self) -> float:
         """Length of the measured window."""
@@ -100,13 +120,40 @@ class Sample:
         """Images answered each second; None where nothing was answered."""
         return self._rate(images=True)
 
+    @property
+    def in_time_per_s(self) -> float:
+        """Requests answered within the limit, each second."""
+        if self.block.load.type == "open":
+            return self.in_time / self.seconds if self.seconds else 0.0
+        return (self.requests_per_s or 0.0) * self.in_time / max(self.answered.size, 1)
+
+    @property
+    def left_over(self) -> int:
+        """Requests due in the window for which the target had no answer while it lasted, without what was dropped.
+
+        The window begins and ends later by the shortest latency: that long any request is under way.
+        """
+        measured = record.measured(self.rows)
+        refused = int((measured["status"] == Status.RESOURCE_EXHAUSTED).sum())
+        return int(measured.size) - int(self._ended_inside.sum()) + refused
+
+    @property
+    def _ended_inside(self) -> NDArray[np.bool_]:
+        first_ns, last_ns = self.block.window_ns or (0, 0)
+        latencies = self.latencies_ns
+        shortest_ns = latencies.min() if latencies.size and self.block.load.type == "open" else 0
+        ended_ns = self.rows["end_ns"] - shortest_ns
+        inside: NDArray[np.bool_] = (ended_ns >= first_ns) & (ended_ns < last_ns)
+        return inside
+
     def _rate(self, *, images: bool) -> float | None:
         """Returns a rate, over whole requests where that is possible.
 
         A closed loop's rate, offline too, is the answers of its slots for each second of their time: counting answers
         in a window of fixed length would be off by up to a batch, and timing a set of requests to its end by the time
-        in which the last slots run empty. Otherwise, and where failures made slots rest, it is the number answered
-        inside the window, no matter when they were due.
+        in which the last slots run empty. An open loop's is what was due in the window and answered, over its length.
+        Where that was too much for the target, and where failures made slots rest, it is the number answered inside
+        the window, no matter when they were due.
         """
 
         def count(rows: Rows) -> int:
@@ -119,9 +166,34 @@ class Sample:
         if load.type != "open" and load.concurrency and answered.size == measured.size:
             slot_s = float(latencies_ns(measured).sum()) / 1e9
             return count(answered) * load.concurrency / slot_s if slot_s else None
-        ended = self.rows["end_ns"]
-        inside = (ended >= window[0]) & (ended < window[1]) & (self.rows["status"] == Status.OK)
-        return count(self.rows[inside]) / self.seconds if self.seconds and inside.any() else None
+        if load.type != "open" or self.is_overloaded:
+            answered = self.rows[self._ended_inside & (self.rows["status"] == Status.OK)]
+        return count(answered) / self.seconds if self.seconds and answered.size else None
+
+
+def is_too_much(samples: Sequence[Sample], *, dropped: bool = True) -> bool:
+    """Whether the blocks of one open loop were too much for their target: more was due than it answered.
+
+    What was left over is the growth of the number of requests under way from the start of each window to its end, what
+    was refused with RESOURCE_EXHAUSTED, and what was `dropped` where that counts.
+    """
+    windows = [sample for sample in samples if sample.block.load.type == "open" and sample.seconds]
+    due = sum(sample.due for sample in windows)
+    left_over = sum(sample.left_over + dropped * sample.block.generator.dropped for sample in windows)
+    return left_over > max(_MIN_LEFT_SHARE * due, _NOISE * math.sqrt(due))
+
+
+def typical_rate(samples: Sequence[Sample], rates: Sequence[float | None]) -> Estimate | None:
+    """Returns the rate of a typical block; where the arm had several server processes, that of a typical process."""
+    by_process: dict[int | None, list[float]] = {}
+    for sample, rate in zip(samples, rates, strict=True):
+        if rate is not None:
+            by_process.setdefault(sample.block.server, []).append(rate)
+    if not by_process:
+        return None
+    own = list(by_process.values())
+    mean = estimate(own[0] if len(own) == 1 else [sum(found) / len(found) for found in own])
+    return Estimate(mean.value, None if mean.low is None else max(mean.low, 0.0), mean.high)
 
 
 def collect(run: Run) -> list[Sample]:
@@ -132,11 +204,37 @@ def collect(run: Run) -> list[Sample]:
     edges = np.searchsorted(rows["block"], [(block.index, block.index + 1) for block in blocks]).reshape(-1, 2)
     found = run.header.configuration.get("deadline_s")
     deadline_s = float(found) if isinstance(found, int | float) else None
+    found = run.header.configuration.get("most_in_flight")
+    max_in_flight = found if isinstance(found, int) else None
     limit_ns = _limit_ns(run.header)
-    return [
-        Sample(block, rows[first:last], deadline_s, limit_ns)
+    generators = tuple(dict.fromkeys(machine.generator for block in blocks for machine in block.generator.machines))
+    for block, (first, last) in zip(blocks, edges, strict=True):
+        own = rows[first:last]
+        own["generator"] = _places(block, generators)[own["generator"]]
+        if block.window_ns is None and not (own["status"] == Status.OK).any():
+            # It had no window as nothing was answered: these failures must not pass for those of a warm-up.
+            own["measured"] = True
+    samples = [
+        Sample(block, rows[first:last], deadline_s, limit_ns, generators, max_in_flight)
         for block, (first, last) in zip(blocks, edges, strict=True)
     ]
+    groups: dict[tuple[str, str, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(_group(sample.block), []).append(sample)
+    too_much = {key for key, own in groups.items() if is_too_much(own)}
+    return [replace(sample, is_overloaded=_group(sample.block) in too_much) for sample in samples]
+
+
+def _group(block: BlockLine) -> tuple[str, str, str]:
+    return block.arm, block.role, label(block.load)
+
+
+def _places(block: BlockLine, generators: Sequence[str]) -> NDArray[np.uint8]:
+    """Returns the index in `generators` by that in the block, which lists only those that sent in it."""
+    places = np.arange(MAX_MODELS, dtype=np.uint8)
+    names = [machine.generator for machine in block.generator.machines]
+    places[: len(names)] = [generators.index(name) for name in names]
+    return places
 
 
 def _limit_ns(header: Header) -> float:

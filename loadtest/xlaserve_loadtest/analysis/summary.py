@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xlaserve_loadtest.analysis import caveats, highest_rate, mlperf, verdict
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
 from xlaserve_loadtest.analysis.conditions import percentiles as percentiles_for
 from xlaserve_loadtest.analysis.highest_rate import HighestRate
+from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.mlperf import ScenarioResult
+from xlaserve_loadtest.analysis.parts import Column, part_names
 from xlaserve_loadtest.analysis.points import Point, point
 from xlaserve_loadtest.analysis.price import Price, prices
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
-from xlaserve_loadtest.record.lines import End, Equality, Failure, Header, Run, Server
+from xlaserve_loadtest.record.lines import End, Equality, Failure, GeneratorLine, Header, Run, Server
 from xlaserve_loadtest.schedule.conditions import Condition
 
 
@@ -74,7 +76,13 @@ class Summary:
     requests: int
     """Answered requests, searches included."""
     by_model: tuple[tuple[str, Point], ...] = ()
-    """The requests of each model of `points` whose arm is for several: their latencies and errors, not rates."""
+    """The requests of each model of `points` whose arm is for several; rates are its share of the arm's."""
+    by_target: tuple[tuple[str, Point], ...] = ()
+    """The same of each target of `points` whose arm has several."""
+    by_generator: tuple[tuple[str, Point], ...] = ()
+    """The same of each generator, where there are several."""
+    generators: tuple[GeneratorLine, ...] = ()
+    """Generators on other machines."""
 
 
 def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
@@ -89,6 +97,7 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
     percentiles = percentiles_for([*conditions, highest_rate.slo_of(header)])
     curve = _points(header, samples, (start_ns, end_ns), percentiles)
     points = tuple(point for point in curve if point.role == "measure")
+    measured = [sample for sample in samples if sample.block.role == "measure"]
     comparisons = compare(header, samples)
     rates = highest_rate.highest_rates(header, samples, curve)
     results = mlperf.results(header, samples, points, rates)
@@ -99,7 +108,10 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
         verdicts=tuple(verdict.sentence(comparison) for comparison in comparisons if not comparison.is_control),
         points=points,
         curve=curve,
-        by_model=tuple(_by_model(header, samples, (start_ns, end_ns), percentiles)),
+        by_model=tuple(_shares(points, _by_model(header, samples, (start_ns, end_ns), percentiles))),
+        by_target=tuple(_shares(points, _by_part("target", header, measured, (start_ns, end_ns), percentiles))),
+        by_generator=tuple(_shares(points, _by_part("generator", header, measured, (start_ns, end_ns), percentiles))),
+        generators=run.generators,
         comparisons=comparisons,
         prices=prices(header.arms, baselines(header), run.servers, points, comparisons),
         highest_rates=rates,
@@ -133,6 +145,35 @@ def _by_model(
         for index, model in enumerate(arm.models):
             only = [sample.of_model(index) for sample in own]
             yield from ((model, point) for point in _points(header, only, span_ns, percentiles))
+
+
+def _by_part(
+    column: Column, header: Header, samples: Sequence[Sample], span_ns: tuple[int, int], percentiles: Sequence[float]
+) -> Iterator[tuple[str, Point]]:
+    for arm in header.arms:
+        own = [sample for sample in samples if sample.block.arm == arm.name]
+        names = part_names(column, header, own)
+        for index, name in enumerate(names) if len(names) > 1 else ():
+            only = [sample.of_part(column, index) for sample in own]
+            yield from ((name, point) for point in _points(header, only, span_ns, percentiles))
+
+
+def _shares(wholes: Sequence[Point], parts: Iterable[tuple[str, Point]]) -> Iterator[tuple[str, Point]]:
+    """Yields parts of points with their share of the whole's rates, so that they add up to them."""
+    for name, part in parts:
+        (whole,) = (point for point in wholes if (point.arm, point.label) == (part.arm, part.label))
+        yield (
+            name,
+            replace(
+                part,
+                requests_per_s=_share(whole.requests_per_s, part.requests, whole.requests),
+                images_per_s=_share(whole.images_per_s, part.images, whole.images),
+            ),
+        )
+
+
+def _share(rate: Estimate | None, part: int, whole: int) -> Estimate | None:
+    return None if rate is None or not whole else Estimate(rate.value * part / whole, None, None)
 
 
 def _points(

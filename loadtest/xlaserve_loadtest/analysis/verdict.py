@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.highest_rate import HighestRate
 from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
+from xlaserve_loadtest.analysis.overload import Overload
 from xlaserve_loadtest.analysis.points import Point
-from xlaserve_loadtest.record.lines import Equality, Run
+from xlaserve_loadtest.record.lines import Equality, Run, in_words
 
 _MAX_SENTENCES = 3
 
 
 def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]) -> str:
     """Returns the verdict on a run: what invalidates it first, then what was found."""
-    parts = [disagreement(equality) for equality in run.equalities if not equality.is_equal]
+    parts = _first((disagreement(each) for each in run.equalities if not each.is_equal), "outputs differ")
     if any(point.requests for point in points):
-        parts += [_unanswered(point) for point in points if point.unanswered]
-        parts += [_overloaded(point) for point in points if point.overload]
+        parts += _first((_unanswered(point) for point in points if point.unanswered), "requests were not answered")
+        overloads = [(point, point.overload) for point in points if point.overload]
+        parts += _first(
+            (_overloaded(*each) for each in overloads if not each[1].is_capped), "the target did not keep up"
+        )
+        parts += _first((_held_back(*each) for each in overloads if each[1].is_capped), "requests were dropped")
     judged = [comparison for comparison in comparisons if not comparison.is_control]
     parts += [_rate_sentence(rate) for rate in rates]
     if len(judged) > _MAX_SENTENCES:
@@ -33,7 +38,7 @@ def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], r
             parts.append("Nothing was compared.")
     elif not rates:
         reason = run.end.reason if run.end else "the file was cut off before a block had ended"
-        failure = next((f"{failed.status}: {failed.message}" for failed in run.failures), "")
+        failure = next((f"{in_words(failed.status)}: {failed.message}" for failed in run.failures), "")
         parts.append("Nothing was measured: " + (reason or failure or "no block came out of warm-up") + ".")
     return " ".join(parts)
 
@@ -49,10 +54,18 @@ def sentence(comparison: Comparison) -> str:
     if (ratio := comparison.ratio) is not None:
         latency = f"{MEASURE_NAMES[comparison.decides]} latency"
         what = "images/s" if comparison.decides == "images_per_s" else latency
-        parts.append(
-            f"{ratio.value:.3f} times the {what} ({_interval(ratio)}{comparison.pairs} pairs of {comparison.unit})"
-        )
+        # Another start of the same program may differ by more than its blocks do.
+        within = " in the same processes" * (comparison.unit == "blocks")
+        pairs = f"{comparison.pairs} pairs of {comparison.unit}{within}"
+        parts.append(f"{ratio.value:.3f} times the {what} ({_interval(ratio)}{pairs})")
     return "".join(parts).removesuffix("; ") + "."
+
+
+def _first(sentences: Iterable[str], what: str) -> list[str]:
+    """Returns the first few sentences, and how many more there would be; warnings list all of them."""
+    found = list(sentences)
+    more = len(found) - _MAX_SENTENCES
+    return [*found[:_MAX_SENTENCES], *([f"In {more} more cases {what}."] if more > 0 else [])]
 
 
 def _unanswered(point: Point) -> str:
@@ -62,10 +75,20 @@ def _unanswered(point: Point) -> str:
     )
 
 
-def _overloaded(point: Point) -> str:
-    assert point.overload is not None
-    grows = ", and its latency grows with the length of the run" if point.overload.grows else ""
-    return f"{point.arm} did not keep up at {point.label}: {point.overload.answered_per_s:,.4g}/s were answered{grows}."
+def _overloaded(point: Point, overload: Overload) -> str:
+    grows = ", and its latency grows with the length of the run" if overload.grows else ""
+    return f"{point.arm} did not keep up at {point.label}: {overload.answered_per_s:,.4g}/s were answered{grows}."
+
+
+def _held_back(point: Point, overload: Overload) -> str:
+    answered = f"{overload.answered_per_s:,.4g}/s were answered"
+    return f"{point.arm} was not sent all of {point.label}: {answered}, and {capped(overload)}."
+
+
+def capped(overload: Overload) -> str:
+    """Returns that it was the generator that held back."""
+    limit = "" if overload.max_in_flight is None else f" {overload.max_in_flight:,}"
+    return f"the generator had as many requests under way as --max-in-flight{limit} lets it"
 
 
 def disagreement(equality: Equality) -> str:
@@ -103,8 +126,9 @@ def _alone(point: Point) -> str:
     rate = f"{point.images_per_s.value:,.1f} images/s" if point.images_per_s else "no rate"
     supported = [percentile for percentile in point.percentiles if percentile.value_ms is not None]
     latency = f", {supported[-1].name} {supported[-1].text}" if supported else ""
+    within = "" if point.goodput is None else f", {point.goodput.share:.1%} within {point.goodput.limit_ms:g} ms"
     limited = " (generator-limited)" if point.generator.is_limited else ""
-    return f"{point.arm} does {rate}{latency} at {point.label}{limited}."
+    return f"{point.arm} does {rate}{latency}{within} at {point.label}{limited}."
 
 
 def _rate_sentence(rate: HighestRate) -> str:

@@ -2,6 +2,15 @@
 (() => {
   const PRINT_WIDTH_PX = 670;
   const PRINT_HEIGHT_PX = 270;
+  const tables = [...document.querySelectorAll("table")];
+  const fit = () => {
+    tables.forEach((table) => table.classList.remove("stacked"));
+    tables.filter((table) => table.scrollWidth > table.parentElement.clientWidth).forEach((table) => table.classList.add("stacked"));
+  };
+  document.querySelectorAll("details").forEach((details) => details.addEventListener("toggle", fit));
+  addEventListener("resize", fit);
+  fit();
+
   const plots = [];
   for (const source of document.querySelectorAll("script.chart")) {
     const { traces, layout } = JSON.parse(source.textContent);
@@ -29,6 +38,7 @@
     const isBars = plot.data.some((trace) => trace.type === "bar");
     const height = isBars ? own : Math.min(own, most);
     plot.style.height = `${height}px`;
-    Plotly.relayout(plot, { width, height, autosize: width === null });
+    // It remembers the width that it was first drawn in.
+    Plotly.relayout(plot, { width, height, autosize: width === null }).then(() => width ?? Plotly.Plots.resize(plot));
   }
 })();

@@ -40,8 +40,16 @@ class Status(IntEnum):
     DATA_LOSS = 15
     UNAUTHENTICATED = 16
     INVALID_REPLY = 100
-    """Answered with OK, but not with what the model's metadata promises."""
+    """Answered with OK, but not with what was asked for and the model's metadata promise."""
 
+
+def in_words(status: str) -> str:
+    """Returns the name of a status as reports show it."""
+    return "invalid answer" if status == Status.INVALID_REPLY.name else status
+
+
+CHECK_EVERY: Final = 251
+"""The numbers of one answer in so many are looked at: p99 does not see that. A prime, as requests repeat."""
 
 STAGES: Final = ("decode_s", "queue_s", "gather_s", "execute_s", "encode_s", "total_s")
 """Where a request's time went inside the server, as the server reports it."""
@@ -58,12 +66,17 @@ REQUEST: Final = np.dtype(
         ("status", np.uint8),
         ("images", np.uint32),
         ("model", np.uint8),
+        ("target", np.uint8),
+        ("generator", np.uint8),
         *((stage, np.float32) for stage in STAGES),
     ]
 )
 """A request. Times are of one monotonic clock: when it was due, when it was sent, when its answer was there.
-`model` is an index in `Arm.served`.
+`model` is an index in `Arm.served`, `target` in `Arm.targets`, and `generator` in `GeneratorUse.machines`.
 Stages that the server did not report are NaN."""
+
+MAX_MODELS: Final = int(np.iinfo(REQUEST["model"]).max) + 1
+"""Models that an arm may have; it has no more targets either, and a run no more generators."""
 
 Rows = NDArray[np.void]
 """Requests: rows of `REQUEST`."""
@@ -98,6 +111,11 @@ class Arm:
     """The arm that this one repeats; an A/A control must come out equal to it."""
     models: tuple[str, ...] = ()
     """Models of a mix, of which `model` then says the shares; empty for one model."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Addresses that its requests go to in turn."""
+        return tuple(self.target.split(","))
 
     @property
     def served(self) -> tuple[str, ...]:
@@ -178,6 +196,20 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class GeneratorLine:
+    """A generator on another machine, or in another process of `loadtest generate`."""
+
+    kind: ClassVar[str] = "generator"
+    address: str
+    """HOST:PORT."""
+    machine: str
+    """Its name for itself."""
+    workers: int
+    """Processes that send."""
+    environment: Environment
+
+
+@dataclass(frozen=True, slots=True)
 class LoadLine:
     """What was asked of the target in a block."""
 
@@ -194,6 +226,26 @@ class LoadLine:
     burst: int = 1
     """Requests due at the same moment."""
     images_per_request: str = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """What the generator on one machine did in a block. Fields that are not explained are as in GeneratorUse."""
+
+    generator: str
+    """HOST:PORT."""
+    workers: int
+    cpu_s: float
+    sends: int
+    late_sends: int
+    wait_ms: float
+    longest_wait_ms: float
+    preemptions: int
+    steal: float
+    clock_error_ms: float
+    """How far times of its requests may be off at most, where its clock drifted evenly."""
+    clock_drift_ms: float
+    """How far its clock drifted from the coordinator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +270,10 @@ class GeneratorUse:
     """How often the scheduler took the processor from a worker (involuntary context switches)."""
     steal: float | None = None
     """Share of the machine's processor time that its hypervisor gave to others."""
+    own_ms: float | None = None
+    """Median latency of one request at a time to a server on its machine that does nothing; None: not measured."""
+    machines: tuple[MachineUse, ...] = ()
+    """Each generator's part, where they run elsewhere (`--generator`); `wait_ms` and `steal` are then the worst's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +407,7 @@ class End:
     reason: str = ""
 
 
-Line = Header | Server | BlockLine | Requests | Event | Equality | Failure | End
+Line = Header | Server | GeneratorLine | BlockLine | Requests | Event | Equality | Failure | End
 
 
 @dataclass(frozen=True)
@@ -369,3 +425,4 @@ class Run:
     failures: tuple[Failure, ...]
     end: End | None
     """None when the file was cut off."""
+    generators: tuple[GeneratorLine, ...] = ()

@@ -16,15 +16,18 @@ from typing import Any, BinaryIO, Final, NoReturn, Self
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from xlaserve_loadtest.files import naming
 from xlaserve_loadtest.record.lines import (
     REQUEST,
     SCHEMA,
     STAGES,
+    SUFFIX,
     BlockLine,
     End,
     Equality,
     Event,
     Failure,
+    GeneratorLine,
     Header,
     Line,
     Requests,
@@ -40,10 +43,27 @@ class RunFileError(Exception):
     """The file can't be read as a run; the message says why."""
 
 
+def new_file(folder: Path, name: str) -> Path:
+    """Makes an empty run file, and `folder`; returns its path, with a number where another has the name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}{SUFFIX}"
+    number = 1
+    while True:
+        # Taken at once: another run may begin in the same second.
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+            path = folder / f"{name}-{number}{SUFFIX}"
+        else:
+            return path
+
+
 class RunWriter:
     """Writes a run file line by line, the header first; `with` closes it. Every line is on disk when `write` returns.
 
-    Raises OSError where the file can't be written, ValueError for values that JSON lacks (NaN outside of rows).
+    Raises OSError, which names the file, where it can't be written, and ValueError for values that JSON lacks (NaN
+    outside of rows).
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,14 +74,15 @@ class RunWriter:
     def write(self, line: Line) -> None:
         """Appends one line."""
         text = json.dumps(_as_json(line), allow_nan=False, separators=(",", ":"))
-        self._file.write(self._gzip.compress(text.encode() + b"\n") + self._gzip.flush(zlib.Z_SYNC_FLUSH))
-        self._file.flush()
+        with naming(self.path):
+            self._file.write(self._gzip.compress(text.encode() + b"\n") + self._gzip.flush(zlib.Z_SYNC_FLUSH))
+            self._file.flush()
 
     def close(self) -> None:
         """Closes the file."""
         if not self._file.closed:
-            self._file.write(self._gzip.flush())
-            self._file.close()
+            with naming(self.path), self._file:
+                self._file.write(self._gzip.flush())
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +115,7 @@ def read_run(path: Path) -> Run:
         equalities=tuple(line for line in rest if isinstance(line, Equality)),
         failures=tuple(line for line in rest if isinstance(line, Failure)),
         end=next((line for line in rest if isinstance(line, End)), None),
+        generators=tuple(line for line in rest if isinstance(line, GeneratorLine)),
     )
 
 
@@ -113,6 +135,7 @@ def _check_order(path: Path, header: Header, rest: Sequence[Line]) -> None:
 
 
 _STATUS_BY_NAME: Final = {status.name: status.value for status in Status}
+_INDICES: Final = ("model", "target", "generator")
 _COLUMNS: Final = ("scheduled_ns", "start_ns", "end_ns", "images", "measured")
 
 
@@ -129,10 +152,13 @@ class _RequestColumns:
     measured: list[bool]
     stages: dict[str, list[float | None]] = field(default_factory=dict)
     model: list[int] | None = None
-    """None where all requests are for the arm's first model."""
+    """None where all requests are for the arm's first model, which goes for the following, too."""
+    target: list[int] | None = None
+    generator: list[int] | None = None
 
     def to_requests(self) -> Requests:
-        columns = [*(getattr(self, column) for column in _COLUMNS), *self.stages.values()]
+        indices = {column: values for column in _INDICES if (values := getattr(self, column)) is not None}
+        columns = [*(getattr(self, column) for column in _COLUMNS), *indices.values(), *self.stages.values()]
         if any(len(column) != len(self.status) for column in columns):
             raise ValueError("columns of different lengths")  # NumPy would repeat a single value
         rows = np.zeros(len(self.status), REQUEST)
@@ -140,8 +166,8 @@ class _RequestColumns:
         rows["status"] = [_STATUS_BY_NAME[name] for name in self.status]
         for column in _COLUMNS:
             rows[column] = getattr(self, column)
-        if self.model is not None:
-            rows["model"] = self.model
+        for column, values in indices.items():
+            rows[column] = values
         for stage in STAGES:
             # NumPy reads None as NaN.
             rows[stage] = self.stages.get(stage, math.nan)
@@ -151,7 +177,10 @@ class _RequestColumns:
 
 
 _ADAPTERS: Final[Mapping[str, TypeAdapter[Any]]] = {
-    **{line.kind: TypeAdapter(line) for line in (Header, Server, BlockLine, Event, Equality, Failure, End)},
+    **{
+        line.kind: TypeAdapter(line)
+        for line in (Header, Server, GeneratorLine, BlockLine, Event, Equality, Failure, End)
+    },
     Requests.kind: TypeAdapter(_RequestColumns),
 }
 
@@ -166,7 +195,7 @@ def _as_json(line: Line) -> dict[str, Any]:
         "block": line.block,
         "status": [Status(status).name for status in rows["status"].tolist()],
         **{column: rows[column].tolist() for column in _COLUMNS},
-        **({"model": rows["model"].tolist()} if rows["model"].any() else {}),
+        **{column: rows[column].tolist() for column in _INDICES if rows[column].any()},
         "stages": {
             stage: [None if math.isnan(value) else value for value in values.tolist()]
             for stage, values in reported.items()
@@ -188,9 +217,13 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
             document = json.loads(text, parse_constant=_no_number)
         except (ValueError, RecursionError):
             raise RunFileError(f"{where}: not JSON; is this a run file?") from None
-        kind = str(document.get("kind")) if isinstance(document, dict) else type(document).__name__
+        kind = document.get("kind") if isinstance(document, dict) else None
+        if not isinstance(kind, str):
+            raise RunFileError(f"{where}: expected an object with a kind; is this a run file?")
         if kind not in _ADAPTERS:
-            raise RunFileError(f"{where}: expected a kind of {', '.join(sorted(_ADAPTERS))}; got {kind!r}")
+            if number == 1:
+                raise RunFileError(f"{where}: expected a header, got {kind}")
+            continue  # a later version added it
         schema = document.pop("schema", SCHEMA)
         if schema != SCHEMA:
             raise RunFileError(f"{where}: schema {schema!r} is not known here; this version reads {SCHEMA!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import ArrayLike
 
+from xlaserve_loadtest.printable import one_line
 from xlaserve_loadtest.reports.markup import data, tag
 
 COLOURS: Final = ("#3b7ddd", "#e8822e", "#1a9e84", "#b659c4", "#8d9a1f", "#d65468", "#a5713f", "#3aa7c9")
@@ -21,6 +22,8 @@ EVENT: Final = "#d6293e"
 PART_COLOURS: Final = ("#8fa3ba", "#d9c27a", "#c9a0a0", "#a9c49a", "#56708f", "#b6a6cf", "#c3cad3", "#93c4c4")
 """Of the parts of a bar, paler than any arm."""
 
+_SHORT: Final = 28
+"""Characters of a name on an axis."""
 BAR_PX: Final = 34
 """Height of a bar and the room around it, for a name of two lines."""
 
@@ -44,6 +47,10 @@ _MARKS: Final[Mapping[str, str]] = {
     "dash": "\N{EN DASH} \N{EN DASH}",
     "dot": "\N{MIDDLE DOT}\N{MIDDLE DOT}\N{MIDDLE DOT}\N{MIDDLE DOT}",
     "dashdot": "\N{EN DASH} \N{MIDDLE DOT}",
+    "longdash": "\N{EM DASH} \N{EM DASH}",
+    "longdashdot": "\N{EM DASH} \N{MIDDLE DOT}",
+    "2px,9px": "\N{MIDDLE DOT}\N{EN SPACE}\N{MIDDLE DOT}",
+    "15px,3px,3px,3px,3px,3px": "\N{EM DASH} \N{MIDDLE DOT}\N{MIDDLE DOT}",
     "circle": "\N{BLACK CIRCLE}",
     "triangle-up-open": "\N{WHITE UP-POINTING TRIANGLE}",
     "triangle-down": "\N{BLACK DOWN-POINTING TRIANGLE}",
@@ -93,12 +100,23 @@ def mode_colours(modes: Sequence[str]) -> list[str]:
 
 def pale(colour: str) -> str:
     """Returns the colour of what repeats something of this colour."""
-    return f"{colour}88"
+    return f"{colour}a0"
 
 
 def label(text: str) -> str:
-    """Returns text as plotly shows it literally; it would take some tags as formatting otherwise."""
-    return html.escape(text, quote=False)
+    """Returns text as plotly shows it literally; it would take some tags as formatting, and dollars as formulas."""
+    return html.escape(one_line(text), quote=False).replace("$", "&#36;")
+
+
+def short_names(names: Iterable[str], limit: int = _SHORT) -> dict[str, str]:
+    """Returns names that an axis has room for, each with both its ends and different from the others."""
+    short: dict[str, str] = {}
+    for name in names:
+        half = limit // 2
+        fitting = name if len(name) <= limit else f"{name[:half]}…{name[-half:]}"
+        same = sum(other.startswith(fitting) for own, other in short.items() if own != name)
+        short.setdefault(name, f"{fitting} ({same + 1})" if same and fitting != name else fitting)
+    return short
 
 
 def plain(values: ArrayLike) -> list[float | None]:

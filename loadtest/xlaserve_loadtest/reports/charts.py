@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-import numpy as np
 from markupsafe import Markup
 
-from xlaserve_loadtest.analysis.highest_rate import slo_of
 from xlaserve_loadtest.analysis.points import bucket_order
-from xlaserve_loadtest.analysis.summary import Summary, TimedEvent
-from xlaserve_loadtest.reports.chart import (
-    BAR_PX,
-    EVENT,
-    PART_COLOURS,
-    Key,
-    bar_layout,
-    bars,
-    chart,
-    label,
-    line,
-    plain,
-    rule,
-)
-from xlaserve_loadtest.reports.drawn import Drawn, arm_colours
+from xlaserve_loadtest.reports.chart import BAR_PX, PART_COLOURS, bar_layout, bars, chart, label
+from xlaserve_loadtest.reports.drawn import Drawn, arm_keys
 from xlaserve_loadtest.reports.table import number
 
-_PERCENTILE_TICKS: Final = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
-_OVER_TIME: Final = {"p50": "circle", "slowest": "triangle-up-open"}
 _CHARACTER_PX: Final = 8
-_WIDE_RANGE: Final = 30
-"""From this ratio of the greatest latency to the least on, a chart of latencies is logarithmic."""
 
 
 def throughput(points: Sequence[Drawn]) -> Markup | None:
@@ -66,7 +46,7 @@ def throughput(points: Sequence[Drawn]) -> Markup | None:
         "throughput",
         "Images/s by arm",
         "Longer is better. The whisker is the 95% interval of the mean; where two whiskers overlap, rely on the ratio "
-        "in the verdict, which compares neighbouring blocks and is the sharper test.",
+        "in the verdict, which compares pairs and is the sharper test.",
         [trace],
         {
             **bar_layout("stack", 70 + BAR_PX * max(2, len(shown)), "images/s"),
@@ -75,141 +55,6 @@ def throughput(points: Sequence[Drawn]) -> Markup | None:
                 {**place, "y": each.row, "text": text} for (each, _), text in zip(shown, texts, strict=True)
             ],
         },
-    )
-
-
-def percentiles(points: Sequence[Drawn]) -> Markup | None:
-    """Draws latency by percentile, in the manner of HdrHistogram."""
-    traces = []
-    highest = 0.9
-    for each in points:
-        share = np.array([value.percentile for value in each.point.curve]) / 100
-        latency = np.array([value.latency_ms for value in each.point.curve])
-        keep = share < 1
-        if not share.size:
-            continue
-        highest = max(highest, *share[keep].tolist())
-        traces.append(
-            {
-                **line(each.name, 1 / (1 - share[keep]), latency[keep], each.colour, dash=each.dash, keys=each.keys),
-                "customdata": (share[keep] * 100).tolist(),
-                "hovertemplate": "p%{customdata:.6~g}: %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
-            }
-        )
-    loads = {each.point.label: Key(each.point.label, mark=each.dash) for each in points if each.has_load}
-    ticks = [percent for percent in _PERCENTILE_TICKS if percent / 100 <= highest]
-    return chart(
-        "percentiles",
-        "Latency by percentile",
-        "Read upwards from 99: one request in a hundred took that long or longer. Every step to the right is ten times "
-        "rarer. A flat line treats all requests alike; one that rises at the right has a tail.",
-        traces,
-        {
-            "xaxis": {
-                "title": {"text": "percentile"},
-                "type": "log",
-                "tickvals": [1 / (1 - percent / 100) for percent in ticks],
-                "ticktext": [f"{percent:g}" for percent in ticks],
-            },
-            "yaxis": _latency_axis("latency, ms", (value for trace in traces for value in trace["y"])),
-        },
-        legend=[*_legend(points, "solid"), *loads.values()],
-    )
-
-
-def load_curve(summary: Summary) -> Markup | None:
-    """Draws latency over throughput, a point for each load, and the limit that was asked for."""
-    slo = slo_of(summary.header)
-    percentile, limit_ms = (slo.metric, slo.limit) if slo and slo.percentile else ("p99", None)
-    traces, keys = [], []
-    for arm, colour in arm_colours(summary).items():
-        pairs = sorted(
-            (point.images_per_s.value, value)
-            for point in summary.curve
-            if point.arm == arm and point.images_per_s and (value := point.percentile(percentile).value_ms) is not None
-        )
-        if len(pairs) > 1:
-            rates, latencies_ms = zip(*pairs, strict=True)
-            traces.append(
-                {
-                    **line(arm, rates, latencies_ms, colour, mode="lines+markers"),
-                    "hovertemplate": "%{x:,.4~g} images/s, %{y:,.4~g} ms<extra>%{fullData.name}</extra>",
-                }
-            )
-            keys.append(Key(arm, colour, "solid"))
-    layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": "images/s answered"}, "rangemode": "tozero"},
-        "yaxis": _latency_axis(f"{percentile}, ms", (value for trace in traces for value in trace["y"])),
-    }
-    if limit_ms is not None:
-        layout["shapes"] = [rule("y", limit_ms, EVENT)]
-        note = {"showarrow": False, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}}
-        at = math.log10(limit_ms) if layout["yaxis"].get("type") == "log" else limit_ms
-        place = {"x": 0, "xref": "paper", "y": at, "yref": "y"}
-        layout["annotations"] = [{**note, **place, "text": f"limit {limit_ms:g} ms"}]
-    return chart(
-        "load-curve",
-        "Latency at each load",
-        "Each point is one load. To the right is more work done, upwards is longer waiting; the lower and further "
-        "right a line, the better. Where a line turns upwards, the arm is saturated: more load only adds waiting.",
-        traces,
-        layout,
-        legend=keys,
-    )
-
-
-def over_time(points: Sequence[Drawn], events: Sequence[TimedEvent]) -> Markup | None:
-    """Draws latency over the run, and what happened meanwhile."""
-    series = [each for each in points if each.point.over_time]
-    if not series:
-        return None
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": label(each.name),
-            "meta": [each.point.arm, what],
-            "x": plain([part.at_s for part in each.point.over_time]),
-            "y": plain([part.p50_ms if what == "p50" else part.max_ms for part in each.point.over_time]),
-            "marker": {"size": 5, "symbol": symbol, "color": each.colour},
-            "hovertemplate": f"{what} %{{y:,.4~g}} ms at %{{x:.2f}} s<extra>%{{fullData.name}}</extra>",
-        }
-        for each in series
-        for what, symbol in _OVER_TIME.items()
-    ]
-    highest = max(part.max_ms for each in series for part in each.point.over_time)
-    axis = _latency_axis(
-        "latency, ms",
-        (value for each in series for part in each.point.over_time for value in (part.p50_ms, part.max_ms)),
-    )
-    keys = [*_legend(series, "circle"), *(Key(what, mark=symbol) for what, symbol in _OVER_TIME.items())]
-    if events:
-        keys.append(Key("compilation or other event", EVENT, "triangle-down"))
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "events",
-                "meta": ["compilation or other event"],
-                "x": plain([event.at_s for event in events]),
-                "y": plain([highest * 1.06] * len(events)),
-                "text": [label(f"{event.what}: {event.text}") for event in events],
-                "marker": {"symbol": "triangle-down", "size": 10, "color": EVENT},
-                "hovertemplate": "%{x:.2f} s: %{text}<extra></extra>",
-            }
-        )
-    return chart(
-        "over-time",
-        "Latency over time",
-        "Each mark is a short stretch of time; the arms take turns. A level band is steady, a slope means that a queue "
-        "grows, a lone spike is a stall. In a healthy run no event lies among the marks.",
-        traces,
-        {
-            "xaxis": {"title": {"text": "seconds since the start"}},
-            "yaxis": axis,
-            "shapes": [rule("x", event.at_s, EVENT) for event in events],
-        },
-        legend=keys,
     )
 
 
@@ -273,18 +118,5 @@ def buckets(points: Sequence[Drawn]) -> Markup | None:
             },
             "yaxis": {"title": {"text": "batches"}},
         },
-        legend=_legend([each for each, _ in reported], "bar"),
+        legend=arm_keys((each for each, _ in reported), "bar"),
     )
-
-
-def _legend(points: Sequence[Drawn], mark: str) -> list[Key]:
-    """Returns an entry for each arm."""
-    return list({each.point.arm: Key(each.point.arm, each.colour, mark) for each in points}.values())
-
-
-def _latency_axis(title: str, values_ms: Iterable[float | None]) -> dict[str, Any]:
-    """Returns an axis from 0 on, or a logarithmic one where the least would not be seen on that."""
-    known = [value for value in values_ms if value]
-    if known and max(known) > _WIDE_RANGE * min(known):
-        return {"title": {"text": title}, "type": "log", "dtick": "D2", "minorloglabels": "complete"}
-    return {"title": {"text": title}, "rangemode": "tozero"}

@@ -16,12 +16,13 @@ from rich.console import Console
 
 from xlaserve_loadtest.analysis.conditions import Judged, judge
 from xlaserve_loadtest.analysis.summary import Summary, summarize
-from xlaserve_loadtest.parser import Parser, checked
-from xlaserve_loadtest.printable import printable
+from xlaserve_loadtest.files import naming
+from xlaserve_loadtest.parser import Parser, checked, file_to_write
+from xlaserve_loadtest.printable import one_line, printable
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import csv_rows, html, junit, markdown, prometheus
 from xlaserve_loadtest.reports.terminal import show
-from xlaserve_loadtest.schedule.conditions import parse
+from xlaserve_loadtest.schedule.conditions import Condition, parse
 
 SCHEMA: Final = "xlaserve.loadtest.report/1"
 EXIT_CONDITION: Final = 3
@@ -29,6 +30,15 @@ EXIT_CONDITION: Final = 3
 
 STEP_SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 """The variable that names the file to which a step of a GitHub workflow appends what is shown as its job's summary."""
+
+
+class NotWrittenError(OSError):
+    """Some files can't be written; the message names each."""
+
+    def __init__(self, failures: Sequence[OSError]) -> None:
+        super().__init__("; ".join(map(str, failures)))
+        self.paths = [failure.filename for failure in failures]
+
 
 _Judged = Sequence[Sequence[Judged]]
 """The conditions, for each run."""
@@ -71,22 +81,30 @@ def parser() -> argparse.ArgumentParser:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `publish` reads."""
     group = parser.add_argument_group("reports")
-    group.add_argument("--html", type=file, metavar="FILE", help="a page that needs nothing else")
-    group.add_argument("--markdown", type=file, metavar="FILE", help=f"for a pull request; appended to ${STEP_SUMMARY}")
-    group.add_argument("--csv", type=file, metavar="FILE", help="a row for each arm and load")
-    group.add_argument("--json", type=file, metavar="FILE", help="everything, for programs")
-    group.add_argument("--push-file", type=file, metavar="FILE", help="Prometheus's text format")
-    group.add_argument("--junit", type=file, metavar="FILE", help="JUnit XML: a test case for each --fail-if")
-    group.add_argument(
-        "--fail-if",
-        type=checked(parse),
-        action="append",
-        default=[],
-        metavar="COND",
-        help=f"exit with {EXIT_CONDITION} if so: p99>80ms, errors>0, dropped>1%%. By evidence, that is by bounds of "
+    group.add_argument("--html", type=file_to_write, metavar="FILE", help="a page that needs nothing else")
+    group.add_argument("--csv", type=file_to_write, metavar="FILE", help="a row for each arm and load")
+    group.add_argument("--json", type=file_to_write, metavar="FILE", help="everything, for programs")
+    group.add_argument("--push-file", type=file_to_write, metavar="FILE", help="Prometheus's text format")
+    add_check_options(
+        group,
+        parse,
+        f"exit with {EXIT_CONDITION} if so: p99>80ms, errors>0, dropped>1%%. By evidence, that is by bounds of "
         "95%% intervals and verdicts: 'xla/graph upper<0.95' (slower by 5%% for certain), 'xla/graph lower<0.95' "
         "(perhaps), 'xla/graph p99 lower>1.1', verdict=slower. A plain xla/graph<1.0 compares the point value: equal "
         "arms meet it about half the time",
+    )
+
+
+def add_check_options(
+    group: argparse._ActionsContainer, parse_condition: Callable[[str], Condition], fail_if: str
+) -> None:
+    """Adds what every command has for a pipeline; `fail_if` is the help of that option."""
+    group.add_argument(
+        "--markdown", type=file_to_write, metavar="FILE", help=f"for a pull request; appended to ${STEP_SUMMARY}"
+    )
+    group.add_argument("--junit", type=file_to_write, metavar="FILE", help="JUnit XML: a test case for each --fail-if")
+    group.add_argument(
+        "--fail-if", type=checked(parse_condition), action="append", default=[], metavar="COND", help=fail_if
     )
 
 
@@ -97,7 +115,7 @@ def publish(
 
     `live` are conditions that were judged while the first run went on.
 
-    Raises OSError where a file can't be written, once all the rest is done.
+    Raises NotWrittenError where a file can't be written, once all the rest is done.
     """
     judged = [judge(summary.points or summary.curve, summary.comparisons, options.fail_if) for summary in summaries]
     if summaries:
@@ -117,7 +135,7 @@ def publish(
         show(summary, console)
     status = say_what_is_met(chain.from_iterable(judged))
     if failures:
-        raise failures[0]
+        raise NotWrittenError(failures)
     return status
 
 
@@ -132,11 +150,8 @@ def write(path: Path, text: str) -> None:
 
     What is no file, such as /dev/stdout or a pipe, is written to and never replaced.
     """
-    try:
+    with naming(path):  # instead of the draft
         _write(path, text)
-    except OSError as error:
-        # It may name the draft.
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _write(path: Path, text: str) -> None:
@@ -160,7 +175,7 @@ def say_what_is_met(judged: Iterable[Judged]) -> int:
     """Writes the conditions that are met, or can't be judged, to stderr; returns the exit status."""
     met = [each for each in judged if each.is_met]
     for each in met:
-        sys.stderr.write(printable(f"loadtest: {each.option} {each}\n"))
+        sys.stderr.write(one_line(f"loadtest: {each.option} {each}") + "\n")
     return EXIT_CONDITION if met else 0
 
 
@@ -171,13 +186,3 @@ def to_json(summaries: Sequence[Summary], judged: _Judged = ()) -> dict[str, Any
         for each in chain.from_iterable(judged)
     ]
     return {"schema": SCHEMA, "runs": to_jsonable_python(summaries, inf_nan_mode="null"), "conditions": conditions}
-
-
-def file(text: str) -> Path:
-    """Parses the path of a file to write, for argparse."""
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"no folder {path.parent}")
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a file, and {path} is a folder")
-    return path

@@ -24,11 +24,11 @@ from xlaserve_loadtest.analysis.changes import (
 )
 from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
-from xlaserve_loadtest.parser import Parser, checked, names
-from xlaserve_loadtest.printable import printable
+from xlaserve_loadtest.parser import Parser, names
+from xlaserve_loadtest.printable import one_line, printable
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import junit, markdown
-from xlaserve_loadtest.reports.cli import EXIT_CONDITION, STEP_SUMMARY, check, file, say_what_is_met, write
+from xlaserve_loadtest.reports.cli import EXIT_CONDITION, add_check_options, check, say_what_is_met, write
 from xlaserve_loadtest.reports.table import Table, ratio
 from xlaserve_loadtest.reports.terminal import show_table, widen
 
@@ -52,19 +52,12 @@ def parser() -> argparse.ArgumentParser:
         help="what was changed on purpose, as `differs:` names it, such as packages or flags.XLA_FLAGS; "
         f"{','.join(CODE)} without. Never the machine",
     )
-    parser.add_argument(
-        "--fail-if",
-        type=checked(parse_condition),
-        action="append",
-        default=[],
-        metavar="COND",
-        help=f"exit with {EXIT_CONDITION} if so, or if it can't be judged: 'B/A upper<0.95', 'xla:B/A p99 lower>1.1', "
-        "verdict=slower, xla:verdict=slower",
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--junit", type=file, metavar="FILE", help="JUnit XML: a test case for each --fail-if")
-    parser.add_argument(
-        "--markdown", type=file, metavar="FILE", help=f"for a pull request; appended to ${STEP_SUMMARY}"
+    add_check_options(
+        parser,
+        parse_condition,
+        f"exit with {EXIT_CONDITION} if so, or if it can't be judged: 'B/A upper<0.95', 'xla:B/A p99 lower>1.1', "
+        "verdict=slower, xla:verdict=slower",
     )
     return parser
 
@@ -104,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        _show(compared, apart, Console())
+        show(compared, apart, Console())
     if not compared:
         sys.stderr.write("loadtest compare: the runs have measured no arm under the same load\n")
         return 1
@@ -115,15 +108,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _show(compared: Sequence[Change], apart: Sequence[Difference], console: Console) -> None:
+def show(compared: Sequence[Change], apart: Sequence[Difference], console: Console) -> None:
+    """Prints what changed, what else differs, and the figures of both runs."""
     widen(console)
     for change in compared:
-        console.print(Text(printable(_sentence(change)), "bold"))
+        console.print(Text(one_line(_sentence(change)), "bold"))
     for difference in apart:
-        console.print(Text.assemble((_kind(difference), "yellow"), printable(difference.text)))
+        console.print(Text.assemble((_kind(difference), "yellow"), one_line(difference.text)))
     if not compared:
         return
-    show_table(_table(compared), console)
+    show_table(figures(compared), console)
     console.print(Text(_NOTE, "dim"))
 
 
@@ -133,7 +127,7 @@ def _markdown(compared: Sequence[Change], apart: Sequence[Difference], judged: S
         yield from (*markdown.condition_lines(judged), "")
     yield from (f"- {markdown.plain(_kind(difference) + difference.text)}" for difference in apart)
     if compared:
-        table = _table(compared)
+        table = figures(compared)
         yield from ("", f"{markdown.plain(table.title)}:", "", *markdown.lines(table), "", _NOTE)
 
 
@@ -141,7 +135,8 @@ def _kind(difference: Difference) -> str:
     return "no verdict, differs: " if difference.is_reason else "differs: "
 
 
-def _table(compared: Sequence[Change]) -> Table:
+def figures(compared: Sequence[Change]) -> Table:
+    """Returns a row for each arm and load of two runs."""
     return Table.of(
         (
             {

@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from typing import Final
 
 from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.percentiles import PERCENTILES
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.printable import one_line
+
+_FORMULA: Final = ("=", "+", "-", "@")
 
 
 def render(summaries: Sequence[Summary]) -> str:
@@ -18,8 +22,15 @@ def render(summaries: Sequence[Summary]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["run"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Returns a value that no spreadsheet takes for a formula, which a name could be."""
+    if not isinstance(value, str):
+        return value
+    return f"'{text}" if (text := one_line(value)).startswith(_FORMULA) else text
 
 
 def _row(summary: Summary, point: Point) -> dict[str, object]:
@@ -49,6 +60,8 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
         "max_ms": point.max_ms,
         "errors": sum(point.errors.values()),
         "dropped": point.dropped,
+        "goodput_per_s": point.goodput and point.goodput.per_s,
+        "goodput_share": point.goodput and point.goodput.share,
         "is_generator_limited": point.generator.is_limited,
         "padding_waste": point.padding and point.padding.waste,
         "server_cpu_ms_per_image": point.server.cpu_ms_per_image,

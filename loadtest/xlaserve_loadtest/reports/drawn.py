@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports.chart import label, mode_colours, pale
+from xlaserve_loadtest.reports.chart import Key, label, mode_colours, pale, short_names
 
-_DASHES: Final = ("solid", "dash", "dot", "dashdot")
+DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "2px,9px", "15px,3px,3px,3px,3px,3px")
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Drawn:
     """That of its load."""
     has_load: bool
     """Whether there are several loads."""
+    short: str
+    """Its arm's name, short enough for an axis."""
 
     @property
     def row(self) -> str:
-        """Its name beside a bar, in HTML."""
-        name = label(self.point.arm)
+        """Its name next to a bar, in HTML."""
+        name = label(self.short)
         return f"{name}<br>{label(self.point.label)}" if self.has_load else name
 
     @property
@@ -43,10 +46,10 @@ class Drawn:
 
 def drawn(summary: Summary) -> list[Drawn]:
     """Returns the measured points of a run, by load."""
-    colours = arm_colours(summary)
+    colours, short = arm_colours(summary), short_names(arm.name for arm in summary.header.arms)
     loads = list(dict.fromkeys(point.label for point in summary.points))
     return [
-        Drawn(point, colours[point.arm], _DASHES[place % len(_DASHES)], len(loads) > 1)
+        Drawn(point, colours[point.arm], DASHES[place % len(DASHES)], len(loads) > 1, short[point.arm])
         for place, load in enumerate(loads)
         for point in summary.points
         if point.label == load
@@ -59,3 +62,8 @@ def arm_colours(summary: Summary) -> dict[str, str]:
     colours = dict(zip((arm.name for arm in arms), mode_colours([arm.mode for arm in arms]), strict=True))
     controls = {arm.name: arm.is_control_of for arm in summary.header.arms if arm.is_control_of is not None}
     return colours | {name: pale(colours[repeated]) for name, repeated in controls.items()}
+
+
+def arm_keys(points: Iterable[Drawn], mark: str) -> list[Key]:
+    """Returns an entry of a legend for each arm."""
+    return list({each.point.arm: Key(each.point.arm, each.colour, mark) for each in points}.values())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports import charts, price_charts, tables
+from xlaserve_loadtest.reports import charts, latency_charts, price_charts, tables
 from xlaserve_loadtest.reports.drawn import drawn
 from xlaserve_loadtest.reports.markup import Child, facts, join, page, table, tag
 
@@ -40,17 +40,18 @@ def _sections(summary: Summary) -> dict[str, list[Child]]:
     """Returns every section by its title; one without data is empty."""
     points = drawn(summary)
     return {
+        "What was found": [table(tables.highest_rates(summary)), table(tables.scenario(summary))],
         "Throughput": [charts.throughput(points), table(tables.throughput(summary))],
         "Latency": [
             table(tables.latency(summary)),
-            charts.percentiles(points),
-            charts.over_time(points, summary.events),
+            latency_charts.percentiles(points),
+            latency_charts.by_model(summary),
+            table(tables.by_model(summary)),
+            table(tables.by_target(summary)),
+            table(tables.by_generator(summary)),
+            latency_charts.over_time(points, summary.events),
         ],
-        "Load and latency": [
-            table(tables.highest_rates(summary)),
-            table(tables.scenario(summary)),
-            charts.load_curve(summary),
-        ],
+        "Load and latency": [*latency_charts.load_curves(summary)],
         "Where time went": [charts.stages(points), table(tables.use(summary))],
         "The price of compiling": _price(summary),
         "Padding and buckets": [charts.buckets(points), table(tables.padding(summary))],
@@ -67,7 +68,7 @@ def _sections(summary: Summary) -> dict[str, list[Child]]:
 def _subject(summary: Summary) -> str:
     """Returns the models and the ways in which they ran."""
     arms = [arm for arm in summary.header.arms if arm.is_control_of is None]
-    models = ", ".join(dict.fromkeys(arm.model for arm in arms))
+    models = ", ".join(dict.fromkeys(model for arm in arms for model in arm.served))
     modes = ", ".join(dict.fromkeys(arm.mode for arm in arms if arm.mode))
     return f"{models}: {modes}" if modes else models
 
@@ -97,19 +98,16 @@ def _warnings(summary: Summary) -> Markup | None:
 def _comparisons(summary: Summary) -> Markup | None:
     if not summary.comparisons:
         return None
-    how = (
-        "Each ratio is the arm over the baseline with its 95% interval over pairs of server processes, or of "
-        "neighbouring blocks. Over 1 is more images/s, which is good, or longer latency, which is bad. An interval "
-        "that contains 1 settles nothing. "
-        "The A/A control compares an arm with its own twin: where they come out different, nothing here is to be "
-        "believed."
+    units = " or of ".join(
+        "blocks in the same processes (another start may differ by more)" if unit == "blocks" else unit
+        for unit in dict.fromkeys(comparison.unit for comparison in summary.comparisons)
     )
-    reasons = [
-        tag("p", f"{each.arm} / {each.baseline} at {each.label}: {each.reason}.", class_="soft")
-        for each in summary.comparisons
-        if each.reason and not each.is_control
-    ]
-    return join([table(tables.ratios(summary)), reasons, tag("p", how, class_="soft")])
+    how = (
+        f"Each ratio is the arm over the baseline with its 95% interval over pairs of {units}. Over 1 is more "
+        "images/s, which is good, or longer latency, which is bad. An interval that contains 1 settles nothing. The "
+        "A/A control compares an arm with its own twin: where they come out different, nothing here is to be believed."
+    )
+    return join([table(tables.ratios(summary)), tag("p", how, class_="soft")])
 
 
 def _price(summary: Summary) -> list[Child]:
@@ -149,6 +147,16 @@ def _setting(summary: Summary) -> list[Child]:
                 ]
             )
             for server in summary.servers
+        ],
+        [
+            facts(
+                [
+                    (f"Generator {line.address}", f"{line.machine}, processes that send: {line.workers}"),
+                    ("CPU", f"{line.environment.cpu}, {line.environment.cores} cores"),
+                    ("System", line.environment.system),
+                ]
+            )
+            for line in summary.generators
         ],
         tag("pre", " ".join(header.command)),
         tag(

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.printable import one_line
 
 _NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 can't hold, not even escaped."""
@@ -24,13 +25,15 @@ class Suite:
     """ISO 8601."""
     duration_s: float
     headline: str
+    """The verdict, and warnings on lines of their own."""
     judged: Sequence[Judged]
 
 
 def suite(summary: Summary, judged: Sequence[Judged]) -> Suite:
     """Returns the suite of one run."""
     name = summary.path.name.partition(".")[0]
-    return Suite(name, summary.header.started_at, summary.duration_s, summary.verdict, judged)
+    headline = "\n".join([summary.verdict, *(f"warning: {one_line(text)}" for text in summary.warnings)])
+    return Suite(name, summary.header.started_at, summary.duration_s, headline, judged)
 
 
 def render(suites: Iterable[Suite]) -> str:

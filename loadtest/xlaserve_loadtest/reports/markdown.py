@@ -8,6 +8,7 @@ from typing import Final
 
 from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.printable import one_line
 from xlaserve_loadtest.reports.table import Table, narrow
 from xlaserve_loadtest.reports.tables import latency, ratios, tables, throughput
 
@@ -91,5 +92,6 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns text that Markdown and HTML show as it is, in one line."""
-    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", " ".join(text.split()))
+    """Returns text that Markdown and HTML show as it is, in one line, and that notifies nobody."""
+    escaped = re.sub(r"([\\`*_<>|\[\]~#&])", r"\\\1", one_line(text))
+    return re.sub(r"(?<!\w)@(?=\w)", "@\N{ZERO WIDTH SPACE}", escaped)

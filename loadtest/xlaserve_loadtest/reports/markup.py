@@ -9,11 +9,10 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.reports.table import Cell, Strong, Table, wide
 
 VOID: Final = frozenset({"br", "hr", "link", "meta"})
-_MANY: Final = 5
-"""A table of more columns becomes a list in a wider window than others do."""
 _LONG: Final = 36
 """Length from which a cell gets more of the width than others."""
 
@@ -27,7 +26,13 @@ Child = str | Iterable["Child"] | None
 
 def join(children: Iterable[Child]) -> Markup:
     """Returns the children one after the other, text among them escaped."""
-    return Markup().join(child if isinstance(child, str) else join(child) for child in children if child is not None)
+    return Markup().join(map(_written, (child for child in children if child is not None)))
+
+
+def _written(child: str | Iterable[Child]) -> str:
+    if isinstance(child, Markup):
+        return child
+    return printable(child) if isinstance(child, str) else join(child)
 
 
 def tag(name: str, /, *children: Child, **attributes: str | None) -> Markup:
@@ -51,24 +56,20 @@ def table(shown: Table) -> Markup:
     columns = list(zip(shown.columns, shown.numeric(), strict=True))
     head = [tag("th", heading, class_="number" if is_numeric else None) for heading, is_numeric in columns]
     body = [
-        tag("tr", [_cell(cell, *columns[place], is_first=not place) for place, cell in enumerate(row)])
+        tag(
+            "tr",
+            [
+                _cell(cell, heading, is_numeric, is_name=not place or heading == "load")
+                for place, (cell, (heading, is_numeric)) in enumerate(zip(row, columns, strict=True))
+            ],
+        )
         for row in shown.rows()
     ]
     title = tag("p", shown.title, class_="caption") if shown.title else None
-    return join(
-        [
-            title,
-            tag(
-                "table",
-                tag("thead", tag("tr", head)),
-                tag("tbody", body),
-                class_="wide" if len(columns) > _MANY else None,
-            ),
-        ]
-    )
+    return join([title, tag("table", tag("thead", tag("tr", head)), tag("tbody", body))])
 
 
-def _cell(content: Cell, heading: str, is_numeric: bool, *, is_first: bool) -> Markup:
+def _cell(content: Cell, heading: str, is_numeric: bool, *, is_name: bool) -> Markup:
     text = wide(content)
     value, bracket, bounds = text.partition(" [")
     shown: Child = text
@@ -78,7 +79,7 @@ def _cell(content: Cell, heading: str, is_numeric: bool, *, is_first: bool) -> M
         # The only place where a figure may be broken into two lines.
         shown = [value, " ", tag("span", f"[{bounds}", class_="bounds")]
     kind = "number" if is_numeric else "long" if len(text) > _LONG else None
-    return tag("th" if is_first else "td", shown, class_=kind, data_heading=None if is_first else heading)
+    return tag("th" if is_name else "td", shown, class_=kind, data_heading=None if is_name else heading)
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
@@ -95,8 +96,8 @@ def data(value: Any) -> Markup:
 def page(title: str, *body: Child) -> str:
     """Returns a whole document that needs no network: styles, plotly and what draws its charts are inside."""
     content = join(body)
-    has_charts = 'class="chart"' in content
-    scripts = (("plotly", "package_data/plotly.min.js"), ("xlaserve_loadtest", "page/page.js")) if has_charts else ()
+    plotly = (("plotly", "package_data/plotly.min.js"),) if 'class="chart"' in content else ()
+    scripts = (*plotly, ("xlaserve_loadtest", "page/page.js"))
     document = tag(
         "html",
         tag(

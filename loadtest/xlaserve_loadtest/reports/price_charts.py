@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from markupsafe import Markup
 
 from xlaserve_loadtest.analysis.price import Price
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports.chart import EVENT, PART_COLOURS, Key, bar_layout, bars, chart, label, line, rule
+from xlaserve_loadtest.reports.chart import (
+    EVENT,
+    PART_COLOURS,
+    Key,
+    bar_layout,
+    bars,
+    chart,
+    label,
+    line,
+    rule,
+    short_names,
+)
 from xlaserve_loadtest.reports.drawn import arm_colours
+
+_SHORT: Final = 22
+"""Characters of an arm's name next to a bucket."""
 
 
 def ledger(prices: Sequence[Price]) -> Markup | None:
@@ -22,7 +36,8 @@ def ledger(prices: Sequence[Price]) -> Markup | None:
         "trace": [program.trace_s for _, program in programs],
         "compile": [program.compile_s for _, program in programs],
     }
-    rows = [f"{label(arm)} {'x'.join(map(str, program.bucket))}" for arm, program in programs]
+    short = short_names((price.arm for price in prices), _SHORT)
+    rows = [f"{label(short[arm])} {'x'.join(map(str, program.bucket))}" for arm, program in programs]
     traces, keys = bars(rows, spent_s, PART_COLOURS, "%{fullData.name}: %{x:,.3~g} s<extra>%{y}</extra>")
     return chart(
         "ledger",
@@ -36,10 +51,13 @@ def ledger(prices: Sequence[Price]) -> Markup | None:
 
 
 def break_even(summary: Summary) -> Markup | None:
-    """Draws seconds from a cold start until n images are done, for the arms that have a price."""
+    """Draws seconds from a cold start until n images are done, for the arms that have a price.
+
+    In an open loop all arms do the images that are sent, so its rates say nothing of that.
+    """
     best: dict[str, float] = {}
     for point in summary.points:
-        if point.images_per_s is not None and point.images_per_s.value > 0:
+        if point.load.type != "open" and point.images_per_s is not None and point.images_per_s.value > 0:
             best[point.arm] = max(best.get(point.arm, 0.0), point.images_per_s.value)
     arms = [price for price in summary.prices if price.arm in best]
     if len(arms) < 2:

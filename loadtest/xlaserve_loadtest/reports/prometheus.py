@@ -53,6 +53,8 @@ def _add_points(summaries: Sequence[Summary], registry: CollectorRegistry) -> No
     )
     errors = gauge("errors", "Measured requests that failed.")
     dropped = gauge("dropped", "Requests that were due and never sent.")
+    goodput = gauge("goodput_requests_per_second", "Requests answered each second within the limit of --slo.")
+    in_time = gauge("goodput_ratio", "Share of requests that were answered within the limit of --slo.")
     limited = gauge("generator_limited", "1 where the load generator was the limit.")
     for summary in summaries:
         for point in summary.points:
@@ -72,6 +74,9 @@ def _add_points(summaries: Sequence[Summary], registry: CollectorRegistry) -> No
                             latency_bound.labels(*labels, quantile, bound).set(value_ms / 1000)
             errors.labels(*labels).set(sum(point.errors.values()))
             dropped.labels(*labels).set(point.dropped)
+            if point.goodput is not None:
+                goodput.labels(*labels).set(point.goodput.per_s)
+                in_time.labels(*labels).set(point.goodput.share)
             limited.labels(*labels).set(point.generator.is_limited)
 
 

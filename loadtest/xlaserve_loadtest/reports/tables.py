@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.analysis.percentiles import Percentile
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.record.lines import in_words
 from xlaserve_loadtest.reports.table import Cell, LowerBound, Number, Strong, Table, mebibytes, ratio, share
 
 Rows = Iterator[Mapping[str, Cell]]
@@ -27,6 +29,8 @@ def throughput(summary: Summary) -> Rows:
             "load": point.label,
             "images/s": point.images_per_s,
             "requests/s": point.requests_per_s,
+            "goodput/s": None if point.goodput is None else point.goodput.per_s,
+            "in time": None if point.goodput is None else share(point.goodput.share),
             "answers": point.requests,
             "blocks": point.blocks,
             "errors": sum(point.errors.values()),
@@ -57,6 +61,30 @@ def by_model(summary: Summary) -> Rows:
             "unanswered": point.unanswered,
             "mean": _slow(point, point.mean_ms),
             **{each.name: _percentile(each) for each in point.percentiles},
+        }
+
+
+@_titled("By target: latency in ms from when a request was due, with 95% bounds")
+def by_target(summary: Summary) -> Rows:
+    """Returns rates, errors and percentiles by arm, load and target, where an arm has several."""
+    yield from _parts("target", summary.by_target)
+
+
+@_titled("By generator: latency in ms from when a request was due, with 95% bounds")
+def by_generator(summary: Summary) -> Rows:
+    """Returns the same by generator, where there are several."""
+    yield from _parts("generator", summary.by_generator)
+
+
+def _parts(kind: str, parts: Iterable[tuple[str, Point]]) -> Rows:
+    for name, point in parts:
+        yield {
+            **_place(point),
+            kind: name,
+            "requests/s": None if point.requests_per_s is None else point.requests_per_s.value,
+            "answers": point.requests,
+            "errors": sum(point.errors.values()),
+            **{each.name: _percentile(each) for each in point.percentiles if each.percentile in (50, 99)},
         }
 
 
@@ -223,7 +251,7 @@ def generator(summary: Summary) -> Rows:
 def failures(summary: Summary) -> Rows:
     """Returns failed requests by arm and status."""
     for each in summary.failures:
-        yield {"arm": each.arm, "status": each.status, "requests": each.count, "one message": each.message}
+        yield {"arm": each.arm, "status": in_words(each.status), "requests": each.count, "one message": each.message}
 
 
 @_titled("")
@@ -239,9 +267,15 @@ def arms(summary: Summary) -> Rows:
         }
 
 
+_SHORT: Final = (
+    *(throughput, latency, by_model, by_target, by_generator, ratios),
+    *(highest_rates, scenario, equality, prices, stages, use),
+)
+
+
 def tables(summary: Summary) -> Iterator[Table]:
     """Yields the tables of a short report, most important first; only those that have rows."""
-    for table in (throughput, latency, by_model, ratios, highest_rates, scenario, equality, prices, stages, use):
+    for table in _SHORT:
         if (shown := table(summary)).columns:
             yield shown
 

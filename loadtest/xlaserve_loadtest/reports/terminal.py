@@ -7,12 +7,13 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from rich import box
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table as Drawn
 from rich.text import Text
 
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.printable import printable
+from xlaserve_loadtest.printable import one_line
 from xlaserve_loadtest.reports.table import Table, narrow
 from xlaserve_loadtest.reports.tables import tables
 
@@ -20,7 +21,7 @@ WIDTH: Final = 100
 """Width of the tables, in characters, where the output is not a terminal."""
 
 _NAMES: Final = ("arm", "load", "model", "mode")
-"""Headings of columns that name a row."""
+"""Headings of columns that name a row together with the first."""
 _GAP: Final = 2
 _WORD: Final = 40
 """Characters after which even a word is broken."""
@@ -29,13 +30,13 @@ _WORD: Final = 40
 def show(summary: Summary, console: Console) -> None:
     """Prints a run: the verdict, warnings, the figures, notes on how to read them."""
     widen(console)
-    console.print(Text(printable(summary.verdict), "bold"))
+    console.print(Text(one_line(summary.verdict), "bold"))
     for warning in summary.warnings:
-        console.print(Text.assemble(("warning: ", "yellow"), printable(warning)))
+        console.print(Text.assemble(("warning: ", "yellow"), one_line(warning)))
     for table in tables(summary):
         show_table(table, console)
     for note in summary.notes:
-        console.print(Text(printable(note), "dim"))
+        console.print(Text(one_line(note), "dim"))
 
 
 def widen(console: Console) -> None:
@@ -47,15 +48,16 @@ def widen(console: Console) -> None:
 def show_table(table: Table, console: Console) -> None:
     """Prints a table below its title; one that is too wide as several below each other, each with the row's names."""
     console.print()
-    console.print(Text(printable(table.title), "underline"))
+    console.print(Text(one_line(table.title), "underline"))
     columns = [
-        _Column(heading, is_numeric, [printable(narrow(cell)) for cell in cells])
+        _Column(one_line(heading), is_numeric, [one_line(narrow(cell)) for cell in cells])
         for (heading, cells), is_numeric in zip(table.columns.items(), table.numeric(), strict=True)
     ]
     for part in _parts(columns, console.width):
         drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for column, width in zip(part, _widths(part, console.width), strict=True):
-            drawn.add_column(column.heading, justify="right" if column.is_numeric else "left", width=width)
+            justify: JustifyMethod = "right" if column.is_numeric else "left"
+            drawn.add_column(Text(column.heading), justify=justify, width=width, overflow="fold")
         for row in zip(*(column.texts for column in part), strict=True):
             drawn.add_row(*map(Text, row))
         console.print(drawn)
@@ -71,24 +73,29 @@ class _Column(NamedTuple):
     @property
     def least(self) -> int:
         """Where it is broken at every space: a figure has one before its bounds."""
-        return min(max((len(word) for text in (self.heading, *self.texts) for word in text.split()), default=0), _WORD)
+        return min(
+            max((cell_len(word) for text in (self.heading, *self.texts) for word in text.split()), default=0), _WORD
+        )
 
     @property
     def whole(self) -> int:
         """Where nothing is broken."""
-        return max(map(len, (self.heading, *self.texts)))
+        return max(map(cell_len, (self.heading, *self.texts)))
 
 
 def _parts(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
     """Returns columns that fit side by side, in as few parts as that takes; those that name the rows are in each."""
-    names = list(takewhile(lambda column: column.heading in _NAMES, columns)) or [*columns[:1]]
+    names = [columns[0], *takewhile(lambda column: column.heading in _NAMES, columns[1:])] if columns else []
     values = columns[len(names) :]
-    for number in range(1, len(values) + 1):
-        size = -(-len(values) // number)
-        parts = [[*names, *values[first : first + size]] for first in range(0, len(values), size)]
-        if all(_room(part, width) >= 0 for part in parts):
-            return parts
-    return [[*names, value] for value in values] or [names]
+    parts: list[list[_Column]] = []
+    for value in values:
+        if parts and _room([*parts[-1], value], width) >= 0:
+            parts[-1].append(value)
+        else:
+            parts.append([*names, value])
+    size = -(-len(values) // max(1, len(parts)))
+    even = [[*names, *values[first : first + size]] for first in range(0, len(values), size)] if values else []
+    return even if even and all(_room(part, width) >= 0 for part in even) else parts or [names]
 
 
 def _room(part: Sequence[_Column], width: int) -> int:

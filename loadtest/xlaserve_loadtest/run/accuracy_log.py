@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from xlaserve_loadtest.files import naming
 from xlaserve_loadtest.record.lines import SUFFIX
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import Array
@@ -37,5 +38,6 @@ async def write_log(
     ]
     name = re.sub(r"[^A-Za-z0-9._-]", "-", arm)
     path = run_path.with_name(f"{run_path.name.removesuffix(SUFFIX)}.{name}{LOG_SUFFIX}")
-    path.write_text("[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n")
+    with naming(path):
+        path.write_text("[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n")
     return path

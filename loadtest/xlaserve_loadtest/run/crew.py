@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import psutil
 
 from xlaserve_loadtest.record import lines as record
-from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
-from xlaserve_loadtest.run.runner import LATE_NS, Clock, Generator, Live, Result, Task, Window
-from xlaserve_loadtest.run.strain import Strain, stolen_share
+from xlaserve_loadtest.record.lines import REQUEST, MachineUse, Rows, Status
+from xlaserve_loadtest.run.generator import Generator
+from xlaserve_loadtest.run.sender import LATE_NS, Clock, Live, Result, Task, Window
+from xlaserve_loadtest.run.strain import Strain
 from xlaserve_loadtest.schedule import arrivals, steady
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.plan import BlockPlan
@@ -27,6 +27,8 @@ LATE_SHARE: Final = 0.1
 COOL_DOWN_S: Final = 2.0
 """How long an open loop's load goes on after its window at most: the last measured requests need batch-mates."""
 MAX_IN_FLIGHT: Final = 4096
+SILENCE_S: Final = 5.0
+"""An arm is given up once every request has failed for this long."""
 
 _POLL_S: Final = 0.25
 """Interval between looks at the answers."""
@@ -42,7 +44,7 @@ class Outcome:
     end_ns: int = 0
     window_ns: Window | None = None
     rows: Rows = field(default_factory=lambda: np.empty(0, REQUEST))
-    """Requests with `measured` filled in, in the order in which they ended."""
+    """Requests in the order in which they ended."""
     sends: int = 0
     late_sends: int = 0
     dropped: int = 0
@@ -51,8 +53,8 @@ class Outcome:
     """The same for each of the arm's models; empty where all are of the first."""
     cpu_s: float = 0.0
     strain: Strain = field(default_factory=Strain)
-    steal: float = 0.0
-    """Share of the machine's processor time that its hypervisor gave to others."""
+    machines: tuple[MachineUse, ...] = ()
+    """What generators on other machines did; empty where only this machine sent."""
     windows: list[steady.Window] = field(default_factory=list)
     failures: dict[Status, tuple[int, str]] = field(default_factory=dict)
     interrupted: bool = False
@@ -76,8 +78,18 @@ class Outcome:
         return float(self.answered["images"].sum()) / self.window_s() if self.window_s() else 0.0
 
 
-def tasks(block: BlockPlan, addresses: Sequence[str], workers: int, *, seed: int, max_in_flight: int) -> list[Task]:
+def tasks(
+    block: BlockPlan,
+    addresses: Sequence[str],
+    workers: int,
+    *,
+    seed: int,
+    max_in_flight: int,
+    sample_seed: int | None = None,
+) -> list[Task]:
     """Returns each worker's share of a block: a pure split of its slots, or of its schedule and `max_in_flight`.
+
+    A schedule says which request is due when; with `sample_seed` they are drawn at random.
 
     A worker for which there is nothing, since there are more workers than slots or `max_in_flight`, stays out.
     """
@@ -85,12 +97,24 @@ def tasks(block: BlockPlan, addresses: Sequence[str], workers: int, *, seed: int
     if isinstance(load, ClosedLoop):
         return [Task(block.arm, tuple(addresses), slots=own) for own in _spread(load.slots, workers)]
     whole = arrivals.with_margins(
-        load, before_s=block.warmup_s, duration_s=block.duration_s, after_s=COOL_DOWN_S, seed=seed
+        load,
+        before_s=block.warmup_s,
+        duration_s=block.duration_s,
+        after_s=COOL_DOWN_S,
+        seed=seed,
+        sample_seed=sample_seed,
     )
     late_ns = max(LATE_NS, LATE_SHARE * 1e9 / load.mean_rate_per_s())
     senders = min(workers, max_in_flight)
     shares = [
-        Task(block.arm, tuple(addresses), schedule_ns=own, late_ns=late_ns, max_in_flight=limit)
+        Task(
+            block.arm,
+            tuple(addresses),
+            schedule_ns=own.due_ns,
+            requests=own.requests,
+            late_ns=late_ns,
+            max_in_flight=limit,
+        )
         for own, limit in zip(arrivals.split(whole, senders), _spread(max_in_flight, senders), strict=True)
     ]
     return shares + [Task(block.arm, tuple(addresses))] * (workers - senders)
@@ -116,41 +140,60 @@ async def run_block(
     """
     pairs = zip(workers, shares, strict=True)
     assigned = [(worker, share) for worker, share in pairs if share.slots or share.schedule_ns is not None]
-    outcome, before = Outcome(start_ns=clock()), psutil.cpu_times()
+    outcome = Outcome(start_ns=clock())
     results: list[Result] = []
-    watch: asyncio.Task[None] | None = None
+    under_way: list[asyncio.Task[None]] = []
     used = [worker for worker, _ in assigned]
     try:
-        await asyncio.gather(*(worker.prepare(share) for worker, share in assigned))
-        outcome.start_ns = start_ns = clock() + (_LEAD_NS if len(assigned) > 1 else 0)
+        delays_ns = await asyncio.gather(*(worker.prepare(share) for worker, share in assigned))
+        outcome.start_ns = start_ns = clock() + (_LEAD_NS if len(assigned) > 1 else 0) + max(delays_ns, default=0)
         await asyncio.gather(*(worker.begin(start_ns) for worker in used))
-        watch = asyncio.create_task(_watch(used, outcome, on_live, clock, end_when_steady))
-        if await _open_window(block, used, outcome, clock):
-            await asyncio.gather(*(worker.settled() for worker in used))
-        watch.cancel()
+        under_way = [
+            asyncio.create_task(_measure(block, used, outcome, clock)),
+            asyncio.create_task(_watch(used, outcome, on_live, clock, end_when_steady)),
+        ]
+        # The watch ends only by the error of a generator that was lost, which then is not waited for.
+        ended, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        under_way.pop().cancel()
         results = list(await asyncio.gather(*(worker.finish() for worker in used)))
     except asyncio.CancelledError:
         outcome.interrupted = True
+        for task in under_way:
+            task.cancel()  # it might still open the window
         if outcome.window_ns:
             outcome.window_ns = (outcome.window_ns[0], max(outcome.window_ns[0], min(clock(), outcome.window_ns[1])))
         ends = [asyncio.ensure_future(worker.finish(at_once=True)) for worker in used]
         await asyncio.wait(ends)
         results = [end.result() for end in ends if not end.exception()]
     finally:
-        if watch:
-            watch.cancel()
+        for task in under_way:
+            task.cancel()
+            # Its error is the other's, or that of a generator which is being ended.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
     outcome.end_ns = clock()
-    outcome.steal = stolen_share(before, psutil.cpu_times())
     _gather(outcome, results)
     return outcome
 
 
+async def _measure(block: BlockPlan, workers: Sequence[Generator], outcome: Outcome, clock: Clock) -> None:
+    """Warms up, opens the window, and waits until every request of it has ended."""
+    if await _open_window(block, workers, outcome, clock):
+        await asyncio.gather(*(worker.settled() for worker in workers))
+
+
 async def _open_window(block: BlockPlan, workers: Sequence[Generator], outcome: Outcome, clock: Clock) -> bool:
-    """Opens the window, once warm-up is over in a closed loop; returns whether there is anything to measure."""
+    """Opens the window, once warm-up is over in a closed loop; returns whether there is anything to measure.
+
+    There is not where every request fails for SILENCE_S.
+    """
     start_ns = outcome.start_ns + round(block.warmup_s * 1e9)
     if isinstance(block.load, ClosedLoop):
-        if not any(await asyncio.gather(*(worker.warm() for worker in workers))):
-            return False
+        while not any(await asyncio.gather(*(worker.warm() for worker in workers))):
+            if clock() >= outcome.start_ns + SILENCE_S * 1e9:
+                return False
+            await asyncio.sleep(_POLL_S)
         if (left_s := (start_ns - clock()) / 1e9) > 0:
             await asyncio.sleep(left_s)
         start_ns = clock()
@@ -194,31 +237,45 @@ async def _watch(
 
 
 def _gather(outcome: Outcome, results: Sequence[Result]) -> None:
+    by_machine: dict[str, list[Result]] = {}
+    for result in results:
+        by_machine.setdefault(result.generator, []).append(result)
+    for index, own in enumerate(by_machine.values()):
+        for result in own:
+            result.rows["generator"] = index
     rows = np.concatenate([outcome.rows, *(result.rows for result in results)])
     rows = rows[np.argsort(rows["end_ns"], kind="stable")]
-    if outcome.window_ns is not None:
-        first_ns, last_ns = outcome.window_ns
-        rows["measured"] = (rows["scheduled_ns"] >= first_ns) & (rows["scheduled_ns"] < last_ns)
-        dropped = Counter(
-            model
-            for result in results
-            for due_ns, model in zip(result.dropped_ns, result.dropped_models, strict=True)
-            if first_ns <= due_ns < last_ns
-        )
-        outcome.dropped = dropped.total()
-        if any(dropped):
-            outcome.dropped_by_model = tuple(dropped[model] for model in range(max(dropped) + 1))
+    if outcome.interrupted and outcome.window_ns is not None:
+        rows["measured"] &= rows["scheduled_ns"] < outcome.window_ns[1]
+    dropped = Counter(model for result in results for model in result.dropped_models)
+    outcome.dropped = dropped.total()
+    if any(dropped):
+        outcome.dropped_by_model = tuple(dropped[model] for model in range(max(dropped) + 1))
     outcome.rows = rows
     outcome.sends = sum(result.sends for result in results)
     outcome.late_sends = sum(result.late_sends for result in results)
     outcome.cpu_s = sum(result.cpu_s for result in results)
-    if results:
-        outcome.strain = Strain(
-            wait_ms=sum(result.strain.wait_ms for result in results) / len(results),
-            longest_ms=max(result.strain.longest_ms for result in results),
-            preemptions=sum(result.strain.preemptions for result in results),
-        )
+    strains = {name: Strain.of([result.strain for result in own]) for name, own in by_machine.items()}
+    outcome.strain = Strain.worst(list(strains.values()))
+    if any(by_machine):
+        outcome.machines = tuple(_machine_use(name, own, strains[name]) for name, own in by_machine.items())
     for result in results:
         for status, (number, message) in result.failures.items():
             before, first = outcome.failures.get(status, (0, message))
             outcome.failures[status] = (before + number, first)
+
+
+def _machine_use(name: str, results: Sequence[Result], strain: Strain) -> MachineUse:
+    return MachineUse(
+        generator=name,
+        workers=len(results),
+        cpu_s=sum(result.cpu_s for result in results),
+        sends=sum(result.sends for result in results),
+        late_sends=sum(result.late_sends for result in results),
+        wait_ms=strain.wait_ms,
+        longest_wait_ms=strain.longest_ms,
+        preemptions=strain.preemptions,
+        steal=strain.steal,
+        clock_error_ms=max(result.clock_error_ms for result in results),
+        clock_drift_ms=max((result.clock_drift_ms for result in results), key=abs),
+    )

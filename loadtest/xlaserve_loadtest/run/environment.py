@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,22 @@ _PACKAGES: Final = (
     "hdrhistogram",
 )
 _FLAGS: Final = ("TF_", "XLA_", "OMP_", "CUDA_", "KERAS_", "NVIDIA_TF32", "MALLOC_", "XLASERVE_")
+_SECRETS: Final = ("TOKEN", "SECRET", "PASSWORD", "KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that generates load."""
+
+    id: str
+    """The same for processes that share a loopback: those of one kernel and one network namespace."""
+    name: str
+    environment: Environment
+
+    @classmethod
+    def of_this(cls) -> Machine:
+        """Describes the machine that this runs on."""
+        return cls(_loopback(), platform.node(), describe())
 
 
 def describe() -> Environment:
@@ -36,9 +53,21 @@ def describe() -> Environment:
         system=platform.platform(),
         python=platform.python_version(),
         packages={package: installed for package in _PACKAGES if (installed := _version(package))},
-        flags={name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)},
+        flags={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_FLAGS) and not any(word in name for word in _SECRETS)
+        },
         git_revision=_git_revision(Path(__file__).parent),
     )
+
+
+def _loopback() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return platform.node()
 
 
 def cores() -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from xlaserve_loadtest.record.lines import Arm, Equality
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.schedule.tensors import ANY
+from xlaserve_loadtest.schedule.tensors import ANY, DTYPES
 from xlaserve_loadtest.targets.target import Array, ModelInfo
 
 RELATIVE: Final = 0.01
@@ -29,6 +29,8 @@ def incomparable(own: Sequence[ModelInfo], other: Sequence[ModelInfo]) -> str:
 
 
 def _incomparable(own: ModelInfo, other: ModelInfo) -> str:
+    if own.outputs and not any(tensor.datatype in DTYPES for tensor in own.outputs):
+        return "they answer no numbers"
     inputs = [[(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in info.inputs] for info in (own, other)]
     if inputs[0] != inputs[1]:
         return f"they take {inputs[0]} and {inputs[1]}"
@@ -54,22 +56,27 @@ def compare_models(
         places = [place for place, request in enumerate(requests[: len(own)]) if request.model == index]
         if places:
             ours, theirs = ([outputs[place] for place in places] for outputs in (own, other))
-            found = compare_outputs(arm.name, baseline, ours, theirs)
+            images = sum(requests[place].images for place in places)
+            found = compare_outputs(arm.name, baseline, images, ours, theirs)
             yield replace(found, model=model) if arm.models else found
 
 
 def compare_outputs(
-    arm: str, baseline: str, own: Sequence[Sequence[Array]], other: Sequence[Sequence[Array]]
+    arm: str, baseline: str, images: int, own: Sequence[Sequence[Array]], other: Sequence[Sequence[Array]]
 ) -> Equality:
-    """Returns how far `own` outputs are from the `other`: for each request the model's outputs, images first.
+    """Returns how far `own` outputs are from the `other`: those of the model for each request; all hold `images`.
 
     Equal means that every number differs by at most RELATIVE of the baseline's plus OF_LARGEST of the largest one, and
     of integers, such as a pixel's class, all but DIFFERING_NAMES are the same.
     """
-    images = sum(len(outputs[0]) for outputs in other)
     largest_absolute = largest_relative = 0.0
     scale = max(
-        (float(np.abs(output).max(initial=0.0)) for outputs in other for output in outputs if not _names(output)),
+        (
+            float(np.abs(output[np.isfinite(output)]).max(initial=0.0))
+            for outputs in other
+            for output in outputs
+            if not _names(output)
+        ),
         default=0.0,
     )
     slack = OF_LARGEST * scale
@@ -77,13 +84,14 @@ def compare_outputs(
     is_equal = len(own) == len(other)
     for own_outputs, other_outputs in zip(own, other, strict=False):
         for ours, theirs in zip(own_outputs, other_outputs, strict=True):
-            if ours.shape != theirs.shape or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+            if not _are_numbers_alike(ours, theirs):
                 is_equal = False
                 continue
             if _names(theirs):
                 is_equal = is_equal and bool((ours != theirs).mean() <= DIFFERING_NAMES)
                 continue
-            difference = np.abs(ours - theirs)
+            with np.errstate(invalid="ignore"):
+                difference = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
             largest_absolute = max(largest_absolute, float(difference.max(initial=0.0)))
             # Below `slack` a number counts as 0 and has no relative difference.
             of = np.maximum(np.abs(theirs), slack if slack else 1.0)
@@ -101,6 +109,15 @@ def compare_outputs(
         tolerance_absolute=slack,
         tolerance_relative=RELATIVE,
         is_equal=is_equal,
+    )
+
+
+def _are_numbers_alike(ours: Array, theirs: Array) -> bool:
+    """Whether both have the same shape and only numbers; minus infinity, the logarithm of 0, in the same places."""
+    return (
+        ours.shape == theirs.shape
+        and bool((ours < np.inf).all() and (theirs < np.inf).all())
+        and np.array_equal(ours == -np.inf, theirs == -np.inf)
     )
 
 

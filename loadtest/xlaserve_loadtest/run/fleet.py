@@ -5,40 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
-from xlaserve_loadtest.record.lines import Arm, Server
-from xlaserve_loadtest.run import crew, environment, running_targets, workers
+from xlaserve_loadtest.addresses import Address
+from xlaserve_loadtest.record.lines import Arm, GeneratorLine, Server
+from xlaserve_loadtest.run import ceilings, environment, remote, running_targets, setups, workers
 from xlaserve_loadtest.run.progress import Progress
-from xlaserve_loadtest.run.requests import make_requests
+from xlaserve_loadtest.run.recorder import Ceiling
+from xlaserve_loadtest.run.remote import RemoteWorker
+from xlaserve_loadtest.run.requests import Content, make_content
 from xlaserve_loadtest.run.running_targets import RunningTarget
-from xlaserve_loadtest.run.worker import Setup, Worker
+from xlaserve_loadtest.run.worker import Setup
 from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.schedule import arms as arms_of
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop
-from xlaserve_loadtest.schedule.mix import Mix
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.schedule.plan import BlockPlan
-from xlaserve_loadtest.schedule.tensors import ANY, Tensor
 from xlaserve_loadtest.settings import NULL, Settings
 from xlaserve_loadtest.targets import embedded
 from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name, with_cache
-from xlaserve_loadtest.targets.target import Array, ModelInfo, TargetError, describe
-
-CEILING_S: Final = 0.5
-CEILING_SLOTS: Final = 16
-NULL_SIZE: Final = (224, 224)
-
-_NULL_COMMAND: Final = (sys.executable, "-m", "xlaserve_loadtest.targets.null_server")
-_CEILING: Final = "generator's ceiling"
+from xlaserve_loadtest.targets.protocols import describe, protocol_of
+from xlaserve_loadtest.targets.target import Array, ModelInfo, TargetError
 
 
-async def name_arms(settings: Settings) -> list[Arm]:
-    """Returns the arms to measure, without controls.
+async def name_arms(settings: Settings, say: Callable[[str], None]) -> list[Arm]:
+    """Returns the arms to measure, without controls; `say` is called with what is left out.
 
     Raises TargetError where the target does not offer them, or where servers of our own would refuse the models.
     """
@@ -48,7 +40,7 @@ async def name_arms(settings: Settings) -> list[Arm]:
     if settings.targets == (NULL,):
         return arms_of.name_arms([NULL], [NULL], settings.target)
     if settings.is_remote:
-        return arms_of.name_arms(settings.models, await _offered_modes(settings), settings.target, shares)
+        return arms_of.name_arms(settings.models, await _offered_modes(settings, say), settings.target, shares)
     modes = arms_of.MODES if settings.modes == (arms_of.ALL,) else settings.modes or arms_of.USUAL_MODES
     if settings.config is not None:
         return arms_of.name_arms(settings.models, modes, settings.target, shares)
@@ -56,16 +48,20 @@ async def name_arms(settings: Settings) -> list[Arm]:
     return arms_of.name_arms([served_name(model) for model in settings.models], modes, settings.target, shares)
 
 
-async def _offered_modes(settings: Settings) -> tuple[str, ...]:
-    """Returns the modes to measure on running servers."""
+async def _offered_modes(settings: Settings, say: Callable[[str], None]) -> tuple[str, ...]:
+    """Returns the modes to measure on running servers, which every model has."""
     is_all = settings.modes == (arms_of.ALL,)
     if settings.modes and not is_all:
         return settings.modes
-    info = await describe(settings.targets[0], settings.models[0], settings.transport)
-    if is_all and not info.modes:
-        raise TargetError(f"{settings.targets[0]} names no modes of {settings.models[0]}: leave out --mode")
-    usual = tuple(mode for mode in arms_of.USUAL_MODES if mode in info.modes)
-    return info.modes if is_all else usual or info.modes[:1] or (arms_of.AS_IT_IS,)
+    infos = [await describe(settings.targets[0], model, settings.transport) for model in settings.models]
+    if is_all and not all(info.modes for info in infos):
+        without = ", ".join(info.name for info in infos if not info.modes)
+        raise TargetError(f"{settings.targets[0]} names no modes of {without}: leave out --mode")
+    modes, left_out = arms_of.common_modes([info.modes for info in infos])
+    usual = tuple(mode for mode in arms_of.USUAL_MODES if mode in modes)
+    for mode in left_out if is_all else set(left_out) & set(arms_of.USUAL_MODES):
+        say(f"mode {mode} is left out: {', '.join(info.name for info in infos if mode not in info.modes)} has no such")
+    return modes if is_all and modes else usual or modes[:1] or (arms_of.AS_IT_IS,)
 
 
 class Fleet:
@@ -77,26 +73,26 @@ class Fleet:
         arms: Sequence[Arm],
         progress: Progress,
         *,
-        on_server: Callable[[Server], None],
+        record: Callable[[Server | GeneratorLine], None],
         make_server: Callable[..., EmbeddedServer] = EmbeddedServer,
     ) -> None:
-        self.ceiling_per_s: float | None = None
-        """Requests of this run that the generator can send each second; None where that was not measured."""
-        self.mixes: dict[str, Mix[int]] = {}
-        """Images per request, by arm."""
+        self.contents: dict[str, Content] = {}
+        """What is sent, by arm; arms of one target share it."""
         self.requests: dict[str, Sequence[Request]] = {}
         """Requests to send, by arm."""
         self._settings = settings
         self._arms = {arm.name: arm for arm in arms}
         self._progress = progress
-        self._on_server = on_server
+        self._record = record
         self._make_server = make_server
         self._stack = contextlib.AsyncExitStack()
         self._servers = contextlib.AsyncExitStack()
         self._cache: Path | None = None
         self._targets: dict[str, RunningTarget] = {}
         self._started = 0
-        self._workers: tuple[WorkerProcess, ...] = ()
+        self._workers: Sequence[WorkerProcess | RemoteWorker] = ()
+        self._ceilings: dict[str, Ceiling] = {}
+        """By protocol."""
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -105,9 +101,10 @@ class Fleet:
                 self._cache = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="loadtest-cache-")))
                 self._progress.say(f"each arm has {self.generations} server processes, one after the other")
             self._stack.push_async_callback(self._servers.aclose)
+            await self._start_workers()
             await self._start_all()
             self._make_requests()
-            await self._start_workers()
+            await self._set_up_workers()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -138,14 +135,19 @@ class Fleet:
         """Returns what serves an arm now."""
         return self._targets[self._place(self._arms[arm])]
 
-    def workers_for(self, target: RunningTarget) -> tuple[Worker, ...]:
+    def workers_for(self, target: RunningTarget) -> Sequence[WorkerProcess | RemoteWorker]:
         """Returns the workers that load a target."""
-        return tuple(process.calls for process in target.own_workers or self._workers)
+        return target.own_workers or self._workers
+
+    def ceiling(self, arm: str) -> Ceiling | None:
+        """Returns what the generator can send of this run's requests in an arm's protocol; None where that was not
+        measured."""
+        return self._ceilings.get(self._protocol(arm))
 
     async def outputs(self, name: str, requests: int) -> list[list[Array]]:
         """Returns an arm's outputs for its first `requests`. Raises TargetError."""
         target = self.target(name)
-        return await self.workers_for(target)[0].outputs(name, target.addresses, requests)
+        return await self.workers_for(target)[0].calls.outputs(name, target.addresses, requests)
 
     def infos(self, arm: str) -> tuple[ModelInfo, ...]:
         """Returns how an arm's target describes its models."""
@@ -168,22 +170,22 @@ class Fleet:
                 embedded.forget_costs(self._cache)
             self._targets[place] = target = await self._start_target(places[place], self._servers)
             self._started += 1
-            self._on_server(target.line())
+            self._record(target.line())
 
     async def _start_target(self, own: Sequence[Arm], stack: contextlib.AsyncExitStack) -> RunningTarget:
         settings = self._settings
         arms = tuple(own)
         models = list(dict.fromkeys(name for arm in own for name in arm.served))
         if settings.targets == (NULL,):
-            server = await stack.enter_async_context(self._null_server())
+            server = await stack.enter_async_context(ceilings.null_server(settings))
             return RunningTarget(
-                self._started, arms, (server.address,), pid=server.pid, models={NULL: _null_info(settings)}
+                self._started, arms, (server.address,), pid=server.pid, models={NULL: ceilings.null_info(settings)}
             )
         if settings.is_remote:
             return await running_targets.of_targets(
                 self._started,
                 arms,
-                arms[0].target.split(","),
+                arms[0].targets,
                 models,
                 http_address=settings.target_http,
                 transport=settings.transport,
@@ -218,54 +220,66 @@ class Fleet:
         self._progress.say(f"server is ready at {server.address} after {server.ready_s:.1f} s")
         return await running_targets.of_server(self._started, arms, server, models)
 
-    def _null_server(self) -> EmbeddedServer:
-        return EmbeddedServer("", start_timeout_s=self._settings.start_timeout_s, command=_NULL_COMMAND)
-
     def _make_requests(self) -> None:
         settings = self._settings
         alike: dict[tuple[str, str], list[Arm]] = {}
         for arm in self._arms.values():
             alike.setdefault((arm.model, arm.target), []).append(arm)
         for own in alike.values():
-            by_mode, mix = make_requests(
-                settings, self.infos(own[0].name), tuple(dict.fromkeys(arm.mode for arm in own))
-            )
+            infos, modes = self.infos(own[0].name), tuple(dict.fromkeys(arm.mode for arm in own))
+            content = make_content(settings, infos, modes)
+            if settings.is_remote:
+                content = content.rewritten(protocol_of(own[0].targets[0]).encode, infos)
             for arm in own:
-                self.requests[arm.name] = by_mode[arm.mode]
-                self.mixes[arm.name] = mix
+                self.contents[arm.name] = content
+                self.requests[arm.name] = content.requests[arm.mode]
 
     async def _start_workers(self) -> None:
+        settings = self._settings
+        if settings.is_in_process:
+            return
+        if not settings.generators:
+            number = settings.workers or workers.choose_number(environment.cores(), settings.most_slots)
+            self._workers = [await self._stack.enter_async_context(WorkerProcess()) for _ in range(number)]
+            return
+        self._workers, machines = await remote.start_workers(
+            settings.generators,
+            settings.generator_key,
+            self._stack,
+            number=settings.workers,
+            slots=settings.most_slots,
+        )
+        for line, machine in machines:
+            for arm in self._arms.values():
+                remote.check_reach(line.address, machine, arm.targets)
+            self._record(line)
+            self._progress.say(f"generator {line.address} is {line.machine}; processes that send: {line.workers}")
+
+    async def _set_up_workers(self) -> None:
         settings = self._settings
         models = {name: self.infos(name) for name in self._arms}
         seed = settings.sample_seed if settings.draws_samples else None
         if settings.is_in_process:
             for target in self._targets.values():
                 own = {arm.name: self.requests[arm.name] for arm in target.arms}
-                await target.own_workers[0].calls.setup(
-                    Setup({name: models[name] for name in own}, own, settings.deadline_s, sample_seed=seed)
-                )
+                setup = Setup(models, own, settings.deadline_s, sample_seed=seed, is_distinct=settings.is_distinct)
+                await setups.set_up(target.own_workers, setup)
             return
-        number = settings.workers or workers.choose_number(environment.cores(), settings.most_slots)
-        self._workers = tuple([await self._stack.enter_async_context(WorkerProcess()) for _ in range(number)])
-        # The first arm's requests, sent to a server that does nothing, are the generator's ceiling.
-        models[_CEILING] = (_null_info(settings),) * len(next(iter(models.values())))
-        requests: Mapping[str, Sequence[Request]] = {**self.requests, _CEILING: next(iter(self.requests.values()))}
-        setups = [Setup(models, requests, settings.deadline_s, index, seed) for index in range(number)]
-        await asyncio.gather(*(worker.calls.setup(own) for worker, own in zip(self._workers, setups, strict=True)))
-        if settings.targets != (NULL,):
-            await self._find_ceiling()
+        # The first requests in each protocol, sent to a server that does nothing, are the generator's ceiling.
+        protocols = {self._protocol(arm): arm for arm in reversed(self._arms)}
+        requests = dict(self.requests)
+        for protocol, arm in protocols.items():
+            models[ceilings.arm_of(protocol)] = (ceilings.null_info(settings),) * len(models[arm])
+            requests[ceilings.arm_of(protocol)] = requests[arm]
+        setup = Setup(models, requests, settings.deadline_s, sample_seed=seed, is_distinct=settings.is_distinct)
+        await setups.set_up(self._workers, setup)
+        # The server that does nothing listens on this machine alone.
+        if settings.targets != (NULL,) and not settings.generators:
+            async with ceilings.null_server(settings) as server:
+                for protocol in reversed(protocols):
+                    self._ceilings[protocol] = found = await ceilings.measure(protocol, server, self._workers)
+                    over = f" over {protocol}://" if protocol else ""
+                    self._progress.say(f"the load generator can send {found.per_s:,.0f} such requests a second{over}")
 
-    async def _find_ceiling(self) -> None:
-        async with self._null_server() as server:
-            block = BlockPlan(_CEILING, ClosedLoop(CEILING_SLOTS * len(self._workers)), CEILING_S / 5, CEILING_S)
-            shares = crew.tasks(block, (server.address,), len(self._workers), seed=0, max_in_flight=1)
-            outcome = await crew.run_block(block, [worker.calls.generator for worker in self._workers], shares)
-        if outcome.interrupted:
-            raise asyncio.CancelledError
-        self.ceiling_per_s = len(outcome.answered) / CEILING_S
-        self._progress.say(f"the load generator can send {self.ceiling_per_s:,.0f} such requests a second")
-
-
-def _null_info(settings: Settings) -> ModelInfo:
-    size = settings.sizes[0] if settings.sizes else NULL_SIZE
-    return ModelInfo(NULL, size, (), {}, "null server", inputs=(Tensor("pixels", "UINT8", (ANY, *size, 3)),))
+    def _protocol(self, arm: str) -> str:
+        return Address.parse(self._arms[arm].targets[0]).protocol if self._settings.is_remote else ""

@@ -13,7 +13,7 @@ from rich.live import Live as LiveDisplay
 from rich.text import Text
 
 from xlaserve_loadtest.printable import printable
-from xlaserve_loadtest.run.runner import Live
+from xlaserve_loadtest.run.sender import Live
 from xlaserve_loadtest.run.watch import Watch
 
 _RATE_S: Final = 2.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -28,6 +28,16 @@ from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Profile, Repla
 from xlaserve_loadtest.schedule.plan import BlockPlan
 
 _CHUNK_ROWS: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What the generator did with a server on its own machine that answers at once with nothing."""
+
+    per_s: float
+    """Requests each second at most."""
+    own_ms: float | None
+    """Median latency of one request at a time."""
 
 
 class Recorder:
@@ -57,7 +67,7 @@ class Recorder:
         images_per_request: str,
         server: int,
         workers: int,
-        ceiling_per_s: float | None,
+        ceiling: Ceiling | None,
         use: ServerUse,
         counters: Counters | None,
         is_last: bool,
@@ -83,7 +93,7 @@ class Recorder:
                 window_ns=outcome.window_ns,
                 steady=steady.is_steady(windows) if is_last and len(windows) >= steady.WINDOWS else None,
                 round=block.round,
-                generator=_generator_use(outcome, workers, ceiling_per_s),
+                generator=_generator_use(outcome, workers, ceiling),
                 server_use=use,
                 counters=counters,
             )
@@ -122,10 +132,10 @@ def load_line(load: Load, images_per_request: str) -> LoadLine:
     return replace(line, ramp_per_s=ramp)
 
 
-def _generator_use(outcome: Outcome, workers: int, ceiling_per_s: float | None) -> GeneratorUse:
+def _generator_use(outcome: Outcome, workers: int, ceiling: Ceiling | None) -> GeneratorUse:
     share = None
-    if ceiling_per_s and outcome.window_s():
-        share = len(outcome.measured) / outcome.window_s() / ceiling_per_s
+    if ceiling and ceiling.per_s and outcome.window_s():
+        share = len(outcome.measured) / outcome.window_s() / ceiling.per_s
     return GeneratorUse(
         workers=workers,
         cpu_s=outcome.cpu_s,
@@ -134,10 +144,12 @@ def _generator_use(outcome: Outcome, workers: int, ceiling_per_s: float | None) 
         dropped=outcome.dropped,
         dropped_by_model=outcome.dropped_by_model,
         busy=share,
+        own_ms=ceiling.own_ms if ceiling else None,
         wait_ms=outcome.strain.wait_ms,
         longest_wait_ms=outcome.strain.longest_ms,
         preemptions=outcome.strain.preemptions,
-        steal=outcome.steal,
+        steal=outcome.strain.steal,
+        machines=outcome.machines,
     )
 
 

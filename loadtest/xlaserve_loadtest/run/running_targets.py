@@ -11,16 +11,17 @@ from typing import Any, Final
 import grpc.aio
 import psutil
 
+from xlaserve_loadtest.addresses import CLEAR, SECURE, Address
 from xlaserve_loadtest.record.lines import Arm, LedgerEntry, Server
 from xlaserve_loadtest.run import usage
 from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.targets.channel import PLAIN, Transport, open_channel
 from xlaserve_loadtest.targets.embedded import EmbeddedServer
-from xlaserve_loadtest.targets.target import ModelInfo, TargetError, describe
+from xlaserve_loadtest.targets.protocols import describe
+from xlaserve_loadtest.targets.target import ModelInfo, TargetError
 from xlaserve_proto import vision_pb2, vision_pb2_grpc
 
 _DEADLINE_S: Final = 10.0
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass
@@ -89,10 +90,14 @@ async def of_targets(
             if info.outputs != own[0].outputs:
                 raise TargetError(f"{address}: {model} has other outputs than at {addresses[0]}")
     for arm in arms:
-        if arm.mode and not descriptions[arm.model][0].modes:
-            raise TargetError(f"{addresses[0]} names no modes of {arm.model}: leave out the mode {arm.mode}")
+        for name in arm.served:
+            if arm.mode and not descriptions[name][0].modes:
+                raise TargetError(f"{addresses[0]} names no modes of {name}: leave out the mode {arm.mode}")
     pid, own_http = await asyncio.to_thread(_local_process, addresses[0]) if len(addresses) == 1 else (None, ())
-    if http_address is None:
+    if http_address is not None:
+        if await usage.counts(http_address, models) is None:
+            raise TargetError(f"--target-http: expected the address of a server's /metrics, got {http_address}")
+    else:
         for candidate in own_http:
             if await usage.counts(candidate, models) is not None:
                 http_address = candidate
@@ -110,7 +115,10 @@ async def of_targets(
 
 async def read_ledger(address: str, models: Sequence[str], transport: Transport = PLAIN) -> tuple[LedgerEntry, ...]:
     """Asks an xlaserve server what it compiled for `models`; returns nothing for any other server."""
-    async with open_channel(address, transport) as channel:
+    where = Address.parse(address)
+    if where.protocol in (*CLEAR, *SECURE):
+        return ()
+    async with open_channel(where.authority, transport) as channel:
         stub: Any = vision_pb2_grpc.VisionStub(channel)
         try:
             answer = await stub.ListModels(
@@ -137,8 +145,8 @@ async def read_ledger(address: str, models: Sequence[str], transport: Transport 
 
 def _local_process(address: str) -> tuple[int | None, tuple[str, ...]]:
     """Returns the process that listens at a loopback address, where it can be seen, and its other addresses."""
-    host, _, port = address.rpartition(":")
-    if host not in _LOOPBACK:
+    where = Address.parse(address)
+    if not where.is_loopback:
         return None, ()
     with suppress(psutil.Error, OSError):
         listening = {
@@ -147,7 +155,7 @@ def _local_process(address: str) -> tuple[int | None, tuple[str, ...]]:
             if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.pid
         }
         for own_port, pid in listening:
-            if str(own_port) == port:
+            if own_port == where.port:
                 others = [other for other, owner in listening if owner == pid and other != own_port]
-                return pid, tuple(f"{host}:{other}" for other in others)
+                return pid, tuple(where._replace(port=other).authority for other in others)
     return None, ()

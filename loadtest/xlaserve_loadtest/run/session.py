@@ -6,16 +6,17 @@ import asyncio
 import math
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 
 from xlaserve_loadtest.analysis.compare import baselines
 from xlaserve_loadtest.analysis.samples import label
-from xlaserve_loadtest.record.lines import SUFFIX, End, Header, Status
-from xlaserve_loadtest.record.run_file import RunWriter
+from xlaserve_loadtest.record.lines import End, Header, Status, in_words
+from xlaserve_loadtest.record.run_file import RunWriter, new_file
 from xlaserve_loadtest.run import accuracy_log, crew, environment, fleet, usage
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.equality_run import compare_models, incomparable
@@ -24,8 +25,8 @@ from xlaserve_loadtest.run.highest_rate import RateSearch
 from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.recorder import Recorder, load_line
 from xlaserve_loadtest.schedule import arms as arms_of
-from xlaserve_loadtest.schedule import arrivals, plan, steady
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, Profile, Replay
+from xlaserve_loadtest.schedule import arrivals, plan, steady, trace
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load
 from xlaserve_loadtest.schedule.payload import PayloadError, Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.settings import Settings
@@ -46,7 +47,9 @@ class Session:
         self._settings = settings
         self._progress = progress
         self._make_server = make_server
-        self._silent: set[str] = set()
+        self._silent: dict[str, str] = {}
+        """How the requests of each arm failed that was given up."""
+        self._pace = plan.Pace()
         self._exit_report = ""
 
     @property
@@ -60,7 +63,7 @@ class Session:
         Raises TargetError when there is nothing to measure, and PayloadError when there is nothing to send.
         """
         settings, started_at = self._settings, datetime.now(UTC)
-        arms = await fleet.name_arms(settings)
+        arms = await fleet.name_arms(settings, self._progress.say)
         header = Header(
             started_at=started_at.isoformat(timespec="seconds"),
             command=tuple(command),
@@ -81,20 +84,20 @@ class Session:
             await self._run_to_the_end(header)
 
     async def _run_to_the_end(self, header: Header) -> None:
-        reason = ""
+        reason, began_s = "", time.monotonic()
         try:
             async with Fleet(
                 self._settings,
                 header.arms,
                 self._progress,
-                on_server=self._recorder.write,
+                record=self._recorder.write,
                 make_server=self._make_server,
             ) as self._fleet:
                 if self._settings.equality_images:
                     await self._check_equality(header)
                 if self._settings.writes_accuracy_log:
                     await self._write_accuracy_logs([arm.name for arm in header.arms if arm.is_control_of is None])
-                await self._measure([arm.name for arm in header.arms])
+                await self._measure([arm.name for arm in header.arms], time.monotonic() - began_s)
         except asyncio.CancelledError:
             reason = self._progress.watch.reason
             self.interrupted = not reason
@@ -103,7 +106,8 @@ class Session:
             raise
         finally:
             if self._silent:
-                reason = reason or f"stopped answering: {', '.join(sorted(self._silent))}"
+                silent = ", ".join(f"{arm} ({failures})" for arm, failures in sorted(self._silent.items()))
+                reason = reason or f"every request failed in the last block of {silent}"
             reason = self._exit_report or reason or ("interrupted" if self.interrupted else "")
             self.is_complete = not reason
             self._recorder.end(End(self.interrupted, self.is_complete, reason))
@@ -137,7 +141,7 @@ class Session:
             path = await accuracy_log.write_log(self.path, name, self._fleet.requests[name], self._fleet.outputs)
             self._progress.say(f"{name}: outputs of every image are in {path}")
 
-    async def _measure(self, names: Sequence[str]) -> None:
+    async def _measure(self, names: Sequence[str], starting_s: float) -> None:
         settings = self._settings
         if settings.find_max:
             await RateSearch(settings, self._run_block, self._progress, self._recorder).run(names)
@@ -148,34 +152,63 @@ class Session:
             for load in settings.loads:
                 first_round = sum(map(plan.rounds_of, stretches))
                 stretches.append(_blocks(load, names, settings, first_round=first_round, generations=generations))
-        first = stretches[0][0]
-        if settings.save_arrivals and not isinstance(first.load, ClosedLoop):
-            seed = (self._arrival_seed(first), arrivals.MEASURED_PART)
-            arrivals.write(settings.save_arrivals, arrivals.schedule(first.load, first.duration_s, seed))
-        start_s = self._fleet.start_s
-        whole_s = _length_s(stretches) + (generations - 1) * start_s
-        starting = f", of which starting servers {plan.lasting((generations - 1) * start_s)}" * (generations > 1)
-        sooner = ", less where everything is steady sooner" if settings.ends_when_steady else ""
-        self._progress.say(f"measuring {', '.join(names)}: about {plan.lasting(whole_s)}{starting}{sooner}")
+        self._save_arrivals(stretches[0][0])
+        self._announce(names, stretches, starting_s)
         for position, blocks in enumerate(stretches):
             generation, is_next = divmod(position, len(settings.loads))
             if generation and not is_next:
+                began_s = time.monotonic()
                 await self._fleet.start_next_generation()
+                self._pace.starts_s.append(time.monotonic() - began_s)
             self._recorder.windows.clear()
-            rest_s = _length_s(stretches[position + 1 :]) + (generations - 1 - generation) * start_s
-            await self._run_blocks(blocks, rest_s)
+            await self._run_blocks(blocks, list(chain(*stretches[position + 1 :])), generations - 1 - generation)
 
-    async def _run_blocks(self, blocks: Sequence[BlockPlan], rest_s: float) -> None:
-        """Runs the blocks of one load, leaving out arms of which nothing was answered in a block."""
+    def _announce(self, names: Sequence[str], stretches: Sequence[Sequence[BlockPlan]], starting_s: float) -> None:
+        settings, starts = self._settings, self._fleet.generations - 1
+        if settings.replay:
+            self._progress.say(f"replaying {trace.described(settings.replay.document())}")
+        start_s = starts * self._pace.start_s(self._fleet.start_s)
+        starting = f", of which starting servers {plan.lasting(start_s)}" * (starts > 0)
+        may_end = settings.ends_when_steady and (
+            len(names) > 1 or any(load.duration_s() is None for load in settings.loads)
+        )
+        sooner = ", less where everything is steady sooner" * may_end
+        whole = plan.lasting(self._pace.blocks_s(list(chain(*stretches))) + start_s)
+        ready = f"; getting ready took {plan.lasting(starting_s)}"
+        self._progress.say(f"measuring {', '.join(names)}: about {whole}{starting}{sooner}{ready}")
+
+    def _save_arrivals(self, block: BlockPlan) -> None:
+        path, load = self._settings.save_arrivals, block.load
+        if path is None or isinstance(load, ClosedLoop):
+            return
+        seed = (self._seed(block, self._settings.schedule_seed), arrivals.MEASURED_PART)
+        due_ns = arrivals.schedule(load, block.duration_s, seed)
+        trace.write(path, due_ns, self._fleet.contents[block.arm].kinds, self._settings.models)
+
+    async def _run_blocks(self, blocks: Sequence[BlockPlan], rest: Sequence[BlockPlan], starts: int) -> None:
+        """Runs the blocks of one load, leaving out arms whose requests all failed for SILENCE_S, or in all blocks.
+
+        `rest` are the blocks that come after them, for which servers are started so many times.
+        """
+        failing_s: defaultdict[str, float] = defaultdict(float)
+        answering: set[str] = set()
         for number, block in enumerate(blocks, start=1):
             if block.arm in self._silent:
                 continue
-            left_s = rest_s + sum(map(plan.length_s, blocks[number - 1 :]))
+            left_s = self._pace.blocks_s([*blocks[number - 1 :], *rest])
+            left_s += starts * self._pace.start_s(self._fleet.start_s)
             self._progress.arm(f"{block.arm}: block {number} of {len(blocks)}", left_s)
             is_last = all(later.arm != block.arm for later in blocks[number:])
+            began_s = time.monotonic()
             outcome = await self._run_block(block, is_last=is_last)
-            if not (outcome.rows["status"] == Status.OK).any():
-                self._silent.add(block.arm)
+            self._pace.add(block, time.monotonic() - began_s)
+            if (outcome.rows["status"] == Status.OK).any():
+                answering.add(block.arm)
+                failing_s[block.arm] = 0.0
+            elif outcome.failures:
+                failing_s[block.arm] += (outcome.end_ns - outcome.start_ns) / 1e9
+                if failing_s[block.arm] >= crew.SILENCE_S or (is_last and block.arm not in answering):
+                    self._silent[block.arm] = ", ".join(in_words(status.name) for status in outcome.failures)
             if number < len(blocks) and blocks[number].round != block.round and self._may_end():
                 text = f"ended before its time, after {number} of {len(blocks)} blocks: every arm was steady"
                 self._recorder.event(outcome.end_ns, "note", text)
@@ -193,20 +226,24 @@ class Session:
             block,
             target.addresses,
             len(workers),
-            seed=self._arrival_seed(block),
+            seed=self._seed(block, self._settings.schedule_seed),
             max_in_flight=self._settings.max_in_flight,
+            sample_seed=self._seed(block, self._settings.sample_seed) if self._settings.draws_samples else None,
         )
         models = target.models_of(block.arm)
         before = await usage.counts(target.http_address, models)
         use = usage.Usage(target.pid)
-        images_per_request = str(self._fleet.mixes[block.arm])
+        images_per_request = self._fleet.contents[block.arm].images_per_request
         self._progress.watch.begin(block.arm, label(load_line(block.load, images_per_request)))
         with use.looking():
             outcome = await crew.run_block(
                 block,
                 [worker.generator for worker in workers],
                 shares,
-                end_when_steady=self._settings.ends_when_steady and block.role == "measure" and block.round is None,
+                end_when_steady=self._settings.ends_when_steady
+                and block.role == "measure"
+                and block.round is None
+                and block.load.duration_s() is None,
                 on_live=self._progress.live,
             )
         used = use.result()
@@ -217,7 +254,7 @@ class Session:
             images_per_request=images_per_request,
             server=target.id,
             workers=len(workers),
-            ceiling_per_s=self._fleet.ceiling_per_s,
+            ceiling=self._fleet.ceiling(block.arm),
             use=used,
             counters=usage.change(before, after),
             is_last=is_last,
@@ -229,38 +266,26 @@ class Session:
             raise asyncio.CancelledError
         return outcome
 
-    def _arrival_seed(self, block: BlockPlan) -> int:
+    def _seed(self, block: BlockPlan, seed: int) -> int:
         # The blocks of a round get the same arrivals: arms differ in nothing else. Runs of a search are independent.
         number = self._recorder.blocks if block.role in ("search", "confirm") else block.round or 0
-        return self._settings.schedule_seed * 1_000_003 + number
+        return seed * 1_000_003 + number
 
 
 def _blocks(
     load: Load, names: Sequence[str], settings: Settings, *, first_round: int, generations: int
 ) -> tuple[BlockPlan, ...]:
     """Returns the blocks of one generation of servers under one load."""
-    duration_s, rounds = settings.duration_s / generations, None
-    min_rounds = math.ceil(plan.MIN_ROUNDS / generations)
-    if isinstance(load, Replay | Profile):
-        duration_s = min(settings.duration_s, load.duration_s()) if isinstance(load, Replay) else load.duration_s()
-        if len(names) > 1:
-            # Each block goes through all of it.
-            rounds = min_rounds
-            duration_s *= 2 * rounds
     return plan.mirrored(
         names,
         load,
-        duration_s=duration_s,
+        duration_s=settings.duration_s / generations,
         warmup_s=settings.warmup_s,
         seed=settings.seed,
         first_round=first_round,
-        rounds=rounds,
-        min_rounds=min_rounds,
+        min_rounds=math.ceil(plan.MIN_ROUNDS / generations),
+        block_s=settings.block_s,
     )
-
-
-def _length_s(stretches: Sequence[Sequence[BlockPlan]]) -> float:
-    return sum(plan.length_s(block) for blocks in stretches for block in blocks)
 
 
 def _covering(requests: Sequence[Request], images: int) -> int:
@@ -271,18 +296,7 @@ def _covering(requests: Sequence[Request], images: int) -> int:
 
 def _free_path(folder: Path, models: Sequence[str], settings: Settings, started_at: datetime) -> Path:
     """Returns the path of a new, empty file; makes its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     what = settings.scenario or ("find-max" if settings.find_max else "run")
     subject = models[0] if len(models) == 1 else f"{len(models)}-models"
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{subject}-{what}-{started_at:%Y%m%dT%H%M%SZ}")
-    path = folder / f"{name}{SUFFIX}"
-    number = 1
-    while True:
-        # Taken at once: another run may begin in the same second.
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            number += 1
-            path = folder / f"{name}-{number}{SUFFIX}"
-        else:
-            return path
+    return new_file(folder, name)

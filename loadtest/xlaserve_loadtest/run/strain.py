@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import psutil
 
 _INTERVAL_S: Final = 0.005
 _TIMER_MS: Final = 1.0
@@ -27,6 +29,28 @@ class Strain:
     """The longest time in which the loop came to nothing."""
     preemptions: int = 0
     """How often the scheduler took the processor away (involuntary context switches)."""
+    steal: float = 0.0
+    """Share of the machine's processor time that its hypervisor gave to others."""
+
+    @classmethod
+    def of(cls, generators: Sequence[Strain]) -> Strain:
+        """Returns what held up several generators on one machine."""
+        return cls(
+            wait_ms=sum(own.wait_ms for own in generators) / len(generators),
+            longest_ms=max(own.longest_ms for own in generators),
+            preemptions=sum(own.preemptions for own in generators),
+            steal=max(own.steal for own in generators),
+        )
+
+    @classmethod
+    def worst(cls, machines: Sequence[Strain]) -> Strain:
+        """Returns the worst of several machines in each respect."""
+        return cls(
+            wait_ms=max((own.wait_ms for own in machines), default=0.0),
+            longest_ms=max((own.longest_ms for own in machines), default=0.0),
+            preemptions=sum(own.preemptions for own in machines),
+            steal=max((own.steal for own in machines), default=0.0),
+        )
 
 
 class StrainWatch:
@@ -39,11 +63,13 @@ class StrainWatch:
         self._longest_ms = 0.0
         self._began_ns = 0
         self._preempted = 0
+        self._times: Any = None
 
     def start(self) -> None:
         """Begins to watch."""
         self._began_ns = self._clock()
         self._preempted = _preemptions()
+        self._times = psutil.cpu_times()
         self._task = asyncio.create_task(self._watch())
 
     def stop(self) -> Strain:
@@ -56,6 +82,7 @@ class StrainWatch:
             wait_ms=self._held_ms2 / 2 / watched_ms if watched_ms > 0 else 0.0,
             longest_ms=self._longest_ms,
             preemptions=_preemptions() - self._preempted,
+            steal=stolen_share(self._times, psutil.cpu_times()),
         )
 
     async def _watch(self) -> None:

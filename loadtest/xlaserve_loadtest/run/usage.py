@@ -8,6 +8,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from typing import Final
 
 import psutil
@@ -17,8 +18,8 @@ from xlaserve_loadtest.record.lines import Counters, GpuUse, ServerUse
 from xlaserve_loadtest.run import gpus
 from xlaserve_loadtest.run.energy import CpuMeters
 
-_POLL_S: Final = 0.25
-_GPU_POLL_S: Final = 1.0
+_POLL_S: Final = 1.0
+"""To find the children of a process is to look at every process of the machine: often, it would be load of its own."""
 _TIMEOUT_S: Final = 2.0
 
 Counts = Mapping[tuple[str, str], float]
@@ -68,7 +69,7 @@ async def counts(http_address: str | None, models: Sequence[str]) -> Counts | No
             for sample in family.samples:
                 if sample.labels.get("model") in models or (sample.name, sample.labels.get("phase")) == _SERVING:
                     numbers[sample.name, sample.labels.get("bucket", "")] += sample.value
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):  # it may speak another protocol
         return None
     return numbers
 
@@ -89,18 +90,16 @@ class Usage:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Samples at intervals until the context ends."""
-        looks = [asyncio.create_task(self._look_at_processes())]
-        if self._process:
-            looks.append(asyncio.create_task(self._look_at_gpus()))
+        looks = asyncio.create_task(self._look())
         try:
             yield
         finally:
-            for look in looks:
-                look.cancel()
+            looks.cancel()
 
     def result(self) -> ServerUse:
         """Returns what was used since this was made."""
         cpu_s = self._cpu_s()
+        self._look_at_memory()
         by_gpu = [
             GpuUse(math.fsum(look.utilisation for look in looks) / len(looks), max(look.used_bytes for look in looks))
             for looks in zip(*self._looks, strict=False)
@@ -134,16 +133,19 @@ class Usage:
             return self._process.children(recursive=True) if self._process else []
         return []
 
-    async def _look_at_processes(self) -> None:
+    async def _look(self) -> None:
+        has_gpus = True
         while self._process:
-            held = 0
-            for process in (self._process, *self._children()):
-                with suppress(psutil.Error):
-                    held += process.memory_info().rss
-            self._peak_bytes = max(self._peak_bytes, held)
+            self._look_at_memory()
+            if has_gpus and (look := await asyncio.to_thread(gpus.look)):
+                self._looks.append(look)
+            else:
+                has_gpus = False
             await asyncio.sleep(_POLL_S)
 
-    async def _look_at_gpus(self) -> None:
-        while look := await asyncio.to_thread(gpus.look):
-            self._looks.append(look)
-            await asyncio.sleep(_GPU_POLL_S)
+    def _look_at_memory(self) -> None:
+        held = 0
+        for process in (self._process, *self._children()) if self._process else ():
+            with suppress(psutil.Error):
+                held += process.memory_info().rss
+        self._peak_bytes = max(self._peak_bytes, held)

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from xlaserve_loadtest.analysis.conditions import Judged
-from xlaserve_loadtest.run.runner import Live
+from xlaserve_loadtest.run.sender import Live
 from xlaserve_loadtest.schedule.conditions import COUNTS, RATIO, VERDICT, Condition, ConditionError, parse
 
 ABORT_IF: Final = "--abort-if"
@@ -25,6 +25,7 @@ _CHANCE: Final = 1e-6
 """A share is over its limit where chance would bring that many so rarely: there are many looks at a run."""
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LABELS: Final = ("arm", "load")
+_UNSEEN: Final = "no request was measured"
 
 
 def parse_abort(text: str) -> Condition:
@@ -115,16 +116,13 @@ class Watch(Collector):
 
     def judged(self) -> list[Judged]:
         """Returns each condition and whether it ended the run."""
-        return [
-            Judged(
-                condition,
-                condition.text in self._found,
-                True,
-                self._found.get(condition.text, "not met while the run went on"),
-                ABORT_IF,
-            )
-            for condition in self._conditions
-        ]
+        judged = []
+        for condition in self._conditions:
+            arms = (arm for (arm, _), counts in self._counts.items() if counts.due)
+            is_judged = any(condition.arm in (None, arm) for arm in arms)
+            found = self._found.get(condition.text, "not met while the run went on" if is_judged else _UNSEEN)
+            judged.append(Judged(condition, condition.text in self._found or not is_judged, is_judged, found, ABORT_IF))
+        return judged
 
     def collect(self) -> Iterator[Metric]:
         """Yields the counts as Prometheus's metrics."""

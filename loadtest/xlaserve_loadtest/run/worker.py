@@ -1,8 +1,9 @@
-"""A worker process: a `Worker` whose methods its parent calls. `python -m xlaserve_loadtest.run.worker DESCRIPTOR`.
+"""A worker process: a `Worker` whose methods are called. `python -m xlaserve_loadtest.run.worker DESCRIPTOR`.
 
 Calls come over a `multiprocessing.connection` as `(number, path of the method, pickled arguments and options)` and run
 concurrently; the answers are `(number, is_right, pickled value)`. Each is read whatever it holds, so that a call always
-ends. The connection's end ends the process, and with it all load: no worker outlives its parent.
+ends. The connection's end ends the process, and with it all load, and so does the end of its stdin: a worker outlives
+neither its parent nor the caller, which may be on another machine.
 """
 
 from __future__ import annotations
@@ -11,22 +12,33 @@ import asyncio
 import gc
 import os
 import pickle
+import select
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
-from xlaserve_loadtest.run.runner import Generator
+from xlaserve_loadtest.run.environment import Machine
+from xlaserve_loadtest.run.generator import Generator
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.target import Array, GrpcTarget, ModelInfo, Target, TargetError
+from xlaserve_loadtest.targets.protocols import ServerTarget
+from xlaserve_loadtest.targets.target import Array, ModelInfo, Target, TargetError
 
 if TYPE_CHECKING:
     from xlaserve_loadtest.targets.in_process import Described
+
+_POLL_S: Final = 1.0
+_GRACE_S: Final = 1.0
+"""How long the event loop has to end the process."""
+_HANG_UP: Final = getattr(select, "POLLRDHUP", 0)
+"""What is asked of `poll` for the other side's end; POLLHUP comes without being asked for."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +52,12 @@ class Setup:
     """Index of the request that it sends first; the worker's part of the seed where requests are drawn."""
     sample_seed: int | None = None
     """Seed with which requests are drawn at random; None sends them in turn."""
+    is_distinct: bool = False
+    """Whether no request is like another."""
 
 
 class Worker:
-    """What the parent can call: these methods, and those of `generator`."""
+    """What the caller can call: these methods, and those of `generator`."""
 
     generator: Generator
     """Sends what `setup` gave it."""
@@ -51,6 +65,14 @@ class Worker:
     def __init__(self) -> None:
         self._target: Target | None = None
         self._setup: Setup | None = None
+
+    async def clock(self) -> int:
+        """Returns the monotonic clock's nanoseconds."""
+        return time.monotonic_ns()
+
+    async def machine(self) -> Machine:
+        """Describes the machine that this runs on."""
+        return await asyncio.to_thread(Machine.of_this)
 
     async def load(self, config: str) -> Described:
         """Loads and compiles the models of `config` in this process, which then is its own target."""
@@ -63,7 +85,7 @@ class Worker:
 
     async def setup(self, setup: Setup) -> None:
         """Stores the requests to send."""
-        target = self._target or GrpcTarget(deadline_s=setup.deadline_s)
+        target = self._target or ServerTarget(setup.deadline_s)
         self._setup = setup
         self.generator = Generator(
             target=target,
@@ -71,6 +93,7 @@ class Worker:
             requests=setup.requests,
             offset=setup.offset,
             sample_seed=setup.sample_seed,
+            is_distinct=setup.is_distinct,
         )
         # These objects stay: the garbage collector need not scan them between two requests.
         gc.collect()
@@ -79,7 +102,7 @@ class Worker:
     async def outputs(self, arm: str, addresses: Sequence[str], count: int) -> list[list[Array]]:
         """Returns the outputs for an arm's first `count` requests. Raises TargetError."""
         assert self._setup is not None
-        target = self._target or GrpcTarget(deadline_s=self._setup.deadline_s)
+        target = self._target or ServerTarget(self._setup.deadline_s)
         async with target.connect(self._setup.models[arm], addresses) as connection:
             return [await connection.outputs(request) for request in self._setup.requests[arm][:count]]
 
@@ -98,22 +121,35 @@ async def serve(connection: Connection) -> None:
             value, is_right = TargetError(f"worker: {path} was cancelled"), False
         except Exception as error:
             value, is_right = error, False
-        with suppress(ConnectionError):  # the parent has gone
-            # Blocks while the parent is slow to read, which it is not while it measures.
+        if is_over.is_set():
+            return  # the process ends, which is the answer to all calls
+        with suppress(OSError):  # the caller has gone
+            # Blocks while the caller is slow to read, which it is not while it measures.
             connection.send((number, *_pickled(path, is_right, value)))
 
-    def receive() -> None:
-        try:
-            call = asyncio.create_task(answer(*connection.recv()))
-        except (EOFError, ConnectionError):
-            loop.remove_reader(connection.fileno())
-            is_over.set()
-        else:
-            calls.add(call)
-            call.add_done_callback(calls.discard)
+    def receive(message: Any) -> None:
+        call = asyncio.create_task(answer(*message))
+        calls.add(call)
+        call.add_done_callback(calls.discard)
 
-    on_message(connection, receive)
+    _exit_after_hang_up(connection.fileno(), sys.stdin.fileno())
+    on_message(connection, receive, is_over.set)
+    loop.add_reader(sys.stdin.fileno(), is_over.set)
     await is_over.wait()
+
+
+def _exit_after_hang_up(*descriptors: int) -> None:
+    """Has a thread end the process after the other side of a descriptor has gone, however busy the loop is."""
+    ends = select.poll()
+    for descriptor in descriptors:
+        ends.register(descriptor, _HANG_UP)
+
+    def watch() -> None:
+        ends.poll()
+        time.sleep(_GRACE_S)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="from-peer-end", daemon=True).start()
 
 
 def _pickled(path: str, is_right: bool, value: object) -> tuple[bool, bytes]:
@@ -129,11 +165,34 @@ def _pickled(path: str, is_right: bool, value: object) -> tuple[bool, bytes]:
     return is_right, pickled
 
 
-def on_message(connection: Connection, receive: Callable[[], None]) -> None:
-    """Has the running loop call `receive` whenever there is something to receive."""
-    asyncio.get_running_loop().add_reader(connection.fileno(), receive)
-    # uvloop has just made it non-blocking, and a connection sends and receives whole messages.
-    os.set_blocking(connection.fileno(), True)
+def on_message(
+    connection: Connection, receive: Callable[[Any], None], on_end: Callable[[], None]
+) -> Callable[[], None]:
+    """Has the running loop call `receive` with each message, and `on_end` once no more come; returns what stops it.
+
+    A thread waits, as uvloop does not say that a connection was reset.
+    """
+    loop, is_over, is_read = asyncio.get_running_loop(), threading.Event(), threading.Semaphore(0)
+
+    def read() -> None:
+        try:
+            if not is_over.is_set():
+                receive(connection.recv())
+        except (EOFError, OSError):
+            is_over.set()
+            on_end()
+        finally:
+            is_read.release()
+
+    def watch() -> None:
+        with suppress(OSError, RuntimeError):  # the connection is closed, or the loop
+            while not is_over.is_set():
+                if connection.poll(_POLL_S):
+                    loop.call_soon_threadsafe(read)
+                    is_read.acquire()
+
+    threading.Thread(target=watch, name="from-peer", daemon=True).start()
+    return is_over.set
 
 
 if __name__ == "__main__":

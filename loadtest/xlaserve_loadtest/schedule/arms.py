@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
+from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.record.lines import Arm
 from xlaserve_loadtest.schedule.mix import Mix
 
@@ -20,12 +20,11 @@ AS_IT_IS: Final = ""
 MIX: Final = "mix"
 """Name of an arm of several models whose server names no modes."""
 _CONTROL: Final = "(again)"
-_ADDRESS: Final = re.compile(r".+:\d+")
 
 
 @dataclass(frozen=True)
 class ServerArm:
-    """An arm that is a running server: `NAME=HOST:PORT[,HOST:PORT...][,model=MODEL][,mode=MODE]`."""
+    """An arm that is a running server: `NAME=ADDRESS[,ADDRESS...][,model=MODEL][,mode=MODE]`."""
 
     name: str
     addresses: tuple[str, ...]
@@ -37,16 +36,23 @@ class ServerArm:
         """Parses what the command line says; `str` is the way back. Raises ValueError."""
         name, _, rest = text.partition("=")
         parts = [part.strip() for part in rest.split(",")]
-        addresses = tuple(part for part in parts if _ADDRESS.fullmatch(part) and "=" not in part)
+        addresses = tuple(part for part in parts if part and "=" not in part)
         chosen = dict(part.split("=", 1) for part in parts if "=" in part)
         is_whole = len(addresses) + len(chosen) == len(parts) and set(chosen) <= {"model", "mode"}
         if not name.strip() or not addresses or not is_whole or not all(chosen.values()):
-            raise ValueError(f"expected NAME=HOST:PORT, then ,model=MODEL or ,mode=MODE where needed; got {text!r}")
+            raise ValueError(f"expected NAME=ADDRESS, then ,model=MODEL or ,mode=MODE where needed; got {text!r}")
+        check_addresses(addresses)
         return cls(name.strip(), addresses, chosen.get("model"), chosen.get("mode", AS_IT_IS))
 
     def __str__(self) -> str:
         more = [f"{key}={value}" for key, value in (("model", self.model), ("mode", self.mode)) if value]
         return f"{self.name}={','.join([*self.addresses, *more])}"
+
+
+def check_addresses(addresses: Sequence[str]) -> None:
+    """Raises ValueError for what is no address, and for addresses of several protocols."""
+    if len({Address.parse(address).protocol for address in addresses}) > 1:
+        raise ValueError(f"expected addresses of one protocol, and an arm for each, got {','.join(addresses)!r}")
 
 
 def name_arms(models: Sequence[str], modes: Sequence[str], target: str, shares: Sequence[float] = ()) -> list[Arm]:
@@ -64,6 +70,13 @@ def _name(model: str, mode: str, models: int) -> str:
     if mode == AS_IT_IS:
         return model
     return mode if models == 1 else f"{model} {mode}"
+
+
+def common_modes(offered: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the modes that every model offers, in the first one's order, and those that only some do."""
+    common = tuple(mode for mode in offered[0] if all(mode in modes for modes in offered))
+    others = dict.fromkeys(mode for modes in offered for mode in modes if mode not in common)
+    return common, tuple(others)
 
 
 def name_servers(servers: Sequence[ServerArm], models: Sequence[str], shares: Sequence[float] = ()) -> list[Arm]:

@@ -1,4 +1,4 @@
-"""When requests are due: pure and seeded, so that the same arguments give the same schedule.
+"""When requests are due, and which is sent then: pure and seeded, so that the same arguments give the same schedule.
 
 A schedule is an array of int64 nanoseconds after the start, ascending. Latency counts from these moments, not from when
 the generator sent.
@@ -6,28 +6,38 @@ the generator sent.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal, assert_never, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xlaserve_loadtest.schedule.mix import Kind
+
 Process = Literal["poisson", "constant"]
 PROCESSES: Final[tuple[Process, ...]] = get_args(Process)
 Schedule = NDArray[np.int64]
+Places = NDArray[np.int32]
+"""Indices in a sequence of requests or of their kinds."""
 
+MAX_CONCURRENCY: Final = 10_000
+"""Requests under way at most: each takes about 35 kB of a worker, and cancelling so many takes it a second."""
 MEASURED_PART: Final = 1
 """Index of the measured part in `with_margins`: a part's seed has its index in it."""
 
 _NS: Final = 1e9
+_MAX_PLACE: Final = np.iinfo(np.int32).max
+"""So large that any number of requests is drawn from evenly."""
+_MIN_MARGIN_S: Final = 1.0
+"""A replay is this long at least where the rate before and after it is chosen: `--duration` may cut it short."""
+_LAST_SLOT_S: Final = 1.0
+"""How long a replay goes on after a single moment at which all of it is due."""
 
 
 class ArrivalsError(ValueError):
-    """A replay that can't be read; the message says why."""
+    """A profile or a trace that can't be read; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,13 @@ class ClosedLoop:
     slots: int
     is_offline: bool = False
     """As many requests as the target can take: only throughput counts."""
+
+    def duration_s(self) -> None:
+        """Returns None: it goes on as long as wanted."""
+
+    def document(self) -> Mapping[str, Any]:
+        """Returns what a run file has of it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,18 @@ class OpenLoop:
     def last_rate_per_s(self) -> float:
         """Returns the rate at the end."""
         return self.rate_per_s if self.end_rate_per_s is None else self.end_rate_per_s
+
+    def duration_s(self) -> None:
+        """Returns None: it goes on as long as wanted."""
+
+    def margins(self) -> tuple[OpenLoop, OpenLoop]:
+        """Returns the loads before and after it: at its first rate, and at its last."""
+        last = self.last_rate_per_s()
+        return replace(self, end_rate_per_s=None), replace(self, rate_per_s=last, end_rate_per_s=None)
+
+    def document(self) -> Mapping[str, Any]:
+        """Returns what a run file has of it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,30 +137,84 @@ class Profile:
         """Returns the seconds of all stages."""
         return sum(stage.duration_s for stage in self.stages)
 
+    def margins(self) -> tuple[OpenLoop, OpenLoop]:
+        """Returns the loads before and after it: at its first rate, and at its last."""
+        first, last = self.stages[0].rate_per_s, self.stages[-1].end_rate_per_s
+        return OpenLoop(first, self.process, burst=self.burst), OpenLoop(last, self.process, burst=self.burst)
 
-@dataclass(frozen=True, slots=True)
+    def document(self) -> Mapping[str, Any]:
+        """Returns what a run file has of it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """Requests come at recorded times: seconds after the start, ascending."""
+    """Requests of recorded kinds come at recorded times."""
 
-    offsets_s: tuple[float, ...]
+    due_ns: Schedule
+    """Nanoseconds after the start, ascending; at least one."""
+    kinds: tuple[Kind, ...] = (Kind(),)
+    """The kinds of its requests, each once."""
+    places: Places | None = None
+    """Index in `kinds` of each request; None: all are of the first."""
+    path: str = ""
+    """The trace file."""
+    sha256: str = ""
+    """Hash of that file."""
+    ends_s: float = math.inf
+    """Where it was cut, in seconds after the start."""
 
-    def __post_init__(self) -> None:
-        times = np.asarray(self.offsets_s, np.float64)
-        if not times.size or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
-            raise ArrivalsError("replay: expected seconds from 0 on, ascending, at least one")
+    def sequence(self) -> list[Kind]:
+        """Returns the kind of each request."""
+        if self.places is None:
+            return [self.kinds[0]] * self.due_ns.size
+        return [self.kinds[place] for place in self.places.tolist()]
 
     def mean_rate_per_s(self) -> float:
-        """Returns requests per second from the start to the last one."""
-        return len(self.offsets_s) / self.duration_s()
+        """Returns requests per second."""
+        return self.due_ns.size / self.duration_s()
 
     def duration_s(self) -> float:
-        """Returns the seconds that hold all requests."""
-        return self.offsets_s[-1] + 1e-9
+        """Returns how long it takes: as long after its last moment as its moments are apart, on average.
+
+        A trace of a single moment goes on for a second after it. Where it was cut it ends there.
+        """
+        moments = np.unique(self.due_ns)
+        gap_s = float(moments[-1] - moments[0]) / (moments.size - 1) / _NS if moments.size > 1 else _LAST_SLOT_S
+        return min(float(moments[-1]) / _NS + gap_s, self.ends_s)
+
+    def margins(self) -> tuple[OpenLoop, OpenLoop]:
+        """Returns the loads before and after it, at its mean rate."""
+        around = OpenLoop(self.due_ns.size / max(self.duration_s(), _MIN_MARGIN_S))
+        return around, around
+
+    def document(self) -> Mapping[str, Any]:
+        """Returns what a run file has of it: enough to know the trace again."""
+        images = [kind.images for kind in self.kinds]
+        return {
+            "path": self.path,
+            "sha256": self.sha256,
+            "requests": self.due_ns.size,
+            "duration_s": self.duration_s(),
+            "kinds": len(self.kinds),
+            "models": len({kind.model for kind in self.kinds}),
+            "images_per_request": [min(images), max(images)],
+            "sizes": len({kind.size for kind in self.kinds}),
+            "files": len({kind.file for kind in self.kinds if kind.file is not None}),
+        }
 
 
 Scheduled = OpenLoop | Profile | Replay
 """Loads whose requests are due at times of their own."""
 Load = ClosedLoop | Scheduled
+
+
+class Sends(NamedTuple):
+    """Requests in the order in which they are due."""
+
+    due_ns: Schedule
+    requests: Places
+    """Place of each in the sequence of the arm's requests, which repeats: over its length, it begins again."""
 
 
 def schedule(load: Scheduled, duration_s: float, seed: Sequence[int]) -> Schedule:
@@ -143,8 +226,7 @@ def schedule(load: Scheduled, duration_s: float, seed: Sequence[int]) -> Schedul
     if not duration_s:
         return np.empty(0, np.int64)
     if isinstance(load, Replay):
-        times = np.asarray(load.offsets_s)
-        return _nanoseconds(times[times < duration_s])
+        return load.due_ns[: np.searchsorted(load.due_ns, round(duration_s * _NS))]
     stages = _stages(load, duration_s)
     # A burst is one event of a slower process.
     expected = sum((stage.rate_per_s + stage.end_rate_per_s) / 2 * stage.duration_s for stage in stages) / load.burst
@@ -159,49 +241,36 @@ def schedule(load: Scheduled, duration_s: float, seed: Sequence[int]) -> Schedul
     return _nanoseconds(np.repeat(times[times < duration_s], load.burst))
 
 
-def with_margins(load: Scheduled, *, before_s: float, duration_s: float, after_s: float, seed: int) -> Schedule:
-    """Returns a schedule with load at the first rate before the measured part, and at the last rate after it."""
-    match load:
-        case Replay():
-            rate_per_s = load.mean_rate_per_s()
-            before, after = OpenLoop(rate_per_s), OpenLoop(rate_per_s)
-        case OpenLoop():
-            before = OpenLoop(load.rate_per_s, load.process, burst=load.burst)
-            after = OpenLoop(load.last_rate_per_s(), load.process, burst=load.burst)
-        case Profile():
-            before = OpenLoop(load.stages[0].rate_per_s, load.process, burst=load.burst)
-            after = OpenLoop(load.stages[-1].end_rate_per_s, load.process, burst=load.burst)
-    parts = ((before, before_s, 0.0), (load, duration_s, before_s), (after, after_s, before_s + duration_s))
-    return np.concatenate(
-        [
-            schedule(part, length_s, (seed, number)) + round(start_s * _NS)
-            for number, (part, length_s, start_s) in enumerate(parts)
-        ]
-    )
+def with_margins(
+    load: Scheduled,
+    *,
+    before_s: float,
+    duration_s: float,
+    after_s: float,
+    seed: int,
+    sample_seed: int | None = None,
+) -> Sends:
+    """Returns a schedule with load at the first rate before the measured part, and at the last rate after it.
+
+    The measured part sends the arm's requests in turn, from the first one on. Before and after it they are drawn at
+    random, with `sample_seed` in it, too.
+    """
+    first, last = load.margins()
+    parts = ((first, before_s, 0.0), (load, duration_s, before_s), (last, after_s, before_s + duration_s))
+    due_ns = [
+        schedule(part, length_s, (seed, number)) + round(start_s * _NS)
+        for number, (part, length_s, start_s) in enumerate(parts)
+    ]
+    random = np.random.default_rng((seed if sample_seed is None else sample_seed, len(parts)))
+    chosen = [random.integers(_MAX_PLACE, size=own.size, dtype=np.int32) for own in due_ns]
+    if sample_seed is None:
+        chosen[MEASURED_PART] = np.arange(due_ns[MEASURED_PART].size, dtype=np.int32)
+    return Sends(np.concatenate(due_ns), np.concatenate(chosen))
 
 
-def split(whole: Schedule, workers: int) -> list[Schedule]:
+def split(whole: Sends, workers: int) -> list[Sends]:
     """Returns each worker's share: the requests dealt out in turn, none lost, none twice."""
-    return [whole[worker::workers] for worker in range(workers)]
-
-
-def read(path: Path) -> Replay:
-    """Reads seconds, one a line, or JSON objects with `at_s`. Raises ArrivalsError."""
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
-        times = []
-        for line in lines:
-            if line and not line.startswith("#"):
-                value = json.loads(line)
-                times.append(float(value["at_s"] if isinstance(value, dict) else value))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ArrivalsError(f"{path}: expected seconds, one a line: {error}") from None
-    return Replay(tuple(times))
-
-
-def write(path: Path, times: Schedule) -> None:
-    """Writes a schedule that `read` reads back to the nanosecond."""
-    path.write_text("# seconds after the start, one request a line\n" + "".join(f"{t / _NS:.9f}\n" for t in times))
+    return [Sends(whole.due_ns[worker::workers], whole.requests[worker::workers]) for worker in range(workers)]
 
 
 def _unit_poisson(length: float, generator: np.random.Generator) -> NDArray[np.float64]:

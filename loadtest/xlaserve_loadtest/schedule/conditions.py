@@ -6,6 +6,7 @@
     metric    = "p" percentile | "mean" | "max"     unit us, ms (the default) or s; percentile such as 50 or 99.99
               | "images/s" | "requests/s"           no unit
               | "errors" | "dropped"                no unit, or % of all requests
+              | "goodput"                           answers within --slo: no unit for each second, or % of all requests
     measure   = "images/s" (the default) | "p50" | "p99"
     bound     = "lower" | "upper"                   of the 95% interval; without it the point value is compared
     op        = "<" | "<=" | ">" | ">=" | "=" | "==" | "!="
@@ -42,7 +43,8 @@ RATIO_MEASURES: Final = ("images/s", "p50", "p99")
 RATES: Final = ("images/s", "requests/s")
 COUNTS: Final = ("errors", "dropped")
 _TIMES: Final = ("mean", "max")
-METRICS: Final = (*_TIMES, *RATES, *COUNTS)
+GOODPUT: Final = "goodput"
+METRICS: Final = (*_TIMES, *RATES, *COUNTS, GOODPUT)
 """Metrics of one arm, and any percentile in addition."""
 _UNIT_MS: Final = {
     name: Decimal(ms) for name, ms in {"": "1", "us": "1e-3", "µs": "1e-3", "ms": "1", "s": "1e3"}.items()
@@ -180,7 +182,7 @@ def _metric(text: str, name: str) -> str | None:
 
 def _limit(text: str, metric: str, number: Decimal, unit: str) -> tuple[float, bool]:
     """Returns the limit in the metric's unit, and whether it is a share."""
-    if metric in COUNTS:
+    if metric in (*COUNTS, GOODPUT):
         if unit not in ("", "%"):
             raise ConditionError(f"{text!r}: {metric} is a number, or a share in %, not in {unit!r}")
         number /= 100 if unit else 1
@@ -193,4 +195,4 @@ def _limit(text: str, metric: str, number: Decimal, unit: str) -> tuple[float, b
     limit = float(number)
     if not math.isfinite(limit):
         raise ConditionError(f"{text!r}: the number is too large")
-    return limit, metric in COUNTS and unit == "%"
+    return limit, unit == "%"

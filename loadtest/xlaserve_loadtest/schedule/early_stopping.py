@@ -49,10 +49,18 @@ def max_over(requests: int, percentile: float) -> int:
     return low
 
 
-def least_requests(percentile: float, share_of_allowed: float = 0.0) -> int:
-    """Returns how many requests support a percentile where the share over its limit is `share_of_allowed` of what it
-    allows: 459 for p99 and 0."""
-    requests = math.ceil(math.log(1 - CONFIDENCE) / math.log(percentile / 100))
+def least_requests(percentile: float) -> int:
+    """Returns how many requests a percentile needs: 44 for p90, 459 for p99.
+
+    It is the least n for which one of n requests lies above the percentile with 99% confidence.
+    """
+    return math.ceil(math.log(1 - CONFIDENCE) / math.log(percentile / 100))
+
+
+def least_requests_to_pass(percentile: float, share_of_allowed: float) -> int:
+    """Returns how many requests show that a percentile is under a limit where the share over it is `share_of_allowed`
+    of what it allows."""
+    requests = least_requests(percentile)
     while max_over(requests, percentile) < math.ceil(requests * (1 - percentile / 100) * share_of_allowed):
         requests = math.ceil(requests * 1.05)
     return requests

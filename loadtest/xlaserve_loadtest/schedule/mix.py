@@ -9,6 +9,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from xlaserve_loadtest.record.lines import MAX_MODELS
+
 Size = tuple[int, int]
 """Height and width."""
 Value = TypeVar("Value", bound=Hashable)
@@ -23,7 +25,8 @@ _MAX_LENGTH: Final = 1000
 _SLACK: Final = 0.02
 """How far, by its own size, a share may be off for the sake of a short sequence."""
 _SHARE: Final = re.compile(r"\s*(\d*\.?\d+)\s*")
-_SIZE: Final = re.compile(r"0*([1-9]\d*)x0*([1-9]\d*)")
+_COUNT: Final = re.compile(r"0*[1-9]\d{0,8}")
+_SIZE: Final = re.compile(r"0*([1-9]\d{0,8})x0*([1-9]\d{0,8})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def _length(mixes: Sequence[Mix[Any]]) -> int:
 def parse_counts(text: str) -> Mix[int]:
     """Reads images per request: `8` or `1:0.7,8:0.3`. Raises ValueError."""
     expected = "images per request such as 8 or 1:0.7,8:0.3"
-    return _parse(text, lambda word: int(word) if word.isdecimal() and int(word) else None, expected)
+    return _parse(text, lambda word: int(word) if _COUNT.fullmatch(word) else None, expected)
 
 
 def parse_sizes(text: str) -> Mix[Size]:
@@ -106,9 +109,12 @@ def parse_sizes(text: str) -> Mix[Size]:
 
 def parse_models(text: str) -> Mix[str]:
     """Reads `resnet:0.7,mobilenet:0.3`. Raises ValueError."""
-    return _parse(
+    models = _parse(
         text, lambda word: word if word and not word.endswith(":") else None, "models such as resnet:0.7,mobilenet:0.3"
     )
+    if len(models.shares) > MAX_MODELS:
+        raise ValueError(f"expected up to {MAX_MODELS} models, got {len(models.shares)}")
+    return models
 
 
 def read_size(text: str) -> Size | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +30,11 @@ _MAX_REQUEST_BYTES: Final = 2**31 - 1
 """The most that protobuf serialises."""
 
 
+STAMP_BYTES: Final = 8
+"""Length of the number that makes a request unlike any other: it is a few of an image's last pixels, or follows a file,
+where decoders of JPEG, PNG and WebP do not read."""
+
+
 class PayloadError(Exception):
     """There is nothing to send; the message says why."""
 
@@ -42,6 +48,16 @@ class Request:
     mode: str
     model: int = 0
     """Index of its model in those of the arm."""
+    stamp_at: int | None = None
+    """Where STAMP_BYTES of `data` may be any: at the end of the last image. None where no bytes may."""
+
+    def stamped(self, number: int) -> Request:
+        """Returns the same request with a number in it, at the cost of a copy."""
+        assert self.stamp_at is not None
+        data, end = memoryview(self.data), self.stamp_at + STAMP_BYTES
+        stamp = number.to_bytes(STAMP_BYTES, "little")
+        whole = b"".join((data[: self.stamp_at], stamp, data[end:]))
+        return Request(whole, self.images, self.mode, self.model, self.stamp_at)
 
 
 class Body(NamedTuple):
@@ -49,10 +65,16 @@ class Body(NamedTuple):
 
     data: bytes
     kind: Kind
+    has_stamp: bool = False
+    """Whether its last STAMP_BYTES may be any."""
 
 
 class Maker(Protocol):
     """Makes the requests to one model."""
+
+    @property
+    def has_stamp(self) -> bool:
+        """Whether the last STAMP_BYTES of its requests may be any."""
 
     def variety(self, kind: Kind) -> int:
         """Returns how many requests of a kind differ. Raises PayloadError."""
@@ -95,19 +117,32 @@ def from_folder(folder: Path, *, size: Size | None, seed: int = 0) -> list[Pictu
 
     Raises PayloadError.
     """
-    pictures = []
-    for path in sampled(sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES), seed):
-        encoded = path.read_bytes()
-        try:
-            image = Image.open(io.BytesIO(encoded)).convert("RGB")
-        except (OSError, UnidentifiedImageError, ValueError) as error:
-            raise PayloadError(f"--images: {path}: {error}") from None
-        if size is not None:
-            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        pictures.append(Picture(encoded, np.asarray(image)))
-    if not pictures:
+    paths = sampled(sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES), seed)
+    if not paths:
         raise PayloadError(f"--images: {folder} holds no file that ends in {', '.join(SUFFIXES)}")
-    return pictures
+    return [_picture(path, size) for path in paths]
+
+
+def _picture(path: Path, size: Size | None) -> Picture:
+    try:
+        encoded = path.read_bytes()
+        image = Image.open(io.BytesIO(encoded)).convert("RGB")
+    except (OSError, UnidentifiedImageError, ValueError) as error:
+        raise PayloadError(f"{path}: {error}") from None
+    if size is not None:
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return Picture(encoded, np.asarray(image))
+
+
+def _file_bytes(path: Path, form: Form) -> int:
+    """Returns the bytes that an image file gives, without decoding it. Raises PayloadError."""
+    try:
+        if form == "encoded":
+            return path.stat().st_size
+        with Image.open(path) as image:
+            return 3 * image.width * image.height
+    except (OSError, UnidentifiedImageError, ValueError) as error:
+        raise PayloadError(f"{path}: {error}") from None
 
 
 def sampled(paths: Sequence[Path], seed: int) -> list[Path]:
@@ -121,10 +156,13 @@ def sampled(paths: Sequence[Path], seed: int) -> list[Path]:
 class ImageMaker:
     """Makes requests to a model of images, of a folder or synthetic ones.
 
-    Pixels are of a request's size, or else `size`; None leaves a folder's images as they are.
+    Pixels are of a request's size, or else `size`; None leaves the images of a folder or a file as they are.
     """
 
-    def __init__(self, model: str, form: Form, *, folder: Path | None, size: Size | None, seed: int) -> None:
+    def __init__(
+        self, model: str, form: Form, *, folder: Path | None, size: Size | None, seed: int, has_stamp: bool = False
+    ) -> None:
+        self.has_stamp = has_stamp
         self._model = model
         self._form = form
         self._folder = folder
@@ -134,18 +172,26 @@ class ImageMaker:
 
     def variety(self, kind: Kind) -> int:
         """Returns the number of images."""
-        return len(self._group(kind))
+        if kind.file:
+            return 1
+        is_synthetic = self._folder is None and (kind.size or self._size)
+        return DISTINCT_REQUESTS if is_synthetic else len(self._group(kind))
 
     def item_bytes(self, kind: Kind) -> int:
-        """Returns the bytes of the largest image."""
+        """Returns the bytes of the largest image. Raises PayloadError."""
+        size = kind.size or self._size
+        if kind.file and (size is None or self._form == "encoded"):
+            return _file_bytes(Path(kind.file), self._form)
+        if size and self._form == "pixels":
+            return 3 * math.prod(size)
         group = self._group(kind)
         return max(picture.pixels.nbytes if self._form == "pixels" else len(picture.encoded) for picture in group)
 
     def data(self, kind: Kind, first: int) -> bytes:
-        """Returns a request with neighbours from the image `first` on."""
-        group = self._group(kind)
+        """Returns a request with neighbours from the image `first` on; of a file, with that image each time."""
+        group = [_picture(Path(kind.file), kind.size or self._size)] if kind.file else self._group(kind)
         chosen = [group[(first + offset) % len(group)] for offset in range(kind.images)]
-        return _serialised(self._model, chosen, self._form)
+        return _serialised(self._model, chosen, self._form, bytes(STAMP_BYTES) if self.has_stamp else b"")
 
     def _group(self, kind: Kind) -> list[Picture]:
         size = kind.size or self._size
@@ -159,10 +205,11 @@ class ImageMaker:
         return self._groups[size]
 
 
-def make_bodies(kinds: Sequence[Kind], makers: Sequence[Maker]) -> list[Body]:
+def make_bodies(kinds: Sequence[Kind], makers: Sequence[Maker], copies: int = 1) -> list[Body]:
     """Returns a request of each of `kinds`; `makers` are those of the arm's models.
 
-    Requests of one kind take turns in its variety, as far as memory allows. Raises PayloadError.
+    Requests of one kind take turns in its variety, as far as memory allows. Raises PayloadError, also where memory does
+    not suffice for so many `copies`.
     """
     number = len(set(kinds))
     varieties = {kind: makers[kind.model].variety(kind) for kind in set(kinds)}
@@ -173,20 +220,26 @@ def make_bodies(kinds: Sequence[Kind], makers: Sequence[Maker]) -> list[Body]:
         places.append((kind, seen[kind] % max(1, min(varieties[kind], most))))
         seen[kind] += 1
     distinct = dict.fromkeys(places)
-    check_memory(max(makers[kind.model].item_bytes(kind) for kind in varieties), [kind.images for kind, _ in distinct])
-    made = {(kind, first): Body(makers[kind.model].data(kind, first), kind) for kind, first in distinct}
+    request_bytes = {kind: kind.images * makers[kind.model].item_bytes(kind) for kind in varieties}
+    check_memory([request_bytes[kind] for kind, _ in distinct], copies)
+    made = {
+        (kind, first): Body(makers[kind.model].data(kind, first), kind, makers[kind.model].has_stamp)
+        for kind, first in distinct
+    }
     return [made[place] for place in places]
 
 
-def check_memory(image_bytes: int, counts: Sequence[int]) -> None:
-    """Raises PayloadError where requests of so many images are too large to send, or for this machine to hold."""
-    if image_bytes * max(counts) > _MAX_REQUEST_BYTES:
-        size = image_bytes * max(counts) / 2**30
+def check_memory(request_bytes: Sequence[int], copies: int = 1) -> None:
+    """Raises PayloadError where requests of so many bytes are too large to send, or `copies` too many to hold here."""
+    if max(request_bytes) > _MAX_REQUEST_BYTES:
+        size = max(request_bytes) / 2**30
         raise PayloadError(f"a request would have {size:,.1f} GiB: expected less than 2, which is the most of protobuf")
-    needed, free = image_bytes * sum(counts), psutil.virtual_memory().available
+    needed, free = sum(request_bytes) * copies, psutil.virtual_memory().available
     if needed > free:
         sizes = f"{needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} are free"
-        raise PayloadError(f"{len(counts)} different requests would take {sizes}: choose fewer or smaller images")
+        each = f" with {copies} copies of each, for modes and workers" if copies > 1 else ""
+        what = f"{len(request_bytes)} different requests{each} would take {sizes}"
+        raise PayloadError(f"{what}: choose fewer or smaller ones")
 
 
 def for_modes(bodies: Sequence[Body], modes: Sequence[str]) -> dict[str, tuple[Request, ...]]:
@@ -200,20 +253,30 @@ def for_modes(bodies: Sequence[Body], modes: Sequence[str]) -> dict[str, tuple[R
         suffix = parameter.SerializeToString()
         # What is sent several times is held once.
         made = {
-            id(body): Request(body.data + suffix, body.kind.images, mode, body.kind.model)
+            id(body): Request(
+                body.data + suffix,
+                body.kind.images,
+                mode,
+                body.kind.model,
+                len(body.data) - STAMP_BYTES if body.has_stamp else None,
+            )
             for body in {id(body): body for body in bodies}.values()
         }
         requests[mode] = tuple(made[id(body)] for body in bodies)
     return requests
 
 
-def _serialised(model: str, chosen: Sequence[Picture], form: Form) -> bytes:
+def _serialised(model: str, chosen: Sequence[Picture], form: Form, after: bytes) -> bytes:
+    """Returns a request that ends with its last image, in a file with `after` behind it."""
     message = oip.ModelInferRequest(model_name=model)
     if form == "encoded":
         message.inputs.add(name="image", datatype="BYTES", shape=[len(chosen)])
-        elements = [struct.pack("<I", len(picture.encoded)) + picture.encoded for picture in chosen]
+        files = [*(picture.encoded for picture in chosen[:-1]), chosen[-1].encoded + after]
+        elements = [struct.pack("<I", len(file)) + file for file in files]
         message.raw_input_contents.append(b"".join(elements))
     else:
+        if sum(picture.pixels.nbytes for picture in chosen) < len(after):
+            raise PayloadError(f"--distinct: expected images of {len(after)} bytes or more")
         images = np.stack([picture.pixels for picture in chosen])
         message.inputs.add(name="pixels", datatype="UINT8", shape=images.shape)
         message.raw_input_contents.append(images.tobytes())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from xlaserve_loadtest.record.lines import Role
@@ -43,17 +43,22 @@ def mirrored(
     warmup_s: float,
     seed: int,
     first_round: int = 0,
-    rounds: int | None = None,
     min_rounds: int = MIN_ROUNDS,
+    block_s: float | None = None,
 ) -> tuple[BlockPlan, ...]:
     """Returns blocks that measure each arm for `duration_s` in all, mirrored so that drift hits each arm alike.
 
+    Each block goes through all of a load that has a duration of its own.
+
     The blocks come in rounds: the arms in a random order and then in the reverse of it (A B C, C B A). An arm's first
-    block warms up for `warmup_s`, a later one for a quarter of that. An arm alone is measured in one piece.
+    block warms up for `warmup_s`, a later one for a quarter of that. An arm alone is measured in one piece. Blocks last
+    at least `block_s`, even where all of them take more than `duration_s` then; BLOCK_S or less without it.
     """
+    own_s = load.duration_s()
     if len(arms) == 1:
-        return (BlockPlan(arms[0], load, warmup_s, duration_s),)
-    rounds = rounds or max(min_rounds, round(duration_s / (2 * BLOCK_S)))
+        return (BlockPlan(arms[0], load, warmup_s, own_s or duration_s),)
+    rounds = min_rounds if own_s else max(min_rounds, round(duration_s / (2 * (block_s or BLOCK_S))))
+    length_s = own_s or max(duration_s / (2 * rounds), block_s or 0.0)
     generator = random.Random(seed + first_round)
     seen: set[str] = set()
     blocks: list[BlockPlan] = []
@@ -61,7 +66,7 @@ def mirrored(
         shuffled = generator.sample(list(arms), len(arms))
         for arm in shuffled + shuffled[::-1]:
             own_warmup_s = warmup_s / 4 if arm in seen else warmup_s
-            blocks.append(BlockPlan(arm, load, own_warmup_s, duration_s / (2 * rounds), round=number))
+            blocks.append(BlockPlan(arm, load, own_warmup_s, length_s, round=number))
             seen.add(arm)
     return tuple(blocks)
 
@@ -74,6 +79,30 @@ def rounds_of(blocks: Sequence[BlockPlan]) -> int:
 def length_s(block: BlockPlan) -> float:
     """Returns about how long a block takes."""
     return block.warmup_s + block.duration_s + _TURNOVER_S
+
+
+@dataclass
+class Pace:
+    """Corrects what is expected of blocks and of starting servers by what they took so far."""
+
+    blocks: int = 0
+    excess_s: float = 0.0
+    """Seconds that these blocks took over what was expected."""
+    starts_s: list[float] = field(default_factory=list)
+    """Seconds that starting each generation of servers but the first took."""
+
+    def add(self, block: BlockPlan, taken_s: float) -> None:
+        """Adds a block."""
+        self.blocks += 1
+        self.excess_s += taken_s - length_s(block)
+
+    def blocks_s(self, blocks: Sequence[BlockPlan]) -> float:
+        """Returns how long blocks will take."""
+        return sum(map(length_s, blocks)) + len(blocks) * self.excess_s / max(1, self.blocks)
+
+    def start_s(self, expected_s: float) -> float:
+        """Returns how long starting a generation of servers will take; `expected_s` until one was started."""
+        return sum(self.starts_s) / len(self.starts_s) if self.starts_s else expected_s
 
 
 def lasting(seconds: float) -> str:

@@ -18,9 +18,16 @@ import numpy as np
 from xlaserve_loadtest.record.lines import Rows, Status
 from xlaserve_loadtest.schedule import conditions
 from xlaserve_loadtest.schedule.conditions import ConditionError
-from xlaserve_loadtest.schedule.early_stopping import BATCHES, MIN_BATCH, TailCount, least_requests, variance_inflation
+from xlaserve_loadtest.schedule.early_stopping import (
+    BATCHES,
+    MIN_BATCH,
+    TailCount,
+    least_requests,
+    least_requests_to_pass,
+    variance_inflation,
+)
 
-PRECISION: Final = 0.08
+PRECISION: Final = 0.04
 """The candidate and the lowest rate that failed in a short run lie at most this share apart."""
 MAX_STEPS: Final = 20
 """Rates that one part of the search tries at most."""
@@ -28,14 +35,17 @@ LOWEST: Final = 1 / 64
 """Share of the first guess below which no rate is tried: a target that holds none of these has another problem."""
 BACK_OFF: Final = (0.95, 0.94, 0.92, 0.85, 0.7)
 """What the rate of each confirming run is to the one before, the first to the candidate."""
-USUAL_STEPS: Final = 9
-"""Short runs that a search usually takes: three until it has a bracket, four to halve that, and some are repeated."""
+USUAL_STEPS: Final = 10
+"""Short runs that a search usually takes: three until it has a bracket, five to halve that, and some are repeated."""
 USUAL_CONFIRMING: Final = 2
 """Confirming runs that a search usually takes."""
 USUAL_INFLATION: Final = 10.0
 """How many requests usually tell as much as one independent request; behind an almost full queue it is over 100."""
 COUNT_MARGIN: Final = 1.25
 """How many times the requests that a percentile needs a short run is planned for: by chance fewer may arrive."""
+GUESS_MARGIN: Final = 8.0
+GUESS_S: Final = 20.0
+"""The same where that takes no longer than this: a better candidate saves confirming runs, which are long."""
 HEADROOM: Final = 0.65
 """A confirming run is long enough to pass where this share of the requests that may be over the limit are over it."""
 SHORT_LIMITS: Final = 20.0
@@ -212,13 +222,14 @@ def lowest_rejected(tried: Iterable[TriedRate], *, above: float) -> float | None
 
 def short_run_s(slo: Slo, rate_per_s: float, min_run_s: float) -> float:
     """Returns the length of a run that looks for a candidate: enough requests for a guess at the percentile."""
-    wanted = COUNT_MARGIN * max(least_requests(slo.percentile), BATCHES * MIN_BATCH) / rate_per_s
-    return min(max(min_run_s, SHORT_LIMITS * slo.limit_ms / 1000, wanted), MAX_RUN_S)
+    least_s = max(least_requests(slo.percentile), BATCHES * MIN_BATCH) / rate_per_s
+    wanted_s = max(COUNT_MARGIN * least_s, min(GUESS_MARGIN * least_s, GUESS_S))
+    return min(max(min_run_s, SHORT_LIMITS * slo.limit_ms / 1000, wanted_s), MAX_RUN_S)
 
 
 def confirming_run_s(slo: Slo, rate_per_s: float, min_run_s: float, inflation: float) -> float:
     """Returns the length of a run that can confirm a rate where `inflation` requests tell as much as one."""
-    wanted = inflation * least_requests(slo.percentile, HEADROOM) / rate_per_s
+    wanted = inflation * least_requests_to_pass(slo.percentile, HEADROOM) / rate_per_s
     return min(max(min_run_s, LONG_LIMITS * slo.limit_ms / 1000, wanted), MAX_RUN_S)
 
 

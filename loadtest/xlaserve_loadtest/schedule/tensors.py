@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,8 +42,8 @@ DTYPES: Final[Mapping[str, str]] = {
     "FP32": "<f4",
     "FP64": "<f8",
 }
-_BYTES: Final = "BYTES"
-_LENGTH_BYTES: Final = 4
+BYTES: Final = "BYTES"
+LENGTH_BYTES: Final = 4
 _MAX_NOISY_INTEGER: Final = 9
 """Integers are often indices, such as a vocabulary's: small ones are valid in most models."""
 
@@ -61,13 +62,21 @@ class Tensor(NamedTuple):
         return self.shape[:1] == (ANY,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Input:
     """What is sent as one input."""
 
     tensor: Tensor
-    items: Sequence[Item]
-    """Items to send in turn, at least one; of BYTES scalars of `bytes`."""
+    source: str
+    """NOISE, ZEROS, or the path of a file or folder."""
+    shape: tuple[int, ...]
+    """Shape of an item, without the batch; ANY where a side has any length."""
+    seed: int
+
+    @cached_property
+    def items(self) -> Sequence[Item]:
+        """Items to send in turn, at least one; of BYTES scalars of `bytes`. Raises PayloadError."""
+        return _items(self)
 
 
 def choose(
@@ -87,7 +96,7 @@ def choose(
     if not wanted:
         raise PayloadError(f"every input of the model is optional: name those to send, --input {names[0]}={NOISE}")
     return [
-        Input(tensor, _items(tensor, sources.get(tensor.name, NOISE), shapes.get(tensor.name), seed))
+        Input(tensor, sources.get(tensor.name, NOISE), _item_shape(tensor, shapes.get(tensor.name)), seed)
         for tensor in wanted
     ]
 
@@ -95,17 +104,19 @@ def choose(
 class TensorMaker:
     """Makes requests of `inputs` to a model."""
 
+    has_stamp = False
+
     def __init__(self, model: str, inputs: Sequence[Input]) -> None:
         self._model = model
         self._inputs = inputs
 
     def variety(self, kind: Kind) -> int:
         """Returns the most items of an input."""
-        return max(len(one.items) for one in self._inputs)
+        return 1 if kind.file else max(len(one.items) for one in self._inputs)
 
     def item_bytes(self, kind: Kind) -> int:
-        """Returns the bytes of one item of every input."""
-        return sum(one.items[0].size * _item_bytes(one.tensor.datatype) for one in self._inputs)
+        """Returns the bytes of one item of every input. Raises PayloadError."""
+        return sum(one.items[0].size * _item_bytes(one.tensor.datatype) for one in self._inputs_of(kind))
 
     def data(self, kind: Kind, first: int) -> bytes:
         """Returns a request with items from `first` on. Raises PayloadError for several where an input has no batch."""
@@ -115,7 +126,15 @@ class TensorMaker:
         if fixed and kind.images != 1:
             shape = "x".join(map(str, fixed[0].shape))
             raise PayloadError(f"--images-per-request: input {fixed[0].name} is {shape}, without a batch: expected 1")
-        return _serialised(self._inputs, model=self._model, first=first, count=kind.images)
+        return _serialised(self._inputs_of(kind), model=self._model, first=first, count=kind.images)
+
+    def _inputs_of(self, kind: Kind) -> Sequence[Input]:
+        if kind.file is None:
+            return self._inputs
+        if len(self._inputs) > 1:
+            names = ", ".join(one.tensor.name for one in self._inputs)
+            raise PayloadError(f"{self._model} is sent {names}: {kind.file} can be only one of them")
+        return [replace(self._inputs[0], source=str(Path(kind.file).absolute()))]
 
 
 def parse_source(text: str) -> tuple[str, str]:
@@ -151,18 +170,18 @@ def _serialised(inputs: Sequence[Input], *, model: str, first: int, count: int) 
 
 def _item_bytes(datatype: str) -> int:
     """Returns the bytes of an element; of BYTES, which may be of any length, those of the length alone."""
-    return np.dtype(DTYPES[datatype]).itemsize if datatype in DTYPES else _LENGTH_BYTES
+    return np.dtype(DTYPES[datatype]).itemsize if datatype in DTYPES else LENGTH_BYTES
 
 
 def _raw(item: Item, datatype: str) -> bytes:
-    if datatype == _BYTES:
+    if datatype == BYTES:
         return b"".join(struct.pack("<I", len(value)) + value for value in item.flat)
     return item.tobytes()
 
 
-def _items(tensor: Tensor, source: str, shape: tuple[int, ...] | None, seed: int) -> Sequence[Item]:
-    if tensor.datatype not in DTYPES and tensor.datatype != _BYTES:
-        expected = ", ".join((*DTYPES, _BYTES))
+def _item_shape(tensor: Tensor, shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    if tensor.datatype not in DTYPES and tensor.datatype != BYTES:
+        expected = ", ".join((*DTYPES, BYTES))
         raise PayloadError(f"input {tensor.name}: datatype {tensor.datatype} can't be sent; expected one of {expected}")
     declared = tensor.shape[1:] if tensor.has_batch else tensor.shape
     if any(side < ANY for side in declared):
@@ -172,18 +191,23 @@ def _items(tensor: Tensor, source: str, shape: tuple[int, ...] | None, seed: int
     if shape is not None:
         if not _fits(shape, declared):
             raise PayloadError(f"--shape: input {tensor.name}: expected {_words(declared)}, got {_words(shape)}")
-        declared = shape
-    if source not in (NOISE, ZEROS):
-        return _from_files(tensor, Path(source), declared, seed)
-    if ANY in declared:
+        return shape
+    return declared
+
+
+def _items(one: Input) -> Sequence[Item]:
+    tensor, shape = one.tensor, one.shape
+    if one.source not in (NOISE, ZEROS):
+        return _from_files(tensor, Path(one.source), shape, one.seed)
+    if ANY in shape:
         raise PayloadError(
-            f"input {tensor.name} is {_words(declared)}: say how long its open sides are, --shape {tensor.name}=..."
+            f"input {tensor.name} is {_words(shape)}: say how long its open sides are, --shape {tensor.name}=..."
         )
-    if source == ZEROS:
-        return [_full(tensor.datatype, declared)]
-    check_memory(math.prod(declared) * _item_bytes(tensor.datatype), [1] * DISTINCT_REQUESTS)
-    random = np.random.default_rng(seed)
-    return [_noise(tensor.datatype, declared, random) for _ in range(DISTINCT_REQUESTS)]
+    if one.source == ZEROS:
+        return [_full(tensor.datatype, shape)]
+    check_memory([math.prod(shape) * _item_bytes(tensor.datatype)] * DISTINCT_REQUESTS)
+    random = np.random.default_rng(one.seed)
+    return [_noise(tensor.datatype, shape, random) for _ in range(DISTINCT_REQUESTS)]
 
 
 def _words(shape: Sequence[int]) -> str:
@@ -191,13 +215,13 @@ def _words(shape: Sequence[int]) -> str:
 
 
 def _full(datatype: str, shape: tuple[int, ...]) -> Item:
-    if datatype == _BYTES:
+    if datatype == BYTES:
         return np.full(shape, b"", dtype=object)
     return np.zeros(shape, DTYPES[datatype])
 
 
 def _noise(datatype: str, shape: tuple[int, ...], random: np.random.Generator) -> Item:
-    if datatype == _BYTES:
+    if datatype == BYTES:
         item = _full(datatype, shape)
         for place in np.ndindex(shape):
             item[place] = random.bytes(8).hex().encode()
@@ -226,10 +250,10 @@ def _from_files(tensor: Tensor, path: Path, shape: tuple[int, ...], seed: int) -
 def _read(tensor: Tensor, path: Path, shape: tuple[int, ...]) -> list[Item]:
     """Returns the items that a file holds: an image one, a `.npy` file one or, with one side more, many."""
     where = f"--input {tensor.name}: {path}"
-    if tensor.datatype == _BYTES:
+    if tensor.datatype == BYTES:
         if math.prod(shape) != 1:
             raise PayloadError(f"{where}: a file is one element, and the input is {_words(shape)}")
-        item = _full(_BYTES, shape)
+        item = _full(BYTES, shape)
         item.flat[0] = path.read_bytes()
         return [item]
     try:

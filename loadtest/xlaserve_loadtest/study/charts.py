@@ -13,6 +13,9 @@ from xlaserve_loadtest.study.zoo import Group, Row
 _OUTCOMES: Final = {"faster": "#12805c", "slower": "#b3261e", "undecided": "#8a94a3"}
 _ROW_PX: Final = 20
 _TICKS: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+_NARROW: Final = (0.4, 2.5)
+_NARROW_TICKS: Final = (0.5, 0.7, 1, 1.4, 2)
+"""Where all ratios lie in `_NARROW`."""
 
 
 def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Markup | None:
@@ -25,6 +28,8 @@ def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Markup | None:
         for outcome in _OUTCOMES
         if outcome in outcomes
     ]
+    is_narrow = all(_NARROW[0] <= (row.result.ratio or 1.0) <= _NARROW[1] for row in rows)
+    ticks = _NARROW_TICKS if is_narrow else _TICKS
     return chart(
         f"speed-ups-{mode}",
         f"Every model by what {mode} is worth to it",
@@ -39,8 +44,8 @@ def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Markup | None:
             "xaxis": {
                 "type": "log",
                 "title": {"text": f"times {baseline}"},
-                "tickvals": list(_TICKS),
-                "ticktext": [f"{tick:g}" for tick in _TICKS],
+                "tickvals": list(ticks),
+                "ticktext": [f"{tick:g}" for tick in ticks],
             },
             "yaxis": {
                 "autorange": "reversed",
@@ -90,7 +95,7 @@ def groups(of: Sequence[Group], *, name: str, title: str, what: str) -> Markup |
         name,
         title,
         f"Geometric mean of images/s over all cells of the same {what} that ran in every mode, so that the modes of "
-        f"one {what} can be compared. Between bars of different {what} also the models differ: compare with care.",
+        f"one {what} can be compared. Bars of another {what} are of other models: compare them with care.",
         traces,
         bar_layout("group", 60 + len(of) * (BAR_PX + 10 * len(modes)), "images/s"),
         legend=keys,

@@ -76,7 +76,7 @@ def _podium(podium: Podium) -> Child:
             "": str(place),
             "model": row.label,
             "mode": row.mode,
-            podium.title.lower(): Number(f"{number(value)} {podium.unit}"),
+            **({podium.unit: value} if podium.unit else {}),
             **_rate_and_ratio(row.result),
         }
         for place, (row, value) in enumerate(podium.places, start=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import signal
 import sys
 import time
@@ -16,10 +15,11 @@ from typing import Final
 
 from rich.console import Console
 
-from xlaserve_loadtest.parser import Parser, counts, names, number_over
+from xlaserve_loadtest.parser import Parser, count_to, counts_to, names, number_over
 from xlaserve_loadtest.reports.table import number
 from xlaserve_loadtest.reports.terminal import show_table, widen
 from xlaserve_loadtest.run import environment
+from xlaserve_loadtest.schedule.arrivals import MAX_CONCURRENCY
 from xlaserve_loadtest.study import catalog
 from xlaserve_loadtest.study import html as zoo_html
 from xlaserve_loadtest.study.measure import Measurement, measure
@@ -39,6 +39,8 @@ NATIVE: Final = "native"
 BASELINE: Final = "graph"
 
 _MAX_SHOWN: Final = 3
+_MAX_BATCH: Final = 65_536
+_MAX_SIDE: Final = 65_536
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--models", type=names, default=("all",), metavar="A,B", help="models, families, sources, paths, or all"
     )
-    parser.add_argument("--batch", type=counts, default=(1, 8), metavar="N,N", help="images in a request and a bucket")
+    parser.add_argument(
+        "--batch", type=counts_to(_MAX_BATCH), default=(1, 8), metavar="N,N", help="images in a request and a bucket"
+    )
     parser.add_argument(
         "--resolution", type=_resolutions, default=(None,), metavar="N,N", help="height and width in pixels, or native"
     )
@@ -196,9 +200,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--baseline", metavar="M", help="mode that the others are compared with; graph or the first mode"
     )
-    seconds = number_over(float, 0.0)
+    seconds = number_over(float, 0)
     parser.add_argument("--duration", type=seconds, default=5.0, metavar="S", help="measured seconds for each mode")
-    parser.add_argument("--concurrency", type=number_over(int, 0), default=4, metavar="N", help="requests at a time")
+    parser.add_argument(
+        "--concurrency", type=count_to(MAX_CONCURRENCY), default=4, metavar="N", help="requests at a time"
+    )
     parser.add_argument(
         "--timeout", type=seconds, default=900.0, metavar="S", help="seconds for one cell, compilation included"
     )
@@ -217,4 +223,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _resolutions(text: str) -> tuple[int | None, ...]:
-    return tuple(itertools.chain.from_iterable((None,) if part == NATIVE else counts(part) for part in names(text)))
+    return tuple(None if part == NATIVE else count_to(_MAX_SIDE)(part) for part in names(text))

@@ -48,6 +48,7 @@ class Podium:
 
     title: str
     unit: str
+    """Empty where the measure is a column of every podium."""
     places: tuple[tuple[Row, float], ...]
     """Best first; at most one for each model, so that a model with many cells does not fill it."""
 
@@ -82,9 +83,9 @@ def podiums(of: Iterable[Row], baseline: str) -> tuple[Podium, ...]:
     ran = [row for row in of if not row.is_undecided]
     faster = [row for row in ran if row.mode != baseline and row.result.verdict == "faster"]
     return (
-        _podium("Throughput", "images/s", ran, lambda row: row.result.images_per_s),
+        _podium("Throughput", "", ran, lambda row: row.result.images_per_s),
         _podium("Absolute gain", "images/s more", faster, lambda row: row.gain_images_per_s),
-        _podium("Relative gain", "times", faster, lambda row: row.result.ratio),
+        _podium("Relative gain", "", faster, lambda row: row.result.ratio),
     )
 
 

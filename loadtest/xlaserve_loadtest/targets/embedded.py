@@ -127,6 +127,8 @@ class EmbeddedServer:
         """HOST:PORT of its gRPC service."""
         self.http_address: str | None = None
         """HOST:PORT of its metrics."""
+        self.rest_address: str | None = None
+        """HOST:PORT of its REST API."""
         self.ready_s = 0.0
         """Seconds from its start until it was ready."""
         self._config = config
@@ -143,7 +145,7 @@ class EmbeddedServer:
             (folder / "config.yaml").write_text(config)
             config = folder / "config.yaml"
         ready = folder / "ready.json"
-        ports = ("--grpc-port", "0", "--http-port", "0")
+        ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
         command = (*self._command, "--config", str(config), *ports, "--ready-file", str(ready))
         began_s = time.monotonic()
         with self._log.open("wb") as log:
@@ -156,11 +158,13 @@ class EmbeddedServer:
                 start_new_session=True,
             )
         try:
-            self.address, self.http_address = await self._wait_until_ready(ready)
+            addresses = await self._wait_until_ready(ready)
         except BaseException:
             await self._stop()
             raise
         self.ready_s = time.monotonic() - began_s
+        self.address, self.http_address = str(addresses["grpc"]), addresses.get("metrics")
+        self.rest_address = addresses.get("http")
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -179,7 +183,7 @@ class EmbeddedServer:
         how = f"exited with status {status}" if status >= 0 else f"was ended by signal {-status}"
         return f"the server {how}\n{self._log_tail()}".rstrip()
 
-    async def _wait_until_ready(self, ready: Path) -> tuple[str, str | None]:
+    async def _wait_until_ready(self, ready: Path) -> dict[str, str]:
         give_up_at = time.monotonic() + self._start_timeout_s
         while time.monotonic() < give_up_at:
             if (end := self.exit_report()) is not None:
@@ -206,9 +210,9 @@ class EmbeddedServer:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _addresses(ready: Path) -> tuple[str, str | None] | None:
+def _addresses(ready: Path) -> dict[str, str] | None:
     try:
-        reported = json.loads(ready.read_text())
+        reported: dict[str, str] = json.loads(ready.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None  # Not written yet, or half written.
-    return str(reported["grpc"]), reported.get("http")
+    return reported

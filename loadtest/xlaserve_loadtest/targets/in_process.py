@@ -29,6 +29,7 @@ from xlaserve.telemetry.logs import quiet_tensorflow
 from xlaserve_loadtest.record.lines import LedgerEntry, Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import ANY, Tensor
+from xlaserve_loadtest.targets.answers import Sample, numbers_fault
 from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, TargetError, widened
 from xlaserve_proto import open_inference_pb2 as oip
 
@@ -80,7 +81,7 @@ class InProcessTarget:
     @asynccontextmanager
     async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[_InProcess]:
         """There is nothing to connect to."""
-        yield _InProcess([self._warmed[model.name] for model in models], self._lanes)
+        yield _InProcess(models, [self._warmed[model.name] for model in models], self._lanes)
 
 
 def warm(
@@ -119,22 +120,36 @@ def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
 class _InProcess:
     """Runs one request as one batch, padded to the smallest bucket that holds it."""
 
-    def __init__(self, warmed: Sequence[dict[tuple[Mode, Bucket], Warmed]], lanes: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        models: Sequence[ModelInfo],
+        warmed: Sequence[dict[tuple[Mode, Bucket], Warmed]],
+        lanes: ThreadPoolExecutor,
+    ) -> None:
+        self._models = models
         self._warmed = warmed
         self._lanes = lanes
+        self._sample = Sample(len(models))
 
     async def send(self, request: Request) -> Reply:
         try:
-            gather_s, execute_s, _ = await self._run(request)
+            gather_s, execute_s, outputs = await self._run(request)
         except TargetError as error:
             return Reply(Status.INVALID_ARGUMENT, detail=str(error))
         except Exception as error:
             return Reply(Status.INTERNAL, detail=f"{type(error).__name__}: {error}")
+        if self._sample.takes(request.model) and (fault := self._numbers_fault(request, outputs)):
+            self._sample.take_all()
+            return Reply(Status.INVALID_REPLY, detail=fault)
         return Reply(Status.OK, (_NAN, _NAN, gather_s, execute_s, _NAN, gather_s + execute_s))
 
     async def outputs(self, request: Request) -> list[Array]:
         _, _, outputs = await self._run(request)
         return [widened(output[: request.images]) for output in outputs]
+
+    def _numbers_fault(self, request: Request, outputs: Sequence[NDArray[Any]]) -> str:
+        named = zip(self._models[request.model].outputs, outputs, strict=True)
+        return next(filter(None, (numbers_fault(own.name, values[: request.images]) for own, values in named)), "")
 
     async def _run(self, request: Request) -> tuple[float, float, Any]:
         return await asyncio.get_running_loop().run_in_executor(self._lanes, self._run_here, request)

@@ -7,11 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.loadtest.run_files import NewRun
+from tests.required import required
 
 from xlaserve_loadtest.analysis.conditions import Judged, judge, value_of
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Verdict
+from xlaserve_loadtest.analysis.served import Goodput
 from xlaserve_loadtest.analysis.summary import Summary, summarize
-from xlaserve_loadtest.record.lines import LoadLine, Run, Status
+from xlaserve_loadtest.record.lines import GeneratorUse, LoadLine, Run, Status
+from xlaserve_loadtest.reports import junit, markdown, prometheus
+from xlaserve_loadtest.reports.tables import throughput
 from xlaserve_loadtest.schedule.conditions import METRICS, RATIO_MEASURES, VERDICTS, ConditionError, parse
 
 
@@ -70,6 +74,9 @@ def test_conditions_are_read(text: str, metric: str, limit: float | str, arm: st
         ("p99>-1", "got '-1'"),
         ("p99>1e999", "too large"),
         ("p99>80fortnights", "p99 is a time in us, ms or s"),
+        ("goodput=90", "goodput is measured"),
+        ("goodput lower<90", "goodput has no interval"),
+        ("goodput<5ms", "goodput is a number, or a share in %"),
         ("errors>3ms", "errors is a number, or a share in %"),
         ("images/s>3%", "takes a number without a unit"),
         ("p0>3", "between 0 and 100"),
@@ -268,7 +275,7 @@ def test_equal_arms_are_a_coin_toss_by_the_point_value_and_not_by_the_bounds(com
 @pytest.mark.parametrize("metric", ["p50", "p90", "p95", "p99", "p99.9", "p99.5", *METRICS])
 def test_every_metric_of_the_grammar_has_a_value(metric: str, run_file: NewRun) -> None:
     condition = parse(f"{metric}>0")
-    run = run_file().header(("xla",)).block("xla", [10.0] * 20_000).read()
+    run = run_file().header(("xla",), configuration={"slo": "p99<50ms"}).block("xla", [10.0] * 20_000).read()
     (point,) = summarize(run, [condition]).points
     assert value_of(point, condition) is not None
 
@@ -286,6 +293,57 @@ def test_errors_are_judged_by_number_and_by_share(run_file: NewRun) -> None:
     run = file.read()
     met = [text for text in ("errors>2", "errors>3", "errors>=3%", "errors>3%", "errors=3") if judged(run, text).is_met]
     assert met == ["errors>2", "errors>=3%", "errors=3"]
+
+
+def test_failures_of_a_block_without_an_answer_are_errors_in_every_report(run_file: NewRun) -> None:
+    file = run_file().header(("xla",)).block("xla", [10.0] * 90)
+    file.block("xla", [1.0] * 10, status=Status.INVALID_REPLY, window_ns=None, columns={"measured": False})
+    summary = summarize(file.read())
+    met = [text for text in ("errors>0", "errors=10", "errors>=10%", "errors>10%") if judged(summary, text).is_met]
+    assert met == ["errors>0", "errors=10", "errors>=10%"]
+    found = [judged(summary, "errors>0")]
+    assert "**failed**" in markdown.render(summary, found)
+    assert 'condition_met{condition="errors>0"} 1.0' in prometheus.render([summary], [found])
+    assert 'failures="1" errors="0"' in junit.render([junit.suite(summary, found)])
+
+
+@pytest.mark.parametrize("text", ["errors>0", "errors>0%", "dropped>0", "p99>1s", "images/s<1", "goodput<1%"])
+def test_a_run_that_was_interrupted_in_warm_up_passes_no_condition(run_file: NewRun, text: str) -> None:
+    file = run_file().header(("xla",), configuration={"slo": "p99<50ms"})
+    file.block("xla", [10.0] * 90, window_ns=None, columns={"measured": False})
+    found = judged(file.read(), text)
+    assert (found.is_met, found.is_judged) == (True, False)
+    assert "no request was measured" in found.found
+
+
+def test_goodput_is_what_was_answered_within_the_limit_of_all_that_was_due(run_file: NewRun) -> None:
+    load = LoadLine("open", rate_per_s=100.0, arrivals="constant")
+    latencies_ms = np.repeat([20.0, 50.0, 60.0], [700, 100, 100])
+    rejected = GeneratorUse(1, 0.1, sends=900, dropped=100)
+    file = run_file().header(("xla",), configuration={"slo": "p99<50ms"})
+    window_ns = (file.now_ns, file.now_ns + 10 * 10**9)
+    due_ns = np.arange(900) * 10**7
+    file.block("xla", latencies_ms, load=load, due_ns=due_ns, generator=rejected, window_ns=window_ns)
+    summary = summarize(file.read())
+    assert required(summary.points[0].goodput) == Goodput(limit_ms=50.0, per_s=70.0, share=0.7)
+    met = [
+        text
+        for text in ("goodput<71%", "goodput<70%", "goodput>=70%", "goodput<70.1", "xla:goodput<70")
+        if judged(summary, text).is_met
+    ]
+    assert met == ["goodput<71%", "goodput>=70%", "goodput<70.1"]
+    assert judged(summary, "goodput<71%").found == "xla, 100/s constant: 70.00%"
+    assert "70.0% within 50 ms" in summary.verdict
+    assert throughput(summary).columns["goodput/s"] == [70.0]
+    assert 'loadtest_goodput_requests_per_second{arm="xla"' in prometheus.render([summary])
+    assert 'loadtest_goodput_ratio{arm="xla"' in prometheus.render([summary])
+
+
+def test_goodput_without_a_limit_can_not_be_judged(run_file: NewRun) -> None:
+    found = judged(run_file().header(("xla",)).block("xla", [10.0] * 100).read(), "goodput<99%")
+    assert found.is_met
+    assert not found.is_judged
+    assert found.found.endswith("the run had no limit to be within: --slo")
 
 
 @pytest.mark.parametrize("text", ["errors>0", "verdict=slower", "xla/graph upper<1", "xla:verdict=slower"])

@@ -11,6 +11,7 @@ from xlaserve_loadtest.analysis.intervals import (
     estimate,
     percentile_ratio,
     ratio,
+    share,
     t_quantile,
     unpaired_ratio,
 )
@@ -59,6 +60,23 @@ def test_one_block_far_off_neither_moves_a_figure_far_nor_blows_up_its_interval(
     pairs = ratio([0.05, 0.06, 0.04, 0.05, 0.055, 0.045, 0.05, -1.5])
     assert required(pairs.low) > 1.02
     assert required(pairs.high) < 1.08
+
+
+@pytest.mark.parametrize(
+    ("mean", "count", "low", "high"),
+    [(0.95, 100, 0.8882, 0.9785), (1.0, 10, 0.7225, 1.0), (0.0, 10, 0.0, 0.2775), (0.5, 4, 0.15, 0.85)],
+)
+def test_a_share_has_wilsons_interval(mean: float, count: int, low: float, high: float) -> None:
+    found = share(mean, count)
+    assert found.value == mean
+    assert found.low == pytest.approx(low, abs=1e-4)
+    assert found.high == pytest.approx(high, abs=1e-4)
+
+
+def test_a_share_of_nothing_has_no_interval() -> None:
+    found = share(0.0, 0)
+    assert math.isnan(found.value)
+    assert (found.low, found.high) == (None, None)
 
 
 def test_where_no_block_is_far_off_the_figure_is_the_mean() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.required import required
 
 from xlaserve_loadtest.analysis.percentile_bounds import PercentileBounds, correlation_requests
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds
@@ -38,17 +39,34 @@ def test_latencies_that_stay_alike_for_long_have_wider_bounds() -> None:
     assert widths[1] > 2 * widths[0]
 
 
-def test_without_enough_independent_latencies_there_are_no_bounds() -> None:
+def test_a_short_run_has_upper_bounds_only_where_its_latencies_are_nearly_independent() -> None:
+    assert None not in PercentileBounds([independent(500)]).ranks(50)
+    low, high = PercentileBounds([wandering(500, 10)]).ranks(50)
+    assert low is not None
+    assert high is None
+    assert None not in PercentileBounds([wandering(20_000, 10)]).ranks(50)
+
+
+def test_blocks_in_which_latency_still_grows_have_no_upper_bounds() -> None:
+    blocks = np.split(independent(20_000), 100)
+    assert None not in PercentileBounds(blocks).ranks(50)
+    low, high = PercentileBounds([block + np.arange(block.size) * 10_000 for block in blocks]).ranks(50)
+    assert low is not None
+    assert high is None
+
+
+def test_server_processes_that_differ_have_wider_bounds_than_blocks_that_do_not() -> None:
+    servers = [block % 6 for block in range(24)]
+    blocks = [independent(500, block) * (5 + server) // 5 for block, server in enumerate(servers)]
+    (low, high), (wide_low, wide_high) = PercentileBounds(blocks).ranks(50), PercentileBounds(blocks, servers).ranks(50)
+    assert required(wide_high) - required(wide_low) > 3 * (required(high) - required(low))
+
+
+def test_what_tells_nothing_has_no_bounds() -> None:
     assert PercentileBounds([wandering(4000, 1000)]).ranks(50) == (None, None)
     assert PercentileBounds([np.arange(4000)]).ranks(50) == (None, None)
     assert PercentileBounds([]).ranks(50) == (None, None)
     assert PercentileBounds([np.array([1, 2, 3])]).ranks(50) == (None, None)
-
-
-def test_a_short_run_has_bounds_only_where_its_latencies_are_nearly_independent() -> None:
-    assert None not in PercentileBounds([independent(500)]).ranks(50)
-    assert PercentileBounds([wandering(500, 10)]).ranks(50) == (None, None)
-    assert None not in PercentileBounds([wandering(5000, 10)]).ranks(50)
 
 
 def test_latencies_that_are_all_alike_have_bounds() -> None:

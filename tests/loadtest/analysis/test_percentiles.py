@@ -3,14 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.analysis.percentiles import Latencies, least_count
+from xlaserve_loadtest.analysis.percentiles import Latencies
+from xlaserve_loadtest.schedule.early_stopping import least_requests
 
 MS = 1_000_000
 
 
 @pytest.mark.parametrize(("percentile", "count"), [(50, 7), (90, 44), (95, 90), (99, 459), (99.9, 4603)])
 def test_least_counts_are_those_of_early_stopping(percentile: float, count: int) -> None:
-    assert least_count(percentile) == count
+    assert least_requests(percentile) == count
     told = [Latencies(np.full(size, MS, np.int64)).percentile(percentile).value_ms for size in (count - 1, count)]
     assert told == [None, pytest.approx(1.0, rel=1e-3)]
 

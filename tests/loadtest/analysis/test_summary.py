@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.loadtest.reports.pages import samples
 from tests.loadtest.run_files import NewRun, RunFile
 from tests.required import required
 
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import (
+    Arm,
     BlockLine,
     Counters,
     End,
@@ -17,8 +20,10 @@ from xlaserve_loadtest.record.lines import (
     Event,
     Failure,
     GeneratorUse,
+    Header,
     Line,
     LoadLine,
+    MachineUse,
     ServerUse,
     Status,
 )
@@ -30,6 +35,10 @@ MS = 1_000_000
 def only_point(file: RunFile, *lines: Line) -> Point:
     (point,) = summarize(file.read(*lines)).points
     return point
+
+
+def machine(name: str, late_sends: int) -> MachineUse:
+    return MachineUse(name, 1, 0.1, 1000, late_sends, 0.0, 0.0, 0, 0.0, clock_error_ms=0.1, clock_drift_ms=0.0)
 
 
 def rate_of(point: Point) -> float:
@@ -77,12 +86,35 @@ def test_a_closed_loops_rate_is_what_its_slots_bring(run_file: NewRun) -> None:
     assert (point.requests, point.images, point.label) == (40, 320, "4 at a time")
 
 
-def test_an_open_loops_rate_is_what_was_answered_inside_the_window(run_file: NewRun) -> None:
+def test_the_rate_of_an_open_loop_that_is_too_much_is_what_was_answered_inside_the_window(run_file: NewRun) -> None:
     due_ns = np.arange(1000) * 10 * MS
     # Twice as much is due as is answered.
     file = run_file().header(("xla",))
     file.block("xla", due_ns / MS, load=OPEN, due_ns=due_ns, window_ns=(file.now_ns, file.now_ns + 10**10))
     assert rate_of(only_point(file)) == pytest.approx(50, rel=0.01)
+
+
+def test_an_open_loops_rate_is_what_was_due_in_the_window_and_answered(run_file: NewRun) -> None:
+    # The last hundred answers come after the window, and an answer to a request of warm-up inside it.
+    file = run_file().header(("xla",))
+    due_ns = np.arange(-20, 1000) * 10 * MS
+    measured = due_ns >= 0
+    latencies_ms = np.where(due_ns >= 9.9e9, 500.0, 50.0)
+    window_ns = (file.now_ns, file.now_ns + 10**10)
+    file.block("xla", latencies_ms, load=OPEN, due_ns=due_ns, window_ns=window_ns, columns={"measured": measured})
+    assert rate_of(only_point(file)) == pytest.approx(100)
+
+
+def test_the_rates_of_targets_add_up_to_that_of_all(run_file: NewRun) -> None:
+    file = run_file().header()
+    header = file.lines[0]
+    assert isinstance(header, Header)
+    file.lines[0] = replace(header, arms=(Arm("xla", "xla", "digits", "a:1,b:1"),), baseline=None)
+    file.block("xla", [63.0] * 58, columns={"target": np.arange(58) % 2}, window_ns=(file.now_ns, file.now_ns + 10**9))
+    summary = summarize(file.read())
+    parts = [required(point.requests_per_s).value for _, point in summary.by_target]
+    assert len(parts) == 2
+    assert sum(parts) == pytest.approx(required(summary.points[0].requests_per_s).value)
 
 
 def test_the_time_in_which_offline_slots_run_empty_does_not_lower_the_rate(run_file: NewRun) -> None:
@@ -103,7 +135,7 @@ def test_failures_are_counted_reported_and_at_least_as_slow_as_their_deadline(ru
     assert summary.points[0].max_ms == pytest.approx(5000)
     assert summary.points[0].mean_ms == pytest.approx((100 * 10 + 4 * 5000 + 2 * 2000) / 106)
     assert any("expected 10 scores, got 9" in warning for warning in summary.warnings)
-    assert any("(4 DEADLINE_EXCEEDED, 2 INVALID_REPLY)" in warning for warning in summary.warnings)
+    assert any("(4 DEADLINE_EXCEEDED, 2 invalid answer)" in warning for warning in summary.warnings)
     assert summary.verdict.startswith("xla did not answer 5.7% of its requests at 4 at a time (4 DEADLINE_EXCEEDED, 2")
 
 
@@ -136,6 +168,8 @@ def test_dropped_requests_are_not_forgotten(run_file: NewRun) -> None:
         (GeneratorUse(1, 0.1, sends=1000, wait_ms=0.09, steal=0.04), False),
         (GeneratorUse(1, 0.1, sends=1000, wait_ms=0.11), True),
         (GeneratorUse(1, 0.1, sends=1000, steal=0.06), True),
+        (GeneratorUse(2, 0.2, sends=2000, late_sends=15, machines=(machine("a", 8), machine("b", 7))), False),
+        (GeneratorUse(2, 0.2, sends=2000, late_sends=15, machines=(machine("a", 0), machine("b", 15))), True),
     ],
 )
 def test_a_generator_at_its_limit_marks_the_result(run_file: NewRun, generator: GeneratorUse, is_limited: bool) -> None:
@@ -151,7 +185,7 @@ def test_warnings_of_one_kind_are_one_line_for_all_arms(run_file: NewRun) -> Non
         file.block(arm, [1.0] * 100, generator=GeneratorUse(1, 0.1, sends=1000, busy=0.9, dropped=7))
     warnings = summarize(file.read()).warnings
     assert [warning.partition(":")[0] for warning in warnings] == [
-        "Requests that were not answered, and count as at least their deadline",
+        "Requests that were not answered as they should be, and count as at least their deadline",
         "The load was generator-limited, and the target may do better",
     ]
     assert all("xla, 4 at a time" in warning and "graph, 4 at a time" in warning for warning in warnings)
@@ -180,6 +214,13 @@ def test_many_loads_are_counted_in_the_verdict(run_file: NewRun) -> None:
             file.block("xla", [5.0] * 40, load=LoadLine("closed", concurrency=slots))
             file.block("graph", [20.0] * 40, load=LoadLine("closed", concurrency=slots))
     assert summarize(file.read()).verdict == "xla against graph: faster under 4 of 4 loads."
+
+
+def test_a_note_says_that_wrong_numbers_are_looked_for_in_a_sample(run_file: NewRun) -> None:
+    summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 10).read())
+    assert any("one of 251" in note for note in summary.notes)
+    nothing = summarize(run_file("b").header(("xla",)).read())
+    assert not any("one of 251" in note for note in nothing.notes)
 
 
 def test_a_cut_off_an_interrupted_and_an_unfinished_run_say_so(run_file: NewRun) -> None:
@@ -328,9 +369,27 @@ def test_blocks_that_stalled_are_told_where_the_figure_is_that_of_a_typical_bloc
     assert not [warning for warning in summarize(steady.read()).warnings if "typical block" in warning]
 
 
+def test_what_of_a_latency_is_the_generators_is_noted_and_not_subtracted(run_file: NewRun) -> None:
+    own = GeneratorUse(1, 0.1, sends=100, own_ms=0.31)
+    summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 100, generator=own).read())
+    assert summary.points[0].generator.own_ms == 0.31
+    assert summary.points[0].mean_ms == pytest.approx(1.0)
+    assert any(note.startswith("Of every latency, about 0.31 ms is not the target's") for note in summary.notes)
+
+
 def test_what_weakens_a_comparison_is_noted(compared: NewRun) -> None:
     notes = " ".join(summarize(compared().read()).notes)
     assert "No A/A control" in notes
     assert "hold within those processes" in notes
     assert "random weights" in notes
     assert "p99.9" in notes
+
+
+def test_a_verdict_names_a_few_that_failed_and_counts_the_rest() -> None:
+    verdict = samples.summary("troubled").verdict
+    assert verdict.count("did not answer") == verdict.count("was not sent all of") == 3
+    assert "In 13 more cases requests were not answered." in verdict
+    assert "In 5 more cases requests were dropped." in verdict
+    assert "In 3 more cases outputs differ." in samples.summary("unequal").verdict
+    (listed,) = (text for text in samples.summary("troubled").warnings if text.startswith("Requests that were not"))
+    assert listed.count(";") == 15

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from tests.loadtest.run_files import NewRun
+from tests.loadtest.run_files import ENVIRONMENT, NewRun
 from tests.required import required
 
 from xlaserve_loadtest.record.lines import (
@@ -19,9 +19,11 @@ from xlaserve_loadtest.record.lines import (
     Equality,
     Event,
     Failure,
+    GeneratorLine,
     GeneratorUse,
     Line,
     LoadLine,
+    MachineUse,
     Requests,
     Run,
     ServerUse,
@@ -40,9 +42,21 @@ def header_text(run_file: NewRun, **changes: object) -> str:
     return json.dumps({**json.loads(gzip.decompress(path.read_bytes())), **changes})
 
 
+def test_a_full_disk_is_an_error_that_names_the_file() -> None:
+    writer = RunWriter(Path("/dev/full"))
+    full = r"No space left on device: '/dev/full'"
+    with pytest.raises(OSError, match=full):
+        writer.write(End(interrupted=False, complete=True))
+    with pytest.raises(OSError, match=full):
+        writer.close()
+    writer.close()
+
+
 def test_everything_comes_back_as_it_was_written(run_file: NewRun) -> None:
     file = run_file().header(control=True).server(compile_s={"xla": 4.0}, models={"digits": {"weights": "random"}})
     file.block("xla", [1.0, 2.5, 3.25], stages_s={"queue_s": 0.125, "total_s": 0.5}, round=3)
+    file.block("graph", [1.0, 2.5, 3.25], columns={"target": [0, 1, 0], "generator": [0, 0, 255], "model": [1, 0, 1]})
+    machine = MachineUse("10.0.0.2:7070", 2, 0.5, 100, 3, 0.1, 2.5, 12, 0.01, clock_error_ms=0.25, clock_drift_ms=-0.5)
     rest: list[Line] = [
         BlockLine(
             7,
@@ -50,11 +64,12 @@ def test_everything_comes_back_as_it_was_written(run_file: NewRun) -> None:
             LoadLine("open", rate_per_s=50.0, arrivals="poisson", ramp_per_s=(10.0, 90.0), images_per_request="1:0.7"),
             start_ns=1,
             end_ns=2,
-            generator=GeneratorUse(2, 0.5, 100, late_sends=3, dropped=4, busy=0.25),
+            generator=GeneratorUse(2, 0.5, 100, late_sends=3, dropped=4, busy=0.25, machines=(machine,)),
             role="search",
             server_use=ServerUse(1.5, 2**30, 0.5, 2**31),
             counters=Counters({"8x224x224": 3}, 1, 23, 0),
         ),
+        GeneratorLine("10.0.0.2:7070", "gen2", 2, ENVIRONMENT),
         Event(5, "compile", "xla 8x224x224"),
         Equality("xla", "graph", 64, 1e-6, 1e-5, 1.0, 1e-4, 1e-3, is_equal=True),
         Failure("xla", "INTERNAL", 3, "no"),
@@ -62,12 +77,11 @@ def test_everything_comes_back_as_it_was_written(run_file: NewRun) -> None:
     ]
     run = file.read(*rest, ends=False)
     assert [run.header, *run.servers] == [file.lines[0], file.lines[1]]
-    assert [*run.blocks[1:], *run.events, *run.equalities, *run.failures, run.end] == rest
-    written = file.lines[2]
-    assert isinstance(written, Requests)
+    assert [*run.blocks[2:], *run.generators, *run.events, *run.equalities, *run.failures, run.end] == rest
+    written = np.concatenate([line.rows for line in file.lines if isinstance(line, Requests)])
     assert run.requests.dtype == REQUEST
     for column in required(REQUEST.names):
-        np.testing.assert_array_equal(run.requests[column], written.rows[column])
+        np.testing.assert_array_equal(run.requests[column], written[column])
 
 
 def test_what_was_written_is_on_disk_before_the_file_is_closed(run_file: NewRun) -> None:
@@ -117,6 +131,11 @@ def test_an_event_of_another_version_is_kept(run_file: NewRun, tmp_path: Path) -
     assert run.events == (Event(1, "stall", "0.4 s"),)
 
 
+def test_lines_of_kinds_that_are_not_known_are_skipped(run_file: NewRun, tmp_path: Path) -> None:
+    lines = ('{"kind": "poem", "schema": 2}', BLOCK, '{"kind": "poem"}')
+    assert len(read_text(tmp_path / "x", header_text(run_file), *lines).blocks) == 1
+
+
 BLOCK = (
     '{"kind": "block", "index": 0, "arm": "xla", "load": {"type": "closed"}, "start_ns": 0, "end_ns": 1,'
     ' "generator": {"workers": 1, "cpu_s": 0, "sends": 1}}'
@@ -128,7 +147,7 @@ BLOCK = (
     [
         ([], "empty; nothing was recorded"),
         (["hello"], "line 1: not JSON; is this a run file?"),
-        (["[1]"], "line 1: expected a kind"),
+        (["[1]"], "line 1: expected an object with a kind"),
         (['{"kind": "end", "interrupted": false, "complete": true}'], "line 1: expected a header, got end"),
         (['{"kind": "header", "schema": "xlaserve.loadtest.run/9"}'], "schema 'xlaserve.loadtest.run/9' is not known"),
         (['{"kind": "header"}'], "line 1: header: started_at: field required"),
@@ -137,7 +156,8 @@ BLOCK = (
         (["HEADER", "HEADER"], "a second header; expected one run"),
         (["HEADER", BLOCK.replace("xla", "ghost")], "block 0: the header names no arm 'ghost'"),
         (["HEADER", BLOCK, BLOCK], "block 0: there are two of this index"),
-        (["HEADER", '{"kind": "poem"}'], "line 2: expected a kind of block"),
+        (['{"kind": "poem"}'], "line 1: expected a header, got poem"),
+        (["HEADER", "{}"], "line 2: expected an object with a kind"),
         (["HEADER", '{"kind": "end", "interrupted": "maybe", "complete": true}'], "line 2: end: interrupted: "),
         (["HEADER", '{"kind": "event", "at_ns": 1, "what": 1, "text": ""}'], "line 2: event: what: "),
     ],
@@ -152,12 +172,17 @@ def test_what_is_no_run_is_refused_with_the_line_and_the_reason(
     assert str(tmp_path / "x") in str(caught.value)
 
 
+TWO = {"status": ["OK"] * 2, "images": [1] * 2, "measured": [True] * 2}
+TWO |= {column: [1] * 2 for column in ("scheduled_ns", "start_ns", "end_ns")}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"status": ["FINE"]}, "'FINE' is not a status"),
         ({"images": [1, 2]}, "different lengths"),
         ({"status": ["OK", "OK"], "images": [1, 1]}, "different lengths"),
+        *(({**TWO, column: [1]}, "different lengths") for column in ("model", "target", "generator")),
         ({"end_ns": [0]}, "ended before it was due"),
         ({"end_ns": [2**80]}, "too large"),
     ],

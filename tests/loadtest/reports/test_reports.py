@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from xml.etree import ElementTree
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from tests.loadtest.reports.pages import samples
 from tests.loadtest.run_files import ENVIRONMENT, NewRun, RunFile
 from tests.required import required
 
@@ -24,7 +27,8 @@ from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import Equality, Failure, LoadLine
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import cli as report
-from xlaserve_loadtest.reports import compare_cli, junit, markdown
+from xlaserve_loadtest.reports import compare_cli, html, junit, markdown, tables
+from xlaserve_loadtest.reports.terminal import show
 from xlaserve_loadtest.schedule.conditions import parse
 
 
@@ -128,6 +132,8 @@ def test_a_report_that_can_not_be_written_hides_neither_the_verdict_nor_the_othe
     assert other.exists()
     assert "--fail-if p50>1us: " in streams.err
     assert streams.err.endswith("loadtest report: [Errno 28] No space left on device: '/dev/full'\n")
+    assert report.main([str(path), "--html", "/dev/full", "--csv", "/dev/full"]) == 1
+    assert capsys.readouterr().err.count("'/dev/full'") == 2
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(13, "Permission denied", "a draft")))
     assert report.main([str(path), "--csv", str(tmp_path / "r.csv")]) == 1
     assert f"Permission denied: '{tmp_path / 'r.csv'}'" in capsys.readouterr().err
@@ -177,6 +183,11 @@ def published(file: RunFile, tmp_path: Path, format: str, *conditions: str) -> s
     return out.read_text()
 
 
+def test_the_table_of_failures_calls_a_wrong_answer_what_the_verdict_calls_it(compared: NewRun) -> None:
+    run = compared().read(Failure("xla", "INVALID_REPLY", 3, "expected outputs"), Failure("xla", "INTERNAL", 1, "no"))
+    assert tables.failures(summarize(run)).columns["status"] == ["invalid answer", "INTERNAL"]
+
+
 def test_junit_has_a_test_case_for_each_condition_as_its_readers_expect(compared: NewRun, tmp_path: Path) -> None:
     conditions = ["p99>1s", "p50>1ms", "p99.99>1ms", "eager & more:p50>1"]
     root = ElementTree.fromstring(published(compared(), tmp_path, "junit", *conditions))
@@ -216,6 +227,23 @@ def test_junit_without_a_condition_is_a_wrong_command_line(capsys: pytest.Captur
         assert "--junit has a test case for each --fail-if" in capsys.readouterr().err
 
 
+def test_warnings_of_one_kind_are_one_line_for_all_arms_in_every_report() -> None:
+    summary = samples.summary("troubled")
+    arms = [arm.name for arm in summary.header.arms]
+    terminal = io.StringIO()
+    show(summary, Console(file=terminal, width=100_000))
+    texts = {
+        "terminal": terminal.getvalue(),
+        "html": html.render([summary]),
+        "markdown": markdown.render(summary).replace("\\", ""),
+        "junit": junit.render([junit.suite(summary, ())]),
+    }
+    for kind in ("Requests that were not answered", "The load was generator-limited", "Not every block became steady"):
+        for name, text in texts.items():
+            (warning,) = (part for part in re.split(r"\n|<p>|</p>", text) if kind in part)
+            assert all(f"{arm}, " in warning for arm in arms), (kind, name)
+
+
 def test_markdown_fits_a_comment_verdict_and_conditions_first_and_folds_the_rest(
     compared: NewRun, tmp_path: Path
 ) -> None:
@@ -237,7 +265,7 @@ def test_markdown_fits_a_comment_verdict_and_conditions_first_and_folds_the_rest
 def test_markdown_that_would_be_too_long_for_a_comment_says_what_it_left_out(compared: NewRun) -> None:
     summary = summarize(compared().read())
     whole = markdown.render(summary)
-    text = markdown.render(summary, limit=len(whole) * 2 // 3)
+    text = markdown.render(summary, limit=len(whole) // 2)
     assert len(text) < len(whole) < markdown.MAX_CHARACTERS
     left_out = text.partition("- Left out, as a comment may not be longer: ")[2]
     assert "What it took" in left_out
@@ -323,6 +351,13 @@ def test_nothing_became_faster_on_another_machine(compared: NewRun, capsys: pyte
     document = json.loads(capsys.readouterr().out)
     assert {change["verdict"] for change in document["changes"]} == {"inconclusive"}
     assert document["reasons_not_to_conclude"] == ["cpu: a processor became another processor", "cores: 2 became 4"]
+
+
+def test_names_of_files_that_runs_wrote_are_no_difference(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
+    first = compared(configuration={"record": "a.gz", "html": None})
+    second = compared(name="b", configuration={"record": "b.gz", "html": "b.html"})
+    compare(first, second)
+    assert "differs" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,26 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
-from tests.loadtest.reports.pages.samples import SAMPLES
+from tests.loadtest.reports.pages import samples
+from tests.loadtest.run_files import ENVIRONMENT
+from tests.loadtest.study.conftest import make_entry, make_sweep
 
-from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.analysis.changes import changes, differences
 from xlaserve_loadtest.record.run_file import read_run
+from xlaserve_loadtest.reports import compare_cli
 from xlaserve_loadtest.reports.table import Table, narrow
 from xlaserve_loadtest.reports.tables import tables
 from xlaserve_loadtest.reports.terminal import show, show_table
+from xlaserve_loadtest.study import html as zoo_html
+
+WIDTHS = (60, 80, 100, 160)
+CELLS = {"EfficientNetV2B0": 1.2, "InceptionResNetV2": 0.8, "MobileNetV3Large": 1.01, "NASNetLarge": None}
 
 
 def terminal(width: int) -> tuple[Console, io.StringIO]:
@@ -19,18 +28,42 @@ def terminal(width: int) -> tuple[Console, io.StringIO]:
     return Console(file=file, width=width, force_terminal=True, color_system=None), file
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_every_figure_is_whole_in_a_terminal_of_any_width(name: str, tmp_path: Path) -> None:
-    summary = summarize(read_run(SAMPLES[name](tmp_path / "a.run.jsonl.gz")))
-    for width in (80, 100, 160):
+def all_there(text: str, width: int, *shown: Table) -> None:
+    """Asserts that no line is longer than the terminal, and that no word of a table is cut."""
+    assert max(map(cell_len, text.splitlines())) <= width
+    words = set(text.split())
+    for table in shown:
+        cells = [*table.columns, *(narrow(cell) for row in table.rows() for cell in row)]
+        assert {word for cell in cells for word in cell.split()} <= words, table.title
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", [name for name in samples.SAMPLES if name != "hostile"])
+def test_every_figure_of_a_run_is_whole_in_a_terminal_of_any_width(name: str, width: int) -> None:
+    summary = samples.summary(name)
+    console, file = terminal(width)
+    show(summary, console)
+    all_there(file.getvalue(), width, *tables(summary))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_figure_of_a_comparison_is_whole_in_a_terminal_of_any_width(width: int, tmp_path: Path) -> None:
+    for name in ("both_loops", "crowded"):
+        run = read_run(samples.SAMPLES[name](tmp_path / f"{name}.run.jsonl.gz"))
+        other = dataclasses.replace(run, header=dataclasses.replace(run.header, seed=1, environment=ENVIRONMENT))
+        apart = differences(run, other)
+        compared = changes(run, other, apart)
         console, file = terminal(width)
-        show(summary, console)
-        lines = file.getvalue().splitlines()
-        assert max(map(len, lines)) <= width
-        shown = set(file.getvalue().split())
-        for table in tables(summary):
-            cells = [*table.columns, *(narrow(cell) for row in table.rows() for cell in row)]
-            assert {word for cell in cells for word in cell.split()} <= shown, table.title
+        compare_cli.show(compared, apart, console)
+        all_there(file.getvalue(), width, compare_cli.figures(compared))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_cell_of_a_sweep_is_whole_in_a_terminal_of_any_width(width: int) -> None:
+    outcomes = zoo_html.outcomes(make_sweep(*(make_entry(name, ratio) for name, ratio in CELLS.items())))
+    console, file = terminal(width)
+    show_table(outcomes, console)
+    all_there(file.getvalue(), width, outcomes)
 
 
 def test_a_table_stands_in_one_piece_and_unbroken_where_there_is_room() -> None:
@@ -50,3 +83,11 @@ def test_a_table_that_is_too_wide_comes_in_parts_with_the_names_in_each() -> Non
         ["xla", "x" * 30, "x" * 30],
         ["xla", "x" * 30],
     ]
+
+
+def test_a_row_of_ratios_keeps_its_load_in_every_part() -> None:
+    console, file = terminal(60)
+    rows = [{"arm / graph": "xla", "load": load, "p50": "x" * 30, "p99": "y" * 30} for load in ("one", "two")]
+    show_table(Table.of(rows, "Ratios"), console)
+    lines = [line.split() for line in file.getvalue().splitlines() if "xla" in line]
+    assert lines == [["xla", load, mark * 30] for mark in "xy" for load in ("one", "two")]

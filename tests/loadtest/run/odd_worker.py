@@ -39,6 +39,11 @@ class OddWorker:
     async def unreadable_error(self) -> None:
         raise Unreadable("what went wrong", why="why")
 
+    async def busy(self) -> None:
+        print("busy", flush=True)
+        while True:
+            pass
+
     async def cancelled(self) -> None:
         raise asyncio.CancelledError
 

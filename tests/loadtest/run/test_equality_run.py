@@ -8,7 +8,9 @@ import pytest
 from tests.required import required
 
 from xlaserve_loadtest.record.lines import Equality
-from xlaserve_loadtest.run.equality_run import compare_outputs
+from xlaserve_loadtest.run.equality_run import compare_outputs, incomparable
+from xlaserve_loadtest.schedule.tensors import Tensor
+from xlaserve_loadtest.targets.target import ModelInfo
 
 Outputs = Sequence[Sequence[np.ndarray[Any, Any]]]
 
@@ -19,7 +21,7 @@ def scores() -> Outputs:
 
 
 def compare(own: Outputs, other: Outputs) -> Equality:
-    return compare_outputs("xla", "graph", own, other)
+    return compare_outputs("xla", "graph", sum(len(outputs[0]) for outputs in other), own, other)
 
 
 def test_the_same_outputs_are_equal(scores: Outputs) -> None:
@@ -56,6 +58,19 @@ def test_what_is_not_a_number_is_not_equal(scores: Outputs, bad: float) -> None:
     wrong[0][0][0, 0] = bad
     assert not compare(wrong, scores).is_equal
     assert not compare(wrong, wrong).is_equal
+
+
+def test_minus_infinity_is_the_logarithm_of_0_where_both_have_it(scores: Outputs) -> None:
+    logarithms = [[output.copy()] for (output,) in scores]
+    logarithms[0][0][0, 0] = -np.inf
+    assert compare(logarithms, logarithms).is_equal
+    assert not compare(logarithms, scores).is_equal
+    assert not compare(scores, logarithms).is_equal
+
+
+def test_outputs_of_text_can_not_be_compared() -> None:
+    info = ModelInfo("words", None, (Tensor("text", "BYTES", (-1, 1)),), {}, "foreign")
+    assert incomparable([info], [info]) == "they answer no numbers"
 
 
 def test_other_shapes_are_not_equal(scores: Outputs) -> None:

@@ -41,7 +41,7 @@ class Lab:
             assert isinstance(block.load, OpenLoop)
             due_ns = with_margins(
                 block.load, before_s=block.warmup_s, duration_s=block.duration_s, after_s=0.0, seed=len(self.blocks)
-            ).astype(np.float64)
+            ).due_ns.astype(np.float64)
             arrivals: Seconds = due_ns / 1e9 * self.speed
             latencies_s = MM1(arrivals, self._random) / self.speed
         rows = np.zeros(due_ns.size, REQUEST)

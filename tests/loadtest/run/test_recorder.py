@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from xlaserve_loadtest.analysis.samples import label
@@ -19,7 +20,7 @@ def test_a_ramp_is_recorded_with_its_rates_and_its_arrivals(process: Process) ->
     ("load", "words"),
     [
         (OpenLoop(50.0, "constant"), "50/s constant"),
-        (Replay((0.0, 0.5, 2.0)), "1.5/s replay"),
+        (Replay(np.array([0, 500_000_000, 2_000_000_000])), "1/s replay"),
         (Profile.parse("0..100:10,100:30"), "0 to 100 to 100/s poisson"),
         (OpenLoop(50.0, burst=8), "50/s poisson, 8 at once"),
         (ClosedLoop(4), "4 at a time"),

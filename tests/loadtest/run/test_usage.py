@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.required import required
 
 from xlaserve_loadtest.run.energy import CpuMeters
-from xlaserve_loadtest.run.usage import Usage
+from xlaserve_loadtest.run.usage import Usage, counts
 
 BUSY = "import time\nwhile time.process_time() < 0.3: pass\n"
 
@@ -36,6 +38,17 @@ def test_without_meters_that_can_be_read_there_is_no_energy(tmp_path: Path) -> N
     assert CpuMeters(tmp_path).joules() is None
 
 
+async def test_a_port_that_does_not_speak_http_has_no_counters() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\0\0\x06\x04 not HTTP\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        assert await counts(f"{host}:{port}", ["digits"]) is None
+
+
 def test_cpu_time_is_that_of_all_processes_below_the_server() -> None:
     server = f"import subprocess, sys\nprint(flush=True)\nsubprocess.run([sys.executable, '-c', {BUSY!r}])\n"
     process = subprocess.Popen(
@@ -48,7 +61,9 @@ def test_cpu_time_is_that_of_all_processes_below_the_server() -> None:
     process.stdout.readline()
     use = Usage(process.pid)
     process.stdout.readline()
-    cpu_s = use.result().cpu_s
+    result = use.result()
+    cpu_s = result.cpu_s
     process.communicate("\n")
+    assert required(result.peak_rss_bytes) > 2**20  # seen at the end, however short the block
     assert cpu_s is not None
     assert cpu_s >= 0.29

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from xlaserve_loadtest.run.runner import Live
+from xlaserve_loadtest.run.sender import Live
 from xlaserve_loadtest.run.watch import Watch, parse_abort
 from xlaserve_loadtest.schedule.conditions import COUNTS, ConditionError
 
@@ -52,7 +52,6 @@ def test_a_condition_that_cannot_be_judged_while_it_runs_is_refused_with_the_rea
     [
         ("errors>0", look([1.0], errors=1), "--abort-if errors>0: xla, 4 at a time: 1 of 2"),
         ("errors>1", look([1.0], errors=1), ""),
-        ("graph:errors>0", look([1.0], errors=1), ""),
         ("errors>1%", look([1.0], errors=1), ""),
         ("errors>1%", look([1.0] * 90, errors=10), "--abort-if errors>1%: xla, 4 at a time: 10 of 100"),
         ("dropped>0%", look([1.0], dropped=1), "--abort-if dropped>0%: xla, 4 at a time: 1 of 2"),
@@ -74,6 +73,16 @@ def test_a_condition_is_judged_by_the_measured_requests(text: str, live: Live, r
     assert bool(made.reason) == bool(reason) == (len(met) == 1)
     (judged,) = made.judged()
     assert (judged.is_met, judged.option) == (bool(reason), "--abort-if")
+
+
+@pytest.mark.parametrize("condition", ["errors>0", "graph:errors>0"])
+def test_a_condition_for_which_nothing_was_measured_is_not_judged(condition: str) -> None:
+    made, met = watch(condition)
+    made.add(look([1.0] * 3, warm_up=3))
+    if condition.startswith("graph"):
+        made.add(look([1.0]))
+    (judged,) = made.judged()
+    assert (judged.is_met, judged.is_judged, met) == (True, False, [])
 
 
 @pytest.mark.parametrize("name", COUNTS)

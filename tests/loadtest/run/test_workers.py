@@ -2,25 +2,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import subprocess
 import sys
+from multiprocessing import Pipe
 from typing import Any, cast
 
 import pytest
 import uvloop
 from tests.loadtest.conftest import StartPuppet
 from tests.loadtest.run.odd_worker import Unreadable
+from tests.required import required
 
 from xlaserve_loadtest.run import crew
-from xlaserve_loadtest.run.runner import Task
+from xlaserve_loadtest.run.calls import WorkerDied
+from xlaserve_loadtest.run.sender import Task
 from xlaserve_loadtest.run.worker import Setup
-from xlaserve_loadtest.run.workers import WorkerDied, WorkerProcess, choose_number
+from xlaserve_loadtest.run.workers import WorkerProcess, choose_number, start_worker
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.targets.target import ModelInfo, TargetError
 
 PATIENCE_S = 60
+ODD_WORKER = "from tests.loadtest.run import odd_worker; odd_worker.main()"
 BLOCK = BlockPlan("xla", ClosedLoop(2), 0.0, 0.1)
 SETUP = Setup({"xla": [ModelInfo("digits", (32, 32), (), {}, "")]}, {"xla": [Request(b"", 1, "xla")]}, deadline_s=1)
 
@@ -72,12 +77,33 @@ async def test_an_error_in_a_worker_is_raised_here() -> None:
 async def test_an_answer_that_does_not_travel_ends_its_call_with_an_error_that_names_it(
     monkeypatch: pytest.MonkeyPatch, method: str, arguments: tuple[object, ...], message: str
 ) -> None:
-    script = "from tests.loadtest.run import odd_worker; odd_worker.main()"
-    monkeypatch.setattr("xlaserve_loadtest.run.workers._COMMAND", (sys.executable, "-c", script))
+    monkeypatch.setattr("xlaserve_loadtest.run.workers.WORKER_COMMAND", (sys.executable, "-c", ODD_WORKER))
     async with WorkerProcess() as process:
         with pytest.raises((TargetError, TypeError), match=message):
             await asyncio.wait_for(getattr(process.calls, method)(*arguments), PATIENCE_S)
         assert await cast(Any, process.calls).right() == "right"
+
+
+@pytest.mark.parametrize("end", ["the connection", "its stdin"])
+async def test_a_worker_whose_loop_is_busy_ends_when_its_parent_has_gone(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr("xlaserve_loadtest.run.workers.WORKER_COMMAND", (sys.executable, "-c", ODD_WORKER))
+    connection, theirs = Pipe()
+    with theirs:
+        process = await start_worker(theirs.fileno(), stdout=asyncio.subprocess.PIPE)
+    try:
+        with connection:
+            connection.send((0, "busy", pickle.dumps(((), {}))))
+            assert await asyncio.wait_for(required(process.stdout).readline(), PATIENCE_S) == b"busy\n"
+            if end == "its stdin":
+                required(process.stdin).close()
+                assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_a_worker_that_dies_is_noticed_by_whoever_waits_for_it() -> None:

@@ -12,6 +12,15 @@ def test_arms_are_named_for_their_mode_or_for_model_and_mode() -> None:
     assert names == ["a xla", "a graph", "b xla", "b graph"]
 
 
+def test_models_together_run_in_the_modes_that_all_of_them_have() -> None:
+    assert arms.common_modes([("xla", "graph", "eager"), ("graph", "xla", "auto")]) == (
+        ("xla", "graph"),
+        ("eager", "auto"),
+    )
+    assert arms.common_modes([("xla",), ()]) == ((), ("xla",))
+    assert arms.common_modes([()]) == ((), ())
+
+
 def test_every_baseline_is_followed_by_its_control() -> None:
     found = arms.with_controls(arms.name_arms(["a", "b"], ["xla", "graph"], "embedded"), {"a graph", "b graph"})
     assert {arm.name: arm.is_control_of for arm in found if arm.is_control_of} == {
@@ -52,7 +61,7 @@ def test_an_arm_that_is_a_server_is_parsed(text: str, addresses: tuple[str, ...]
     "text", ["ours", "=h:1", "ours=h", "ours=", "ours=h:1,model=", "ours=h:1,size=8", "ours=mode=x"]
 )
 def test_an_arm_without_name_or_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected NAME=HOST:PORT"):
+    with pytest.raises(ValueError, match=r"expected (NAME=ADDRESS|HOST:PORT), "):
         arms.ServerArm.parse(text)
 
 

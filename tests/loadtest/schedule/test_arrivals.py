@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from xlaserve_loadtest.schedule.arrivals import (
     OpenLoop,
     Process,
     Profile,
+    Replay,
     Schedule,
     schedule,
     split,
@@ -70,7 +70,7 @@ def test_a_schedule_depends_on_its_arguments_and_nothing_else() -> None:
 
 def test_margins_surround_the_measured_part_and_do_not_change_it() -> None:
     load = OpenLoop(100, "poisson", 300)
-    whole = seconds(with_margins(load, before_s=2, duration_s=10, after_s=1, seed=5))
+    whole = seconds(with_margins(load, before_s=2, duration_s=10, after_s=1, seed=5).due_ns)
     assert (np.diff(whole) >= 0).all()
     measured = whole[(whole >= 2) & (whole < 12)] - 2
     np.testing.assert_allclose(measured, seconds(schedule(load, 10, (5, arrivals.MEASURED_PART))), atol=1e-9)
@@ -80,37 +80,49 @@ def test_margins_surround_the_measured_part_and_do_not_change_it() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_a_split_loses_nothing_and_repeats_nothing(workers: int) -> None:
-    whole = schedule(OpenLoop(100), 5, (0,))
+    whole = with_margins(OpenLoop(100), before_s=1, duration_s=5, after_s=1, seed=0)
     shares = split(whole, workers)
-    np.testing.assert_array_equal(np.sort(np.concatenate(shares)), whole)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    pairs = [pair for share in shares for pair in zip(*(part.tolist() for part in share), strict=True)]
+    assert sorted(pairs) == sorted(zip(*(part.tolist() for part in whole), strict=True))
+    sizes = [share.due_ns.size for share in shares]
+    assert max(sizes) - min(sizes) <= 1
 
 
-def test_what_was_saved_is_replayed_to_the_nanosecond(tmp_path: Path) -> None:
-    times = schedule(OpenLoop(1000), 3, (1,))
-    arrivals.write(tmp_path / "arrivals.txt", times)
-    replay = arrivals.read(tmp_path / "arrivals.txt")
-    np.testing.assert_array_equal(schedule(replay, 3, ()), times)
-    assert replay.mean_rate_per_s() == pytest.approx(1000, rel=0.1)
+def test_the_measured_part_sends_requests_in_turn_and_its_margins_draw_them() -> None:
+    whole, again, other = (
+        with_margins(OpenLoop(100), before_s=5, duration_s=5, after_s=5, seed=seed) for seed in (0, 0, 1)
+    )
+    inside = (whole.due_ns >= 5e9) & (whole.due_ns < 10e9)
+    assert whole.requests[inside].tolist() == list(range(inside.sum()))
+    drawn = whole.requests[~inside] % 4
+    assert np.bincount(drawn) == pytest.approx(drawn.size / 4, rel=0.3)
+    np.testing.assert_array_equal(whole.requests, again.requests)
+    assert whole.requests[:100].tolist() != other.requests[:100].tolist()
 
 
-def test_a_replay_may_be_json_lines_and_is_cut_at_the_duration(tmp_path: Path) -> None:
-    path = tmp_path / "arrivals.jsonl"
-    path.write_text('{"at_s": 0.5, "model": "x"}\n\n1.5\n{"at_s": 2.5}\n')
-    replay = arrivals.read(path)
-    assert replay.offsets_s == (0.5, 1.5, 2.5)
-    assert seconds(schedule(replay, 2, ())).tolist() == [0.5, 1.5]
-    assert len(schedule(replay, replay.duration_s(), ())) == 3
+def test_a_seed_of_samples_draws_the_measured_part_too_and_changes_no_time() -> None:
+    one, other = (
+        with_margins(OpenLoop(100), before_s=1, duration_s=5, after_s=1, seed=0, sample_seed=seed) for seed in (3, 4)
+    )
+    np.testing.assert_array_equal(one.due_ns, other.due_ns)
+    assert one.requests.tolist() != other.requests.tolist()
+    assert np.bincount(one.requests % 3) == pytest.approx(one.requests.size / 3, rel=0.3)
 
 
-@pytest.mark.parametrize("text", ["", "2\n1\n", "-1\n", "nan\n", "x\n", '{"when": 1}\n'])
-def test_a_broken_replay_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "arrivals.txt"
-    path.write_text(text)
-    with pytest.raises(ArrivalsError):
-        arrivals.read(path)
-    with pytest.raises(ArrivalsError, match="expected seconds"):
-        arrivals.read(tmp_path / "nowhere")
+def test_a_replay_is_sent_at_its_times_and_its_margins_at_its_mean_rate() -> None:
+    replay = Replay(np.array([0, 5, 5, 4_000_000_000]))
+    whole = with_margins(replay, before_s=100, duration_s=replay.duration_s(), after_s=50, seed=0)
+    first = int(np.searchsorted(whole.due_ns, 100e9))
+    assert (whole.due_ns[first : first + 4] - 100 * 10**9).tolist() == [0, 5, 5, 4 * 10**9]
+    assert whole.requests[first : first + 4].tolist() == [0, 1, 2, 3]
+    assert first == pytest.approx(100, abs=40)
+    assert whole.due_ns.size - first - 4 == pytest.approx(50, abs=30)
+
+
+def test_a_replay_that_is_due_at_once_has_margins_that_can_be_sent() -> None:
+    replay = Replay(np.zeros(3, np.int64))
+    whole = with_margins(replay, before_s=10, duration_s=replay.duration_s(), after_s=2, seed=0)
+    assert 10 < whole.due_ns.size < 90
 
 
 @pytest.mark.parametrize("process", ["poisson", "constant"])
@@ -148,6 +160,6 @@ def test_a_wrong_profile_is_refused(text: str) -> None:
 
 def test_margins_of_a_profile_are_at_its_first_and_last_rate() -> None:
     load = Profile.parse("0..100:10,100:10")
-    whole = seconds(with_margins(load, before_s=2, duration_s=20, after_s=2, seed=5))
+    whole = seconds(with_margins(load, before_s=2, duration_s=20, after_s=2, seed=5).due_ns)
     assert (whole < 2).sum() == 0
     assert (whole >= 22).sum() == pytest.approx(200, abs=60)

@@ -35,6 +35,12 @@ def test_wrong_models_are_refused(text: str) -> None:
         parse_models(text)
 
 
+def test_no_more_models_are_mixed_than_a_request_can_name() -> None:
+    assert len(parse_models(",".join(f"m{index}" for index in range(256))).shares) == 256
+    with pytest.raises(ValueError, match="expected up to 256 models, got 257"):
+        parse_models(",".join(f"m{index}" for index in range(257)))
+
+
 @pytest.mark.parametrize("text", ["", "8", "8x", "8x0", "8x8:0.5,8x8"])
 def test_wrong_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected HEIGHTxWIDTH"):

@@ -49,6 +49,42 @@ def test_images_are_the_same_for_the_same_seed(pictures: list[Picture]) -> None:
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(picture.encoded))), picture.pixels)
 
 
+@pytest.mark.parametrize("form", payload.FORMS)
+def test_a_stamped_request_is_unlike_any_other_and_holds_the_same_images(form: Form) -> None:
+    makers = [ImageMaker("m", form, folder=None, size=SIZE, seed=1, has_stamp=True)]
+    ((request,),) = payload.for_modes(payload.make_bodies([Kind(images=2)], makers), ["xla"]).values()
+    stamped = [request.stamped(number) for number in (1, 2, 2**64 - 1)]
+    assert len({one.data for one in (request, *stamped)}) == 4
+    for one in stamped:
+        assert (one.images, one.mode, len(one.data)) == (2, "xla", len(request.data))
+        own, plain = decoded(one), decoded(request)
+        assert own.parameters["mode"].string_param == "xla"
+        assert own.inputs == plain.inputs
+        (raw,), (before,) = own.raw_input_contents, plain.raw_input_contents
+        assert raw[: -payload.STAMP_BYTES] == before[: -payload.STAMP_BYTES]
+        if form == "encoded":
+            for image, expected in zip(
+                elements(raw), payload.synthetic(DISTINCT_REQUESTS, size=SIZE, seed=1), strict=False
+            ):
+                np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(image))), expected.pixels)
+
+
+def test_images_that_are_smaller_than_a_stamp_are_refused() -> None:
+    makers = [ImageMaker("m", "pixels", folder=None, size=(1, 2), seed=1, has_stamp=True)]
+    with pytest.raises(PayloadError, match="--distinct: expected images of 8 bytes"):
+        payload.make_bodies([Kind()], makers)
+
+
+@pytest.mark.parametrize("suffix", ["JPEG", "WEBP"])
+def test_a_stamp_behind_a_file_is_not_part_of_its_image(pictures: list[Picture], suffix: str) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(pictures[0].pixels).save(buffer, suffix)
+    plain, stamped = (
+        np.asarray(Image.open(io.BytesIO(buffer.getvalue() + after))) for after in (b"", b"\xff\xd8\xff\xd9\0\0\0\1")
+    )
+    np.testing.assert_array_equal(plain, stamped)
+
+
 @pytest.mark.parametrize("per_request", [1, 3, 18])
 @pytest.mark.parametrize("form", payload.FORMS)
 def test_requests_take_turns_in_the_images(pictures: list[Picture], form: Form, per_request: int) -> None:
@@ -133,3 +169,37 @@ def test_a_large_folder_is_sampled_by_the_seed(tmp_path: Path) -> None:
     assert len(one) == payload.MAX_FILES == len({picture.encoded for picture in one})
     assert [picture.encoded for picture in one] == [picture.encoded for picture in again]
     assert [picture.encoded for picture in one] != [picture.encoded for picture in other]
+
+
+def test_a_request_of_a_file_holds_it_as_often_as_it_has_images(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.new("RGB", (10, 20), "red").save(path)
+    own, other = Kind(images=3, file=str(path)), Kind()
+    sent, synthetic, again = (decoded(request) for request in made(own, other, own, form="encoded")["xla"])
+    assert [*elements(sent.raw_input_contents[0])] == [path.read_bytes()] * 3
+    assert sent == again
+    assert path.read_bytes() not in synthetic.raw_input_contents[0]
+    fitted, sized = (decoded(one) for one in made(own, Kind(size=(4, 6), file=str(path)))["xla"])
+    assert ([*fitted.inputs[0].shape], [*sized.inputs[0].shape]) == ([3, *SIZE, 3], [1, 4, 6, 3])
+    assert {*sized.raw_input_contents[0][::3]} == {255}
+
+
+@pytest.mark.parametrize("form", payload.FORMS)
+def test_a_file_that_is_no_image_is_named(tmp_path: Path, form: Form) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"not an image")
+    with pytest.raises(PayloadError, match=r"a\.png: cannot identify"):
+        made(Kind(file=str(path)), form=form)
+
+
+def test_files_without_a_size_are_sent_in_their_own(tmp_path: Path) -> None:
+    Image.new("RGB", (10, 20), "red").save(tmp_path / "a.png")
+    maker = ImageMaker("m", "pixels", folder=None, size=None, seed=1)
+    (body,) = payload.make_bodies([Kind(file=str(tmp_path / "a.png"))], [maker])
+    assert [*oip.ModelInferRequest.FromString(body.data).inputs[0].shape] == [1, 20, 10, 3]
+
+
+def test_memory_is_checked_before_images_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "synthetic", lambda *_, **__: pytest.fail("was made"))
+    with pytest.raises(PayloadError, match="a request would have"):
+        made(Kind(size=(50_000, 50_000)))

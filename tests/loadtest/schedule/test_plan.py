@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from xlaserve_loadtest.schedule import plan
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Profile
 
 ARMS = ("xla", "graph", "eager")
 LOOP = ClosedLoop(4)
@@ -24,6 +24,12 @@ def test_each_arm_is_measured_for_the_whole_duration(duration_s: float) -> None:
     blocks = mirrored(duration_s=duration_s)
     for arm in ARMS:
         assert sum(block.duration_s for block in blocks if block.arm == arm) == pytest.approx(duration_s)
+
+
+@pytest.mark.parametrize(("duration_s", "length_s"), [(5, 3), (24, 3), (60, 3), (27, 3.375)])
+def test_blocks_last_as_long_as_is_asked_whatever_the_duration(duration_s: float, length_s: float) -> None:
+    assert {block.duration_s for block in mirrored(duration_s=duration_s, block_s=3)} == {length_s}
+    assert max(block.duration_s for block in mirrored(duration_s=duration_s)) < 2
 
 
 def test_rounds_are_mirrored_so_that_drift_hits_each_arm_alike() -> None:
@@ -69,3 +75,22 @@ def test_rounds_of_several_loads_are_numbered_on() -> None:
 )
 def test_a_length_of_time_is_told_in_words(seconds: float, words: str) -> None:
     assert plan.lasting(seconds) == words
+
+
+@pytest.mark.parametrize("arms", [("xla",), ARMS])
+def test_each_block_goes_through_all_of_a_load_that_has_a_duration(arms: Sequence[str]) -> None:
+    profile = Profile.parse("0..10:3,10:4")
+    blocks = plan.mirrored(arms, profile, duration_s=5, warmup_s=1, seed=0, min_rounds=2)
+    assert {block.duration_s for block in blocks} == {7.0}
+    assert len(blocks) == (1 if len(arms) == 1 else 2 * 2 * len(arms))
+
+
+def test_the_expected_time_follows_what_blocks_and_starts_took() -> None:
+    blocks, pace = mirrored(duration_s=20), plan.Pace()
+    planned_s = sum(map(plan.length_s, blocks))
+    assert (pace.blocks_s(blocks), pace.start_s(9.0)) == (planned_s, 9.0)
+    pace.add(blocks[0], plan.length_s(blocks[0]) + 0.5)
+    pace.add(blocks[1], plan.length_s(blocks[1]) + 0.3)
+    assert pace.blocks_s(blocks[2:]) == pytest.approx(sum(map(plan.length_s, blocks[2:])) + 0.4 * len(blocks[2:]))
+    pace.starts_s += [10.0, 12.0]
+    assert pace.start_s(9.0) == 11.0

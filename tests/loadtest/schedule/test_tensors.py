@@ -147,7 +147,7 @@ def test_requests_that_are_too_large_are_refused_before_they_are_made() -> None:
     with pytest.raises(PayloadError, match=r"a request would have 11\.9 GiB"):
         sent(IDS, images=100_000_000)
     with pytest.raises(PayloadError, match=r"500 different requests would take 931\.3 GiB, and "):
-        check_memory(2_000_000_000, [1] * 500)
+        check_memory([2_000_000_000] * 500)
 
 
 @pytest.mark.parametrize("text", ["", "=", "pixels", "pixels=", "=noise"])
@@ -165,3 +165,21 @@ def test_a_wrong_shape_is_refused(text: str) -> None:
 def test_sources_and_shapes_are_read() -> None:
     assert tensors.parse_source("pixels=photos/of=cats") == ("pixels", "photos/of=cats")
     assert tensors.parse_shape("pixels=224x224x3") == ("pixels", (224, 224, 3))
+
+
+def test_a_request_of_a_file_holds_its_items(tmp_path: Path) -> None:
+    rows = np.arange(3 * 16, dtype=np.int64).reshape(3, 16)
+    np.save(tmp_path / "rows.npy", rows)
+    open_ids = Tensor("ids", "INT64", (-1, -1))
+    maker = TensorMaker("m", tensors.choose([open_ids], (), {}, {}, 0))
+    (body,) = make_bodies([Kind(images=4, file=str(tmp_path / "rows.npy"))], [maker])
+    (raw,) = oip.ModelInferRequest.FromString(body.data).raw_input_contents
+    np.testing.assert_array_equal(np.frombuffer(raw, np.int64).reshape(4, 16), rows[[0, 1, 2, 0]])
+    with pytest.raises(PayloadError, match="say how long its open sides are"):
+        make_bodies([Kind()], [maker])
+
+
+def test_a_file_is_for_a_model_of_one_input(tmp_path: Path) -> None:
+    maker = TensorMaker("m", tensors.choose([IDS, TEXT], (), {}, {}, 0))
+    with pytest.raises(PayloadError, match=r"m is sent ids, text: .*one\.npy can be only one of them"):
+        make_bodies([Kind(file=str(tmp_path / "one.npy"))], [maker])

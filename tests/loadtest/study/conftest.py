@@ -39,13 +39,13 @@ def entry() -> MakeEntry:
     return make_entry
 
 
+def make_sweep(*entries: Entry) -> Sweep:
+    """A sweep of the given entries."""
+    made = Sweep(ENVIRONMENT, {"batch": [4]}, "graph", "2026-11-20T18:00:00+00:00")
+    made.entries.update((entry.cell, entry) for entry in entries)
+    return made
+
+
 @pytest.fixture
 def sweep() -> MakeSweep:
-    """Makes a sweep of the given entries."""
-
-    def make(*entries: Entry) -> Sweep:
-        made = Sweep(ENVIRONMENT, {"batch": [4]}, "graph", "2026-11-20T18:00:00+00:00")
-        made.entries.update((entry.cell, entry) for entry in entries)
-        return made
-
-    return make
+    return make_sweep

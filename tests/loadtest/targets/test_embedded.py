@@ -16,7 +16,8 @@ from xlaserve.config import sources
 from xlaserve.config.sources import Source
 from xlaserve_loadtest.targets import embedded
 from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name
-from xlaserve_loadtest.targets.target import TargetError, describe
+from xlaserve_loadtest.targets.open_inference import describe
+from xlaserve_loadtest.targets.target import TargetError
 
 MakeServer = Callable[..., EmbeddedServer]
 

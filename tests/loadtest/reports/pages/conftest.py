@@ -72,7 +72,7 @@ def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: Ro
         warmup_errors={},
         dropped=0,
         steady=True,
-        generator=GeneratorFigures(2, 0.31, 0.22, 1200, 3, 0.0025, 0.1, 0.0, ()),
+        generator=GeneratorFigures(2, 0.31, 0.22, 0.3, 1200, 3, 0.0025, 0.1, 0.0, ()),
         server=ServerFigures(9.5, 7.9, 900 * 2**20, None, None, 1.4, 0, 0),
         stages=tuple(Stage(name, base_ms * share, share) for name, share in shares.items()),
         padding=Padding(1200, 90, 0.07, {"1x224x224": 12, "4x224x224": 60, "8x224x224": 118}),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from tests.loadtest.run_files import ENVIRONMENT, RunFile
 
+from xlaserve_loadtest.analysis.summary import Summary, summarize
 from xlaserve_loadtest.record.lines import (
     Arm,
+    BlockLine,
     Counters,
     End,
     Equality,
@@ -24,6 +28,7 @@ from xlaserve_loadtest.record.lines import (
     ServerUse,
     Status,
 )
+from xlaserve_loadtest.record.run_file import read_run
 
 STAGES_S = {"decode_s": 0.0004, "queue_s": 0.002, "gather_s": 0.0001, "execute_s": 0.006, "encode_s": 0.0003}
 MODELS = ("efficientnetv2b0", "inception_resnet_v2")
@@ -33,6 +38,12 @@ LOADS = (
     LoadLine("closed", concurrency=16, images_per_request="1:0.7,8:0.3"),
     LoadLine("open", rate_per_s=50.0, arrivals="poisson"),
     LoadLine("open", rate_per_s=130.0, ramp_per_s=(20.0, 240.0), arrivals="constant"),
+)
+CLOSED = tuple(LoadLine("closed", concurrency=slots) for slots in (1, 4, 16, 64))
+OPEN = tuple(LoadLine("open", rate_per_s=rate, arrivals="poisson") for rate in (20.0, 50.0, 80.0))
+PROFILES = (
+    LoadLine("open", rate_per_s=65.0, arrivals="poisson", stages=((0.0, 100.0, 10.0), (100.0, 100.0, 30.0)), burst=8),
+    LoadLine("open", rate_per_s=50.0, arrivals="constant", burst=4),
 )
 KEPT_UP = GeneratorUse(workers=2, cpu_s=0.1, sends=200, late_sends=1, busy=0.31)
 EARLIER = 5 * 10**11
@@ -106,15 +117,16 @@ def add_blocks(
     run: RunFile, arms: tuple[Arm, ...], loads: tuple[LoadLine, ...] = LOADS, *, rounds: int = 4, **more: Any
 ) -> RunFile:
     """Adds mirrored blocks of every arm under every load."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(run.blocks)
     for load, turn in product(loads, range(rounds)):
         for arm in (*arms, *reversed(arms)):
-            mean_ms = MS[arm.mode] * (2 if arm.model == MODELS[1] else 1) * np.exp(random.normal(0, 0.03))
+            mean_ms = MS.get(arm.mode, 14.0) * (2 if arm.model == MODELS[1] else 1) * np.exp(random.normal(0, 0.03))
             latencies = mean_ms * (load.concurrency or 4) * random.lognormal(0, 0.2, 200)
             due = None if load.type == "closed" else np.sort(random.integers(0, 4 * 10**9, 200))
             counters = Counters({f"{batch}x299x299": 3 * batch for batch in (1, 4, 16, 64)}, 70, 200, 0, 0)
             options: dict[str, Any] = {
-                "round": turn, "stages_s": {**STAGES_S, "total_s": 0.009}, "counters": counters, "due_ns": due,
+                "round": turn, "model": np.arange(200) % len(arm.served),
+                "stages_s": {**STAGES_S, "total_s": 0.009}, "counters": counters, "due_ns": due,
                 "generator": KEPT_UP, "server_use": ServerUse(3.1, 2**31, 0.4, 2**34), "steady": True,
             }  # fmt: skip
             run.block(arm.name, latencies, load=load, **{**options, **more})
@@ -167,6 +179,63 @@ def troubled(path: Path) -> Path:
     )
 
 
+def both_loops(path: Path) -> Path:
+    """Closed and open loops of several loads each."""
+    arms = arms_of(MODELS[:1], MODES[:2])
+    return add_blocks(new_run(path, arms), arms, (*CLOSED, *OPEN)).write()
+
+
+def profiled(path: Path) -> Path:
+    """Stages of a rate, and bursts."""
+    arms = arms_of(MODELS[:1], MODES[:2])
+    return add_blocks(new_run(path, arms), arms, PROFILES).write()
+
+
+def mixed(path: Path) -> Path:
+    """A mix of models, in processes of its own for each arm, under a closed and an open loop."""
+    models = ("resnet50", "mobilenet_v3_large", "inception_resnet_v2")
+    shares = "resnet50:0.34,mobilenet_v3_large:0.33,inception_resnet_v2:0.33"
+    arms = tuple(replace(arm, model=shares, models=models) for arm in arms_of((shares,), MODES[:2]))
+    run = new_run(path, arms)
+    for server in range(6):
+        add_blocks(run, arms, (CLOSED[2], OPEN[1]), rounds=1, server=server)
+    return run.write()
+
+
+def between_servers(path: Path) -> Path:
+    """Two running servers, one of them without modes."""
+    arms = (
+        Arm("ours", "xla", "resnet50", "10.0.0.1:8001,10.0.0.2:8001"),
+        Arm("theirs", "", "resnet_v1", "some-long-host-name.europe-west4.internal.example:9001"),
+        Arm("ours (again)", "xla", "resnet50", "10.0.0.1:8001,10.0.0.2:8001", is_control_of="ours"),
+    )
+    return add_blocks(new_run(path, arms, baseline="ours"), arms, CLOSED[1:2]).write()
+
+
+def overloaded(path: Path) -> Path:
+    """An open loop that sends more than one of the arms answers."""
+    arms = arms_of(MODELS[:1], MODES[:2])
+    load = LoadLine("open", rate_per_s=100.0, arrivals="poisson")
+    run, random = new_run(path, arms), np.random.default_rng(0)
+    for turn, arm in product(range(8), arms):
+        due = np.sort(random.integers(0, 4 * 10**9, 400))
+        slow = 10 + (due / 1e6 * 0.6 if arm.mode == "graph" else 0)
+        run.block(arm.name, slow * random.lognormal(0, 0.1, 400), load=load, due_ns=due, round=turn, generator=KEPT_UP)
+        whole = run.lines[-1]
+        assert isinstance(whole, BlockLine)
+        run.lines[-1] = replace(whole, window_ns=(whole.start_ns, whole.start_ns + 4 * 10**9))
+    return run.write()
+
+
+def starved(path: Path) -> Path:
+    """A closed loop whose generator had no processor to itself."""
+    arms = arms_of(MODELS[:1], MODES[:2])
+    starving = GeneratorUse(
+        2, 0.1, sends=200, busy=0.6, wait_ms=7.5, longest_wait_ms=120.0, preemptions=3120, steal=0.21
+    )
+    return add_blocks(new_run(path, arms), arms, CLOSED[1:2], generator=starving).write()
+
+
 def unequal(path: Path) -> Path:
     """Arms that do not compute the same."""
     arms = arms_of()
@@ -196,6 +265,12 @@ def searched(path: Path, **header: Any) -> Path:
             generator=KEPT_UP,
             stages_s={**STAGES_S, "total_s": 0.009},
         )
+    for arm in arms[:2]:
+        due = np.sort(random.integers(0, 100 * 10**9, 7000))
+        load = LoadLine("open", rate_per_s=70.0, arrivals="poisson")
+        run.block(
+            arm.name, 20 * random.lognormal(0, 0.2, 7000), load=load, due_ns=due, role="confirm", generator=KEPT_UP
+        )
     return run.write()
 
 
@@ -204,17 +279,66 @@ def scenario(path: Path) -> Path:
     return searched(path, scenario="server")
 
 
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;",
+    "a|`b`*c*_d_~~e~~[f](http://g) @everyone <!-- &lt;b>",
+    "x\n| y | z |\n# xla is faster than graph\r\n\t- [bold]z[/]",
+    "m\x1b[2J\x1b]0;owned\x07\x9b31m",
+    "n" * 200,
+    "k" * 199 + "z",
+    "\N{RIGHT-TO-LEFT OVERRIDE}retsaf \N{HEBREW LETTER ALEF}\N{HEBREW LETTER BET}\N{LINE SEPARATOR}",
+    "\N{WOMAN}\N{ZERO WIDTH JOINER}\N{PERSONAL COMPUTER} d\N{LATIN SMALL LETTER E WITH ACUTE} \N{KATAKANA LETTER MO}",
+    '=HYPERLINK("http://g")',
+    "\\\"'{}%s %{x} $x$",
+)
+"""Names that some format would take for more than text."""
+
+
+def hostile(path: Path) -> Path:
+    """Names of models, arms, modes, machines and messages that mean something to a format."""
+    arms = tuple(
+        Arm(name, name, name, name, is_control_of=HOSTILE[0] if name == HOSTILE[1] else None, models=(name, f"{name}2"))
+        for name in HOSTILE
+    )
+    environment = replace(ENVIRONMENT, cpu=HOSTILE[0], gpus=HOSTILE, packages=dict.fromkeys(HOSTILE, HOSTILE[0]))
+    run = new_run(path, arms, baseline=HOSTILE[0], environment=environment, command=HOSTILE)
+    add_blocks(run, arms, CLOSED[:2])
+    failures = (Failure(name, name, 3, name) for name in HOSTILE)
+    equalities = (Equality(name, HOSTILE[0], 6, 0.3, 7.7, 0.4, 1e-4, 1e-3, is_equal=False) for name in HOSTILE[1:])
+    return run.write(
+        *failures, *equalities, *(Event(run.now_ns, what, name) for what in ("error", "note") for name in HOSTILE)
+    )
+
+
 def empty(path: Path) -> Path:
     """Nothing was measured."""
     return new_run(path, arms_of()).write(End(True, False, "interrupted while the server started"), ends=False)
 
 
 SAMPLES: dict[str, Callable[[Path], Path]] = {
-    each.__name__: each for each in (alone, compared, crowded, troubled, unequal, searched, scenario, empty)
+    each.__name__: each
+    for each in (
+        alone,
+        compared,
+        both_loops,
+        profiled,
+        mixed,
+        between_servers,
+        overloaded,
+        starved,
+        crowded,
+        troubled,
+        unequal,
+        searched,
+        scenario,
+        hostile,
+        empty,
+    )
 }
 
 
-def files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Writes every sample into `folder`, by name."""
-    for name, write in SAMPLES.items():
-        yield name, write(folder / f"{name}.run.jsonl.gz")
+@cache
+def summary(name: str) -> Summary:
+    """Returns a sample as reports show it."""
+    with TemporaryDirectory() as folder:
+        return summarize(read_run(SAMPLES[name](Path(folder, f"{name}.run.jsonl.gz"))))

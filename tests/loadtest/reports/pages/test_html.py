@@ -4,7 +4,6 @@ import dataclasses
 import html as html_text
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ from tests.loadtest.reports.pages import samples
 from tests.loadtest.reports.pages.conftest import MakePoint, MakeSummary
 
 from xlaserve_loadtest.analysis.intervals import Estimate
-from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import Arm
-from xlaserve_loadtest.record.run_file import read_run
+from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.record.lines import Arm, LoadLine
 from xlaserve_loadtest.reports import html
-from xlaserve_loadtest.reports.chart import COLOURS, label, mode_colours
+from xlaserve_loadtest.reports.chart import COLOURS, label, mode_colours, short_names
 from xlaserve_loadtest.reports.drawn import arm_colours
 from xlaserve_loadtest.reports.markup import data, page, table, tag
 from xlaserve_loadtest.reports.table import Table
@@ -47,7 +46,7 @@ def test_the_verdict_comes_before_every_figure(summary: MakeSummary) -> None:
 
 
 def test_every_section_of_a_full_run_has_its_chart(summary: MakeSummary) -> None:
-    names = ["throughput", "percentiles", "over-time", "load-curve", "stages", "break-even", "ledger", "buckets"]
+    names = ["throughput", "percentiles", "over-time", "closed-loads", "stages", "break-even", "ledger", "buckets"]
     found = charts(html.render([summary()]))
     assert list(found) == names
     assert all(
@@ -103,19 +102,83 @@ def test_a_percentile_that_the_sample_does_not_support_is_not_printed(summary: M
     assert "p99.9" not in row[0] or 'data-heading="p99.9">–</td>' in row[0]  # noqa: RUF001
 
 
-def test_an_arm_has_one_colour_on_every_chart_and_no_part_of_a_bar_has_an_arms(tmp_path: Path) -> None:
-    summary = summarize(read_run(samples.crowded(tmp_path / "a.run.jsonl.gz")))
-    colours = arm_colours(summary)
-    assert len(set(colours.values())) == len(colours) == 8
-    found = charts(html.render([summary]))
-    for name in ("percentiles", "over-time", "load-curve", "break-even", "buckets"):
-        for trace in found[name]["traces"]:
-            drawn_in = trace["line"]["color"] if "line" in trace else trace["marker"]["color"]
-            assert drawn_in == colours[trace["meta"][0]], name
-    (bars,) = found["throughput"]["traces"]
-    assert bars["marker"]["color"] == [colours[meta[0]] for meta in bars["meta"]]
-    for name in ("stages", "ledger"):
-        assert not {trace["marker"]["color"] for trace in found[name]["traces"]} & set(COLOURS)
+def page_of(name: str) -> tuple[Summary, str]:
+    summary = samples.summary(name)
+    return summary, html.render([summary])
+
+
+def test_an_arm_has_one_colour_on_every_chart_and_no_part_of_a_bar_has_an_arms() -> None:
+    seen = set()
+    for sample in ("crowded", "both_loops", "mixed"):
+        summary, text = page_of(sample)
+        colours = arm_colours(summary)
+        assert len(set(colours.values())) == len(colours)
+        for name, chart in charts(text).items():
+            for trace in chart["traces"]:
+                drawn_in = trace["line"]["color"] if "line" in trace else trace["marker"]["color"]
+                own = trace["meta"] if isinstance(drawn_in, list) else [trace["meta"]]
+                for meta, colour in zip(own, drawn_in if isinstance(drawn_in, list) else [drawn_in], strict=True):
+                    if meta[0] in colours:
+                        assert colour == colours[meta[0]], name
+                        seen.add(name)
+                    else:
+                        assert colour not in COLOURS, name
+    assert seen == {
+        "throughput", "percentiles", "by-model", "over-time", "closed-loads", "open-loads", "break-even", "buckets",
+    }  # fmt: skip
+
+
+def test_closed_and_open_loops_share_no_axis_and_no_line_goes_back() -> None:
+    _, text = page_of("both_loops")
+    found = charts(text)
+    closed, open_ = found["closed-loads"], found["open-loads"]
+    assert closed["layout"]["xaxis"]["title"]["text"] == "images/s answered"
+    assert [trace["text"] for trace in closed["traces"]] == [[f"{slots} at a time" for slots in (1, 4, 16, 64)]] * 3
+    assert open_["layout"]["xaxis"]["title"]["text"] == "requests/s due"
+    assert [trace["x"] for trace in open_["traces"]] == [[20.0, 50.0, 80.0]] * 3
+
+
+def test_a_line_is_of_loads_that_differ_in_one_thing_and_the_longest_run_at_a_rate_counts(
+    summary: MakeSummary, point: MakePoint
+) -> None:
+    def at(rate_per_s: float, requests: int = 100, arm: str = "xla", **more: Any) -> Point:
+        load = LoadLine("open", rate_per_s=rate_per_s, arrivals="poisson", **more)
+        return dataclasses.replace(
+            point(arm, factor=requests / 100), load=load, label=str(rate_per_s), requests=requests
+        )
+
+    ramp, stages = at(50, ramp_per_s=(0.0, 100.0)), at(60, stages=((0.0, 60.0, 9.0),))
+    run = summary(curve=(at(30), at(10), at(20), at(20, 900), at(10, burst=4), at(20, burst=4), ramp, stages))
+    chart = charts(html.render([run]))["open-loads"]
+    assert [trace["x"] for trace in chart["traces"]] == [[10, 20, 30], [10, 20]]
+    assert [trace["meta"] for trace in chart["traces"]] == [["xla", "poisson"], ["xla", "poisson, 4 at once"]]
+    longest = at(20, 900).percentile("p99").value_ms
+    assert chart["traces"][0]["y"][1] == pytest.approx(longest)
+
+
+def test_an_open_loop_tells_no_break_even() -> None:
+    assert "break-even" in charts(page_of("both_loops")[1])
+    assert "break-even" not in charts(page_of("profiled")[1])
+
+
+def test_what_a_search_found_comes_first() -> None:
+    text = body(page_of("searched")[1])
+    assert text.index("The highest rate confirmed") < text.index("Throughput, with")
+
+
+def test_a_mix_has_a_chart_by_model() -> None:
+    summary, text = page_of("mixed")
+    chart = charts(text)["by-model"]
+    assert [trace["meta"][0] for trace in chart["traces"]] == [arm.name for arm in summary.header.arms]
+    assert {row.partition("<br>")[0] for trace in chart["traces"] for row in trace["y"]} == set(
+        summary.header.arms[0].models
+    )
+    model, first = summary.by_model[0]
+    assert chart["traces"][0]["customdata"][0] == pytest.approx(
+        [first.percentile("p50").value_ms, first.percentile("p99").value_ms], rel=1e-4
+    )
+    assert f"<h1>{', '.join(summary.header.arms[0].models)}: xla, graph</h1>" in text
+    assert f'data-heading="model">{model}</td>' in text
 
 
 def test_a_mode_has_its_own_colour_whatever_it_is_compared_with() -> None:
@@ -126,16 +189,16 @@ def test_a_mode_has_its_own_colour_whatever_it_is_compared_with() -> None:
     assert len(set(many)) == 5
 
 
-def test_every_mark_and_colour_of_a_chart_is_in_its_legend(tmp_path: Path) -> None:
-    text = html.render([summarize(read_run(samples.troubled(tmp_path / "a.run.jsonl.gz")))])
+def test_every_mark_and_colour_of_a_chart_is_in_its_legend() -> None:
+    text = html.render([samples.summary("troubled")])
     for name, figure in re.findall(r'<figure data-name="([^"]+)">(.*?)</figure>', text, re.DOTALL):
         keys = {html_text.unescape(key) for key in re.findall(r'data-key="([^"]+)"', figure)}
         if name != "throughput":  # there each bar has its name beside it
             assert {one for trace in charts(text)[name]["traces"] for one in trace["meta"]} == keys, name
 
 
-def test_warnings_and_long_lists_of_verdicts_stand_in_one_place_each(tmp_path: Path) -> None:
-    summary = summarize(read_run(samples.crowded(tmp_path / "a.run.jsonl.gz")))
+def test_warnings_and_long_lists_of_verdicts_stand_in_one_place_each() -> None:
+    summary = samples.summary("crowded")
     text = body(html.render([dataclasses.replace(summary, warnings=("one", "two"))]))
     assert '<div class="warnings"><strong>2 warnings</strong><p>one</p><p>two</p></div>' in text
     assert "<summary>All 16 comparisons</summary>" in text
@@ -153,7 +216,7 @@ def test_names_from_a_run_are_text_and_never_markup(summary: MakeSummary, point:
     clean = html.render([summary()])
     assert "<img" not in text[text.index("<body>") :]
     assert text.count("<script") == clean.count("<script") - 3  # Charts of what this run lacks.
-    assert charts(text)["throughput"]["traces"][0]["y"] == [label(HOSTILE)]
+    assert charts(text)["throughput"]["traces"][0]["y"] == [label(short_names([HOSTILE])[HOSTILE])]
     assert "<" not in label(HOSTILE)
 
 

@@ -1,18 +1,12 @@
-"""Sends the requests of one block and records how each ended.
-
-A `Generator` runs inside each worker process. `crew` coordinates several of them: it tells each when to begin, when the
-window of measurement is open, and when to end.
-"""
+"""Sends the requests of one block, and records how each ended."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from typing import Any, Final
 
 import numpy as np
@@ -20,19 +14,18 @@ from numpy.typing import NDArray
 
 from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
 from xlaserve_loadtest.run.strain import Strain, StrainWatch
-from xlaserve_loadtest.schedule.arrivals import Schedule
+from xlaserve_loadtest.schedule.arrivals import Places, Schedule
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.target import Connection, ModelInfo, Target
+from xlaserve_loadtest.targets.target import Connection, TargetError
 
 FAILURE_PAUSE_S: Final = 0.05
 """How long a closed loop's slot rests after a failure: a dead target must not get thousands of requests a second."""
 LATE_NS: Final = 1_000_000
-DRAWS: Final = 1024
-"""Indices of requests that are drawn at a time."""
-SPIN_S: Final = 0.0015
-"""How long before a send is due the clock is polled: the event loop's timers are a millisecond coarse."""
+MAX_SILENCE_S: Final = 30.0
+"""How long a closed loop goes on while its coordinator, which stands still, does not look at the answers."""
 
 _POLL_S: Final = 0.01
+_LOOK_S: Final = 1.0
 
 Window = tuple[int, int]
 Clock = Callable[[], int]
@@ -49,6 +42,8 @@ class Task:
     """Slots of a closed loop; 0 makes it an open one."""
     schedule_ns: Schedule | None = None
     """When requests of an open loop are due: nanoseconds after the start."""
+    requests: Places | None = None
+    """Which they are, as in `arrivals.Sends`; None where `schedule_ns` is None."""
     late_ns: float = LATE_NS
     max_in_flight: int = 0
     """Limit of an open loop: requests due beyond it are dropped."""
@@ -88,96 +83,25 @@ class Result:
     """What one generator did in a block."""
 
     rows: Rows = field(default_factory=lambda: np.empty(0, REQUEST))
-    """Requests; the coordinator fills in `block` and `measured`."""
+    """Requests; the coordinator fills in `block`."""
     sends: int = 0
     late_sends: int = 0
-    dropped_ns: list[int] = field(default_factory=list)
-    """Due times of requests that could not be sent."""
     dropped_models: list[int] = field(default_factory=list)
-    """Their models."""
+    """Models of the requests that were due in the window and could not be sent."""
     cpu_s: float = 0.0
     strain: Strain = field(default_factory=Strain)
     failures: dict[Status, tuple[int, str]] = field(default_factory=dict)
     """The number of failures and the first message, by status."""
+    generator: str = ""
+    """HOST:PORT of a generator on another machine; empty for this machine."""
+    clock_error_ms: float = 0.0
+    """How far its times may be off at most, where its clock drifted evenly."""
+    clock_drift_ms: float = 0.0
+    """How far its clock drifted from the coordinator's in the block."""
 
 
-class Generator:
-    """Sends requests to `target`. `clock` counts monotonic nanoseconds; where it is virtual, `spin_s` must be 0."""
-
-    def __init__(
-        self,
-        *,
-        target: Target,
-        models: Mapping[str, Sequence[ModelInfo]],
-        requests: Mapping[str, Sequence[Request]],
-        offset: int = 0,
-        sample_seed: int | None = None,
-        clock: Clock = time.monotonic_ns,
-        spin_s: float = SPIN_S,
-    ) -> None:
-        self._target = target
-        self._models = models
-        # Workers begin at different requests, so that they don't send the same at the same time.
-        self._feeds = {
-            arm: islice(cycle(sequence), offset, None)
-            if sample_seed is None
-            else drawn(sequence, np.random.default_rng((sample_seed, offset)))
-            for arm, sequence in requests.items()
-        }
-        self._clock = clock
-        self._spin_s = spin_s
-        self._block: _BlockRun | None = None
-        self._stack = AsyncExitStack()
-
-    async def prepare(self, task: Task) -> None:
-        """Opens a fresh connection for a block."""
-        connection = await self._stack.enter_async_context(self._target.connect(self._models[task.arm], task.targets))
-        self._block = _BlockRun(task, connection, self._feeds[task.arm], self._clock, self._spin_s)
-
-    async def begin(self, start_ns: int) -> None:
-        """Starts sending at `start_ns`."""
-        self._running.begin(start_ns)
-
-    async def warm(self) -> bool:
-        """Waits until a request of every slot has ended; returns whether anything was answered."""
-        await self._running.is_warm.wait()
-        return self._running.answered > 0
-
-    async def open(self, window: Window) -> None:
-        """Requests due in `window` are the measured ones; may be called again to move its end."""
-        self._running.window = window
-
-    async def settled(self) -> None:
-        """Waits until the window is over and every request of it has ended."""
-        await self._running.is_settled.wait()
-
-    async def live(self) -> Live:
-        """Returns the answers since the last call."""
-        return self._running.live()
-
-    async def finish(self, *, at_once: bool = False) -> Result:
-        """Ends the block and closes the connection. Requests under way are waited for, unless `at_once`."""
-        block, self._block = self._block, None
-        try:
-            return await block.finish(at_once=at_once) if block else Result()
-        finally:
-            await self._stack.aclose()
-
-    @property
-    def _running(self) -> _BlockRun:
-        assert self._block is not None
-        return self._block
-
-
-def drawn(requests: Sequence[Request], random: np.random.Generator) -> Iterator[Request]:
-    """Yields requests drawn at random with replacement, without an end."""
-    while True:
-        for index in random.integers(len(requests), size=DRAWS).tolist():
-            yield requests[index]
-
-
-class _BlockRun:
-    """One block: its load, and what became of each request.
+class Sender:
+    """Sends the load of one block.
 
     Load goes on after the window so that the last measured requests have as many batch-mates as the others.
     """
@@ -195,26 +119,36 @@ class _BlockRun:
         self._clock = clock
         self._spin_s = spin_s
         self._rows: list[tuple[Any, ...]] = []
+        self._dropped: list[tuple[int, int]] = []
+        """When each request that could not be sent was due, and its model."""
         self._seen = self._seen_dropped = 0
         self._measured_under_way = 0
         self._is_over = False
+        self._is_abandoned = False
+        self._has_looked = False
         self._result = Result()
         self._cpu_before_s = 0.0
         self._watch = StrainWatch(clock)
         self._main: asyncio.Task[None] | None = None
         self._dispatcher: asyncio.Task[None] | None = None
+        self._guard: asyncio.Task[None] | None = None
         self._next_due_ns = math.inf
         """When an open loop's next request is due."""
 
     def begin(self, start_ns: int) -> None:
+        """Starts sending at `start_ns`."""
         self._cpu_before_s = time.process_time()
         self._watch.start()
+        if self._task.slots:  # a schedule ends by itself
+            self._guard = asyncio.create_task(self._end_when_abandoned())
         self._main = asyncio.create_task(self._run(start_ns))
 
     async def finish(self, *, at_once: bool) -> Result:
+        """Stops sending, and waits for requests under way, unless `at_once`."""
         self._is_over = True
-        if self._dispatcher:
-            self._dispatcher.cancel()
+        for task in (self._dispatcher, self._guard):
+            if task:
+                task.cancel()
         if self._main:
             if at_once:
                 self._main.cancel()
@@ -226,9 +160,18 @@ class _BlockRun:
         result.cpu_s = time.process_time() - self._cpu_before_s
         result.strain = self._watch.stop()
         result.rows = np.array(self._rows, REQUEST)
+        # By the clock of the schedule: to shift times to another's may move a request over an edge of the window.
+        first_ns, last_ns = self.window or (0, 0)
+        due_ns = result.rows["scheduled_ns"]
+        result.rows["measured"] = (due_ns >= first_ns) & (due_ns < last_ns)
+        result.dropped_models = [model for due_ns, model in self._dropped if first_ns <= due_ns < last_ns]
         return result
 
     def live(self) -> Live:
+        """Returns the answers since the last call. Raises TargetError where there was none for too long."""
+        if self._is_abandoned:
+            raise TargetError(f"nobody looked at the answers for {MAX_SILENCE_S:g} s: the load was ended")
+        self._has_looked = True
         rows = self._rows[self._seen :]
         self._seen += len(rows)
         first_ns, last_ns = self.window or (0, 0)
@@ -237,8 +180,8 @@ class _BlockRun:
             for _, _, due_ns, _, end_ns, status, images, *_ in rows
         ]
         answered = [(latency_ms, images, measured) for latency_ms, images, measured, is_right in ended if is_right]
-        dropped_ns = self._result.dropped_ns[self._seen_dropped :]
-        self._seen_dropped += len(dropped_ns)
+        dropped = self._dropped[self._seen_dropped :]
+        self._seen_dropped += len(dropped)
         return Live(
             sum(images for _, images, _ in answered),
             np.array([latency_ms for latency_ms, _, _ in answered], np.float32),
@@ -246,7 +189,7 @@ class _BlockRun:
             np.array([measured for _, _, measured in answered], np.bool_),
             sum(images for _, images, measured in answered if measured),
             sum(measured and not is_right for _, _, measured, is_right in ended),
-            sum(first_ns <= due_ns < last_ns for due_ns in dropped_ns),
+            sum(first_ns <= due_ns < last_ns for due_ns, _ in dropped),
         )
 
     async def _run(self, start_ns: int) -> None:
@@ -259,6 +202,15 @@ class _BlockRun:
             self._unheard = self._task.slots
             for _ in range(self._task.slots):
                 sends.create_task(self._run_slot())
+
+    async def _end_when_abandoned(self) -> None:
+        """Counts turns of the loop instead of time, as a look may wait while this process is busy itself."""
+        silent_turns = 0
+        while silent_turns * _LOOK_S < MAX_SILENCE_S:
+            self._has_looked = False
+            await asyncio.sleep(_LOOK_S)
+            silent_turns = 0 if self._has_looked else silent_turns + 1
+        self._is_over = self._is_abandoned = True
 
     async def _run_slot(self) -> None:
         """Sends one request after the other until the block is over."""
@@ -279,14 +231,13 @@ class _BlockRun:
         """Sends on schedule, whether or not earlier requests were answered."""
         sent = 0
         # What is dropped is passed over: each request is due at a time of its own.
-        for offset_ns, request in zip(schedule_ns, self._feed, strict=False):
+        for offset_ns, request in zip(schedule_ns, self._feed, strict=True):
             self._next_due_ns = due_ns = start_ns + offset_ns
             # Yields at least once, so that sent requests progress even when the generator is behind.
             await asyncio.sleep(0)
             await self._sleep_until(due_ns)
             if sent - self._result.sends >= self._task.max_in_flight:
-                self._result.dropped_ns.append(due_ns)
-                self._result.dropped_models.append(request.model)
+                self._dropped.append((due_ns, request.model))
                 continue
             sent += 1
             sends.create_task(self._send(due_ns, request))
@@ -303,12 +254,14 @@ class _BlockRun:
         measured = window is not None and window[0] <= due_ns < window[1]
         self._measured_under_way += measured
         start_ns = self._clock()
-        status, stages, detail = await self._send_to(request)
+        status, stages, detail, target = await self._send_to(request)
         end_ns = self._clock()
         self._measured_under_way -= measured
         self._result.sends += 1
         self._result.late_sends += start_ns - due_ns > self._task.late_ns
-        self._rows.append((0, False, due_ns, start_ns, end_ns, status, request.images, request.model, *stages))
+        self._rows.append(
+            (0, False, due_ns, start_ns, end_ns, status, request.images, request.model, target, 0, *stages)
+        )
         if status is Status.OK:
             self.answered += 1
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ from tests.loadtest.conftest import FakeTarget
 from tests.required import required
 
 from xlaserve_loadtest.record.lines import Status
-from xlaserve_loadtest.run import crew, runner
+from xlaserve_loadtest.run import crew, sender
 from xlaserve_loadtest.run.crew import Outcome
-from xlaserve_loadtest.run.runner import Generator, Live, drawn
-from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop
+from xlaserve_loadtest.run.generator import Generator, drawn, stamped
+from xlaserve_loadtest.run.sender import Live, Task
+from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Replay
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
-from xlaserve_loadtest.targets.target import ModelInfo, Reply
+from xlaserve_loadtest.targets.target import ModelInfo, Reply, TargetError
 
 OK = Reply(Status.OK)
 
@@ -209,6 +210,42 @@ def test_several_workers_send_the_same_schedule_as_one(attack: Attack) -> None:
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_each_request_of_a_replay_is_sent_at_its_time_whatever_the_number_of_workers(
+    attack: Attack, workers: int
+) -> None:
+    sent: list[tuple[int, bytes]] = []
+
+    async def handle(request: Request) -> Reply:
+        sent.append((round(asyncio.get_running_loop().time() * 1e9), request.data))
+        await asyncio.sleep(0.2)
+        return OK
+
+    due_ns = np.array([0, 10, 20, 1_000_000_000, 1_000_000_000, 2_500_000_001])
+    outcome, _ = attack(handle, Replay(due_ns), duration_s=2.6, workers=workers)
+    first, last = required(outcome.window_ns)
+    inside = sorted((at_ns - first, data) for at_ns, data in sent if first <= at_ns < last)
+    assert [at_ns for at_ns, _ in inside] == pytest.approx(due_ns.tolist(), abs=2000)
+    by_time = sorted(zip(due_ns.tolist(), [bytes([place % 3]) for place in range(6)], strict=True))
+    assert [data for _, data in inside[:3]] == [data for _, data in by_time[:3]]
+    assert {data for _, data in inside[3:5]} == {b"\x00", b"\x01"}
+    assert inside[5][1] == b"\x02"
+
+
+def test_what_is_dropped_of_a_schedule_is_passed_over(attack: Attack) -> None:
+    sent: list[bytes] = []
+
+    async def handle(request: Request) -> Reply:
+        sent.append(request.data)
+        await asyncio.sleep(1.5)
+        return OK
+
+    due_ns = np.array([0, 1, 2]) * 10**9
+    outcome, _ = attack(handle, Replay(due_ns), duration_s=3, warmup_s=0, max_in_flight=1)
+    assert outcome.dropped == 1
+    assert sent[:2] == [b"\x00", b"\x02"]
+
+
 def test_a_run_that_is_steady_ends_before_its_time(attack: Attack) -> None:
     outcome, _ = attack(answering(0.02), ClosedLoop(4), duration_s=60, end_when_steady=True)
     assert 10 <= outcome.window_s() < 20
@@ -247,7 +284,7 @@ def test_failures_are_counted_by_status_and_do_not_end_the_run(attack: Attack) -
     (count, message) = outcome.failures[Status.INTERNAL]
     assert (count, message) == ((outcome.rows["status"] == Status.INTERNAL).sum(), "every tenth")
     # Nine answers cost 10 ms each, and the tenth its 10 ms and the pause.
-    assert outcome.images_per_s() == pytest.approx(4 * 9 / (0.1 + runner.FAILURE_PAUSE_S), rel=0.01)
+    assert outcome.images_per_s() == pytest.approx(4 * 9 / (0.1 + sender.FAILURE_PAUSE_S), rel=0.01)
 
 
 def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack: Attack) -> None:
@@ -255,8 +292,25 @@ def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack: Att
     assert outcome.window_ns is None
     assert not outcome.measured.size
     assert outcome.failures[Status.INVALID_ARGUMENT][1] == "no such mode"
+    assert (outcome.end_ns - outcome.start_ns) / 1e9 == pytest.approx(crew.SILENCE_S, rel=0.1)
     # At most one failure for each slot and pause.
-    assert outcome.sends < 4 * (outcome.end_ns - outcome.start_ns) / 1e9 / runner.FAILURE_PAUSE_S + 8
+    assert outcome.sends < 4 * (outcome.end_ns - outcome.start_ns) / 1e9 / sender.FAILURE_PAUSE_S + 8
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_target_that_fails_the_first_requests_of_every_slot_is_waited_for(attack: Attack, workers: int) -> None:
+    calls = 0
+
+    async def handle(request: Request) -> Reply:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.01)
+        return OK if calls > 40 else Reply(Status.UNAVAILABLE, detail="warming up")
+
+    outcome, _ = attack(handle, ClosedLoop(4), workers=workers, warmup_s=0.1)
+    assert outcome.failures[Status.UNAVAILABLE][0] == 40
+    assert outcome.window_s() == pytest.approx(10)
+    assert outcome.measured.size == outcome.answered.size == pytest.approx(4000, rel=0.01)
 
 
 @pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop(100.0)])
@@ -282,6 +336,44 @@ def test_what_was_measured_stands_when_the_block_is_interrupted(attack: Attack, 
     assert outcome.window_s() == pytest.approx(10, rel=0.01)
     assert outcome.images_per_s() == pytest.approx(100, rel=0.1)
     assert target.in_flight == 0
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_closed_loop_ends_when_its_coordinator_stands_still(
+    in_virtual_time: Callable[[Callable[[], Coroutine[Any, Any, int]]], int],
+    fake_target: type[FakeTarget],
+    model_info: ModelInfo,
+    looks: bool,
+) -> None:
+    sent_at_s: list[float] = []
+
+    async def handle(request: Request) -> Reply:
+        sent_at_s.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.1)
+        return OK
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        generator = Generator(
+            target=fake_target(handle),
+            models={"xla": [model_info]},
+            requests={"xla": [Request(b"", 1, "xla")]},
+            clock=lambda: round(loop.time() * 1e9),
+            spin_s=0,
+        )
+        await generator.prepare(Task("xla", ("fake",), slots=2))
+        await generator.begin(0)
+        for _ in range(20):
+            await asyncio.sleep(sender.MAX_SILENCE_S / 4)
+            if looks:
+                await generator.live()
+        if not looks:
+            with pytest.raises(TargetError, match="nobody looked at the answers for 30 s: the load was ended"):
+                await generator.live()
+        return len((await generator.finish()).rows)
+
+    assert in_virtual_time(main) == len(sent_at_s)
+    assert max(sent_at_s) == pytest.approx((5 if looks else 1) * sender.MAX_SILENCE_S, rel=0.05)
 
 
 def test_live_figures_add_up_to_what_was_answered(attack: Attack) -> None:
@@ -340,6 +432,14 @@ def test_drawn_requests_are_uniform_seeded_and_without_an_end() -> None:
     other = [request.mode for request in islice(drawn(requests, np.random.default_rng(4)), 16_000)]
     assert modes == again
     assert modes != other
+
+
+def test_stamped_requests_are_all_different_in_every_worker_and_run() -> None:
+    requests = cycle([Request(bytes(20), 1, "", stamp_at=8)])
+    sent = [request.data for _ in range(2) for request in islice(stamped(requests), 1000)]
+    assert len(set(sent)) == 2000
+    assert {len(data) for data in sent} == {20}
+    assert {data[:8] + data[16:] for data in sent} == {bytes(12)}
 
 
 def test_what_is_dropped_is_passed_over(

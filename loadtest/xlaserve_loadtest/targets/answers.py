@@ -1,0 +1,184 @@
+"""Whether an answer is one: against its request and the metadata of the model, in any protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve_loadtest.record.lines import CHECK_EVERY, NO_STAGES, STAGES, Status
+from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.schedule.tensors import ANY, BYTES, DTYPES, LENGTH_BYTES
+from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, widened
+
+_ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
+_MAX_NUMBERS: Final = 65_536
+"""Numbers of an output that are looked at; evenly spread where it has more."""
+
+Wire = TypeVar("Wire")
+"""What comes over the wire: bytes, or what HTTP makes of them."""
+
+
+class NoAnswer(Exception):
+    """What came can't be read as an answer; the message says why."""
+
+
+class Output(NamedTuple):
+    """An output of an answer."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes | None = None
+    """Its elements as the binary tensor extension has them; None where they are `listed`."""
+    listed: Sequence[Any] = ()
+    """Its elements one by one, row after row."""
+
+    def values(self) -> NDArray[Any]:
+        """Returns the numbers. Raises NoAnswer where other things are listed."""
+        dtype = DTYPES[self.datatype]
+        try:
+            values = np.frombuffer(self.raw, dtype) if self.raw is not None else np.array(self.listed, dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise NoAnswer(f"output {self.name}, {self.datatype}: {error}") from None
+        return values.reshape(self.shape)
+
+
+class Answer(NamedTuple):
+    """An answer, whatever its protocol."""
+
+    outputs: Sequence[Output]
+    model: str = ""
+    """The model that answered; empty where it is not said."""
+    mode: str = ""
+    """The mode that it was run in; empty where it is not said."""
+    stages: tuple[float, ...] = NO_STAGES
+    """The server's own seconds by stage, in the order of `record.STAGES`."""
+
+
+Reader = Callable[[Wire, ModelInfo], Answer]
+"""Reads an answer. Raises NoAnswer."""
+
+
+def stages_of(named: Mapping[str, Any]) -> tuple[float, ...]:
+    """Returns the seconds that parameters of an answer name."""
+    found = (named.get(stage) for stage in STAGES)
+    return tuple(float(value) if isinstance(value, (int, float)) else math.nan for value in found)
+
+
+class Sample:
+    """Which answers have their numbers checked: a model's first, one in CHECK_EVERY, and all after a wrong answer."""
+
+    def __init__(self, models: int) -> None:
+        self._answers = [0] * models
+        self._every = CHECK_EVERY
+
+    def takes(self, model: int) -> bool:
+        """Counts an answer of a model, and says whether it is to be checked."""
+        count = self._answers[model]
+        self._answers[model] = count + 1
+        return count % self._every == 0
+
+    def take_all(self) -> None:
+        """Has every answer checked from now on."""
+        self._every = 1
+
+
+class Checker(Generic[Wire]):
+    """Checks the answers that come over one connection, as `read` reads them.
+
+    Of every answer the names of the model and the outputs, their types, shapes and bytes; of a `Sample` the numbers.
+    """
+
+    def __init__(self, models: Sequence[ModelInfo], read: Reader[Wire]) -> None:
+        self._models = models
+        self._read = read
+        self._sample = Sample(len(models))
+
+    def reply(self, data: Wire, request: Request) -> Reply:
+        """Returns what an answer is worth."""
+        model = self._models[request.model]
+        try:
+            answer = self._read(data, model)
+            fault = _fault(answer, request, model) or _contents_fault(answer)
+            if not fault and self._sample.takes(request.model):
+                fault = _numbers_fault(answer)
+        except NoAnswer as error:
+            fault = str(error) or "no answer"
+        if fault:
+            self._sample.take_all()
+            return Reply(Status.INVALID_REPLY, detail=fault)
+        return Reply(Status.OK, answer.stages)
+
+    def outputs(self, data: Wire, request: Request) -> list[Array]:
+        """Returns the outputs of an answer that was right, in the order of the model's metadata."""
+        model = self._models[request.model]
+        answer = self._read(data, model)
+        outputs = {out.name: widened(out.values()) for out in answer.outputs if out.datatype in DTYPES}
+        return [outputs[out.name] for out in model.outputs or answer.outputs if out.name in outputs]
+
+
+def _fault(answer: Answer, request: Request, model: ModelInfo) -> str:
+    """Returns what is not as asked for and promised; or ""."""
+    # Not every server names the model.
+    if answer.model not in (model.name, model.own_name, ""):
+        return f"expected an answer of {model.name}, got one of {answer.model}"
+    if request.mode and answer.mode not in (request.mode, ""):
+        return f"asked for mode {request.mode}, was run in {answer.mode}"
+    got = [out[:3] for out in answer.outputs]
+    promised = [
+        (out.name, out.datatype, (request.images, *out.shape[1:]) if out.has_batch else out.shape)
+        for out in model.outputs
+    ]
+    # Outputs are known by their names: servers send them in any order. A server that declares none promises none.
+    if (
+        promised
+        and got != promised
+        and (len(got) != len(promised) or not all(map(_keeps, sorted(got), sorted(promised))))
+    ):
+        return f"expected outputs {promised}, got {got}"
+    return ""
+
+
+def _keeps(got: tuple[str, str, tuple[int, ...]], promised: tuple[str, str, tuple[int, ...]]) -> bool:
+    """Says whether an output is as promised; a side of -1 promises nothing."""
+    return (
+        got[:2] == promised[:2]
+        and len(got[2]) == len(promised[2])
+        and all(side in (has, ANY) for has, side in zip(got[2], promised[2], strict=True))
+    )
+
+
+def _contents_fault(answer: Answer) -> str:
+    """Returns which output's contents don't fill its shape; or ""."""
+    for out in answer.outputs:
+        size, where = math.prod(out.shape), f"output {out.name}, {out.datatype} {out.shape}"
+        if out.raw is None:
+            if len(out.listed) != size:
+                return f"{where}, has {len(out.listed)} elements"
+        elif out.datatype in _ITEM_BYTES and len(out.raw) != size * _ITEM_BYTES[out.datatype]:
+            return f"{where}, has {len(out.raw)} bytes"
+        elif out.datatype == BYTES and len(out.raw) < size * LENGTH_BYTES:
+            return f"{where}, has {len(out.raw)} bytes, too few for their lengths"
+    return ""
+
+
+def _numbers_fault(answer: Answer) -> str:
+    numbers = (numbers_fault(out.name, out.values()) for out in answer.outputs if out.datatype in DTYPES)
+    return next(filter(None, numbers), "")
+
+
+def numbers_fault(name: str, values: NDArray[Any]) -> str:
+    """Returns what in an output of floating point is no number; or "".
+
+    Minus infinity is the logarithm of 0, and no mistake.
+    """
+    if values.dtype.kind != "f":
+        return ""
+    flat = values.reshape(-1)
+    some = flat[:: 1 + flat.size // _MAX_NUMBERS]
+    is_right = some < np.inf
+    return "" if is_right.all() else f"expected finite numbers in output {name}, got {some[~is_right][0]}"

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xlaserve_loadtest.record.lines import CHECK_EVERY, STAGES, Status
+from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.schedule.tensors import Tensor
+from xlaserve_loadtest.targets.answers import Checker
+from xlaserve_loadtest.targets.open_inference import read
+from xlaserve_loadtest.targets.target import ModelInfo, Reply
+from xlaserve_proto import open_inference_pb2 as oip
+
+REQUEST = Request(b"", 2, "xla")
+
+
+def answer(
+    *,
+    model: str = "digits",
+    mode: str = "xla",
+    shape: Sequence[int] = (2, 10),
+    raw_bytes: int = 80,
+    name: str = "scores",
+    raws: int = 1,
+    typed: int = 0,
+) -> bytes:
+    message = oip.ModelInferResponse(model_name=model)
+    message.parameters["mode"].string_param = mode
+    message.parameters["queue_s"].double_param = 0.5
+    message.outputs.add(name=name, datatype="FP32", shape=shape)
+    message.outputs[0].contents.fp32_contents.extend([0.5] * typed)
+    message.raw_output_contents.extend([bytes(raw_bytes)] * raws)
+    return message.SerializeToString()
+
+
+def numbers(bad: float, place: int = 0, *, is_typed: bool = False, rows: int = 2) -> bytes:
+    values = np.zeros((rows, 10), "<f4")
+    values.flat[place] = bad
+    message = oip.ModelInferResponse(model_name="digits")
+    output = message.outputs.add(name="scores", datatype="FP32", shape=values.shape)
+    if is_typed:
+        output.contents.fp32_contents.extend(values.reshape(-1).tolist())
+    else:
+        message.raw_output_contents.append(values.tobytes())
+    return message.SerializeToString()
+
+
+def checked_by(models: Sequence[ModelInfo]) -> Checker[bytes]:
+    return Checker(models, read)
+
+
+def check(data: bytes, info: ModelInfo) -> Reply:
+    return checked_by([info]).reply(data, REQUEST)
+
+
+def test_a_right_answer_carries_the_stages_that_the_server_told(model_info: ModelInfo) -> None:
+    result = check(answer(), model_info)
+    assert result.status == Status.OK
+    assert result.stages[STAGES.index("queue_s")] == 0.5
+    assert np.isnan(result.stages[STAGES.index("total_s")])
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff", "."),
+        (b"", "expected outputs"),
+        (answer(model="cats"), "expected an answer of digits, got one of cats"),
+        (answer(mode="graph"), "asked for mode xla, was run in graph"),
+        (answer(shape=(1, 10)), "expected outputs"),
+        (answer(shape=(2, 9)), "expected outputs"),
+        (answer(name="other"), "expected outputs"),
+        (answer(raw_bytes=79), "has 79 bytes"),
+        (answer(raws=0), "has 0 elements"),
+        (answer(raws=0, typed=19), "has 19 elements"),
+        (answer(raws=2), "1 outputs, and the contents of 2"),
+        (numbers(np.nan), "expected finite numbers in output scores, got nan"),
+        (numbers(np.inf, place=19), "expected finite numbers in output scores, got inf"),
+        (numbers(np.nan, is_typed=True), "got nan"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "data",  # a map of Protobuf has no order
+)
+def test_a_wrong_answer_is_none(model_info: ModelInfo, data: bytes, reason: str) -> None:
+    result = check(data, model_info)
+    assert result.status == Status.INVALID_REPLY
+    assert reason in result.detail
+
+
+@pytest.mark.parametrize("model", ["", "digits", "digits-of-the-server"])
+def test_servers_may_leave_out_the_models_name_or_use_their_own(model_info: ModelInfo, model: str) -> None:
+    info = replace(model_info, own_name="digits-of-the-server")
+    assert check(answer(model=model), info).status == Status.OK
+
+
+def test_typed_numbers_are_an_answer_too(model_info: ModelInfo) -> None:
+    assert check(answer(raws=0, typed=20), model_info).status == Status.OK
+
+
+def test_minus_infinity_is_the_logarithm_of_0(model_info: ModelInfo) -> None:
+    assert check(numbers(-np.inf), model_info).status == Status.OK
+
+
+def test_a_side_that_was_left_open_may_have_any_length(model_info: ModelInfo) -> None:
+    promised = replace(model_info, outputs=(Tensor("scores", "FP32", (-1, -1)),))
+    assert check(answer(), promised).status == Status.OK
+    assert check(answer(shape=(2, 10, 1)), promised).status == Status.INVALID_REPLY
+
+
+def test_outputs_may_come_in_any_order(model_info: ModelInfo) -> None:
+    info = replace(model_info, outputs=(Tensor("b", "FP32", (-1, 1)), Tensor("a", "FP32", (-1, 2))))
+    message = oip.ModelInferResponse()
+    for name, sides in (("a", 2), ("b", 1)):
+        message.outputs.add(name=name, datatype="FP32", shape=[2, sides])
+        message.raw_output_contents.append(np.full((2, sides), sides, "<f4").tobytes())
+    assert check(message.SerializeToString(), info).status == Status.OK
+    assert [output.tolist() for output in checked_by([info]).outputs(message.SerializeToString(), REQUEST)] == [
+        [[1]] * 2,
+        [[2, 2]] * 2,
+    ]
+    del message.outputs[1], message.raw_output_contents[1]
+    assert "expected outputs" in check(message.SerializeToString(), info).detail
+
+
+def test_a_server_that_declares_no_outputs_may_answer_any(model_info: ModelInfo) -> None:
+    silent = replace(model_info, outputs=())
+    assert check(answer(), silent).status == Status.OK
+    assert len(checked_by([silent]).outputs(answer(), REQUEST)) == 1
+
+
+def test_text_that_is_too_short_for_its_elements_is_no_answer(model_info: ModelInfo) -> None:
+    info = replace(model_info, outputs=(Tensor("text", "BYTES", (-1,)),))
+    message = oip.ModelInferResponse(raw_output_contents=[bytes(7)])
+    message.outputs.add(name="text", datatype="BYTES", shape=[2])
+    assert "has 7 bytes, too few" in check(message.SerializeToString(), info).detail
+
+
+def test_numbers_are_checked_in_a_sample_and_in_every_answer_after_a_wrong_one(model_info: ModelInfo) -> None:
+    checker = checked_by([model_info])
+
+    def send(data: bytes) -> Any:
+        return checker.reply(data, REQUEST).status
+
+    assert send(answer()) == Status.OK
+    assert {send(numbers(np.nan)) for _ in range(CHECK_EVERY - 1)} == {Status.OK}
+    assert send(numbers(np.nan)) == Status.INVALID_REPLY
+    assert {send(numbers(np.nan)) for _ in range(10)} == {Status.INVALID_REPLY}
+    assert send(answer()) == Status.OK
+
+
+def test_the_first_answer_of_each_model_is_checked(model_info: ModelInfo) -> None:
+    checker = checked_by([model_info, model_info])
+    assert checker.reply(answer(), REQUEST).status == Status.OK
+    assert checker.reply(numbers(np.nan), replace(REQUEST, model=1)).status == Status.INVALID_REPLY
+
+
+def test_a_large_output_is_looked_at_in_places_all_over_it(model_info: ModelInfo) -> None:
+    rows = 50_000
+    request = replace(REQUEST, images=rows)
+    everywhere = np.full((rows, 10), np.nan, "<f4")
+    everywhere[: rows - 1000] = 0
+    message = oip.ModelInferResponse(raw_output_contents=[everywhere.tobytes()])
+    message.outputs.add(name="scores", datatype="FP32", shape=[rows, 10])
+    assert checked_by([model_info]).reply(message.SerializeToString(), request).status == Status.INVALID_REPLY
+
+
+def test_outputs_come_out_as_numbers(model_info: ModelInfo) -> None:
+    message = oip.ModelInferResponse.FromString(answer())
+    message.raw_output_contents[0] = np.arange(20, dtype="<f4").tobytes()
+    (scores,) = checked_by([model_info]).outputs(message.SerializeToString(), REQUEST)
+    np.testing.assert_array_equal(scores, np.arange(20.0).reshape(2, 10))

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from xlaserve_loadtest.addresses import DEFAULT_PORTS
+from xlaserve_loadtest.record.lines import Arm, Status
+from xlaserve_loadtest.run import running_targets
+from xlaserve_loadtest.run.worker import Setup, Worker
+from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.targets.channel import PLAIN, Transport
+from xlaserve_loadtest.targets.protocols import PROTOCOLS, Protocol, describe
+from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply
+
+
+class Pigeons:
+    """A target in another protocol."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+
+    @asynccontextmanager
+    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[Connection]:
+        assert (self.deadline_s, list(addresses)) == (5.0, ["pigeon://loft:1"])
+        yield self
+
+    async def send(self, request: Request) -> Reply:
+        return Reply(Status.OK)
+
+    async def outputs(self, request: Request) -> list[Array]:
+        return [np.zeros((request.images, 10))]
+
+
+async def test_another_protocol_is_a_module_and_a_line(monkeypatch: pytest.MonkeyPatch, model_info: ModelInfo) -> None:
+    async def describe_loft(address: str, model: str, transport: Transport) -> ModelInfo:
+        return model_info
+
+    def encode(request: Request, model: ModelInfo) -> Request:
+        return request
+
+    monkeypatch.setitem(DEFAULT_PORTS, "pigeon", None)
+    monkeypatch.setitem(PROTOCOLS, "pigeon", Protocol(describe_loft, encode, Pigeons))
+    address, arm = "pigeon://loft:1", Arm("a", "", "digits", "pigeon://loft:1")
+    found = await running_targets.of_targets(0, [arm], [address], ["digits"], http_address=None, transport=PLAIN)
+    assert found.models == {"digits": model_info}
+    worker = Worker()
+    await worker.setup(Setup({"a": [model_info]}, {"a": [Request(b"", 2, "")]}, deadline_s=5.0))
+    gc.unfreeze()  # what a worker's process keeps, this one need not
+    ((output,),) = await worker.outputs("a", [address], 1)
+    assert output.shape == (2, 10)
+
+
+async def test_an_unknown_protocol_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected HOST:PORT, .* got 'ftp://host:1'"):
+        await describe("ftp://host:1", "digits")
