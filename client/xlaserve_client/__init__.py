@@ -9,7 +9,9 @@ from xlaserve_client.errors import (
     ModelFailed,
     ModelNotFound,
     Overloaded,
+    PermissionDenied,
     ServerError,
+    Unauthenticated,
     Unavailable,
 )
 from xlaserve_client.results import (
@@ -54,10 +56,12 @@ __all__ = [
     "ModelFailed",
     "ModelNotFound",
     "Overloaded",
+    "PermissionDenied",
     "Program",
     "SegmentResult",
     "ServerError",
     "Timings",
+    "Unauthenticated",
     "Unavailable",
     "VisionClient",
 ]

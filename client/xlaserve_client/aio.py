@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,11 +20,14 @@ from xlaserve_client.connection import (
     DEFAULT_TARGET,
     LOAD_DEADLINE_S,
     READY_POLL_S,
+    call_metadata,
     channel_options,
     checked_deadline,
+    checked_priority,
 )
-from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_status
+from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_call
 from xlaserve_client.images import Images, any_on_disk
+from xlaserve_client.overload import pause_s
 from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
 
 Result = TypeVar("Result")
@@ -43,11 +46,17 @@ class AsyncVisionClient:
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
         retry_overload: bool = False,
+        priority: int = 0,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._target = target
         self._deadline_s = checked_deadline(deadline_s)
-        self._options = channel_options(target, retry_overload=retry_overload)
+        self._metadata = call_metadata(token, metadata)
+        self._retry_overload = retry_overload
+        self._priority = checked_priority(priority)
+        self._options = channel_options(target)
         self._credentials = credentials
 
     async def classify(
@@ -151,9 +160,24 @@ class AsyncVisionClient:
             request_serializer=type(call.request).SerializeToString,
             response_deserializer=call.method.response.FromString,
         )
-        timeout_s = self._deadline_s if deadline_s is None else checked_deadline(deadline_s)
-        try:
-            response = await invoke(call.request, timeout=timeout_s, wait_for_ready=wait_for_ready)
-        except grpc.aio.AioRpcError as error:
-            raise from_status(self._target, error.code(), error.details()) from None
-        return call.parse(response)
+        left_s = self._deadline_s if deadline_s is None else checked_deadline(deadline_s)
+        give_up_at = time.monotonic() + left_s
+        if self._priority:
+            calls.set_priority(call.request, self._priority)
+        attempt = 1
+        while True:
+            try:
+                response = await invoke(
+                    call.request, timeout=left_s, wait_for_ready=wait_for_ready, metadata=self._metadata
+                )
+                return call.parse(response)
+            except grpc.aio.AioRpcError as error:
+                refusal = from_call(self._target, error)
+            wait_s = pause_s(call, refusal, attempt, give_up_at - time.monotonic()) if self._retry_overload else None
+            if wait_s is None:
+                try:
+                    raise refusal
+                finally:
+                    del refusal  # its traceback refers to this frame, and so to the request
+            await asyncio.sleep(wait_s)
+            left_s, attempt = give_up_at - time.monotonic(), attempt + 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.message import Message
 
 from xlaserve_client import images as image_arguments
 from xlaserve_client import tensors, vision_calls
@@ -48,6 +49,14 @@ def load(model: str) -> Call[None]:
 def unload(model: str) -> Call[None]:
     """Drains a model and frees it."""
     return Call(_UNLOAD, oip.RepositoryModelUnloadRequest(model_name=model), lambda _: None)
+
+
+def set_priority(request: Message, priority: int) -> None:
+    """Writes a priority into the request of an inference; others have none."""
+    if isinstance(request, oip.ModelInferRequest):
+        request.parameters["priority"].int64_param = priority
+    elif "priority" in request.DESCRIPTOR.fields_by_name:
+        request.priority = priority  # type: ignore[attr-defined]
 
 
 def _infer_request(

@@ -5,24 +5,38 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import grpc
 
 from xlaserve_client import cli_images
 from xlaserve_client.cli_parser import Parser, add_completion
-from xlaserve_client.connection import DEFAULT_DEADLINE_S, DEFAULT_TARGET, checked_deadline
+from xlaserve_client.connection import DEFAULT_DEADLINE_S, DEFAULT_TARGET, MAX_PRIORITY, checked_deadline
 from xlaserve_client.errors import ClientError
 from xlaserve_client.results import Model
 from xlaserve_client.sync import VisionClient
+
+TOKEN_VARIABLE: Final = "XLASERVE_TOKEN"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 when something failed, 2 for a wrong command line."""
     options = parser().parse_args(arguments)
     try:
-        with VisionClient(options.target, deadline_s=options.deadline) as client:
+        client = VisionClient(
+            options.target,
+            deadline_s=options.deadline,
+            priority=options.priority,
+            credentials=_credentials(options),
+            token=_token(),
+        )
+        with client:
             return int(options.run(client, options))
-    except (ClientError, ValueError) as error:
+    except (ClientError, OSError, ValueError) as error:
         cli_images.complain(error)
         return 1
     except KeyboardInterrupt:
@@ -36,8 +50,17 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--deadline", type=_deadline, default=DEFAULT_DEADLINE_S, metavar="S", help="seconds for a call (%(default)g)"
     )
+    priorities = range(1, MAX_PRIORITY + 1)
+    common.add_argument("--priority", type=int, choices=priorities, default=0, help="1 is the highest; 2 by default")
+    common.add_argument("--tls", action="store_true", help="speak TLS; implied by the options that begin so")
+    common.add_argument("--tls-ca", type=Path, metavar="FILE", help="certificates that are trusted, PEM")
+    common.add_argument("--tls-cert", type=Path, metavar="FILE", help="this client's own certificate, PEM")
+    common.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
     common.add_argument("--json", action="store_true", help="print JSON")
-    found = Parser(prog="xlaserve-client", description="Asks an xlaserve server.")
+    found = Parser(
+        prog="xlaserve-client",
+        description=f"Asks an xlaserve server. {TOKEN_VARIABLE} says who calls: an API key or a token.",
+    )
     found.add_argument("--version", action="version", version=version("xlaserve"))
     commands = found.add_subparsers(title="commands", required=True, metavar="COMMAND")
     cli_images.add_commands(commands, common)
@@ -45,6 +68,17 @@ def parser() -> argparse.ArgumentParser:
     models.set_defaults(run=_models)
     add_completion(found)
     return found
+
+
+def _token() -> str | None:
+    return os.environ.get(TOKEN_VARIABLE) or None
+
+
+def _credentials(options: argparse.Namespace) -> grpc.ChannelCredentials | None:
+    files = (options.tls_ca, options.tls_key, options.tls_cert)
+    if not options.tls and not any(files):
+        return None
+    return grpc.ssl_channel_credentials(*(path and path.read_bytes() for path in files))
 
 
 def _deadline(text: str) -> float:

@@ -15,9 +15,10 @@ DEFAULT_DEADLINE_S: Final = 10.0
 LOAD_DEADLINE_S: Final = 600.0
 """Loading compiles every bucket, and unloading waits for accepted work."""
 READY_POLL_S: Final = 0.1
+MAX_PRIORITY: Final = 3
 
 _MAX_MESSAGE_BYTES: Final = 1 << 30
-_MAX_ATTEMPTS: Final = 5
+MAX_ATTEMPTS: Final = 5
 """The most that gRPC allows."""
 
 
@@ -28,11 +29,18 @@ def checked_deadline(deadline_s: float) -> float:
     return deadline_s
 
 
-def channel_options(target: str, *, retry_overload: bool) -> list[tuple[str, int | str]]:
+def checked_priority(priority: int) -> int:
+    """Returns `priority`. Raises ValueError unless it is one of the server's, or 0."""
+    if priority not in range(MAX_PRIORITY + 1):
+        raise ValueError(f"priority: expected 1 (the highest) to {MAX_PRIORITY}, or 0, got {priority}")
+    return priority
+
+
+def channel_options(target: str) -> list[tuple[str, int | str]]:
     """Returns the gRPC channel options for `target`.
 
-    gRPC itself retries the idempotent calls within their deadline, with exponential backoff and jitter: UNAVAILABLE
-    always, RESOURCE_EXHAUSTED when `retry_overload`.
+    gRPC itself retries idempotent calls that got UNAVAILABLE, within their deadline, with exponential backoff and
+    jitter.
     """
     options: list[tuple[str, int | str]] = [
         ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -41,20 +49,29 @@ def channel_options(target: str, *, retry_overload: bool) -> list[tuple[str, int
         ("grpc.per_rpc_retry_buffer_size", _MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
-        ("grpc.service_config", _service_config(["UNAVAILABLE"] + ["RESOURCE_EXHAUSTED"] * retry_overload)),
+        ("grpc.service_config", _service_config()),
     ]
     if _is_loopback(target):
         options.append(("grpc.enable_http_proxy", 0))
     return options
 
 
-def _service_config(retryable: Iterable[str]) -> str:
+def call_metadata(token: str | None, metadata: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Returns what goes along with every call. Raises ValueError for a token that can't be sent."""
+    if token is None:
+        return (*metadata,)
+    if not token.isascii() or not token.isprintable():
+        raise ValueError("token: expected printable ASCII letters")
+    return (("authorization", f"Bearer {token}"), *metadata)
+
+
+def _service_config() -> str:
     policy = {
-        "maxAttempts": _MAX_ATTEMPTS,
+        "maxAttempts": MAX_ATTEMPTS,
         "initialBackoff": "0.1s",
         "maxBackoff": "2s",
         "backoffMultiplier": 2,
-        "retryableStatusCodes": list(retryable),
+        "retryableStatusCodes": ["UNAVAILABLE"],
     }
     names = [{"service": method.service, "method": method.name} for method in IDEMPOTENT]
     return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})

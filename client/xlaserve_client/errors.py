@@ -5,8 +5,10 @@
     └── ServerError             the call ended with a gRPC status other than OK
         ├── InvalidRequest      INVALID_ARGUMENT: a field, a tensor or an image is not what was expected
         ├── ModelNotFound       NOT_FOUND: no model of that name or version
+        ├── Unauthenticated     UNAUTHENTICATED: the server asks who calls, and was not told or does not know
+        ├── PermissionDenied    PERMISSION_DENIED: this caller may not do that
         ├── ModelFailed         FAILED_PRECONDITION: the model failed to load
-        ├── Overloaded          RESOURCE_EXHAUSTED: the queue is full, or the message too large
+        ├── Overloaded          RESOURCE_EXHAUSTED: a queue is full, a caller's limit reached, or the message too large
         ├── Unavailable         UNAVAILABLE: not reachable, not ready, or draining
         └── DeadlineExceeded    DEADLINE_EXCEEDED: no answer in time
 
@@ -16,9 +18,14 @@ before anything is sent.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
 
 class ClientError(Exception):
@@ -32,12 +39,14 @@ class InvalidReply(ClientError):
 class ServerError(ClientError):
     """The call ended with a gRPC status other than OK."""
 
-    def __init__(self, target: str, status: grpc.StatusCode, message: str) -> None:
+    def __init__(self, target: str, status: grpc.StatusCode, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{target}: {status.name}: {message}")
         self.target = target
         self.status = status
         self.message = message
         """The server's message; gRPC's own where the server was not reached."""
+        self.retry_after_s = retry_after_s
+        """Seconds until the server may have room, where it says so."""
 
 
 class InvalidRequest(ServerError):
@@ -48,12 +57,20 @@ class ModelNotFound(ServerError):
     """No model of that name or version."""
 
 
+class Unauthenticated(ServerError):
+    """The server asks who calls, and was not told or does not know."""
+
+
+class PermissionDenied(ServerError):
+    """This caller may not do that."""
+
+
 class ModelFailed(ServerError):
     """The model failed to load."""
 
 
 class Overloaded(ServerError):
-    """The queue is full, or the message too large."""
+    """A queue is full, a caller's limit reached, or the message too large."""
 
 
 class Unavailable(ServerError):
@@ -67,6 +84,8 @@ class DeadlineExceeded(ServerError):
 _BY_STATUS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.FAILED_PRECONDITION: ModelFailed,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
@@ -74,6 +93,19 @@ _BY_STATUS: Final = {
 }
 
 
-def from_status(target: str, status: grpc.StatusCode, message: str | None) -> ServerError:
-    """Returns the error that stands for `status`."""
-    return _BY_STATUS.get(status, ServerError)(target, status, message or "no message")
+def from_call(target: str, call: Any) -> ServerError:
+    """Returns the error for a call of gRPC, of either kind, that has failed."""
+    status = call.code()
+    retry_after_s = _retry_after_s(call.trailing_metadata() or ())
+    return _BY_STATUS.get(status, ServerError)(target, status, call.details() or "no message", retry_after_s)
+
+
+def _retry_after_s(metadata: Iterable[tuple[str, Any]]) -> float | None:
+    """Returns when to come again, where `google.rpc.RetryInfo` says so."""
+    retry = RetryInfo()
+    for key, value in metadata:
+        if key == "grpc-status-details-bin":
+            with suppress(DecodeError):
+                if any(detail.Unpack(retry) for detail in Status.FromString(value).details):
+                    return max(0.0, float(retry.retry_delay.ToNanoseconds() / 1e9))
+    return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -16,11 +17,14 @@ from xlaserve_client.connection import (
     DEFAULT_TARGET,
     LOAD_DEADLINE_S,
     READY_POLL_S,
+    call_metadata,
     channel_options,
     checked_deadline,
+    checked_priority,
 )
-from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_status
+from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_call
 from xlaserve_client.images import Images
+from xlaserve_client.overload import pause_s
 from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
 
 Result = TypeVar("Result")
@@ -30,8 +34,10 @@ class VisionClient:
     """Talks to one server. Safe to use from several threads; close it, or use it as a context manager.
 
     `target` is HOST:PORT. `deadline_s` bounds each call, retries included; each call may set its own. Inference and
-    listing are retried a few times when the server can't be reached or is draining, and with
-    `retry_overload` when its queue is full; loading and unloading never are. `credentials` turns TLS on.
+    listing are retried a few times when the server can't be reached or is draining, and with `retry_overload` when it
+    refuses them for lack of room, when it says; loading and unloading never are. `credentials` turns TLS on. `token`,
+    an API key or a JSON Web Token, says who calls; `metadata` goes along with every call. `priority` is that of
+    inference, 1 (the highest) to 3; 0 leaves it to the server.
 
         with VisionClient("127.0.0.1:8001") as client:
             print(client.classify("three.png", model="digits").classifications[0].top.label)
@@ -43,11 +49,17 @@ class VisionClient:
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
         retry_overload: bool = False,
+        priority: int = 0,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._target = target
         self._deadline_s = checked_deadline(deadline_s)
-        options = channel_options(target, retry_overload=retry_overload)
+        self._metadata = call_metadata(token, metadata)
+        self._retry_overload = retry_overload
+        self._priority = checked_priority(priority)
+        options = channel_options(target)
         if credentials is None:
             self._channel = grpc.insecure_channel(target, options=options)
         else:
@@ -150,10 +162,22 @@ class VisionClient:
             request_serializer=type(call.request).SerializeToString,
             response_deserializer=call.method.response.FromString,
         )
-        timeout_s = self._deadline_s if deadline_s is None else checked_deadline(deadline_s)
-        try:
-            response = invoke(call.request, timeout=timeout_s, wait_for_ready=wait_for_ready)
-        except grpc.RpcError as error:
-            failed = cast(grpc.Call, error)
-            raise from_status(self._target, failed.code(), failed.details()) from None
-        return call.parse(response)
+        left_s = self._deadline_s if deadline_s is None else checked_deadline(deadline_s)
+        give_up_at = time.monotonic() + left_s
+        if self._priority:
+            calls.set_priority(call.request, self._priority)
+        attempt = 1
+        while True:
+            try:
+                response = invoke(call.request, timeout=left_s, wait_for_ready=wait_for_ready, metadata=self._metadata)
+                return call.parse(response)
+            except grpc.RpcError as error:
+                refusal = from_call(self._target, error)
+            wait_s = pause_s(call, refusal, attempt, give_up_at - time.monotonic()) if self._retry_overload else None
+            if wait_s is None:
+                try:
+                    raise refusal
+                finally:
+                    del refusal  # its traceback refers to this frame, and so to the request
+            time.sleep(wait_s)
+            left_s, attempt = give_up_at - time.monotonic(), attempt + 1

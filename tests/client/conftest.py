@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,14 +10,27 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 from xlaserve_proto import vision_pb2 as vision
 from xlaserve_proto import vision_pb2_grpc as vision_grpc
 
-Failure = tuple[grpc.StatusCode, str]
+Failure = tuple[grpc.StatusCode, str] | tuple[grpc.StatusCode, str, float]
+"""The seconds are when to come again."""
 CLASSES = 4
+
+
+def come_again(wait_s: float) -> bytes:
+    """Returns details of a status that say when to come again."""
+    status, retry = Status(), RetryInfo()
+    retry.retry_delay.FromNanoseconds(round(wait_s * 1e9))
+    status.details.add().Pack(Status(message="something else"))
+    status.details.add().Pack(retry)
+    data: bytes = status.SerializeToString()
+    return data
 
 
 def images_of(request: Any) -> list[bytes]:
@@ -40,8 +54,11 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
     def __init__(self) -> None:
         self.target = ""
         self.seen: list[Any] = []
+        self.seen_at: list[float] = []
         self.failures: list[Failure] = []
         """Each call takes one from the front and fails with it."""
+        self.details: bytes | None = None
+        """Of failures that say nothing of when to come again."""
         self.ready_after = 0
         """How many times readiness is denied."""
         self.runs: list[int] = []
@@ -51,10 +68,15 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
 
     def _enter(self, request: Any, context: grpc.ServicerContext) -> None:
         self.seen.append(request)
+        self.seen_at.append(time.monotonic())
         if self.hold is not None:
             self.hold.wait(timeout=20)
         if self.failures:
-            context.abort(*self.failures.pop(0))
+            code, message, *wait_s = self.failures.pop(0)
+            details = come_again(*wait_s) if wait_s else self.details
+            if details is not None:
+                context.set_trailing_metadata((("grpc-status-details-bin", details),))
+            context.abort(code, message)
 
     def ServerReady(self, request: oip.ServerReadyRequest, context: grpc.ServicerContext) -> oip.ServerReadyResponse:
         self._enter(request, context)

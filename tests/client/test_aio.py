@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.client.conftest import Puppet
 
-from xlaserve_client import AsyncVisionClient, DeadlineExceeded, ModelNotFound, Unavailable
+from xlaserve_client import AsyncVisionClient, DeadlineExceeded, ModelNotFound, Overloaded, Unavailable
 
 
 @pytest.fixture
@@ -56,6 +56,17 @@ async def test_inference_is_retried_and_loading_is_not(client: AsyncVisionClient
     puppet.failures = [(grpc.StatusCode.UNAVAILABLE, "draining")]
     with pytest.raises(Unavailable):
         await client.load("digits")
+
+
+async def test_a_server_that_says_when_to_come_again_is_obeyed(puppet: Puppet) -> None:
+    puppet.failures = [(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", wait_s) for wait_s in (0.2, 0.1, 60.0)]
+    async with AsyncVisionClient(puppet.target, retry_overload=True, deadline_s=30) as patient:
+        with pytest.raises(Overloaded) as refused:
+            await patient.classify(b"\x01", model="digits")
+        assert refused.value.retry_after_s == 60.0
+        assert (await patient.classify(b"\x01", model="digits")).classifications[0].top.index == 1
+    first, second, third, _ = puppet.seen_at
+    assert (second - first >= 0.2, third - second >= 0.1) == (True, True)
 
 
 async def test_the_deadline_ends_a_call_that_is_never_answered(client: AsyncVisionClient, puppet: Puppet) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -23,6 +24,7 @@ from xlaserve_client import (
     Unavailable,
     VisionClient,
 )
+from xlaserve_client.connection import MAX_ATTEMPTS
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "draining")
 EXHAUSTED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")
@@ -214,6 +216,51 @@ def test_overload_is_retried_only_when_asked_for(client: VisionClient, puppet: P
         assert patient.classify(b"\x01", model="digits").classifications[0].top.index == 1
 
 
+def test_a_server_that_says_when_to_come_again_is_obeyed(puppet: Puppet) -> None:
+    waits_s = [0.2, 0.1, *[0.0] * MAX_ATTEMPTS]
+    puppet.failures = [(*EXHAUSTED, wait_s) for wait_s in waits_s]
+    with VisionClient(puppet.target, retry_overload=True, deadline_s=60) as patient:
+        assert patient.classify(b"\x01", model="digits").classifications[0].top.index == 1
+    gaps_s = [later - sooner for sooner, later in pairwise(puppet.seen_at)]
+    assert [gap_s >= wait_s for gap_s, wait_s in zip(gaps_s, waits_s, strict=True)] == [True] * len(waits_s)
+
+
+def test_nobody_waits_for_what_comes_after_the_deadline(puppet: Puppet) -> None:
+    puppet.failures = [(*EXHAUSTED, 60.0)]
+    with VisionClient(puppet.target, retry_overload=True, deadline_s=30) as patient:
+        before = time.monotonic()
+        with pytest.raises(Overloaded) as refused:
+            patient.classify(b"\x01", model="digits")
+    assert time.monotonic() - before < 20
+    assert refused.value.retry_after_s == 60.0
+    assert len(puppet.seen) == 1
+
+
+def test_a_server_that_does_not_say_when_to_come_again_is_asked_a_few_times(puppet: Puppet) -> None:
+    puppet.failures = [EXHAUSTED] * 10
+    patient = VisionClient(puppet.target, retry_overload=True, deadline_s=60)
+    with patient, pytest.raises(Overloaded) as refused:
+        patient.infer(b"\x01", model="digits")
+    assert refused.value.retry_after_s is None
+    assert len(puppet.seen) == MAX_ATTEMPTS
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+def test_loading_and_unloading_are_not_retried_when_there_is_no_room(puppet: Puppet, verb: str) -> None:
+    puppet.failures = [(*EXHAUSTED, 0.0)]
+    with VisionClient(puppet.target, retry_overload=True) as patient, pytest.raises(Overloaded):
+        getattr(patient, verb)("digits")
+
+
+@pytest.mark.parametrize("details", [b"", b"\xff\xff", b"\x1a\x04\x0a\x02\xff\xff"])
+def test_details_that_are_none_say_nothing(client: VisionClient, puppet: Puppet, details: bytes) -> None:
+    puppet.details = details
+    puppet.failures = [EXHAUSTED]
+    with pytest.raises(Overloaded) as refused:
+        client.classify(b"\x01", model="digits")
+    assert refused.value.retry_after_s is None
+
+
 @pytest.mark.parametrize("verb", ["load", "unload"])
 def test_loading_and_unloading_are_never_retried(client: VisionClient, puppet: Puppet, verb: str) -> None:
     puppet.failures = [UNAVAILABLE]
@@ -228,6 +275,23 @@ def test_a_server_that_never_answers_runs_into_the_deadline(client: VisionClient
     puppet.hold = threading.Event()
     with pytest.raises(DeadlineExceeded):
         client.classify(b"\x01", model="digits", deadline_s=0.1)
+
+
+def test_inference_has_the_client_s_priority(puppet: Puppet) -> None:
+    with VisionClient(puppet.target, priority=3) as client:
+        for ask in (client.classify, client.detect, client.segment, client.embed):
+            ask(b"\x01", model="digits")
+            assert puppet.seen[-1].priority == 3
+        client.infer(b"\x01", model="digits")
+        assert puppet.seen[-1].parameters["priority"].int64_param == 3
+        client.models()
+        client.load("digits")
+    with VisionClient(puppet.target) as client:
+        client.infer(b"\x01", model="digits")
+        assert "priority" not in puppet.seen[-1].parameters
+    for wrong in (-1, 4):
+        with pytest.raises(ValueError, match=rf"^priority: expected .*, got {wrong}$"):
+            VisionClient(puppet.target, priority=wrong)
 
 
 @pytest.mark.parametrize("deadline_s", [0, -1, float("inf"), float("nan")])
