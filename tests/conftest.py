@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
@@ -22,6 +23,10 @@ settings.load_profile("steady")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# As the load tester does for itself, before anything imports gRPC: where gRPC takes part in forks, starting a child may
+# never end (https://github.com/grpc/grpc/issues/43157).
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
+from xlaserve.access.certificates import Certificates
+from xlaserve.access.door import Door
 from xlaserve.cache.cache import CompileCache
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.batching.lanes import Lanes
@@ -24,10 +26,19 @@ from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.memory import keep_freed_memory, usable_memory_bytes
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError, ModelFailed
+from xlaserve.http import metrics, routes
+from xlaserve.http.calls import CallsIn
+from xlaserve.http.cors import with_cors
+from xlaserve.http.open_inference import OpenInference as HttpOpenInference
+from xlaserve.http.server import HttpServer
+from xlaserve.http.tensorflow_serving import TensorflowServing as HttpTensorflowServing
+from xlaserve.http.vision import Vision as HttpVision
+from xlaserve.image import ImageLimits
 from xlaserve.inspection.profiler import Profiler
 from xlaserve.model import catalog, gauges
 from xlaserve.model.changes import Stop
 from xlaserve.model.loader import Loader
+from xlaserve.model.poll import Poll
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.repository import Repository
 from xlaserve.pipeline import Pipeline
@@ -35,17 +46,21 @@ from xlaserve.protocol.admission import Admissions
 from xlaserve.protocol.call import Calls
 from xlaserve.protocol.intake import Intake
 from xlaserve.protocol.models import Models
+from xlaserve.protocol.shadow import Shadows
+from xlaserve.protocol.shared_memory import SharedMemory
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.open_streams import OpenStreams
-from xlaserve.rpc.server import GrpcServer
+from xlaserve.rpc.server import GrpcServer, Services
+from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
 from xlaserve.rpc.vision import Vision
 from xlaserve.runtimes.tf import persistent_cache
 from xlaserve.runtimes.tf.device import Device, configure
 from xlaserve.runtimes.watch.compile_watch import CompileWatch
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, gauge
 
@@ -112,7 +127,9 @@ class App:
             on_record=on_record,
         )
         self._pipeline = Pipeline(settings)
-        self._calls = Calls(self.repository, self._metrics, self._pipeline.clock)
+        self._shadows = Shadows(self.repository, ImageLimits.of(settings), self._metrics)
+        log_of_requests = AccessLog(settings.access_log)
+        self._calls = Calls(self.repository, self._metrics, self._pipeline, self._shadows, log_of_requests)
         self._streams = OpenStreams()
         self._health = Health(self._is_ready, self.repository.serving, self._streams)
         self._intake = Intake(
@@ -120,14 +137,12 @@ class App:
             settings.max_message_bytes,
             settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
         )
-        self._grpc = self._make_grpc_server()
-        self._http = HttpEndpoint(
-            settings.host,
-            settings.http_port,
-            self._metrics.registry,
-            is_ready=lambda: self._was_ready,
-            refresh=partial(on_loop, asyncio.get_running_loop(), self._take_snapshot),
-        )
+        self._door = Door(settings.access)
+        self._certificates = _certificates(settings)
+        admissions, models = Admissions.of(settings), Models(self.repository, self.device, settings.has_model_control)
+        self._grpc = self._make_grpc_server(admissions, models)
+        self._http = self._make_http_server(admissions, models)
+        self._telemetry = self._make_telemetry()
         self._metrics.add_gauges(self._gauges)
         self._take_snapshot()
 
@@ -157,20 +172,60 @@ class App:
             on_cpu=device.kind == "cpu",
         )
 
-    def _make_grpc_server(self) -> GrpcServer:
-        settings, calls, pipeline, repository = self._settings, self._calls, self._pipeline, self.repository
-        models = Models(repository, self.device, settings.has_model_control)
+    def _make_grpc_server(self, admissions: Admissions, models: Models) -> GrpcServer:
+        settings, calls = self._settings, self._calls
+        shared_memory = None
+        if settings.shared_memory:
+            shared_memory = SharedMemory(settings.max_message_bytes, settings.max_inflight_bytes, self._intake)
         profiles = (settings.profile_dir or PROFILES) if self._has_tensorflow else None
         return GrpcServer(
             settings,
-            OpenInference(calls, pipeline, models, self._streams),
-            Vision(calls, pipeline, repository, settings.max_message_bytes, self._watch.unexpected),
+            Services(
+                OpenInference(calls, models, self._streams, shared_memory),
+                Vision(calls, models, settings.max_message_bytes, self._watch.unexpected),
+                PredictionService(calls, models),
+                ModelService(models),
+            ),
             self._health,
-            Admin(Profiler(profiles)) if settings.admin else None,
+            Admin(Profiler(profiles)) if settings.has_admin else None,
             intake=self._intake,
-            admissions=Admissions.of(settings),
+            admissions=admissions,
+            door=self._door,
+            certificates=self._certificates,
             metrics=self._metrics,
+            on_failed=calls.note_failure,
             on_crash=self._crash,
+        )
+
+    def _make_http_server(self, admissions: Admissions, models: Models) -> HttpServer:
+        settings, calls = self._settings, self._calls
+        incoming = CallsIn(
+            admissions,
+            self._intake,
+            settings.max_message_bytes,
+            self._metrics.count_refused,
+            self._door,
+            on_failed=calls.note_failure,
+        )
+        methods = routes.operations(
+            HttpOpenInference(calls, models, settings.cors_origins),
+            HttpVision(calls, settings.max_message_bytes),
+            HttpTensorflowServing(calls, models),
+            metrics.shown(self._metrics.registry, self._take_snapshot),
+        )
+        application = with_cors(routes.application(incoming, methods), settings.cors_origins)
+        return HttpServer(settings, application, self._certificates, calls.note_failure)
+
+    def _make_telemetry(self) -> HttpEndpoint | None:
+        settings = self._settings
+        if settings.metrics_port is None:
+            return None
+        return HttpEndpoint(
+            settings.host,
+            settings.metrics_port,
+            self._metrics.registry,
+            is_ready=lambda: self._was_ready,
+            refresh=partial(on_loop, asyncio.get_running_loop(), self._take_snapshot),
         )
 
     async def run(self) -> int:
@@ -185,11 +240,19 @@ class App:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._has_news.set)
         self._remove_ready_file()
-        self._http.start()
+        if self._door.watch is not None:
+            self._door.watch.follow()
+        if self._certificates is not None:
+            self._certificates.follow(partial(loop.call_soon_threadsafe, self._close_connections))
+        if self._telemetry is not None:
+            self._telemetry.start()
         try:
+            await self._http.start()
             await self._grpc.start()
             log.info("device: %s", self.device)
-            log.info("listening: gRPC %s, HTTP %s", self._grpc.address, self._http.address)
+            addresses = (self._grpc.address, self._http.address, self._metrics_address or "off")
+            log.info("listening: gRPC %s, HTTP %s, metrics %s", *addresses)
+            self._warn_of_strangers()
             try:
                 if await self._load():
                     if self._is_ready():
@@ -198,9 +261,35 @@ class App:
             finally:
                 await self._stop()
         finally:
-            self._http.stop()
+            if self._telemetry is not None:
+                self._telemetry.stop()
             self._remove_ready_file()
         return CRASHED if self._has_crashed else 0
+
+    def _close_connections(self) -> None:
+        """Has all clients shake hands again."""
+        log.info("tls: the authorities of clients have changed; connections are closed")
+        self._grpc.close_connections()
+        self._http.close_connections()
+
+    def _warn_of_strangers(self) -> None:
+        settings = self._settings
+        if settings.is_loopback:
+            if not self._door.is_locked:
+                log.info("only this machine can call: host is %s", settings.host)
+        elif not self._door.is_locked:
+            log.warning(
+                "anybody who reaches %s may call, since `access` is not set; loading, unloading and profiles are off",
+                settings.host,
+            )
+        elif self._certificates is None:
+            log.warning("keys and tokens travel in the clear: set `tls_certificate`, unless a proxy in front has one")
+        if self._door.asks_for_certificates and settings.tls_client_ca is None:
+            log.warning("access: callers with a `certificate` can't be recognised, since `tls_client_ca` is not set")
+
+    @property
+    def _metrics_address(self) -> str | None:
+        return self._telemetry.address if self._telemetry is not None else None
 
     def _load_model(self, settings: ModelSettings, prepared: CompileCache | None = None) -> catalog.Model:
         if catalog.uses_tensorflow(settings) and not self._has_tensorflow:
@@ -258,31 +347,39 @@ class App:
 
     async def _serve(self) -> None:
         """Serves until a signal ends it, and reads the configuration again whenever SIGHUP came."""
-        following = asyncio.create_task(self._follow_configuration())
+        following = [asyncio.create_task(self._follow_configuration())]
+        if every_s := self._settings.poll_versions_s:
+            poll = Poll(lambda: self._read_settings().models, self._reconfigure, every_s)
+            following.append(asyncio.create_task(poll.follow(self._settings.models)))
         try:
             await self._stopping.wait()
         finally:
-            following.cancel()
-            await asyncio.wait([following])
+            for task in following:
+                task.cancel()
+            await asyncio.wait(following)
 
     async def _follow_configuration(self) -> None:
         while True:
             await self._has_news.wait()
             self._has_news.clear()
-            try:
-                await self._reconfigure()
-            except ConfigError as error:
-                log.error("the configuration is as before: %s", error)
-            except Exception:
-                log.exception("the configuration could not be read again")
+            log.info("reading the configuration again")
+            await self._reconfigure()
 
-    async def _reconfigure(self) -> None:
-        log.info("reading the configuration again")
+    async def _reconfigure(self, only: Collection[str] | None = None) -> None:
+        """Reads the configuration again, and has models served as it says: all, or `only` these."""
+        try:
+            await self._apply_configuration(only)
+        except ConfigError as error:
+            log.error("the configuration is as before: %s", error)
+        except Exception:
+            log.exception("the configuration could not be read again")
+
+    async def _apply_configuration(self, only: Collection[str] | None) -> None:
         settings = await asyncio.to_thread(self._read_settings)
         fixed = [name for name in Settings.model_fields if name != "models"]
         if waiting := [name for name in fixed if getattr(settings, name) != getattr(self._settings, name)]:
             log.warning("changed in the configuration, but only a restart applies it: %s", ", ".join(waiting))
-        done = await self.repository.reconfigure(settings.models)
+        done = await self.repository.reconfigure(settings.models, only)
         log.info("read the configuration again: %s", "; ".join(done) or "no model changed")
 
     async def _stop(self) -> None:
@@ -303,14 +400,16 @@ class App:
                 await self._calls.drain()
         except TimeoutError:
             log.warning("%d requests did not finish in %g s", self._calls.in_flight, timeout_s)
+        await self._shadows.stop()
         await self.repository.drain(timeout_s=0)
         # A refusal says more than a connection that closes.
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._calls.quiet(QUIET_S)
         await self._streams.end(FLUSH_S)
-        await self._grpc.stop(FLUSH_S)
+        await asyncio.gather(self._grpc.stop(FLUSH_S), self._http.stop(FLUSH_S))
         self._pipeline.stop()
+        self._calls.access_log.flush()
         log.info("stopped")
 
     def _is_ready(self) -> bool:
@@ -340,7 +439,12 @@ class App:
 
     def _write_ready_file(self) -> None:
         if path := self._settings.ready_file:
-            ready = {"grpc": self._grpc.address, "http": self._http.address, "pid": os.getpid()}
+            ready = {
+                "grpc": self._grpc.address,
+                "http": self._http.address,
+                "metrics": self._metrics_address,
+                "pid": os.getpid(),
+            }
             # Readers that wait for the file must never see half of it.
             partial = path.with_name(f"{path.name}.partial")
             try:
@@ -371,7 +475,7 @@ class App:
         self._metrics.read_gauges()
 
     def _gauges(self) -> Iterable[Metric]:
-        yield from gauges.gauges([self.repository.find(name) for name in self.repository.serving()])
+        yield from gauges.gauges(self.repository.versions())
         yield gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", self._calls.in_flight)
         yield gauge(
             "xlaserve_in_flight_message_bytes",
@@ -386,3 +490,8 @@ class App:
             None if is_blind is None else not is_blind,
         )
         yield gauge("xlaserve_ready", "1 once start-up has finished and at least one model serves.", self._is_ready())
+
+
+def _certificates(settings: Settings) -> Certificates | None:
+    certificate, key = settings.tls_certificate, settings.tls_key
+    return None if certificate is None or key is None else Certificates(certificate, key, settings.tls_client_ca)

@@ -18,9 +18,21 @@ from pydantic import PlainSerializer
 from pydantic.fields import FieldInfo
 
 from xlaserve import __version__, config
-from xlaserve.commands import buckets, check, explain, ledger, profile, serve, show_config, warm
+from xlaserve.commands import (
+    buckets,
+    check,
+    compare_versions,
+    explain,
+    import_config,
+    key,
+    ledger,
+    profile,
+    serve,
+    show_config,
+    warm,
+)
 from xlaserve.commands.command import FAILED, Command, Invocation
-from xlaserve.config import AutoBuckets, BucketSettings, ModelSettings, Settings
+from xlaserve.config import AutoBuckets, BucketSettings, ModelSettings, Settings, ShadowSettings
 from xlaserve.errors import XlaserveError
 from xlaserve.telemetry import logs
 from xlaserve_client.cli_parser import Parser, add_completion
@@ -29,15 +41,18 @@ COMMANDS: Final = (
     serve.COMMAND,
     warm.COMMAND,
     buckets.COMMAND,
+    compare_versions.COMMAND,
     check.COMMAND,
     explain.COMMAND,
     profile.COMMAND,
     ledger.COMMAND,
+    key.COMMAND,
     show_config.COMMAND,
+    import_config.COMMAND,
 )
 _PLACEHOLDERS: Final[Mapping[object, str]] = {
     **{bool: "{true,false}", int: "N", float: "X", Path: "PATH"},
-    **{AutoBuckets: "", BucketSettings: "N"},
+    **{AutoBuckets: "", ShadowSettings: "", BucketSettings: "N"},
 }
 INTERRUPTED: Final = 128 + signal.SIGINT
 
@@ -115,7 +130,7 @@ def _models_explained() -> str:
     """Returns the text about the fields of a model, which have no flags."""
     lines = ["fields of a model, in a file or in --models:"]
     width = shutil.get_terminal_size().columns - 2
-    for prefix, settings in (("", ModelSettings), ("auto_buckets.", AutoBuckets)):
+    for prefix, settings in (("", ModelSettings), ("auto_buckets.", AutoBuckets), ("shadow.", ShadowSettings)):
         for name, field in settings.model_fields.items():
             is_mapping = any(isinstance(item, PlainSerializer) for item in field.metadata)
             lines.append(f"  {prefix}{name} {'{NAME: TEXT}' if is_mapping else _takes(field.annotation)}".rstrip())

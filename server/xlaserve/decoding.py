@@ -19,10 +19,11 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from xlaserve import interpreter
 from xlaserve.errors import DeadlineExceeded
+from xlaserve.expectation import Expectation
 
 Made = TypeVar("Made")
 
@@ -74,15 +75,33 @@ class Rows:
         """The model in whose queue it waits."""
 
 
+class Forecast(NamedTuple):
+    """When images should be decoded."""
+
+    expected_s: float
+    waiting: int
+    """Images that are decoded before."""
+    expectation: Expectation
+
+    @property
+    def likely_s(self) -> float:
+        """Seconds within which it most likely is so."""
+        return self.expectation.likely_s(self.expected_s)
+
+
 class _Model:
     """What waits for one model's turns."""
 
     def __init__(self) -> None:
         self.rendering: deque[Rows] = deque()
         self.decoding: deque[Rows] = deque()
+        self.waiting = 0
+        """Rows in `decoding`."""
         self.virtual_s = 0.0
         self.cost_s = 0.0
         """What a row is expected to take."""
+        self.expectation = Expectation()
+        """Of the requests that are decoded."""
 
     @property
     def next(self) -> deque[Rows]:
@@ -108,7 +127,11 @@ class Turns:
         if model not in self._busy:
             self._busy.add(model)
             model.virtual_s = max(model.virtual_s, self._virtual_s)  # next; idle time earns no credit
-        (model.rendering if is_rendering else model.decoding).append(rows)
+        if is_rendering:
+            model.rendering.append(rows)
+        else:
+            model.decoding.append(rows)
+            model.waiting += rows.count
 
     def take(self) -> tuple[Rows, int, Callable[[float], None]] | None:
         """Returns the next row, and what is to be called with the seconds that it took; None where nothing waits.
@@ -124,6 +147,8 @@ class Turns:
                 continue
             row = rows.taken
             rows.taken += 1
+            if not model.rendering:
+                model.waiting -= 1
             if rows.taken == rows.count:
                 self.drop(rows)
             self._virtual_s = max(self._virtual_s, model.virtual_s)
@@ -132,12 +157,23 @@ class Turns:
             return rows, row, partial(model.charge, expected_s)
         return None
 
+    def expect(self, name: Hashable, count: int, threads: int) -> Forecast:
+        """Returns when `count` more images of the model `name` should be decoded on so many threads."""
+        model = self._models.setdefault(name, _Model())
+        others = len(self._busy) - (model in self._busy)
+        rounds = max(1.0, (model.waiting + count) / threads)
+        return Forecast(rounds * model.cost_s * (1 + others), model.waiting, model.expectation)
+
     def drop(self, rows: Rows) -> None:
         """Takes `rows` out, if it still waits."""
         if (model := rows.model) is None:
             return
         rows.model = None
-        (model.rendering if rows in model.rendering else model.decoding).remove(rows)
+        if rows in model.rendering:
+            model.rendering.remove(rows)
+        else:
+            model.decoding.remove(rows)
+            model.waiting -= rows.count - rows.taken
         if not model.next:
             self._busy.remove(model)
 
@@ -184,8 +220,10 @@ class DecodingThreads:
                 loop.call_soon_threadsafe(settle, error)
 
         rows = Rows(work, count, deadline, settle_soon)
+        began = self._clock()
         with self._changed:
             self._start()
+            forecast = self._turns.expect(model, count, self.count)
             self._turns.put(model, rows, is_rendering=is_rendering)
             self._changed.notify(count)
         timer = None if deadline == float("inf") else loop.call_later(deadline - self._clock(), settle, late())
@@ -196,7 +234,14 @@ class DecodingThreads:
                 timer.cancel()
             with self._changed:
                 self._turns.drop(rows)
+            if forecast.expected_s and not is_rendering and (not rows.unfinished or self._clock() >= deadline):
+                forecast.expectation.observe(forecast.expected_s, self._clock() - began)
         return rows.made
+
+    def expect(self, model: Hashable, count: int) -> Forecast:
+        """Returns when `count` more images of `model` should be decoded."""
+        with self._changed:
+            return self._turns.expect(model, count, self.count)
 
     def stop(self) -> None:
         """Ends each thread after its current row; rows that wait are dropped."""

@@ -17,6 +17,8 @@ _NO_CAUSE: Final = re.compile(
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _FOLDERS: Final = re.compile(r"(?<=['\"])/(?:[^/'\"]+/)+|(?<![\w.:/])/(?:[^\s/'\"]+/)+")
 _LONGEST: Final = 500
+_SHOWN: Final = 48
+"""Characters of a value that a refusal shows."""
 
 
 class XlaserveError(Exception):
@@ -47,6 +49,10 @@ class ImageTooLarge(RequestError):
     """An image has more encoded bytes or decoded pixels than the server accepts."""
 
 
+class MessageTooLarge(RequestError):
+    """A message has more bytes than the server accepts."""
+
+
 class UnsupportedFeature(RequestError):
     """The request names a protocol extension that this server does not speak."""
 
@@ -57,6 +63,14 @@ class ModelNotFound(RequestError):
 
 class NotFound(RequestError):
     """What the request names is not there: a service, say, or a socket."""
+
+
+class Unauthenticated(RequestError):
+    """Nobody knows who calls."""
+
+
+class PermissionDenied(RequestError):
+    """Whoever calls may not do that."""
 
 
 class ModelError(XlaserveError):
@@ -82,21 +96,59 @@ class OutOfDeviceMemory(ModelError):
 class OverloadError(XlaserveError):
     """Nothing is wrong with the request, but it can't be served now."""
 
+    reason = "overload"
+    """What metrics call it."""
+
+    def __init__(self, message: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """Seconds until the same request is likely to be served, where that can be said."""
+
+
+class DeadlineUnreachable(OverloadError):
+    """Too much waits for the request to be answered before its deadline: it was refused on arrival."""
+
+    reason = "deadline"
+
 
 class QueueFull(OverloadError):
     """A queue is at its bound: of images, bytes or changes of a model."""
+
+    reason = "queue_full"
+
+
+class LimitExceeded(OverloadError):
+    """The caller asks for more than its limits allow."""
+
+    reason = "limit"
 
 
 class ProfilerBusy(OverloadError):
     """Another profile is being recorded."""
 
+    reason = "profiler_busy"
+
 
 class DeadlineExceeded(OverloadError):
     """The job could not be run before its deadline."""
 
+    reason = "late"
+
 
 class ShuttingDown(OverloadError):
     """The server is draining and takes no new work."""
+
+    reason = "shutting_down"
+
+
+def shown(value: object) -> str:
+    """Returns what a refusal shows of a value that a client sent, however large it is."""
+    if isinstance(value, str):
+        return repr(value[:_SHOWN])
+    if isinstance(value, (bool, int, float)):
+        return repr(value)[:_SHOWN]
+    kinds = {type(None): "nothing", list: "a list", dict: "an object"}
+    return kinds.get(type(value), "another value")
 
 
 def cause(error: BaseException) -> str:

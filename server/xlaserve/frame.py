@@ -120,6 +120,12 @@ def best_input(height: int, width: int, inputs: Sequence[tuple[int, int]]) -> tu
     return min(holding, key=math.prod) if holding else max(close, key=math.prod)
 
 
+def within(max_side: int, height: int, width: int) -> Frame:
+    """Returns the frame of an image that is an input by itself, shrunk where a side would be longer than `max_side`."""
+    size = _scaled(height, width, min(1.0, max_side / max(height, width)), (height, width))
+    return Frame(height, width, *size, 0, 0, *size)
+
+
 @lru_cache(maxsize=256)
 def whole(height: int, width: int) -> Frame:
     """Returns the frame of an image that is the input as it is."""

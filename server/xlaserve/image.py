@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from xlaserve.config import PixelRange
+from xlaserve.config import PixelRange, Settings
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
 from xlaserve.frame import Frame
 
@@ -72,6 +72,11 @@ class ImageLimits:
     """Most bytes of the encoded image."""
     max_image_pixels: int
     """Height times width, as its header states them."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Returns the limits that are configured."""
+        return cls(settings.max_image_bytes, settings.max_image_pixels)
 
 
 class Decoded(NamedTuple):
@@ -125,19 +130,21 @@ def decode(data: Encoded, place: Place, limits: ImageLimits, hold: Hold = nullco
 
 
 def check_pixels(array: NDArray[np.generic], pixel_range: PixelRange = PixelRange.LEVELS) -> NDArray[np.uint8]:
-    """Returns pixels `[n, height, width, 3]` as uint8: uint8 as it is, int32 and float32 copied, float32 rounded.
+    """Returns pixels `[n, height, width, 3]` as uint8: uint8 as it is, others copied, float16 and float32 rounded.
 
-    `pixel_range` is that of float32; the others are from 0 to 255.
+    `pixel_range` is that of float16 and float32; the others are from 0 to 255.
 
-    Raises InvalidArgument for another shape or type, for no images, for values out of their range, and for float32
-    that is said to be from 0 to 255 but holds fractions of at most 1: every image would be black.
+    Raises InvalidArgument for another shape or type, for no images, for values out of their range, and for floats that
+    are said to be from 0 to 255 but hold fractions of at most 1: every image would be black.
     """
     if array.ndim != 4 or array.shape[3] != 3 or array.size == 0:
         raise InvalidArgument("pixels", "shape [n, height, width, 3] of at least one pixel", list(array.shape))
     if array.dtype == np.uint8:
         return array.view(np.uint8)
+    if array.dtype == np.float16:
+        array = array.astype(np.float32)
     if array.dtype not in (np.int32, np.float32):
-        raise InvalidArgument("pixels", "UINT8, INT32 or FP32", array.dtype)
+        raise InvalidArgument("pixels", "UINT8, INT32, FP16 or FP32", array.dtype)
     is_unit = array.dtype == np.float32 and pixel_range is PixelRange.UNIT
     white = 1 if is_unit else 255
     least, most = array.min(), array.max()  # either is NaN where any value is

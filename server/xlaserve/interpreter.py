@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 SWITCH_S: Final = sys.getswitchinterval()
 SHARED_SWITCH_S: Final = 0.001
@@ -26,6 +29,16 @@ def shared() -> Iterator[None]:
         yield
     finally:
         _count(-1)
+
+
+async def on_thread(work: Callable[[], T]) -> T:
+    """Returns what `work` does, in Python on another thread."""
+    return await asyncio.to_thread(_shared, work)
+
+
+def _shared(work: Callable[[], T]) -> T:
+    with shared():
+        return work()
 
 
 def _count(change: int) -> None:

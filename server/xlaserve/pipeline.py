@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Mode, PixelRange, Settings
 from xlaserve.decoding import DecodingThreads, Memory
-from xlaserve.engine.batching.queue import BatchRows, Result
+from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument
-from xlaserve.frame import Frame, whole
+from xlaserve.frame import Frame, whole, within
 from xlaserve.image import Encoded, ImageLimits, Place, check_pixels, decode
 from xlaserve.model.version import Served
 from xlaserve.runtimes.tf.device import usable_cores
@@ -37,6 +38,25 @@ class Rendering(Protocol):
 
     def renderer(self, task: Any) -> Render:
         """Returns what does it for one request to a model of this task. It may raise a RequestError."""
+
+
+Draw = Callable[[Outputs, Frame, Images], Any]
+"""Maps the same, and the image itself upright as `[height, width, 3]`, to a picture."""
+
+
+class Drawing(Protocol):
+    """Work on the answer that needs the image itself: plain data that names it."""
+
+    def drawer(self, task: Any) -> Draw:
+        """Returns what does it for one request to a model of this task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A rendering into encoded images, which are decoded once more: no larger than `max_side`."""
+
+    drawing: Drawing
+    max_side: int
 
 
 class Readable(Protocol):
@@ -89,14 +109,16 @@ class Request(NamedTuple):
     """Pixels `[n, height, width, 3]` that passed `image.check_pixels`, or encoded images; at least one."""
     deadline: float
     """When it has to be answered, in seconds of the clock."""
-    rendering: Rendering | None = None
+    rendering: Rendering | Drawn | None = None
+    priority: int = DEFAULT_PRIORITY
+    """A key of `engine.batching.queue.WEIGHTS`."""
 
     def __reduce__(self) -> tuple[type[Request], tuple[object, ...]]:
         """Pickles images that lie in a message as bytes of their own."""
-        mode, images, deadline, rendering = self
+        mode, images, *rest = self
         if not isinstance(images, (np.ndarray, Pending)):
             images = list(map(bytes, images))
-        return Request, (mode, images, deadline, rendering)
+        return Request, (mode, images, *rest)
 
 
 class Answer(NamedTuple):
@@ -127,7 +149,7 @@ class Pipeline:
     """Runs requests on ready models. Decodes and renders on threads of its own, where models take turns."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
+        self._limits = ImageLimits.of(settings)
         self._memory = Memory(settings.max_decode_bytes)
         self._threads = DecodingThreads(settings.decode_threads or usable_cores(), clock)
         self.clock = clock
@@ -157,7 +179,7 @@ class Pipeline:
             if not has_buckets:
                 assert served.background is not None
                 mode = await served.background.open((height, width), mode)
-            result = await batcher.run(images, mode, request.deadline)
+            result = await batcher.run(images, mode, request.deadline, request.priority)
             return await self._answer(served, request, mode, [whole(height, width)] * count, result)
         finally:
             batcher.admission.leave(count, size_bytes)
@@ -168,14 +190,30 @@ class Pipeline:
         size_bytes = len(images) * pixels * CHANNELS + sum(map(len, images))
         admission.admit(len(images), size_bytes)
         try:
+            self._check_deadline(served, mode, request)
             began = self.clock()
             groups, frames = await self._decode(images, served, request.deadline)
             decode_s = self.clock() - began
-            result = await _run_groups(served, groups, mode, request.deadline)
+            result = await _run_groups(served, groups, mode, request)
             result.timings.decode_s = decode_s
             return await self._answer(served, request, mode, frames, result)
         finally:
             admission.leave(len(images), size_bytes)
+
+    def _check_deadline(self, served: Served, mode: Mode, request: Request) -> None:
+        """Raises DeadlineUnreachable for encoded images that can't be decoded and run before their deadline."""
+        images, deadline = len(request.images), request.deadline
+        if deadline == math.inf:
+            return
+        decoded = self._threads.expect(served.settings.name, images)
+        served.batcher.forecast.check_encoded(
+            images,
+            deadline,
+            request.priority,
+            shapes=[(mode, *size) for size in served.inputs],
+            decode_s=decoded.likely_s,
+            decoding=decoded.waiting,
+        )
 
     async def _answer(
         self, served: Served, request: Request, mode: Mode, frames: Sequence[Frame], result: Result
@@ -187,7 +225,7 @@ class Pipeline:
         else:
             outputs = await self._put_together(served, len(frames), batches, request.deadline)
         rendered: Sequence[Any] = ()
-        if request.rendering:
+        if request.rendering is not None:
             began = self.clock()
             rendered = await self._render(served, request, outputs, frames)
             timings.encode_s = self.clock() - began
@@ -252,21 +290,36 @@ class Pipeline:
         return outputs
 
     async def _render(self, served: Served, request: Request, outputs: Outputs, frames: Sequence[Frame]) -> list[Any]:
-        assert request.rendering is not None
-        render = request.rendering.renderer(served.model.task)
+        rendering, task = request.rendering, served.model.task
+        assert rendering is not None
+        if isinstance(rendering, Drawn):
+            encoded = request.images
+            assert not isinstance(encoded, (np.ndarray, Pending))
+            draw = rendering.drawing.drawer(task)
+            place = partial(within, rendering.max_side)
 
-        def render_row(row: int) -> Any:
-            return render(tuple(output[row : row + 1] for output in outputs), frames[row])
+            def render_row(row: int) -> Any:
+                image, _ = decode(encoded[row], place, self._limits, self._memory.hold)
+                return draw(tuple(output[row : row + 1] for output in outputs), frames[row], image)
+
+        else:
+            render = rendering.renderer(task)
+
+            def render_row(row: int) -> Any:
+                return render(tuple(output[row : row + 1] for output in outputs), frames[row])
 
         model = served.settings.name
         return await self._threads.map(model, render_row, len(frames), request.deadline, is_rendering=True)
 
 
-async def _run_groups(served: Served, groups: Sequence[Group], mode: Mode, deadline: float) -> Result:
+async def _run_groups(served: Served, groups: Sequence[Group], mode: Mode, request: Request) -> Result:
     """Returns what the batches gave, in any order, and the slowest stages; where one group fails, so do the others."""
     if len(groups) == 1:
-        return await served.batcher.run(groups[0].pixels, mode, deadline)
-    running = [asyncio.ensure_future(served.batcher.run(group.pixels, mode, deadline)) for group in groups]
+        return await served.batcher.run(groups[0].pixels, mode, request.deadline, request.priority)
+    running = [
+        asyncio.ensure_future(served.batcher.run(group.pixels, mode, request.deadline, request.priority))
+        for group in groups
+    ]
     try:
         results = await asyncio.gather(*running)
     finally:

@@ -47,7 +47,8 @@ def compile_with_brake(self, mode, bucket):
     run = compile(self, mode, bucket).executable
 
     def executable(images):
-        time.sleep(0.001)  # too long for the event loop, so that a thread is what the brake stops
+        # At least too long for the event loop, so that a thread is what the brake stops.
+        time.sleep(float(os.environ.get("BATCH_S", "0.001")))
         while os.path.exists(os.environ["BRAKE"]):
             time.sleep(0.005)
         return run(images)
@@ -70,7 +71,7 @@ class Server:
         # JSON is YAML as well.
         self.config_file.write_text(json.dumps(config))
         command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(self.config_file)]
-        flags = ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(self._ready_file)]
+        flags = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--ready-file", str(self._ready_file)]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -94,20 +95,25 @@ class Server:
         return self._addresses[1]
 
     @property
+    def metrics(self) -> str:
+        """HOST:PORT of /metrics; waits until it listens, which is before it is ready."""
+        return self._addresses[2]
+
+    @property
     def is_ready(self) -> bool:
         return self._ready_file.exists()
 
     @cached_property
-    def _addresses(self) -> tuple[str, str]:
+    def _addresses(self) -> tuple[str, str, str]:
         self.wait_for(lambda: "listening: " in self.stderr, "it did not listen")
-        found = re.search(r"listening: gRPC (\S+), HTTP ([^\s\"]+)", self.stderr)
+        found = re.search(r"listening: gRPC (\S+), HTTP (\S+), metrics ([^\s\"]+)", self.stderr)
         assert found is not None
-        return found[1], found[2]
+        return found[1], found[2], found[3]
 
     def wait_until_ready(self) -> None:
         self.wait_for(lambda: self.is_ready, "it was not ready")
         ready = json.loads(self._ready_file.read_text())
-        assert ready == {"grpc": self.grpc, "http": self.http, "pid": self.pid}
+        assert ready == {"grpc": self.grpc, "http": self.http, "metrics": self.metrics, "pid": self.pid}
 
     def wait_for(self, condition: Callable[[], object], otherwise: str, timeout_s: float = START_TIMEOUT_S) -> None:
         """Returns once `condition` holds; fails where the server ends first, or `timeout_s` passes."""
@@ -119,7 +125,7 @@ class Server:
 
     def scrape(self) -> str:
         """Returns what /metrics shows now."""
-        host, port = self.http.rsplit(":", 1)
+        host, port = self.metrics.rsplit(":", 1)
         connection = HTTPConnection(host, int(port), timeout=STOP_TIMEOUT_S)
         try:
             connection.request("GET", "/metrics")

@@ -34,11 +34,13 @@ def test_auto_compiles_what_it_chooses_from_answers_right_and_says_what_it_chose
         metadata = oip_grpc.GRPCInferenceServiceStub(channel).ModelMetadata(oip.ModelMetadataRequest(name="digits"))
     for bucket, mode in listed.auto_modes.items():
         assert f"{bucket} in {mode}" in metadata.properties["auto"]
-    with urlopen(f"http://{server.http}/metrics") as response:
+    with urlopen(f"http://{server.metrics}/metrics") as response:
         metrics = response.read().decode()
     for bucket, mode in listed.auto_modes.items():
-        assert f'xlaserve_auto_mode{{bucket="{bucket}",mode="{mode}",model="digits"}} 1.0' in metrics
-    assert 'xlaserve_requests_total{method="Classify",mode="auto",model="digits",status="OK"} 1.0' in metrics
+        assert f'xlaserve_auto_mode{{bucket="{bucket}",mode="{mode}",model="digits",version="1"}} 1.0' in metrics
+    assert (
+        'xlaserve_requests_total{method="Classify",mode="auto",model="digits",status="OK",version="1"} 1.0' in metrics
+    )
 
 
 def test_a_mode_that_is_only_compiled_for_auto_is_not_offered(start_server: StartServer) -> None:

@@ -22,7 +22,7 @@ BUCKETS = [1, 2, 4]
 TIMEOUT_S = 240
 MODES = ("xla", "autocluster")
 MAX_KIB = 8
-PORTS = ("--grpc-port", "0", "--http-port", "0")
+PORTS = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
 
 
 def configure(folder: Path, **settings: object) -> Path:

@@ -21,8 +21,16 @@ from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-SERVICES = {"inference.GRPCInferenceService", "xlaserve.v1.Vision", "grpc.health.v1.Health"}
+SERVICES = {
+    "inference.GRPCInferenceService",
+    "xlaserve.v1.Vision",
+    "tensorflow.serving.PredictionService",
+    "tensorflow.serving.ModelService",
+    "grpc.health.v1.Health",
+}
+PREDICTION = "tensorflow.serving.PredictionService"
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 NOOP = {"models": [{"name": "noop", "source": "builtin:noop", "buckets": [1]}]}
 TIMEOUT_S = 60
 
@@ -45,6 +53,7 @@ def health(channel: grpc.Channel) -> Any:  # its published types lack the method
         ("", SERVING),
         ("inference.GRPCInferenceService", SERVING),
         ("xlaserve.v1.Vision", SERVING),
+        ("tensorflow.serving.PredictionService", SERVING),
         ("digits", SERVING),
         ("noop", SERVING),
         ("broken", NOT_SERVING),
@@ -159,12 +168,30 @@ def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_serve
 
 def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
     database = ProtoReflectionDescriptorDatabase(channel)
-    assert set(database.get_services()) == {*SERVICES, REFLECTION}
+    assert set(database.get_services()) == {*SERVICES, REFLECTION, REFLECTION_V1}
     pool = DescriptorPool(database)
     inference = pool.FindServiceByName("inference.GRPCInferenceService")
     assert {method.name for method in inference.methods} >= {"ModelInfer", "ModelStreamInfer", "RepositoryIndex"}
+    (predict,) = (one for one in pool.FindServiceByName(PREDICTION).methods if one.name == "Predict")
+    assert set(predict.input_type.fields_by_name) == {"model_spec", "inputs", "output_filter"}
     request = pool.FindMessageTypeByName("xlaserve.v1.ClassifyRequest")
     assert list(request.fields_by_name) == ["model", "images", "top_k", "mode", "version", "pixels"]
+
+
+def test_reflection_v1_answers_as_v1alpha_does(channel: grpc.Channel) -> None:
+    def answers(service: str) -> list[bytes]:
+        ask: Any = channel.stream_stream(f"/{service}/ServerReflectionInfo")
+        questions = [
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol="inference.GRPCInferenceService"),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol=REFLECTION_V1),
+            reflection_pb2.ServerReflectionRequest(file_by_filename="nope.proto"),
+        ]
+        return list(ask(iter([question.SerializeToString() for question in questions]), timeout=TIMEOUT_S))
+
+    assert answers(REFLECTION_V1) == answers(REFLECTION)
+    described = reflection_pb2.ServerReflectionResponse.FromString(answers(REFLECTION_V1)[2])
+    assert b"grpc.reflection.v1" in described.file_descriptor_response.file_descriptor_proto[0]
 
 
 @pytest.mark.parametrize(

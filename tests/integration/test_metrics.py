@@ -18,9 +18,9 @@ from xlaserve_proto import vision_pb2
 from xlaserve_proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from xlaserve_proto.vision_pb2_grpc import VisionStub
 
-METHODS = {"ModelInfer", "ModelStreamInfer", "Classify"}
+METHODS = {"ModelInfer", "ModelStreamInfer", "Classify", "Predict", "infer", "classify", "predict", "regress"}
 STATES = {"loading", "compiling", "ready", "draining", "unloaded", "failed"}
-LABELS = {"model", "method", "mode", "status", "bucket", "state", "version", "phase", "precision", "le"}
+LABELS = {"reason", "model", "method", "mode", "status", "bucket", "state", "version", "phase", "precision", "le"}
 
 
 def get(address: str, path: str) -> tuple[int, str]:
@@ -35,7 +35,7 @@ def get(address: str, path: str) -> tuple[int, str]:
 
 
 def families(server: Server) -> dict[str, Metric]:
-    status, text = get(server.http, "/metrics")
+    status, text = get(server.metrics, "/metrics")
     assert status == 200
     return {family.name: family for family in text_string_to_metric_families(text)}
 
@@ -79,7 +79,11 @@ def test_names_units_and_labels_follow_the_conventions(
             if family.type == "counter":
                 assert sample.name == f"{name}_total"
     assert {name for name, family in ours.items() if family.type == "histogram"} == {
-        *(f"xlaserve_{stage}_seconds" for stage in ("request", "decode", "queue", "gather", "execute", "encode")),
+        *(
+            f"xlaserve_{stage}_seconds"
+            for stage in ("request", "refusal", "decode", "queue", "gather", "execute", "encode")
+        ),
+        *(f"xlaserve_shadow_{measure}" for measure in ("agreement", "iou", "difference", "execute_seconds")),
         "xlaserve_compile_seconds",
         "xlaserve_batch_size",
     }
@@ -153,7 +157,7 @@ def test_batches_buckets_and_padding_add_up(server: Server, oip: GRPCInferenceSe
 def test_nothing_that_a_client_makes_up_becomes_a_label(
     server: Server, oip: GRPCInferenceServiceStub, vision: VisionStub, valid: MakeRequest
 ) -> None:
-    before = get(server.http, "/metrics")[1].count("\n")
+    before = get(server.metrics, "/metrics")[1].count("\n")
     for number in range(20):
         unknown, turbo, versioned = valid(), valid(), valid()
         unknown.model_name = f"made-up-{number}"
@@ -164,11 +168,11 @@ def test_nothing_that_a_client_makes_up_becomes_a_label(
             list(oip.ModelStreamInfer(iter([request])))
         for model, mode in ((unknown.model_name, ""), ("digits", f"made-up-{number}")):
             refused(partial(vision.Classify, vision_pb2.ClassifyRequest(model=model, mode=mode, images=[b"x"])))
-        refused(partial(oip.ModelReady, pb.ModelReadyRequest(name=f"made-up-{number}")))
-    text = get(server.http, "/metrics")[1]
+        refused(partial(oip.ModelMetadata, pb.ModelMetadataRequest(name=f"made-up-{number}")))
+    text = get(server.metrics, "/metrics")[1]
     assert "made-up" not in text
     assert "1000" not in re.findall(r'version="(\d+)"', text)
-    assert text.count("\n") - before < 40
+    assert text.count("\n") - before < 80  # each made-up name would add one at least
     for family in families(server).values():
         for sample in family.samples:
             assert sample.labels.get("model", "digits") in {"digits", "noop", "broken"}
@@ -189,7 +193,7 @@ def test_idle_means_that_nothing_is_under_way(server: Server) -> None:
         assert server.metric(f"xlaserve_{name}") == 0
     assert server.metric("xlaserve_ready") == 1
     assert server.metric("xlaserve_lanes") >= 1
-    assert [get(server.http, path) for path in ("/healthz", "/readyz")] == [(200, "ok\n"), (200, "ready\n")]
+    assert [get(server.metrics, path) for path in ("/healthz", "/readyz")] == [(200, "ok\n"), (200, "ready\n")]
 
 
 def test_what_is_under_way_shows_and_readiness_follows_the_models(start_server: StartServer, brake: Brake) -> None:
@@ -197,13 +201,13 @@ def test_what_is_under_way_shows_and_readiness_follows_the_models(start_server: 
     brake.pull()
     server = start_server(config, env=brake.env, wait=False)
     probes = ("/healthz", "/readyz")
-    assert [get(server.http, path)[0] for path in probes] == [200, 503]
+    assert [get(server.metrics, path)[0] for path in probes] == [200, 503]
     assert server.metric("xlaserve_ready") == 0
     server.wait_for(lambda: server.metric("xlaserve_model_state", state="compiling") == 1, "it did not compile")
-    assert [get(server.http, path)[0] for path in probes] == [200, 503]
+    assert [get(server.metrics, path)[0] for path in probes] == [200, 503]
     brake.release()
     server.wait_until_ready()
-    assert [get(server.http, path)[0] for path in probes] == [200, 200]
+    assert [get(server.metrics, path)[0] for path in probes] == [200, 200]
 
     brake.pull()
     request = pb.ModelInferRequest(model_name="noop")
@@ -221,8 +225,8 @@ def test_what_is_under_way_shows_and_readiness_follows_the_models(start_server: 
         assert server.metric("xlaserve_in_flight_bytes") == 5 * 224 * 224 * 3
         assert 3 <= server.metric("xlaserve_queue_images") < 5
         server.process.terminate()
-        server.wait_for(lambda: get(server.http, "/readyz")[0] == 503, "it stayed ready")
-        assert get(server.http, "/healthz")[0] == 200
+        server.wait_for(lambda: get(server.metrics, "/readyz")[0] == 503, "it stayed ready")
+        assert get(server.metrics, "/healthz")[0] == 200
         brake.release()
         assert all(call.result().outputs for call in calls)
     assert server.wait() == 0

@@ -179,11 +179,20 @@ def test_a_request_that_may_wait_no_longer_is_refused_alone(oip: GRPCInferenceSe
     assert oip.ModelInfer(fine).outputs
 
 
-def test_a_priority_of_zero_is_accepted(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
-    for kind in ("int64_param", "uint64_param"):
+def test_priorities_are_those_of_triton(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
+    batching = oip.ModelConfig(pb.ModelConfigRequest(name="digits")).config.dynamic_batching
+    assert (batching.priority_levels, batching.default_priority_level) == (3, 2)
+    for priority in range(batching.priority_levels + 1):
+        for kind in ("int64_param", "uint64_param"):
+            request = valid()
+            setattr(request.parameters["priority"], kind, priority)
+            assert oip.ModelInfer(request).outputs
+    for wrong in (pb.InferParameter(uint64_param=4), pb.InferParameter(string_param="high")):
         request = valid()
-        setattr(request.parameters["priority"], kind, 0)
-        assert oip.ModelInfer(request).outputs
+        request.parameters["priority"].CopyFrom(wrong)
+        code, message = refused(partial(oip.ModelInfer, request))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "parameters.priority" in message
 
 
 # What is not spoken here.
@@ -207,9 +216,6 @@ def output_to_shared_memory(request: pb.ModelInferRequest) -> None:
     [
         (parameter("sequence_id", int64_param=7), "sequence_id"),
         (parameter("sequence_start", bool_param=True), "sequence_start"),
-        (parameter("triton_enable_empty_final_response", bool_param=True), "triton_enable_empty_final_response"),
-        (parameter("priority", uint64_param=1), "priority"),
-        (parameter("priority", string_param="high"), "priority"),
         (in_shared_memory, "shared memory"),
         (output_to_shared_memory, "shared memory"),
     ],
@@ -224,7 +230,49 @@ def test_an_unsupported_extension_is_refused_by_name(
     assert says in message
 
 
-@pytest.mark.parametrize("method", ["SystemSharedMemoryStatus", "CudaSharedMemoryRegister", "TraceSetting", "Nonsense"])
+def test_parameters_and_headers_of_other_servers_are_ignored(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
+    request = valid()
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    request.parameters["my_own"].string_param = "anything"
+    request.inputs[0].parameters["binary_data_size"].int64_param = 7
+    request.outputs.add(name="scores").parameters["binary_data"].bool_param = True
+    assert scores(oip.ModelInfer(request, metadata=(("x-request-id", "7"), ("authorization", "none")))).shape == (1, 10)
+
+
+def test_trace_and_log_settings_are_shown_and_can_not_be_changed(oip: GRPCInferenceServiceStub) -> None:
+    trace = oip.TraceSetting(pb.TraceSettingRequest(model_name="digits"))
+    assert {key: list(one.value) for key, one in trace.settings.items()} == {
+        "trace_level": ["OFF"],
+        "trace_rate": ["1000"],
+        "trace_count": ["-1"],
+        "trace_mode": ["triton"],
+        "trace_file": [""],
+        "log_frequency": ["0"],
+    }
+    logs = oip.LogSettings(pb.LogSettingsRequest())
+    assert {key: getattr(one, required(one.WhichOneof("parameter_choice"))) for key, one in logs.settings.items()} == {
+        "log_file": "",
+        "log_info": True,
+        "log_warning": True,
+        "log_error": True,
+        "log_verbose_level": 1,
+        "log_format": "default",
+    }
+    kept, reset, changed = (pb.TraceSettingRequest() for _ in range(3))
+    kept.settings["trace_level"].value.append("OFF")
+    reset.settings["trace_rate"].SetInParent()
+    changed.settings["trace_level"].value.append("TIMESTAMPS")
+    for request in (kept, reset):
+        assert oip.TraceSetting(request) == oip.TraceSetting(pb.TraceSettingRequest())
+    louder = pb.LogSettingsRequest()
+    louder.settings["log_verbose_level"].uint32_param = 2
+    for call in (lambda: oip.TraceSetting(changed), lambda: oip.LogSettings(louder)):
+        assert refused(call)[0] is grpc.StatusCode.UNIMPLEMENTED
+    unknown = pb.TraceSettingRequest(model_name="nope")
+    assert refused(lambda: oip.TraceSetting(unknown))[0] is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("method", ["SystemSharedMemoryStatus", "CudaSharedMemoryRegister", "Nonsense"])
 def test_a_method_of_an_extension_that_is_not_spoken_is_unimplemented(channel: grpc.Channel, method: str) -> None:
     call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
     assert refused(lambda: call(b""))[0] is grpc.StatusCode.UNIMPLEMENTED
@@ -245,6 +293,7 @@ def test_a_stream_is_answered_in_its_order(oip: GRPCInferenceServiceStub, scans:
     responses = list(oip.ModelStreamInfer(requests()))
     assert [response.error_message for response in responses] == [""] * 100
     assert [response.infer_response.id for response in responses] == [str(number) for number in range(100)]
+    assert all(one.infer_response.parameters["triton_final_response"].bool_param for one in responses)
     for number, response in enumerate(responses):
         assert (scores(response.infer_response).argmax(axis=1) == number % 10).all()
 
@@ -259,6 +308,7 @@ def test_an_error_in_a_stream_names_its_request_and_the_stream_goes_on(
         request.id = name
     responses = list(oip.ModelStreamInfer(iter([good, bad, unknown, last])))
     assert [response.infer_response.id for response in responses] == ["good", "bad", "unknown", "last"]
+    assert all(one.infer_response.parameters["triton_final_response"].bool_param for one in responses)
     errors = [response.error_message for response in responses]
     assert (errors[0], errors[3]) == ("", "")
     assert errors[1].startswith("INVALID_ARGUMENT: pixels.shape: expected ")
@@ -327,8 +377,8 @@ def test_readiness_is_told_for_each_model(oip: GRPCInferenceServiceStub) -> None
     ready = {name: oip.ModelReady(pb.ModelReadyRequest(name=name)).ready for name in ("digits", "noop", "broken")}
     assert ready == {"digits": True, "noop": True, "broken": False}
     assert oip.ModelReady(pb.ModelReadyRequest(name="digits", version="1")).ready
-    unknown = pb.ModelReadyRequest(name="digits", version="2")
-    assert refused(lambda: oip.ModelReady(unknown))[0] is grpc.StatusCode.NOT_FOUND
+    for unknown in (pb.ModelReadyRequest(name="digits", version="2"), pb.ModelReadyRequest(name="nope")):
+        assert not oip.ModelReady(unknown).ready
 
 
 def test_a_model_describes_itself(oip: GRPCInferenceServiceStub) -> None:
@@ -337,7 +387,6 @@ def test_a_model_describes_itself(oip: GRPCInferenceServiceStub) -> None:
     tensors = {t.name: (t.datatype, list(t.shape)) for t in (*metadata.inputs, *metadata.outputs)}
     assert tensors == {
         "pixels": ("UINT8", [-1, 32, 32, 3]),
-        "image": ("BYTES", [-1]),
         "scores": ("FP32", [-1, 10]),
     }
     assert metadata.properties == {
@@ -345,6 +394,7 @@ def test_a_model_describes_itself(oip: GRPCInferenceServiceStub) -> None:
         "lowerings": "stem 1",
         "weights": "built in",
         "task": "classification",
+        "inputs": "pixels,image",
         "fit": "resize",
         "pixel_range": "0..255",
         "precision": "float32",
@@ -359,8 +409,7 @@ def test_a_model_shows_its_configuration_in_tritons_terms(oip: GRPCInferenceServ
     assert (config.name, config.platform, config.backend) == ("digits", "tensorflow_xla", "tensorflow")
     assert config.max_batch_size == 8
     assert [(i.name, i.data_type, list(i.dims), i.optional) for i in config.input] == [
-        ("pixels", pb.TYPE_UINT8, [32, 32, 3], True),
-        ("image", pb.TYPE_STRING, [1], True),
+        ("pixels", pb.TYPE_UINT8, [32, 32, 3], False),
     ]
     assert [(o.name, o.data_type, list(o.dims)) for o in config.output] == [("scores", pb.TYPE_FP32, [10])]
     assert list(config.dynamic_batching.preferred_batch_size) == [1, 2, 4, 8]

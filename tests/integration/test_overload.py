@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import grpc
@@ -136,6 +137,54 @@ def test_a_deadline_that_passes_in_the_queue_costs_only_its_own_request(
     wait_for_images(server, 0)
 
 
+def test_what_cannot_make_its_deadline_is_refused_on_arrival_and_told_when_to_come_again(
+    start_server: StartServer, brake: Brake, connect: Connect
+) -> None:
+    model = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1]}
+    server = start_server({"models": [model], "lanes": 1}, env={**brake.env, "BATCH_S": "0.1"})
+    client = connect(server)
+    calls = [(level, client.send(level, timeout_s=1.0)) for level in range(1, 31)]
+    outcomes = [client.outcome(call, level) for level, call in calls]
+    assert Status.OK in outcomes
+    refused = [call for _, call in calls if call.code() is Status.RESOURCE_EXHAUSTED]
+    assert len(refused) >= 20
+    for call in refused:
+        assert "the deadline is in" in call.details() or "would miss their deadlines" in call.details()
+        assert "retry-after" in {key for key, _ in call.trailing_metadata()}
+    assert server.metric("xlaserve_refusal_seconds_count", model="noop", reason="deadline") == len(refused)
+    wait_for_images(server, 0)
+    assert client.ask(1) is Status.OK
+
+
+def _note(order: list[int], priority: int, _: object) -> None:
+    order.append(priority)
+
+
+def test_the_highest_priority_is_answered_before_what_waits(
+    start_server: StartServer, brake: Brake, connect: Connect
+) -> None:
+    model = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1]}
+    server = start_server({"models": [model], "lanes": 1}, env={**brake.env, "BATCH_S": "0.02"})
+    client = connect(server)
+    brake.pull()
+    order: list[int] = []
+    calls = []
+    for count, priority in ((12, 3), (4, 1)):
+        for _ in range(count):
+            request = client.request(1)
+            request.parameters["priority"].int64_param = priority
+            call = client.stub.ModelInfer.future(request, timeout=PATIENCE_S)
+            call.add_done_callback(partial(_note, order, priority))
+            calls.append(call)
+        wait_for_images(server, len(calls))
+    brake.release()
+    assert [client.outcome(call, 1) for call in calls] == [Status.OK] * 16
+    wait_for_images(server, 0)
+    server.wait_for(lambda: len(order) == 16, "the callbacks did not run")
+    # Two run or were gathered ahead; of each five images that follow four are of priority 1.
+    assert order[:8].count(1) == 4
+
+
 def test_the_timeout_parameter_bounds_the_wait_in_the_queue(
     braked: StartBraked, brake: Brake, connect: Connect
 ) -> None:
@@ -206,7 +255,7 @@ def test_many_connections_are_all_served(server: Server, connect: Connect) -> No
 def test_connections_that_never_finish_their_request_hold_nobody_up(server: Server, connect: Connect) -> None:
     begun = [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04", b"GET /met"]
     with ExitStack() as sockets:
-        for address in (server.grpc, server.http):
+        for address in (server.grpc, server.http, server.metrics):
             host, port = address.rsplit(":", 1)
             for number in range(60):
                 connection = sockets.enter_context(socket.create_connection((host, int(port)), timeout=AT_ONCE_S))

@@ -472,7 +472,20 @@ def test_a_batch_loop_that_dies_ends_the_server_with_a_failure(
 def test_a_ready_file_that_can_not_be_written_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "ready.partial").mkdir()  # what is written first, and can't be
     models = json.dumps([NOOP])
-    command = [sys.executable, "-m", "xlaserve", "serve", "--grpc-port", "0", "--http-port", "0", "--models", models]
+    command = [
+        sys.executable,
+        "-m",
+        "xlaserve",
+        "serve",
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+        "--metrics-port",
+        "0",
+        "--models",
+        models,
+    ]
     command += ["--ready-file", str(tmp_path / "ready")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     last = done.stderr.splitlines()[-1]

@@ -125,7 +125,9 @@ def test_models_are_listed_with_what_they_cost(vision: VisionStub) -> None:
     for program in digits.programs:
         assert program.run_s > 0
         assert program.run_loaded_s > 0
-        assert (program.compile_s > 0) == (program.mode != "eager")
+        # What a first run of a graph takes beyond later ones may be too little to see.
+        assert program.compile_s > 0 or program.mode != "xla"
+        assert not program.compile_s or program.mode != "eager"
     spent = sum(program.trace_s + program.compile_s for program in digits.programs)
     assert digits.compile_s == pytest.approx(spent)
     assert (noop.name, noop.state, noop.programs_total) == ("noop", pb.Model.STATE_READY, 3)

@@ -63,7 +63,7 @@ def probe(client: triton.InferenceServerClient, png: bytes) -> dict[str, Any]:
     seen: dict[str, Any] = {
         "live": client.is_server_live(),
         "ready": client.is_server_ready(),
-        "model_ready": {name: client.is_model_ready(name) for name in ("digits", "noop", "broken")},
+        "model_ready": {name: client.is_model_ready(name) for name in ("digits", "noop", "broken", "unknown")},
         "server": client.get_server_metadata(as_json=True),
         "index": client.get_model_repository_index(as_json=True),
         "metadata": client.get_model_metadata("digits", as_json=True),

@@ -297,14 +297,15 @@ def test_ctrl_c_ends_a_warm_up_at_once(tmp_path: Path) -> None:
 
 def test_a_model_that_fails_ends_the_server_with_its_reason() -> None:
     models = f"{BROKEN[:-1]}, {NOOP[1:]}"
-    done = xlaserve("serve", "--models", models, "--grpc-port", 0, "--http-port", 0)
+    done = xlaserve("serve", "--models", models, "--grpc-port", 0, "--http-port", 0, "--metrics-port", 0)
     assert_refused(done, "model broken failed: weights: ", "got other")
 
 
-@pytest.mark.parametrize("kind", ["grpc", "http"])
+@pytest.mark.parametrize("kind", ["grpc", "http", "metrics"])
 def test_a_taken_port_is_named(taken_port: int, kind: str) -> None:
-    other = {"grpc": "http", "http": "grpc"}[kind]
-    done = xlaserve("serve", "--models", NOOP, f"--{kind}-port", taken_port, f"--{other}-port", 0)
+    ports = {"grpc": 0, "http": 0, "metrics": 0, kind: taken_port}
+    flags = [value for name, port in ports.items() for value in (f"--{name}-port", port)]
+    done = xlaserve("serve", "--models", NOOP, *flags)
     assert_refused(done, f"{kind}_port: expected a free port", "127.0.0.1", str(taken_port))
 
 
@@ -317,7 +318,7 @@ def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(
 def served(*arguments: object) -> tuple[int, str]:
     """Serves until it is ready, then ends it; returns the status and what it wrote to its terminal."""
     terminal, end = pty.openpty()
-    command = [*COMMAND, "serve", "--grpc-port", "0", "--http-port", "0", *map(str, arguments)]
+    command = [*COMMAND, "serve", "--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", *map(str, arguments)]
     process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment({"TERM": "xterm-256color"}))
     os.close(end)
     said = b""
@@ -364,4 +365,4 @@ def test_an_ipv6_address_is_written_as_one() -> None:
         pytest.skip("this machine has no IPv6")
     status, said = served("--models", NOOP, "--host", "::1", "--log-format", "json")
     assert status == 0, said
-    assert re.search(r"listening: gRPC \[::1\]:\d+, HTTP \[::1\]:\d+", said)
+    assert re.search(r"listening: gRPC \[::1\]:\d+, HTTP \[::1\]:\d+, metrics \[::1\]:\d+", said)

@@ -141,7 +141,7 @@ class Outer(Frozen):
     places: tuple[Path, ...] = ()
     inner: Inner | None = None
     inners: tuple[Inner, ...] = ()
-    pairs: Pairs[str] = ()
+    pairs: Pairs[str, str] = ()
 
 
 def test_which_fields_are_paths_is_told_by_their_types() -> None:
@@ -196,9 +196,13 @@ def test_a_version_may_be_written_as_a_number(write: Write) -> None:
     ("host", "is_on"),
     [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
 )
-def test_clients_control_models_by_default_only_where_the_server_listens_on_loopback(host: str, is_on: bool) -> None:
-    assert Settings(host=host).has_model_control is is_on
-    assert Settings(host=host, model_control=True).has_model_control
+def test_clients_control_models_only_on_loopback_or_where_they_are_recognised(host: str, is_on: bool) -> None:
+    for name in ("model_control", "admin"):
+        open_to_all = Settings.model_validate({"host": host, name: True})
+        assert getattr(open_to_all, f"has_{name}") is is_on
+        recognised = Settings.model_validate({"host": host, name: True, "access": "access.yaml"})
+        assert getattr(recognised, f"has_{name}")
+    assert not Settings(host=host).has_admin
     assert not Settings(host=host, model_control=False).has_model_control
 
 
@@ -222,7 +226,7 @@ models = st.builds(
     ModelSettings,
     name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
     source=st.sampled_from(["builtin:noop", "keras.applications:ResNet50", "/models/a.keras"]),
-    version=st.integers(0, 999_999_999).map(str),
+    version=st.integers(0, 10**18 - 1).map(str),
     weights=st.sampled_from([None, "imagenet", "random", "/weights.h5"]),
     input_size=st.none() | st.tuples(sides, sides),
     labels=st.sampled_from([None, Path("/labels/größe.txt")]),
@@ -286,7 +290,7 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
         ("host: false", ["host: expected neither true nor false, got False"]),
         ("reflection: perhaps", ["reflection: ", "got 'perhaps'"]),
         ("{grpc_port: 9, http_port: 9}", ["settings: grpc_port and http_port: expected two ports, got 9 for both"]),
-        ("grpc_port: 8002", ["settings: grpc_port and http_port: expected two ports, got 8002 for both"]),
+        ("grpc_port: 8002", ["settings: grpc_port and metrics_port: expected two ports, got 8002 for both"]),
         ("drain_timeout_s: 2024-13-45", ["drain_timeout_s: ", "valid number", "got '2024-13-45'"]),
         (
             "{max_queue_images: 8, models: [{name: a, source: b, buckets: [8]}, {name: c, source: d, buckets: [16]}]}",
@@ -321,6 +325,10 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("buckets: [4, [4, 2, 3], [4, 2, 3]]", ["models.0.buckets: expected each once, 4x2x3 is repeated"]),
         ("resolutions: [[8, 9], [8, 9]]", ["models.0.resolutions: expected each once, 8x9 is repeated"]),
         ("disable_lowerings: [stem, stem]", ["models.0.disable_lowerings: expected each once, stem is repeated"]),
+        ("shadow: {share: 0.5}", ["models.0: shadow: expected another version, or a mode"]),
+        ("shadow: {version: 1}", ["models.0: shadow: expected another version, or a mode"]),
+        ("shadow: {mode: graph}", ["models.0: shadow.mode graph is not one of modes xla"]),
+        ("shadow: {version: 2, share: 0}", ["models.0.shadow.share: ", "greater than 0", "got 0"]),
         ("modes: [xla], default_mode: graph", ["models.0: default_mode graph is not one of modes xla"]),
         ("buckets: 8", ["models.0.buckets: ", "got 8"]),
         ("buckets: []", ["models.0.buckets: expected auto, or a list of batch sizes", "got []"]),
@@ -463,12 +471,6 @@ def test_what_is_there_is_no_wrong_source(source: str) -> None:
     check_files(Settings(models=(ModelSettings(name="m", source=source),)))
 
 
-def test_two_models_of_one_name_are_refused(write: Write) -> None:
-    file = write("models: [{name: a, source: 'builtin:noop'}, {name: a, source: 'builtin:digits'}]")
-    with pytest.raises(ConfigError, match=r"models: each model's name is its own; given more than once: a"):
-        load(file, environ=NOTHING)
-
-
 def test_a_wrong_flag_is_named() -> None:
     with pytest.raises(ConfigError, match=r"grpc_port: .*got 70000"):
         load(flags={"grpc_port": 70_000}, environ=NOTHING)
@@ -589,3 +591,29 @@ def test_auto_buckets_are_read_and_shown_as_such(write: Write) -> None:
 )
 def test_the_programs_that_warm_up_compiles_are_counted(fields: str, programs: int, write: Write) -> None:
     assert load_model(write, fields).most_programs == programs
+
+
+@pytest.mark.parametrize("value", ["off", None])
+def test_the_port_of_metrics_can_be_left_out(value: str | None) -> None:
+    settings = Settings.model_validate({"metrics_port": value})
+    assert settings.metrics_port is None
+    assert Settings.model_validate(settings.model_dump(mode="json")) == settings
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"tls_certificate": "a.pem"}, "tls_certificate and tls_key: expected both or neither"),
+        ({"tls_key": "a.pem"}, "tls_certificate and tls_key: expected both or neither"),
+        ({"tls_client_ca": "a.pem"}, "tls_client_ca: expected tls_certificate as well"),
+        ({"metrics_port": "on"}, "metrics_port: expected a valid integer"),
+    ],
+)
+def test_settings_of_tls_go_together(values: dict[str, str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load(flags=values, environ={})
+
+
+def test_the_token_of_commands_is_no_setting() -> None:
+    settings = load(environ={"XLASERVE_TOKEN": "xla_secret", "XLASERVE_CA": "ca.pem"})
+    assert "xla_secret" not in dump(settings)

@@ -101,6 +101,30 @@ def test_what_is_rendered_goes_before_what_is_decoded(bench: Bench) -> None:
     assert [t[0] for t in taken if t] == [rendering, rendering, decoding, decoding]
 
 
+def test_when_images_should_be_decoded_follows_from_what_waits_and_what_they_took(bench: Bench) -> None:
+    assert bench.turns.expect("a", 3, 1)[:2] == (0.0, 0), "nothing is known"
+    bench.put("a", 1)
+    bench.take()
+    bench.put("a", 5)
+    assert bench.turns.expect("a", 3, 1)[:2] == (8.0, 5)
+    assert bench.turns.expect("a", 3, 4)[:2] == (2.0, 5)
+    bench.put("b", 1)
+    assert bench.turns.expect("a", 3, 4)[:2] == (4.0, 5), "models take turns"
+    bench.put("a", 9, is_rendering=True)
+    assert bench.turns.expect("a", 3, 4).waiting == 5, "rendering is not decoding"
+
+
+def test_dropped_rows_are_not_waited_for(bench: Bench) -> None:
+    rows = bench.put("a", 5)
+    bench.take(2)
+    assert bench.turns.expect("a", 1, 1).waiting == 3
+    bench.turns.drop(rows)
+    assert bench.turns.expect("a", 1, 1).waiting == 0
+    bench.put("a", 2, deadline=bench.clock.now)
+    assert not bench.turns.take()
+    assert bench.turns.expect("a", 1, 1).waiting == 0
+
+
 def test_rows_whose_deadline_has_passed_are_failed_and_cost_nothing(bench: Bench) -> None:
     bench.put("a", 50, deadline=3.0)
     bench.put("b", 3)
@@ -197,6 +221,15 @@ async def test_threads_leave_the_interpreter_to_others_more_often_while_they_wor
     intervals = await start(2).map("m", lambda row: sys.getswitchinterval(), 20, NEVER)
     assert intervals == [pytest.approx(SHARED_SWITCH_S)] * 20
     assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+
+
+async def test_requests_that_take_longer_than_expected_are_expected_to_take_longer(
+    start: Callable[[int], DecodingThreads],
+) -> None:
+    threads = start(1)
+    for _ in range(30):
+        await threads.map("a", lambda row: time.sleep(0.01), 1, NEVER)  # hardly any processor time
+    assert threads.expect("a", 1).likely_s > 0.008
 
 
 async def test_rows_are_made_side_by_side(start: Callable[[int], DecodingThreads]) -> None:

@@ -639,7 +639,7 @@ def test_pixels_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         check_pixels(np.zeros(shape, np.uint8))
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.bool_, np.uint16, np.float16])
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.bool_, np.uint16])
 def test_pixels_of_another_type_are_refused(dtype: type) -> None:
-    with pytest.raises(InvalidArgument, match="pixels: expected UINT8, INT32 or FP32, got"):
+    with pytest.raises(InvalidArgument, match="pixels: expected UINT8, INT32, FP16 or FP32, got"):
         check_pixels(np.zeros((1, 2, 2, 3), dtype))

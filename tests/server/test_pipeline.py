@@ -18,7 +18,14 @@ from xlaserve import image, pipeline
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings, PixelRange, Settings
 from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.errors import DeadlineExceeded, ImageTooLarge, InvalidArgument, InvalidImage, QueueFull
+from xlaserve.errors import (
+    DeadlineExceeded,
+    DeadlineUnreachable,
+    ImageTooLarge,
+    InvalidArgument,
+    InvalidImage,
+    QueueFull,
+)
 from xlaserve.frame import Frame, place, whole
 from xlaserve.image import Decoded, Place
 from xlaserve.model.task import Classification, Segmentation, Task
@@ -36,6 +43,10 @@ class Batcher:
 
     def __init__(self) -> None:
         self.admission = self
+        self.forecast = self
+        self.priorities: list[int] = []
+        self.checked: list[tuple[int, float, int]] = []
+        self.unreachable: DeadlineUnreachable | None = None
         self.admitted: list[tuple[int, int]] = []
         self.left: list[tuple[int, int]] = []
         self.ran: list[tuple[Images, Mode, float]] = []
@@ -55,8 +66,14 @@ class Batcher:
     def leave(self, images: int, size_bytes: int) -> None:
         self.left.append((images, size_bytes))
 
-    async def run(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+    def check_encoded(self, images: int, deadline: float, priority: int, **where: Any) -> None:
+        self.checked.append((images, deadline, priority))
+        if self.unreachable:
+            raise self.unreachable
+
+    async def run(self, pixels: Images, mode: Mode, deadline: float, priority: int) -> Result:
         self.ran.append((pixels, mode, deadline))
+        self.priorities.append(priority)
         if self.hold:
             await self.hold.wait()
         if self.error:
@@ -180,6 +197,30 @@ async def test_the_time_that_decoding_and_rendering_take_is_told(
     assert (timings.decode_s, timings.encode_s, answer.at) == (0.5, 0.25, clock.now)
 
 
+async def test_a_rendering_without_options_is_done_like_any_other(pipe: Pipeline, served: Served) -> None:
+    class Plain(NamedTuple):
+        def renderer(self, task: Task) -> pipeline.Render:
+            return lambda outputs, frame: "rendered"
+
+    answer = await pipe.run(served, Request("", [png(1), png(2)], DEADLINE, Plain()))
+    assert answer.rendered == ["rendered"] * 2
+
+
+async def test_a_drawing_gets_the_image_upright_and_no_larger_than_it_wants(pipe: Pipeline, served: Served) -> None:
+    class Shape(NamedTuple):
+        def drawer(self, task: Task) -> pipeline.Draw:
+            return lambda outputs, frame, image: (image.shape, frame.height, frame.width, float(outputs[0][0, 0]))
+
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned
+    Image.new("RGB", (40, 20), (3, 0, 0)).save(file, "PNG", exif=exif)
+    for max_side, shape in ((100, (40, 20, 3)), (10, (10, 5, 3))):
+        rendering = pipeline.Drawn(Shape(), max_side)
+        answer = await pipe.run(served, Request("", [file.getvalue()], DEADLINE, rendering))
+        assert answer.rendered == [(shape, 40, 20, 3.0)]
+
+
 async def test_both_the_encoded_and_the_decoded_bytes_are_admitted(
     pipe: Pipeline, served: Served, batcher: Batcher
 ) -> None:
@@ -230,6 +271,24 @@ async def test_a_full_queue_refuses_before_anything_is_decoded(
     with pytest.raises(QueueFull):
         await pipe.run(served, Request("", [png(1)], DEADLINE))
     assert not decoded
+
+
+async def test_what_could_not_be_answered_in_time_is_refused_before_anything_is_decoded(
+    pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+    monkeypatch.setattr(pipeline, "decode", lambda data, *_: decoded.append(data))
+    batcher.unreachable = DeadlineUnreachable("too much waits", 2.0)
+    with pytest.raises(DeadlineUnreachable):
+        await pipe.run(served, Request("", [png(1)] * 3, DEADLINE, priority=1))
+    assert batcher.checked == [(3, DEADLINE, 1)]
+    assert not decoded
+
+
+@pytest.mark.parametrize("images", [[png(1)], pixels(1)], ids=["encoded", "pixels"])
+async def test_the_queue_is_told_the_priority(pipe: Pipeline, served: Served, batcher: Batcher, images: Any) -> None:
+    await pipe.run(served, Request("", images, DEADLINE, priority=3))
+    assert batcher.priorities == [3]
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
@@ -396,8 +455,8 @@ async def test_large_outputs_of_several_batches_are_put_together_off_the_event_l
     batcher.cuts = (1, 3)
     run = batcher.run
 
-    async def run_watched(pixels: Images, mode: Mode, deadline: float) -> Result:
-        result = await run(pixels, mode, deadline)
+    async def run_watched(pixels: Images, mode: Mode, deadline: float, priority: int) -> Result:
+        result = await run(pixels, mode, deadline, priority)
         watched = [BatchRows(rows, (cast(Any, Watched(outputs[0], threads)),)) for rows, outputs in result.batches]
         return result._replace(batches=watched)
 
@@ -480,7 +539,7 @@ async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_i
     cancelled = []
     run = batcher.run
 
-    async def fail_one(pixels: Images, mode: Mode, deadline: float) -> Result:
+    async def fail_one(pixels: Images, mode: Mode, deadline: float, priority: int) -> Result:
         if pixels.shape[1] == 8:
             raise DeadlineExceeded("too late")
         try:
@@ -488,7 +547,7 @@ async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_i
         except asyncio.CancelledError:
             cancelled.append(len(pixels))
             raise
-        return await run(pixels, mode, deadline)
+        return await run(pixels, mode, deadline, priority)
 
     batcher.run = fail_one  # type: ignore[method-assign]
     with pytest.raises(DeadlineExceeded, match="too late"):

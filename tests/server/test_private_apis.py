@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import asyncio
 import gc
 import io
 import json
@@ -26,9 +27,13 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import tensorflow as tf
+import uvicorn
 from PIL import Image
 from tensorflow.python.eager import context
 from tensorflow.python.framework import convert_to_constants, func_graph, ops
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MAX_CLUSTERED
@@ -36,9 +41,9 @@ from xlaserve.runtimes.watch.xla_log import Reader
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 120
-BOUNDED: Final = {"grpcio", "pillow", "tensorflow-cpu", "tensorflow", "keras", "keras-cv"}
-OURS: Final = {"self", "cls", "os._exit", "argparse._ArgumentGroup"}
-NAMED_TUPLES: Final = {"_asdict", "_field_defaults", "_replace"}
+BOUNDED: Final = {"grpcio", "uvicorn", "pillow", "tensorflow-cpu", "tensorflow", "keras", "keras-cv"}
+OURS: Final = {"self", "cls", "os._exit", "argparse._ActionsContainer", "argparse._ArgumentGroup"}
+NAMED_TUPLES: Final = {"_asdict", "_field_defaults", "_fields", "_replace"}
 PRIVATE_NAMES: Final = {
     "convert_to_constants._FunctionConverterDataInEager",
     "convert_to_constants._replace_variables_by_constants",
@@ -63,6 +68,20 @@ PRIVATE_MODULES: Final = {
     "grpc._cython",
 }
 """All that the sources may use; each has its test below."""
+UVICORNS_METHODS: Final = {
+    *("connection_made", "connection_lost", "eof_received", "data_received", "pause_writing", "resume_writing"),
+    *("on_message_begin", "on_url", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
+    *("on_response_complete", "timeout_keep_alive_handler", "shutdown"),
+    *("_start_asgi_task", "_unset_keepalive_if_required"),
+}
+UVICORNS_ATTRIBUTES: Final = {
+    *("connections", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope", "server_state", "transport"),
+}
+CYCLES: Final = {
+    *("body", "disconnected", "keep_alive", "message_event", "response_complete", "response_started"),
+    "waiting_for_100_continue",
+}
+"""What `http/connection.py` overrides, calls or reads of uvicorn's connection, and of its request."""
 
 
 @contextmanager
@@ -787,3 +806,43 @@ def test_grpcio_cancels_calls_whose_tasks_are_cancelled() -> None:
         breaks="calls whose answers are not read stay for as long as their clients do, and their memory with them",
     ):
         assert asyncio.run(ask()) == (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
+
+
+def test_uvicorns_connection_and_request_are_what_ours_adds_bounds_to() -> None:
+    tree = ast.parse((ROOT / "server/xlaserve/http/connection.py").read_text())
+    (ours,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Connection")
+    own = {node.name for node in ours.body if isinstance(node, ast.FunctionDef)} - UVICORNS_METHODS
+    used, set_ = set(), set()
+    for node in ast.walk(ours):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()"):
+            used.add(node.attr)
+            if isinstance(node.ctx, ast.Store):
+                set_.add(node.attr)
+    of_uvicorn = used - own - (set_ - UVICORNS_ATTRIBUTES) - {"__init__"}
+    assert of_uvicorn <= UVICORNS_METHODS | UVICORNS_ATTRIBUTES, "name it here"
+
+    async def received() -> HttpToolsProtocol:
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.Event().wait()
+
+        config = uvicorn.Config(answer, ws="none", lifespan="off", reset_contextvars=True, log_config=None)
+        config.load()
+        connection = HttpToolsProtocol(config, ServerState(), {})
+        connection.connection_made(asyncio.Transport())
+        connection.data_received(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nab")
+        return connection
+
+    with needed("uvicorn's connection", by="http/connection.py", breaks="bounds on slow, silent and hostile clients"):
+        for name in UVICORNS_METHODS:
+            assert callable(getattr(HttpToolsProtocol, name)), name
+        connection = asyncio.run(received())
+        for name in UVICORNS_ATTRIBUTES:
+            getattr(connection, name)
+        for name in CYCLES:
+            getattr(connection.cycle, name)
+        assert connection.cycle.body == b"ab"
+        assert connection.cycle.message_event.is_set()
+        assert connection.flow.read_paused is False
+        assert {"connections", "tasks", "default_headers"} <= vars(connection.server_state).keys()
+        assert STATUS_LINE[431].startswith(b"HTTP/1.1 431 ")
+        assert 0 < HIGH_WATER_LIMIT <= 2**17

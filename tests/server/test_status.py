@@ -28,7 +28,13 @@ def test_an_error_is_answered_with_its_row_and_its_message(kind: type[errors.Xla
 
 
 def test_whose_fault_it_is_shows_in_the_status() -> None:
-    fault_of_the_client = {StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.UNIMPLEMENTED}
+    fault_of_the_client = {
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.NOT_FOUND,
+        StatusCode.UNIMPLEMENTED,
+        StatusCode.UNAUTHENTICATED,
+        StatusCode.PERMISSION_DENIED,
+    }
     worth_another_try = {StatusCode.RESOURCE_EXHAUSTED, StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE}
     for kind, row in STATUS.items():
         status = StatusCode[row.grpc]

@@ -47,6 +47,17 @@ def positive(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """Parses a share from 0 to 1, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, got {text!r}")
+    return value
+
+
 def duration_s(text: str) -> float:
     """Parses seconds, a day of them at most, for argparse."""
     if (value := positive(text)) > DAY_S:

@@ -90,9 +90,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _ask(server: str, name: str) -> pb.Model:
     models = remote.list_models(server).models
-    for model in models:
-        if model.name == name and model.state == pb.Model.STATE_READY:
-            return model
+    if found := [model for model in models if model.name == name and model.state == pb.Model.STATE_READY]:
+        return max(found, key=lambda model: int(model.version))
     ready = ", ".join(model.name for model in models if model.state == pb.Model.STATE_READY)
     raise ModelNotFound(f"no model {name!r} is ready on {server}; there are: {ready or 'none'}")
 

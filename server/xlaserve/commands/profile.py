@@ -65,7 +65,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _of_server(server: str, seconds: float) -> int:
     with remote.channel(server, needs="it records no profiles; start it with admin: true, or --admin") as channel:
         stub = admin_pb2_grpc.AdminStub(channel)
-        answer = stub.Profile(admin_pb2.ProfileRequest(seconds=seconds), timeout=seconds + ANSWER_S)
+        answer = stub.Profile(
+            admin_pb2.ProfileRequest(seconds=seconds), timeout=seconds + ANSWER_S, metadata=remote.metadata()
+        )
     size = amount(answer.size_bytes, "B")
     sys.stdout.write(f"{size} recorded in {answer.seconds:g} s: {answer.folder}, in the server's profile_dir\n")
     return 0

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 
 from xlaserve.config import Settings
 from xlaserve.errors import XlaserveError
+from xlaserve_client.connection import call_metadata
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc
 
+TOKEN_VARIABLE = "XLASERVE_TOKEN"
+AUTHORITIES_VARIABLE = "XLASERVE_CA"
+"""Names the file of the certificates that are trusted, PEM; set and empty for those of the system. Without it commands
+speak no TLS."""
 LIST_TIMEOUT_S = 10.0
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
 
@@ -31,7 +38,16 @@ def address(settings: Settings) -> str:
 def list_models(server: str) -> pb.ListModelsResponse:
     """Returns what `server`, HOST:PORT, says of its models. Raises XlaserveError."""
     with channel(server) as connected:
-        return vision_pb2_grpc.VisionStub(connected).ListModels(pb.ListModelsRequest(), timeout=LIST_TIMEOUT_S)
+        stub = vision_pb2_grpc.VisionStub(connected)
+        return stub.ListModels(pb.ListModelsRequest(), timeout=LIST_TIMEOUT_S, metadata=metadata())
+
+
+def metadata() -> tuple[tuple[str, str], ...]:
+    """Returns what says who calls: the API key or token in XLASERVE_TOKEN. Raises XlaserveError."""
+    try:
+        return call_metadata(os.environ.get(TOKEN_VARIABLE) or None, ())
+    except ValueError as error:
+        raise XlaserveError(f"{TOKEN_VARIABLE}: {str(error).removeprefix('token: ')}") from None
 
 
 @contextmanager
@@ -41,10 +57,21 @@ def channel(server: str, needs: str = "it is no xlaserve, or of another version"
     `needs` says what is missing where it has no such method.
     """
     try:
-        with grpc.insecure_channel(server, UNLIMITED) as connected:
+        with _connect(server) as connected:
             yield connected
     except grpc.RpcError as error:
         status = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
             status = f"{needs} ({error.details()})"
         raise XlaserveError(f"server {server}: {status}") from None
+
+
+def _connect(server: str) -> grpc.Channel:
+    authorities = os.environ.get(AUTHORITIES_VARIABLE)
+    if authorities is None:
+        return grpc.insecure_channel(server, UNLIMITED)
+    try:
+        credentials = grpc.ssl_channel_credentials(Path(authorities).read_bytes() if authorities else None)
+    except OSError as error:
+        raise XlaserveError(f"{AUTHORITIES_VARIABLE}: {authorities}: {error.strerror}") from None
+    return grpc.secure_channel(server, credentials, UNLIMITED)

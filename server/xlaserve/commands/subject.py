@@ -9,6 +9,7 @@ from pathlib import Path
 from xlaserve.check.refusal import explain
 from xlaserve.config import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.config.sources import kind_of_name
+from xlaserve.config.versions import grouped
 from xlaserve.engine.program import Compilation
 from xlaserve.errors import ConfigError, ModelFailed, XlaserveError
 from xlaserve.model import catalog
@@ -55,9 +56,9 @@ def model_settings(settings: Settings, name: str) -> ModelSettings:
 
     Raises ConfigError.
     """
-    configured = {model.name: model for model in settings.models}
+    configured = grouped(settings.models)
     if name in configured:
-        return configured[name]
+        return configured[name].default
     if not re.search(r"[:/.]", name) and not Path(name).is_dir():
         hint = "; --config names the file that configures others" if settings.models == BUILTIN_MODELS else ""
         raise ConfigError(

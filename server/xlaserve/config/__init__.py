@@ -21,6 +21,7 @@ from xlaserve.config.model import (
     OutputRole,
     PixelRange,
     Precision,
+    ShadowSettings,
     TaskName,
 )
 from xlaserve.config.server import MIB, PerformanceHint, Settings
@@ -44,6 +45,7 @@ __all__ = [
     "PixelRange",
     "Precision",
     "Settings",
+    "ShadowSettings",
     "TaskName",
     "check_files",
     "dump",

@@ -15,11 +15,13 @@ from pydantic import ValidationError
 from xlaserve.config import sources, yaml_text
 from xlaserve.config.frozen import Frozen, OrPath
 from xlaserve.config.model import ModelSettings
-from xlaserve.config.server import Settings
+from xlaserve.config.server import EXPAND, Settings
 from xlaserve.errors import ConfigError
 
 ENV_PREFIX: Final = "XLASERVE_"
 CONFIG_FILE_VARIABLE: Final = "XLASERVE_CONFIG"
+_NO_SETTINGS: Final = (CONFIG_FILE_VARIABLE, "XLASERVE_TOKEN", "XLASERVE_CA")
+"""Variables of commands that ask a server, and the name of the file."""
 
 # Pydantic speaks to those who wrote the model, of tuples and instances.
 _EXPECTED: Final = {
@@ -51,7 +53,7 @@ def load(
         raise ConfigError(f"configuration file {file}: expected fields, models among them, got none")
     values = {**written, **given}
     try:
-        return Settings.model_validate(values)
+        return Settings.model_validate(values, context=EXPAND)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
 
@@ -143,7 +145,7 @@ def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, text in environ.items():
-        if not name.startswith(ENV_PREFIX) or name == CONFIG_FILE_VARIABLE or _FROM_KUBERNETES.match(name):
+        if not name.startswith(ENV_PREFIX) or name in _NO_SETTINGS or _FROM_KUBERNETES.match(name):
             continue
         field = name.removeprefix(ENV_PREFIX).lower()
         if field not in Settings.model_fields:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo, field_validator
 
 KeyT = TypeVar("KeyT", bound=str)
+ValueT = TypeVar("ValueT")
 
 
 def _pairs(value: Any) -> Any:
@@ -21,8 +22,8 @@ def _holds_bool(value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, (list, tuple)) and any(map(_holds_bool, value)))
 
 
-Pairs = Annotated[tuple[tuple[KeyT, str], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
-"""A mapping to text as it is written, and pairs as it is kept: settings can be hashed."""
+Pairs = Annotated[tuple[tuple[KeyT, ValueT], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
+"""A mapping as it is written, and pairs as it is kept: settings can be hashed."""
 
 
 @dataclass(frozen=True)

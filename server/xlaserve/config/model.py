@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Mapping
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
 from xlaserve.config import sources
 from xlaserve.config.frozen import Frozen, OrPath, Pairs
@@ -75,7 +77,7 @@ class Fit(StrEnum):
 
 
 class PixelRange(StrEnum):
-    """What black and white are in FP32 pixels."""
+    """What black and white are in FP16 and FP32 pixels."""
 
     LEVELS = "0..255"
     """As in UINT8."""
@@ -121,6 +123,19 @@ TaskName = Literal["classification", "detection", "segmentation", "embedding"]
 
 OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding"]
 """What an output is to its task; the names that the protocol shows."""
+
+
+VERSION: Final = r"^[0-9]{1,18}$"
+LATEST: Final = re.compile(r"latest [1-9][0-9]{0,3}")
+
+Number = Annotated[str, Field(pattern=VERSION, coerce_numbers_to_str=True), AfterValidator(lambda text: str(int(text)))]
+"""The number of a version."""
+Label = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
+"""The name of a version."""
+Percentage = Annotated[float, Field(gt=0, le=100)]
+
+SHARED: Final[Mapping[str, Any]] = {"version_labels": (), "routing": ()}
+"""Settings that all versions of a model share, and what they are by default."""
 
 
 class Bucket(NamedTuple):
@@ -171,6 +186,17 @@ class AutoBuckets(Frozen):
         return tuple(sorted({size for size in (*powers, *between, self.max_batch) if size <= self.max_batch}))
 
 
+class ShadowSettings(Frozen):
+    """What else some of a model's requests run in, for comparing."""
+
+    version: Label | Number | None = None
+    """The version to run, by its number or its label; by default the one that answered."""
+    mode: Mode | None = None
+    """The mode to run in; by default the request's, or the version's default where it does not offer that."""
+    share: float = Field(0.01, gt=0, le=1)
+    """The share of the requests, drawn at random. Those that come while the device is busy are left out."""
+
+
 class ModelSettings(Frozen):
     """One model to serve."""
 
@@ -183,8 +209,20 @@ class ModelSettings(Frozen):
     task: Literal["auto", TaskName] = "auto"
     """What its outputs mean; `auto` tells by the source, or by the names and shapes of its outputs. `embedding` makes
     Keras Applications and KerasCV's backbones give their pooled features."""
-    version: str = Field("1", pattern=r"^[0-9]{1,9}$", coerce_numbers_to_str=True)
-    """What requests may call its version; a number."""
+    version: Number = "1"
+    """What requests may call its version; a number. Models of one name are its versions, which serve at the same
+    time."""
+    versions: str | tuple[Number, ...] | None = None
+    """Where the source is a folder of versions, `1/`, `2/` and so on, with a SavedModel or a `.keras` file each: those
+    to serve, as `latest 2`, `all` or a list such as `[1, 3]`; `latest 1` by default. Those that `version_labels` or
+    `routing` name are served as well."""
+    version_labels: Pairs[Label, Number] = ()
+    """Names of versions, which requests may use in place of numbers: `{stable: 2, canary: 3}`. `stable` answers
+    requests without a version; where there is none or it is not ready, the highest version that is ready does. For all
+    versions of the model: set at one of them. Labels move without a reload."""
+    routing: Pairs[Label | Number, Percentage] = ()
+    """Percentages of the requests without a version that labels or versions answer: `{canary: 5}`. Requests with the
+    same id go to the same version. For all versions of the model, as `version_labels`."""
     weights: Annotated[str | None, OrPath(lambda text: text not in sources.NAMED_WEIGHTS)] = None
     """For `keras.applications`: `imagenet` (the default: Keras's own download and cache), `random`, or the path of a
     weights file. For `keras_cv`, whose published weights lie on a hub: `random` or the path of a file that
@@ -203,8 +241,14 @@ class ModelSettings(Frozen):
     centred on grey, `pad` puts them at the top left on black and never enlarges them, `reject` refuses another size. By
     default `letterbox` for detection and segmentation, whose answers are of shapes and places, else `resize`."""
     pixel_range: PixelRange = PixelRange.LEVELS
-    """What FP32 pixels of requests range over: `0..255` or `0..1`. A request says otherwise with the parameter
+    """What FP16 and FP32 pixels of requests range over: `0..255` or `0..1`. A request says otherwise with the parameter
     `pixel_range`. Other types and encoded images are from 0 to 255 always."""
+    metadata_input: Literal["pixels", "image"] = "pixels"
+    """The input that metadata and configuration show to clients of KServe and Triton, many of which fill every input
+    that they find there. Requests may send the other one all the same."""
+    strict_parameters: bool = False
+    """Refuse requests with parameters that this server does not know, for finding misspelled ones. Otherwise they are
+    ignored, as clients send those of other servers."""
     labels: Path | None = None
     """A text file with the name of one class a line."""
     max_detections: int = Field(100, ge=1, le=1000)
@@ -216,12 +260,12 @@ class ModelSettings(Frozen):
     bounding_box_format: BoxFormat = "xyxy"
     """For detectors from `.keras` files and SavedModels: what their boxes are. `rel_` is relative to the image's size,
     the others are in pixels."""
-    output_names: Pairs[OutputRole] = ()
+    output_names: Pairs[OutputRole, str] = ()
     """For `.keras` files and SavedModels with several outputs: the model's own name for `scores`, `class_map`,
     `embedding`, or a detector's `boxes`, `scores`, `classes` and `count`."""
     signature: str | None = None
     """For SavedModels: the signature to run; `serving_default` or the only one by default."""
-    custom_objects: Pairs[str] = ()
+    custom_objects: Pairs[str, str] = ()
     """For `.keras` files: where the classes and functions that Keras doesn't know are, as
     `{Name: package.module:Name}`. Importing a module runs it."""
     safe_mode: bool = True
@@ -265,6 +309,10 @@ class ModelSettings(Frozen):
     max_queue_delay_ms: float = Field(0.0, ge=0, le=10_000)
     """How long an incomplete batch may wait for more images while a lane is free. 0: an idle device never waits. Raise
     it only where throughput at low load matters more than latency."""
+    shadow: ShadowSettings | None = None
+    """Runs a share of the requests in another version or mode as well, once they are answered and while the device is
+    idle, and compares answers and latency: `version`, `mode` and `share` (0.01). `xlaserve compare-versions` shows what
+    was found."""
     max_queue_images: int | None = Field(None, ge=1)
     """Overrides the server's `max_queue_images`; no less than its largest bucket."""
 
@@ -289,6 +337,21 @@ class ModelSettings(Frozen):
                 raise ValueError("a bucket is a batch size or [batch, height, width]")
             if any(side is not None and not 1 <= side <= 65_536 for side in bucket):
                 raise ValueError("every number of a bucket is from 1 to 65536")
+        return value
+
+    @field_validator("versions", mode="before")
+    @classmethod
+    def _check_versions(cls, value: Any) -> Any:
+        is_policy = isinstance(value, str) and (value == "all" or LATEST.fullmatch(value))
+        if value is not None and not is_policy and not (isinstance(value, (list, tuple)) and value):
+            raise ValueError("expected latest 2 or another number, all, or a list of versions")
+        return value
+
+    @field_validator("routing")
+    @classmethod
+    def _check_routing(cls, value: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+        if sum(share for _, share in value) > 100:
+            raise ValueError("expected percentages of 100 together at most")
         return value
 
     @field_validator("input_size")
@@ -320,7 +383,17 @@ class ModelSettings(Frozen):
             raise ValueError("input_size and resolutions are both set; expected one of them")
         if self.max_queue_images is not None:
             self.check_queue(self.max_queue_images)
+        if self.shadow is not None:
+            self._check_shadow(self.shadow)
         return self
+
+    def _check_shadow(self, shadow: ShadowSettings) -> None:
+        if shadow.version not in (None, self.version):
+            return  # whose modes are known once it is loaded
+        if shadow.mode is None:
+            raise ValueError("shadow: expected another version, or a mode")
+        if shadow.mode not in self.modes:
+            raise ValueError(f"shadow.mode {shadow.mode} is not one of modes {', '.join(self.modes)}")
 
     def check_queue(self, max_images: int) -> None:
         """Raises ValueError where too few images may wait to fill the largest bucket."""
@@ -329,6 +402,11 @@ class ModelSettings(Frozen):
                 f"max_queue_images: expected at least {self.largest_batch}, the largest bucket of model {self.name},"
                 f" got {max_images}"
             )
+
+    @property
+    def title(self) -> str:
+        """What messages call it: by its name, and its version unless that is 1, as where none is configured."""
+        return self.name if self.version == "1" else f"{self.name} version {self.version}"
 
     @property
     def largest_batch(self) -> int:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from enum import StrEnum
+from itertools import combinations
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from xlaserve.config import versions
 from xlaserve.config.frozen import Frozen
 from xlaserve.config.model import BUILTIN_MODELS, ModelSettings
 
 MIB: Final = 1024 * 1024
+ORIGIN: Final = re.compile(r"\*|https?://[^/\s*?#@]+")
+EXPAND: Final = object()
+"""Context of a validation that takes folders of versions for those versions."""
 DEVICE: Final = re.compile(r"auto|cpu|gpu(:(all|[0-9]{1,3}(,[0-9]{1,3})*))?")
 
 
@@ -31,22 +37,43 @@ class Settings(Frozen):
 
     # Where it listens.
     host: str = Field("127.0.0.1", min_length=1)
-    """Address to listen on, for gRPC and HTTP. `0.0.0.0` serves other machines too; there is no authentication."""
+    """Address to listen on, for gRPC and HTTP. `0.0.0.0` serves other machines too: anybody who reaches it, unless
+    `access` is set."""
     grpc_port: int = Field(8001, ge=0, le=65_535)
     """gRPC port; 0 takes a free one."""
-    http_port: int = Field(8002, ge=0, le=65_535)
-    """Port of /metrics, /healthz and /readyz; 0 takes a free one."""
+    http_port: int = Field(8000, ge=0, le=65_535)
+    """HTTP port of the REST API; 0 takes a free one."""
+    metrics_port: int | None = Field(8002, ge=0, le=65_535)
+    """HTTP port of /metrics, /healthz and /readyz, in the clear and for everybody who reaches it; 0 takes a free one,
+    `off` none. /metrics is on `http_port` as well, where `access` says who may see it."""
+    tls_certificate: Path | None = None
+    """The server's certificate in PEM, followed by those that lead to its authority: gRPC and HTTP then speak TLS, 1.2
+    at least. It is read again when it changes. The metrics' port stays in the clear."""
+    tls_key: Path | None = None
+    """The private key of `tls_certificate` in PEM, without a password."""
+    tls_client_ca: Path | None = None
+    """Authorities in PEM, one of which must have signed the certificate of each client (mutual TLS)."""
+    access: Path | None = None
+    """A file that says who may call, and what each may do: by API keys, certificates and tokens. It is read again when
+    it changes. Without it anybody may call."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may call over HTTP, such as `https://example.org`; `*` for all, which still can't change
+    models. Pages of others may send requests, and browsers keep the answers from them."""
     ready_file: Path | None = None
-    """Once ready, write here a JSON object with `grpc`, `http` (HOST:PORT) and `pid`; removed at the end."""
+    """Once ready, write here a JSON object with `grpc`, `http`, `metrics` (HOST:PORT) and `pid`; removed at the end."""
     reflection: bool = True
     """Serve gRPC reflection, for tools such as grpcurl."""
     channelz: bool = False
     """Serve grpc.channelz.v1, for debugging connections."""
-    model_control: bool | None = None
-    """Let clients load and unload models; by default only where it listens on loopback."""
+    model_control: bool = True
+    """Let clients load and unload models: those with the role `admin`, or on loopback without `access` all."""
+    shared_memory: bool = False
+    """Let clients on the same machine pass tensors in files of /dev/shm, as Triton's system shared memory extension has
+    it. Any of them can then have the server read and write any such file of the server's user, and unregister the
+    regions of others; a proxy on this machine makes all its clients local."""
     admin: bool = False
-    """Serve xlaserve.v1.Admin, which records profiles. Only where nobody but operators reaches the port: it is not
-    authenticated, and a recording slows requests down and fills `profile_dir`."""
+    """Serve xlaserve.v1.Admin, which records profiles, for callers as `model_control` has them. A recording slows
+    requests down and fills `profile_dir`."""
     profile_dir: Path | None = None
     """Where profiles are recorded, a folder for each; `xlaserve-profiles` where the server was started by default.
     Nothing is ever removed from it."""
@@ -80,6 +107,13 @@ class Settings(Frozen):
     load_process: bool = True
     """Compile a model that is loaded while others serve in a process of its own, so that their requests don't wait for
     it; on a CPU, for models that serve in the mode `xla` alone. It takes some 600 MB and seconds to start."""
+    version_order: Literal["load_first", "unload_first"] = "load_first"
+    """How a version is replaced: `load_first` loads and warms the new one while the old one serves. `unload_first`
+    unloads the old one before, where memory does not hold both; nothing answers in its place meanwhile, unless another
+    version does."""
+    poll_versions_s: float | None = Field(None, ge=0.1, le=86_400)
+    """How often folders of versions are looked at for new ones; never by default: SIGHUP and loading a model look, too.
+    A version is loaded once its files were the same twice."""
     exit_on_model_failure: bool = True
     """Exit when a model fails to load at start-up. Otherwise the server serves the others and shows it as failed."""
 
@@ -90,7 +124,7 @@ class Settings(Frozen):
     max_queue_bytes: int = Field(512 * MIB, ge=1)
     """Bytes, encoded and decoded, that may wait in one model's queue."""
     max_message_bytes: int = Field(64 * MIB, ge=1024, le=2**31 - 1)
-    """Largest gRPC message."""
+    """Largest message: of gRPC, or the body of an HTTP request."""
     max_inflight_bytes: int = Field(1024 * MIB, ge=1024)
     """Bytes of messages that the server holds at a time for all clients and models, from when one has arrived until it
     is answered. More get RESOURCE_EXHAUSTED."""
@@ -106,8 +140,14 @@ class Settings(Frozen):
     answer until its client has taken it; the call then ends. 64 MiB in 300 s are 1.8 Mbit/s. Later messages of a stream
     have no limit, nor have the updates of a Watch. Where there is no place for a new call, those that have waited for
     their clients for 5 s are ended: messages and answers, or else the stream that has been silent for longest."""
+    max_calls_per_address: int | None = Field(None, ge=1, le=1_000_000)
+    """Those of one address, or of one network of IPv6 (/64); without it as many as of all. More get RESOURCE_EXHAUSTED.
+    For servers that strangers reach without a proxy."""
     max_connections: int = Field(1000, ge=1, le=1_000_000)
     """Clients that may be connected at a time. Each can have sent 256 KiB before anybody asks for them."""
+    max_connections_per_address: int | None = Field(None, ge=1, le=1_000_000)
+    """Those of one address, or of one network of IPv6 (/64); half of `max_connections` by default. Set it to
+    `max_connections` where a proxy brings all clients. gRPC's connections are counted once a second, HTTP's at once."""
     max_connection_idle_s: float = Field(600.0, gt=0, le=86_400)
     """A connection without calls is closed after this time; clients connect again with their next call."""
     max_image_bytes: int = Field(32 * MIB, ge=1)
@@ -127,9 +167,13 @@ class Settings(Frozen):
 
     # What it says.
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`debug` adds a line per request."""
+    """The least level of lines that are written."""
     log_format: Literal["human", "json"] = "human"
     """Log lines for people or for machines."""
+    access_log: Literal["off", "errors", "all"] = "errors"
+    """Which requests have a line in the log, with their id, caller, model, status, reason and time: those that fail, or
+    all, with their stages. `off` leaves those that fail by the server's fault. Failures that come in floods are
+    counted."""
 
     watch_compilations: bool = True
     """Count what XLA itself says it compiles, and log what it compiles while serving as an error. What libraries write
@@ -139,9 +183,29 @@ class Settings(Frozen):
     """The models to serve; `builtin:digits` by default."""
 
     @property
+    def effective_max_connections_per_address(self) -> int:
+        """The setting, or what follows where there is none."""
+        return self.max_connections_per_address or math.ceil(self.max_connections / 2)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the ports."""
+        return _is_loopback(self.host)
+
+    @property
     def has_model_control(self) -> bool:
         """Whether clients may load and unload models."""
-        return _is_loopback(self.host) if self.model_control is None else self.model_control
+        return self._trusts_callers and self.model_control
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether profiles may be recorded."""
+        return self._trusts_callers and self.admin
+
+    @property
+    def _trusts_callers(self) -> bool:
+        """Whether callers are of this machine, or recognised."""
+        return self.is_loopback or self.access is not None
 
     @field_validator("device")
     @classmethod
@@ -150,21 +214,39 @@ class Settings(Frozen):
             raise ValueError("one of auto, cpu, gpu, gpu:1, gpu:0,1 and gpu:all")
         return value
 
+    @field_validator("metrics_port", mode="before")
+    @classmethod
+    def _take_off_for_none(cls, value: object) -> object:
+        return None if value == "off" else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(f"expected origins such as https://example.org or http://localhost:3000, got {origin}")
+        return value
+
     @field_validator("models")
     @classmethod
-    def _check_models(cls, value: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+    def _check_models(cls, value: tuple[ModelSettings, ...], info: ValidationInfo) -> tuple[ModelSettings, ...]:
         if not value:
             raise ValueError("expected at least one model")
-        names = [model.name for model in value]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"each model's name is its own; given more than once: {', '.join(repeated)}")
+        if info.context is EXPAND:
+            value = versions.expanded(value)
+        versions.grouped(value)
         return value
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.grpc_port == self.http_port != 0:
-            raise ValueError(f"grpc_port and http_port: expected two ports, got {self.grpc_port} for both")
+        ports = {name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")}
+        for first, second in combinations(ports, 2):
+            if ports[first] == ports[second] and ports[first]:
+                raise ValueError(f"{first} and {second}: expected two ports, got {ports[first]} for both")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key: expected both or neither")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca: expected tls_certificate as well")
         for model in self.models:
             if model.max_queue_images is None:
                 model.check_queue(self.max_queue_images)

@@ -16,7 +16,7 @@ MAX_WAITING: Final = 8
 
 NO_MORE_LOADS: Final = "the server is shutting down; no model is loaded any more"
 
-Kind = Literal["start", "load", "unload"]
+Kind = Literal["start", "load", "update", "unload"]
 R = TypeVar("R")
 
 log = logging.getLogger(__name__)

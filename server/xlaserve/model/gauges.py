@@ -13,7 +13,7 @@ from xlaserve.model.version import State, Version
 from xlaserve.telemetry.metrics import gauge_family
 
 Series = Iterable[tuple[tuple[str, ...], float]]
-"""Numbers, each after the values of the labels that follow `model`."""
+"""Numbers, each after the values of the labels that follow `model` and `version`."""
 
 Read = Callable[[Version], Series]
 
@@ -31,20 +31,20 @@ _OF_PROGRAM: Final = ("mode", "bucket")
 
 
 def gauges(versions: Collection[Version]) -> Iterator[Metric]:
-    """Yields the gauges of the models, of each model's version that serves, or else its last. On the event loop."""
+    """Yields the gauges of `versions`, each of another number. On the event loop."""
     for gauge in _GAUGES:
         family = gauge_family(gauge.name, gauge.help_text, gauge.labels)
         for version in versions:
             for values, number in gauge.read(version):
-                family.add_metric((version.name, *values), float(number))
+                family.add_metric((version.name, version.settings.version, *values), float(number))
         yield family
 
 
 def _gauge(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Callable[[Read], Read]:
-    """Registers a gauge with `labels` after `model`."""
+    """Registers a gauge with `labels` after `model` and `version`."""
 
     def register(read: Read) -> Read:
-        _GAUGES.append(_Gauge(name, help_text, ("model", *labels), read))
+        _GAUGES.append(_Gauge(name, help_text, ("model", "version", *labels), read))
         return read
 
     return register
@@ -68,10 +68,10 @@ def _in_flight_bytes(version: Version) -> Series:
         yield (), version.served.batcher.admission.size_bytes
 
 
-@_gauge("xlaserve_model_state", "1 for the state that a model is in.", ("version", "state"))
+@_gauge("xlaserve_model_state", "1 for the state that a version is in.", ("state",))
 def _model_state(version: Version) -> Series:
     for state in State:
-        yield (version.settings.version, state.lower()), version.state is state
+        yield (state.lower(),), version.state is state
 
 
 @_gauge("xlaserve_auto_mode", "1 for the mode that auto runs a bucket in.", ("bucket", "mode"))

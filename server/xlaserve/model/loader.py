@@ -92,12 +92,12 @@ class Loader:
         if Mode.AUTO in settings.modes:
             version.auto = fastest(programs)
             programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
-            log.info("model %s: auto runs %s", settings.name, version.auto_text)
+            log.info("model %s: auto runs %s", settings.title, version.auto_text)
         any_size = await self._compile(_any_size, model) if settings.unmatched == "background" else None
         batcher = self._make_batcher(version, programs)
         background = None if any_size is None else self._make_background(version, model, batcher, any_size)
         log.info(
-            "model %s: %d programs ready in %.1f s", settings.name, len(version.ledger), time.perf_counter() - began
+            "model %s: %d programs ready in %.1f s", settings.title, len(version.ledger), time.perf_counter() - began
         )
         served = version.served = Served(version, model, batcher, background)
         if left := [bucket for bucket in model.buckets if bucket not in warmed]:
@@ -128,14 +128,14 @@ class Loader:
             version.differences = verification.furthest(version.ledger)
             is_large = any(found.is_large for found in version.differences.values())
             level = logging.WARNING if is_large else logging.INFO
-            log.log(level, "model %s: precision %s", settings.name, version.precision_text)
+            log.log(level, "model %s: precision %s", settings.title, version.precision_text)
         for advice in slower(settings, programs, on_cpu=self.on_cpu):
             version.warn(advice)
 
     def _make_batcher(self, version: Version, programs: Programs) -> Batcher:
         settings = version.settings
         return Batcher(
-            name=settings.name,
+            name=settings.title,
             programs=programs,
             lanes=self.lanes,
             worker=self.worker,
@@ -240,7 +240,7 @@ async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, b
                 for mode in settings.compiled_modes
             }
         except Exception:
-            log.exception("model %s: %s did not compile; the other buckets serve in its place", version.name, bucket)
+            log.exception("model %s: %s did not compile; the other buckets serve in its place", version.title, bucket)
             continue
         if Mode.AUTO in settings.modes:
             ((_, mode),) = chosen = tuple(fastest(made).items())
@@ -249,7 +249,7 @@ async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, b
         served.batcher.add(made)
     if served.background is None:
         version.model = served.model = await asyncio.to_thread(_sealed, served.model)
-    log.info("model %s: all %d programs are there", version.name, len(version.ledger))
+    log.info("model %s: all %d programs are there", version.title, len(version.ledger))
 
 
 def _any_size(model: Model) -> Executable:

@@ -1,26 +1,34 @@
-"""The models of the server and their life: loading, compiling, ready, draining, unloaded, failed."""
+"""The versions of models and their life: loading, compiling, ready, draining, unloaded, failed."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
+from typing import Final
 
 from xlaserve.config import ModelSettings, Settings
+from xlaserve.config.versions import STABLE, VersionSet, grouped
 from xlaserve.engine.program import Dismantled
 from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError, cause
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes, Shared
 from xlaserve.model.loader import Loader
-from xlaserve.model.version import Served, State, Version, superseded
+from xlaserve.model.routing import Routing
+from xlaserve.model.version import Served, State, Version
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
 
 log = logging.getLogger(__name__)
+
+NONE: Final[Mapping[str, Served]] = MappingProxyType({})
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,40 +47,70 @@ class Repository:
     on_record: Callable[[Entry], None] = lambda entry: None
 
     def __post_init__(self) -> None:
-        self._configured = Shared(lambda: {model.name: model for model in self.read_models()})
+        self._configured = Shared(lambda: grouped(self.read_models()))
         self._versions: dict[str, list[Version]] = {}
-        self._served: dict[str, Served] = {}
+        self._labels: dict[str, Mapping[str, str]] = {}
+        """The version that each label of a model names now."""
+        self._shares: dict[str, Mapping[str, float]] = {}
+        self._routing: dict[str, Routing] = {}
+        """Of the models that have shares."""
+        self._served: dict[str, dict[str, Served]] = {}
+        """What answers the requests to each model: by version, by label, and by "" for those that name neither."""
         self._changes = Changes()
         self._has_started = False
 
     def get(self, name: str, version: str = "") -> Served:
-        """Returns the ready version. Raises ModelNotFound, ModelNotReady or ModelFailed."""
-        served = self._served.get(name)
-        if served is not None and version in ("", served.settings.version):
+        """Returns what serves a version, which is a number, a label, or empty for the default version.
+
+        Raises ModelNotFound, ModelNotReady or ModelFailed.
+        """
+        served = self._served.get(name, NONE).get(version)
+        if served is not None:
             return served
         found = self.find(name, version)
         if found.state is State.FAILED:
-            raise ModelFailed(f"model {name} failed: {found.reason}")
-        raise ModelNotReady(f"model {name} is {found.state.lower()}")
+            raise ModelFailed(f"model {found.title} failed: {found.reason}")
+        raise ModelNotReady(f"model {found.title} is {found.state.lower()}")
+
+    def routed(self, name: str, request_id: str) -> Served:
+        """Returns what answers a request that names no version: chosen by the id where versions share such requests.
+
+        Raises what `get` raises.
+        """
+        if (routing := self._routing.get(name)) is not None:
+            chosen = self._served.get(name, NONE).get(routing.choose(request_id))
+            if chosen is not None:
+                return chosen
+        return self.get(name)
 
     def find(self, name: str, version: str = "") -> Version:
-        """Returns a version in any state, preferably the one that serves. Raises ModelNotFound."""
-        versions = self._versions.get(name, [])
-        for candidate in sorted(versions, key=lambda candidate: candidate.state is not State.READY):
-            if version in ("", candidate.settings.version):
-                return candidate
-        known = ", ".join(sorted(self._versions)) or "none"
+        """Returns a version, named as for `get`, in any state, preferably the one that serves. Raises ModelNotFound."""
+        served = self._served.get(name, NONE).get(version)
+        if served is not None:
+            return served.version
+        versions, labels = self._versions.get(name, ()), self._labels.get(name, {})
+        number = labels.get(version, version)
+        if found := [one for one in versions if number in ("", one.settings.version)]:
+            return max(found, key=lambda one: (one.state is not State.FAILED, int(one.settings.version)))
         if versions:
-            raise ModelNotFound(f"model {name} has no version {version[:32]!r}; it has {versions[0].settings.version}")
+            there = ", ".join(dict.fromkeys((*(one.settings.version for one in versions), *labels)))
+            raise ModelNotFound(f"model {name} has no version {version[:32]!r}; it has {there}")
+        known = ", ".join(sorted(self._versions)) or "none"
         raise ModelNotFound(f"no model {name[:128]!r}; there are: {known}")
 
     def index(self) -> list[Version]:
         """Returns every version, in the order of the configuration; a newcomer after the one that serves."""
         return [version for versions in list(self._versions.values()) for version in versions]
 
+    def versions(self, name: str = "") -> list[Version]:
+        """Returns each version of a model, or of all, once: of two loadings of one, that which serves."""
+        names = [name] if name else [*self._versions]
+        each = ((name, one.settings.version) for name in names for one in self._versions.get(name, ()))
+        return [self.find(name, number) for name, number in dict.fromkeys(each)]
+
     def serving(self) -> dict[str, bool]:
-        """Returns for each model whether it serves."""
-        return {name: name in self._served for name in list(self._versions)}
+        """Returns for each model whether it serves, in some version."""
+        return {name: bool(self._served.get(name)) for name in list(self._versions)}
 
     @property
     def is_ready(self) -> bool:
@@ -84,11 +122,14 @@ class Repository:
 
     @property
     def _is_serving(self) -> bool:
-        return self._has_started and bool(self._served)
+        return self._has_started and any(self._served.values())
 
     async def load_all(self) -> None:
         """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""
-        for version in [self._begin(model) for model in self.settings.models]:
+        configured = grouped(self.settings.models)
+        for name, model in configured.items():
+            self._point(name, model)
+        for version in [self._begin(one) for model in configured.values() for one in model.versions.values()]:
             try:
                 await self._changes.make(version.name, "start", partial(self._start, version))
             except ModelFailed:
@@ -97,34 +138,42 @@ class Repository:
         self._has_started = True
 
     async def load(self, name: str) -> None:
-        """Loads, compiles and warms a configured model, puts it in the place of the one that serves, and drains that.
+        """Loads, compiles and warms all configured versions of a model, each in the place of the one that serves.
 
-        Calls that come before a load has begun share it, and it goes on when they give up. Raises ModelNotFound,
-        ShuttingDown, or ModelFailed with the reason; the one that serves then goes on.
+        Versions that are no longer configured end once the others serve. Calls that come before a load has begun share
+        it, and it goes on when they give up. Raises ModelNotFound, ShuttingDown, or ModelFailed with the reason; what
+        serves then goes on.
         """
         if name not in self._versions:  # before anything is kept for a name that anybody may make up
             await self._configured_model(name)
-        await self._changes.make(name, "load", partial(self._load, name))
+        await self._changes.make(name, "load", partial(self._load, name, again=True))
+
+    async def update(self, name: str) -> None:
+        """Does as `load`, with those versions alone that have other settings or do not serve."""
+        await self._changes.make(name, "update", partial(self._load, name, again=False))
 
     async def unload(self, name: str) -> None:
         """Takes no new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
         self.find(name)
         await self._changes.make(name, "unload", partial(self._unload, name))
 
-    async def reconfigure(self, models: Iterable[ModelSettings]) -> list[str]:
+    async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
         """Makes the server serve `models`, which are configured now; returns a sentence for each change.
 
-        Loads what is new, has other settings, or does not serve, and unloads what is gone. A model that fails shows
-        that in its state, and the version that served goes on.
+        Changes no others than `only`, where that is given.
+
+        Loads what is new, has other settings, or does not serve, and unloads what is gone. A version that fails shows
+        that in its state, and what served goes on.
         """
-        configured = {model.name: model for model in models}
-        serving = {name: served.settings for name, served in self._served.items()}
-        changed = [name for name, settings in configured.items() if serving.get(name) != settings]
-        gone = [name for name in serving if name not in configured]
-        for name in self._versions.keys() - set(changed):
+        configured = grouped(models)
+        names = {*configured, *self._versions} if only is None else {*only}
+        to_do = {name: self._to_do(name, model) for name, model in configured.items() if name in names}
+        changed = [name for name, change in to_do.items() if change]
+        gone = [name for name, served in self._served.items() if served and name in names and name not in configured]
+        for name in (names & self._versions.keys()) - {*changed}:
             self._forget_failed(name)
-        results = await asyncio.gather(*map(self.load, changed), *map(self.unload, gone), return_exceptions=True)
-        done = [f"{name} loaded" for name in changed] + [f"{name} unloaded" for name in gone]
+        results = await asyncio.gather(*map(self.update, changed), *map(self.unload, gone), return_exceptions=True)
+        done = [*(to_do[name] for name in changed), *(f"{name} unloaded" for name in gone)]
         for number, result in enumerate(results):
             if isinstance(result, XlaserveError):
                 done[number] = f"{[*changed, *gone][number]} as before: {result}"
@@ -132,11 +181,58 @@ class Repository:
                 raise result
         return done
 
+    def _to_do(self, name: str, model: VersionSet) -> str:
+        """Returns a sentence on what makes a model served as it is configured, empty where it is."""
+        serving = self._serving(name)
+        if any(serving.get(number) != settings for number, settings in model.versions.items()):
+            return f"{name} loaded"
+        if left := sorted(serving.keys() - model.versions.keys(), key=int):
+            return f"{name} version {', '.join(left)} unloaded"
+        if (self._labels.get(name), self._shares.get(name)) != (model.labels, model.routing):
+            return f"{name} has other labels or shares"
+        return ""
+
+    def _serving(self, name: str) -> dict[str, ModelSettings]:
+        """Returns the settings of each version of a model that is ready."""
+        return {one.settings.version: one.settings for one in self._ready(name)}
+
+    def _ready(self, name: str) -> list[Version]:
+        return [one for one in self._versions.get(name, ()) if one.state is State.READY]
+
+    def _point(self, name: str, model: VersionSet) -> None:
+        """Has labels and shares be as they are configured, except that a label leaves no version that is ready for one
+        that is not."""
+        ready, now = self._serving(name), self._labels.get(name, {})
+        self._labels[name] = {
+            label: version if version in ready or now.get(label) not in ready else now[label]
+            for label, version in model.labels.items()
+        }
+        self._shares[name] = model.routing
+        if model.routing:
+            self._routing[name] = Routing(model.routing)
+        else:
+            self._routing.pop(name, None)
+        self._publish(name)
+
+    def _publish(self, name: str) -> None:
+        """Has requests find what is ready now."""
+        found = {one.settings.version: one.served for one in self._ready(name) if one.served is not None}
+        labels = self._labels.get(name, {})
+        served = found | {label: found[version] for label, version in labels.items() if version in found}
+        if found:
+            served[""] = served.get(STABLE) or found[max(found, key=int)]
+        self._served[name] = served
+
+    def _changed(self, version: Version) -> None:
+        self._publish(version.name)
+        self.on_change(version)
+
     def _forget_failed(self, name: str) -> None:
         """Drops a version that failed and that nothing asks for any more."""
         self._versions[name] = [version for version in self._versions[name] if version.state is not State.FAILED]
         if not self._versions[name]:
-            del self._versions[name]
+            for of_models in (self._versions, self._labels, self._shares, self._routing, self._served):
+                of_models.pop(name, None)
 
     def stop_loading(self) -> None:
         """Ends loads and warm-ups as soon as they can be, and takes no more."""
@@ -150,7 +246,7 @@ class Repository:
         self._served.clear()
         self.loader.close()
 
-    async def _configured_model(self, name: str) -> ModelSettings:
+    async def _configured_model(self, name: str) -> VersionSet:
         try:
             models = await self._configured()
         except ConfigError as error:
@@ -164,26 +260,74 @@ class Repository:
         if version.state is State.LOADING and version in self._versions[version.name]:
             await self._bring_up(version)  # else a client loaded or unloaded it meanwhile
 
-    async def _load(self, name: str) -> None:
+    async def _load(self, name: str, *, again: bool) -> None:
         self.loader.stop.check()
-        settings = await self._configured_model(name)
+        model = await self._configured_model(name)
         self.loader.stop.check()
-        await self._bring_up(self._begin(settings))
+        if not self._served.get(name):
+            self._point(name, model)
+        # Versions that are no longer configured stay only as long as they serve.
+        versions = self._versions.get(name, ())
+        self._versions[name] = [
+            one for one in versions if one.state is State.READY or one.settings.version in model.versions
+        ]
+        unloads_first = self.settings.version_order == "unload_first"
+        if unloads_first:
+            await self._retire(name, self._left(name, model))
+        serving = self._serving(name)
+        failures = []
+        for number, settings in model.versions.items():
+            if again or serving.get(number) != settings:
+                newcomer = self._begin(settings)
+                if unloads_first:
+                    await self._retire(name, self._others(newcomer))
+                try:
+                    await self._bring_up(newcomer)
+                except ModelFailed as error:
+                    failures.append(error)
+        self._point(name, model)
+        if failures:
+            raise failures[0]
+        await self._retire(name, self._left(name, model))
+
+    def _left(self, name: str, model: VersionSet) -> list[Version]:
+        """Returns the versions that are no longer configured."""
+        return [one for one in self._versions[name] if one.settings.version not in model.versions]
+
+    def _others(self, newcomer: Version) -> list[Version]:
+        """Returns the other loadings of a version."""
+        versions = self._versions[newcomer.name]
+        return [one for one in versions if one is not newcomer and one.settings.version == newcomer.settings.version]
 
     async def _unload(self, name: str) -> None:
-        self._served.pop(name, None)
-        ended = [_to_dismantle(version) for version in self._versions[name]]
-        for version in self._versions[name]:
-            await self._end(version, self.settings.drain_timeout_s)
-        self._versions[name] = self._versions[name][:1]
-        await asyncio.to_thread(_free, ended)
+        versions = self._versions[name]
+        await self._finish(versions)
+        kept: dict[str, Version] = {}
+        for version in versions:
+            kept.setdefault(version.settings.version, version)
+        self._versions[name] = [*kept.values()]
+
+    async def _retire(self, name: str, ended: Collection[Version]) -> None:
+        """Finishes versions and forgets them."""
+        if ended:
+            await self._finish(ended)
+            self._versions[name] = [one for one in self._versions[name] if one not in ended]
+
+    async def _finish(self, versions: Collection[Version]) -> None:
+        """Drains versions and frees them."""
+        models = [*map(_to_dismantle, versions)]
+        await asyncio.gather(*(self._end(version, self.settings.drain_timeout_s) for version in versions))
+        await asyncio.to_thread(_free, models)
 
     def _begin(self, settings: ModelSettings) -> Version:
         """Returns a new version, announced as loading."""
-        versions = self._versions.setdefault(settings.name, [])
-        # What serves stays until the newcomer is ready; anything else is replaced.
-        versions[:] = [version for version in versions if version.state is State.READY]
-        telemetry = ModelTelemetry(self.metrics, settings.name)
+        # What serves stays until the newcomer is ready; anything else of this version is replaced.
+        versions = [
+            one
+            for one in self._versions.get(settings.name, ())
+            if one.state is State.READY or one.settings.version != settings.version
+        ]
+        telemetry = ModelTelemetry(self.metrics, settings.name, settings.version)
 
         def record(entry: Entry) -> None:
             if entry.from_cache:
@@ -193,16 +337,15 @@ class Repository:
             self.on_record(entry)
 
         ledger = Ledger(settings.name, settings.version, record)
-        version = Version(settings, telemetry, ledger, self.on_change)
-        versions.append(version)
+        version = Version(settings, telemetry, ledger, self._changed)
+        self._versions[settings.name] = [*versions, version]
         version.enter(State.LOADING)
         return version
 
     async def _bring_up(self, newcomer: Version) -> None:
-        """Makes `newcomer` serve in place of the version that serves now; `load` says how."""
-        name = newcomer.name
+        """Makes `newcomer` serve, and ends the loading of this version that served until now."""
         try:
-            served = await self.loader.load(newcomer, others_serve=self._is_serving)
+            await self.loader.load(newcomer, others_serve=self._is_serving)
         except ShuttingDown:
             raise
         except Exception as error:
@@ -210,17 +353,13 @@ class Repository:
             is_explained = isinstance(error, ModelFailed)
             newcomer.reason = cause(error) if is_explained else f"{type(error).__name__}: {cause(error)}"
             newcomer.enter(State.FAILED)
-            log.log(logging.DEBUG if is_explained else logging.ERROR, "model %s failed", name, exc_info=error)
-            raise ModelFailed(f"model {name} failed: {newcomer.reason}") from error
+            level = logging.DEBUG if is_explained else logging.ERROR
+            log.log(level, "model %s failed", newcomer.title, exc_info=error)
+            raise ModelFailed(f"model {newcomer.title} failed: {newcomer.reason}") from error
         if not self._is_serving:  # else the garbage of both is collected when the old one is freed
             await asyncio.to_thread(gc.collect)
-        self._served[name] = served
         newcomer.enter(State.READY)
-        for old in superseded(self._versions[name], newcomer):
-            ended = [_to_dismantle(old)]
-            await self._end(old, self.settings.drain_timeout_s)
-            self._versions[name].remove(old)
-            await asyncio.to_thread(_free, ended)
+        await self._retire(newcomer.name, self._others(newcomer))
 
     async def _end(self, version: Version, timeout_s: float) -> None:
         if (served := version.served) is not None:
@@ -230,7 +369,11 @@ class Repository:
             if version.growth is not None:
                 version.growth.cancel()
                 await asyncio.wait([version.growth])
-            await served.batcher.drain(timeout_s)
+            began = time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await served.left()  # what was accepted may still be parsed
+            await served.batcher.drain(max(0.0, timeout_s - (time.monotonic() - began)))
             if served.background is not None:
                 await served.background.close()
         if version.state is not State.FAILED:

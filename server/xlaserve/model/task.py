@@ -100,7 +100,7 @@ class Classification(WithClasses):
         """`scores`, alone."""
         return (TensorSpec("scores", "FP32", (-1, self.classes)),)
 
-    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
+    def agreement(self, wanted: Outputs, got: Outputs) -> float:
         """Returns the share of images whose likeliest class is the same."""
         return float(np.mean(wanted[0].argmax(axis=1) == got[0].argmax(axis=1)))
 
@@ -172,7 +172,7 @@ class Segmentation(WithClasses):
         """`class_map`, alone."""
         return (TensorSpec("class_map", "UINT8" if self.classes <= UINT8_CLASSES else "INT32", (-1, -1, -1)),)
 
-    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
+    def agreement(self, wanted: Outputs, got: Outputs) -> float:
         """Returns the share of pixels whose class is the same."""
         return float(np.mean(wanted[0] == got[0]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -16,6 +16,7 @@ from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
+from xlaserve.model.likeness import Findings, Pair
 from xlaserve.telemetry.model import ModelTelemetry
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Version:
     """The mode that `auto` runs each bucket in."""
     differences: dict[Mode, Difference] = field(default_factory=dict)
     """How far each mode's answers are from those in float32, where it computes in something else."""
+    shadows: dict[Pair, Findings] = field(default_factory=dict)
+    """What comparing its answers with others has shown."""
     warnings: list[str] = field(default_factory=list)
     """What users should know about the answers and how they are served."""
 
@@ -60,7 +63,11 @@ class Version:
         self.state = state
         reason = f": {self.reason}" if self.reason else ""
         log.log(
-            logging.ERROR if state is State.FAILED else logging.INFO, "model %s: %s%s", self.name, state.lower(), reason
+            logging.ERROR if state is State.FAILED else logging.INFO,
+            "model %s: %s%s",
+            self.title,
+            state.lower(),
+            reason,
         )
         self.on_change(self)
 
@@ -68,7 +75,7 @@ class Version:
         """Gives a warning once, in the log and in the list of models. May be called from any thread."""
         if warning not in self.warnings:
             self.warnings.append(warning)
-            log.warning("model %s: %s", self.name, warning)
+            log.warning("model %s: %s", self.title, warning)
 
     def retired(self, mode: Mode, buckets: list[Bucket]) -> None:
         """Says that buckets no longer serve, for lack of memory. On the event loop."""
@@ -93,6 +100,11 @@ class Version:
         return self.settings.name
 
     @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.settings.title
+
+    @property
     def programs_total(self) -> int:
         """How many programs warm-up compiles; while it measures candidates, at most."""
         if self.model is None:
@@ -108,11 +120,6 @@ class Version:
         return self.reason
 
 
-def superseded(versions: Iterable[Version], newcomer: Version) -> list[Version]:
-    """Returns which of a model's `versions` end, now that `newcomer` serves: all others."""
-    return [version for version in versions if version is not newcomer]
-
-
 @dataclass(eq=False)
 class Served:
     """What requests use of a version that is ready."""
@@ -122,12 +129,28 @@ class Served:
     batcher: Batcher
     background: Background | None = None
     """Takes pixels of other sizes as well, where that is configured."""
+    calls: int = 0
+    """Requests that found it and are not yet answered; some are still parsed."""
+    _left: asyncio.Event | None = None
+    """Set once the last of them is answered, where somebody waits for that."""
 
     def __post_init__(self) -> None:
         self.sizes = frozenset((bucket.height, bucket.width) for bucket in self.model.buckets)
         """The resolutions that have buckets."""
         self.inputs = sorted(self.sizes)
         """Heights and widths that encoded images may be fitted to."""
+
+    def leave(self) -> None:
+        """Counts a request as answered."""
+        self.calls -= 1
+        if self._left is not None and not self.calls:
+            self._left.set()
+
+    async def left(self) -> None:
+        """Returns once all requests that found it are answered; no other may find it from now on."""
+        if self.calls:
+            self._left = asyncio.Event()
+            await self._left.wait()
 
     @property
     def settings(self) -> ModelSettings:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
+from contextvars import Context
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
 
@@ -43,7 +44,7 @@ class CallAdmission:
     A call that transfers a message or an answer for longer than `max_transfer_s` is ended. Where there is no place for
     a new call, those that have transferred for longer than `crowded_transfer_s` are ended, some at a time. If there are
     none, the call that has been idle for longest is ended, provided that this was longer than `crowded_transfer_s`.
-    `limit` names `max_calls` in refusals.
+    `limit` names `max_calls` in refusals. Calls whose address is told are bounded by `max_per_address` as well.
     """
 
     def __init__(
@@ -54,13 +55,17 @@ class CallAdmission:
         clock: Callable[[], float] = time.monotonic,
         *,
         limit: str = "max_concurrent_calls",
+        max_per_address: int | None = None,
     ) -> None:
         self._max_calls = max_calls
         self._max_transfer_s = max_transfer_s
         self._crowded_transfer_s = min(crowded_transfer_s, max_transfer_s)
         self._clock = clock
         self._limit = limit
+        self._max_per_address = max_per_address
         self._calls: dict[CallTask, End] = {}
+        self._addresses: dict[CallTask, str] = {}
+        self._of_address: Counter[str] = Counter()
         # Both in the order of their times.
         self._transfers: dict[CallTask, float] = {}
         self._idle: dict[CallTask, float] = {}
@@ -78,7 +83,22 @@ class CallAdmission:
         self._transfers[call] = self._clock()
         call.add_done_callback(self._leave)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(STALL_CHECK_S, self._end_stalled)
+            self._watch()
+
+    @property
+    def bounds_addresses(self) -> bool:
+        """Whether it has to be told the addresses of calls."""
+        return self._max_per_address is not None
+
+    def locate(self, address: str) -> None:
+        """Counts the current task's call for an address, once. Raises QueueFull."""
+        call, most = current_call(), self._max_per_address
+        if most is None or call in self._addresses or call not in self._calls:
+            return
+        if self._of_address[address] >= most:
+            raise QueueFull(f"max_calls_per_address: expected at most {most} calls at a time, got one more")
+        self._addresses[call] = address
+        self._of_address[address] += 1
 
     def work(self, call: CallTask) -> None:
         """Notes that the server works on the call, and does not wait for its client."""
@@ -110,7 +130,13 @@ class CallAdmission:
         for reason, count in self._ended.items():
             log.warning("ended %d calls that waited for their clients: %s", count, reason)
         self._ended.clear()
-        self._timer = asyncio.get_running_loop().call_later(STALL_CHECK_S, self._end_stalled) if self._calls else None
+        self._timer = None
+        if self._calls:
+            self._watch()
+
+    def _watch(self) -> None:
+        # Not in this call's context, as what is logged will not be about it.
+        self._timer = asyncio.get_running_loop().call_later(STALL_CHECK_S, self._end_stalled, context=Context())
 
     def _end_all(self, calls: Collection[CallTask], reason: str) -> None:
         ended: defaultdict[End, list[CallTask]] = defaultdict(list)
@@ -123,6 +149,10 @@ class CallAdmission:
 
     def _leave(self, call: CallTask) -> None:
         self._calls.pop(call, None)
+        if (address := self._addresses.pop(call, None)) is not None:
+            self._of_address[address] -= 1
+            if not self._of_address[address]:
+                del self._of_address[address]
         self.work(call)
 
 
@@ -136,7 +166,12 @@ class Admissions(NamedTuple):
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Returns what admits as many calls as `settings` allow."""
-        calls = CallAdmission(settings.max_concurrent_calls, settings.max_transfer_s, CROWDED_TRANSFER_S)
+        calls = CallAdmission(
+            settings.max_concurrent_calls,
+            settings.max_transfer_s,
+            CROWDED_TRANSFER_S,
+            max_per_address=settings.max_calls_per_address,
+        )
         return cls(calls, CallAdmission(MAX_PROBES, settings.max_transfer_s, CROWDED_PROBE_S, limit="probes"))
 
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
-from xlaserve.errors import DeadlineExceeded, ModelNotFound, ShuttingDown, XlaserveError
+from xlaserve.access.caller import CURRENT
+from xlaserve.access.limits import Limiter
+from xlaserve.errors import (
+    DeadlineExceeded,
+    ModelNotFound,
+    OverloadError,
+    PermissionDenied,
+    ShuttingDown,
+    XlaserveError,
+)
 from xlaserve.model.repository import Repository
 from xlaserve.model.version import Served, Version
-from xlaserve.pipeline import Answer, Request
+from xlaserve.pipeline import Answer, Pipeline, Request
+from xlaserve.protocol.shadow import Shadows
 from xlaserve.status import status_of
+from xlaserve.telemetry import request_context
+from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.timings import Timings
 
-log = logging.getLogger(__name__)
-
 CANCELLED: Final = "CANCELLED"
+REPORTED: Final = "reported_in"
+"""The attribute of an error that names the call whose failure it was, once the log has a line of it."""
 
 
 def shutting_down() -> ShuttingDown:
@@ -29,35 +39,41 @@ def shutting_down() -> ShuttingDown:
 
 @dataclass(eq=False)
 class Calls:
-    """The inference requests in flight, of all protocols. `clock` is the pipeline's."""
+    """The inference requests in flight, of all protocols."""
 
     repository: Repository
     metrics: Metrics
-    clock: Callable[[], float]
+    pipeline: Pipeline
+    shadows: Shadows | None = None
+    access_log: AccessLog = field(default_factory=AccessLog)
     in_flight: int = 0
     """Requests that were accepted and not yet answered."""
 
     def __post_init__(self) -> None:
         self._is_draining = False
         self._refused = asyncio.Event()
+        self.clock = self.pipeline.clock
         self._idle = asyncio.Event()
         """Set once, when the last request is answered while draining."""
+        self.limiter = Limiter(self.clock, self.metrics.count_limited)
 
-    def enter(self, method: str, model: str, version: str, deadline: float) -> Call:
+    def enter(self, method: str, model: str, version: str, deadline: float, request_id: str = "") -> Call:
         """Accepts a request, to be answered in a `with` of what this returns.
 
-        `deadline` is in seconds of the clock. Raises ShuttingDown, ModelNotFound, ModelNotReady or ModelFailed.
+        `version` is a number, a label, or empty: then versions may share such requests by `request_id`. `deadline` is
+        in seconds of the clock. Raises ShuttingDown, ModelNotFound, ModelNotReady or ModelFailed.
         """
         began = self.clock()
         if self._is_draining:
             self._refused.set()
             refusal = shutting_down()
-            self.count_failure(method, model, refusal)
+            self.count_failure(method, model, refusal, named=version)
             raise refusal
         try:
-            served = self.repository.get(model, version)
+            CURRENT.get().check_model(model)
+            served = self.repository.get(model, version) if version else self.repository.routed(model, request_id)
         except XlaserveError as error:
-            self.count_failure(method, model, error, seconds=self.clock() - began)
+            self.count_failure(method, model, error, named=version, seconds=self.clock() - began)
             raise
         return Call(self, method, served, deadline, began)
 
@@ -88,26 +104,41 @@ class Calls:
         error: BaseException,
         *,
         version: Version | None = None,
+        named: str = "",
         mode: str = "",
         seconds: float = 0.0,
     ) -> None:
-        """Counts a request that failed after `seconds`. `mode` is empty where it failed before its mode was known."""
-        status = CANCELLED if isinstance(error, asyncio.CancelledError) else status_of(error)[0].grpc
+        """Counts a request that failed after `seconds`, of `version` or of the one that it `named`.
+
+        `mode` is empty where it failed before its mode was known.
+        """
+        status, _ = outcome(error)
         try:
-            known = version or self.repository.find(model)
-        except ModelNotFound:
-            self.metrics.refused.labels(method, status).inc()
-            model = ""
+            CURRENT.get().check_model(model)
+            known = version or self.repository.find(model, named)
+        except (ModelNotFound, PermissionDenied):  # strangers don't change what is counted of a model
+            self.metrics.count_refused(method, status)
         else:
             known.telemetry.request_failed(method, mode, status, seconds)
-        log.debug(
-            "%s model=%s %s %.2f ms",
-            method,
-            model,
-            status,
-            seconds * 1000,
-            extra={"method": method, "model": model, "status": status, "total_s": seconds},
-        )
+            if isinstance(error, OverloadError):
+                known.telemetry.request_refused(error.reason, seconds)
+        self.note_failure(method, error, model=model, seconds=seconds)
+
+    def note_failure(self, method: str, error: BaseException, *, model: str = "", seconds: float | None = None) -> None:
+        """Leaves a line of a failure in the log: one, though several parts of its call may see it."""
+        request = request_context.current()
+        if request is not None and vars(error).get(REPORTED) is request:
+            return
+        vars(error)[REPORTED] = request
+        self.access_log.failed(method, *outcome(error), model=model, seconds=seconds)
+
+
+def outcome(error: BaseException) -> tuple[str, str]:
+    """Returns the status that an error is counted as, and what its client is told."""
+    if isinstance(error, asyncio.CancelledError):
+        return CANCELLED, "the client has gone"
+    status, reason = status_of(error)
+    return status.grpc, reason
 
 
 class Call:
@@ -123,12 +154,35 @@ class Call:
         self.began = began
         """When it began, in seconds of the clock, as `deadline` is."""
         self.request: Request | None = None
-        """The request, once it is parsed."""
+        """What it asks for, once that is parsed: it runs."""
         self._answer: Answer | None = None
 
     def __enter__(self) -> Self:
         self._calls.in_flight += 1
+        self.served.calls += 1
         return self
+
+    def route(self, request_id: str) -> None:
+        """Lets versions share the request, which names none, by an id that was found in its body."""
+        served = self._calls.repository.routed(self.served.settings.name, request_id)
+        served.calls += 1
+        self.served.leave()
+        self.served = served
+
+    async def run(self, request: Request) -> Answer:
+        """Returns what the model answers. Raises what `Pipeline.run` and `Limiter.hold` raise."""
+        caller = CURRENT.get()
+        if request.priority < caller.priority:
+            request = request._replace(priority=caller.priority)
+        self.request = request
+        if caller.limits:
+            with self._calls.limiter.hold(caller, self.served.settings.name, len(request.images)):
+                answer = await self._calls.pipeline.run(self.served, request)
+        else:
+            answer = await self._calls.pipeline.run(self.served, request)
+        if (shadows := self._calls.shadows) is not None and self.served.settings.shadow is not None:
+            shadows.offer(self.served, request.images, answer.mode)
+        return answer
 
     def end(self, answer: Answer) -> Timings:
         """Takes `answer` for the outcome of the call, and returns its timings, which are complete now."""
@@ -141,12 +195,13 @@ class Call:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._calls.leave()
+        self.served.leave()
         if error is not None:
             self._count_failure(error)
         elif answer := self._answer:
             self.served.version.telemetry.request_answered(self._method, answer.mode, answer.images, answer.timings)
-            if log.isEnabledFor(logging.DEBUG):
-                self._log_access(answer)
+            if (log := self._calls.access_log).has_answers:
+                log.answered(self._method, self.served.settings.name, answer.mode, answer.images, answer.timings)
 
     def _count_failure(self, error: BaseException) -> None:
         now = self._calls.clock()
@@ -162,23 +217,4 @@ class Call:
             version=self.served.version,
             mode=mode if mode in settings.modes else "",
             seconds=now - self.began,
-        )
-
-    def _log_access(self, answer: Answer) -> None:
-        name, timings = self.served.settings.name, answer.timings
-        log.debug(
-            "%s model=%s mode=%s images=%d OK %.2f ms",
-            self._method,
-            name,
-            answer.mode,
-            answer.images,
-            timings.total_s * 1000,
-            extra={
-                "method": self._method,
-                "model": name,
-                "mode": str(answer.mode),
-                "images": answer.images,
-                "status": "OK",
-                **asdict(timings),
-            },
         )

@@ -14,15 +14,21 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from xlaserve.config import PixelRange
+from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.errors import InvalidArgument, UnsupportedFeature, shown
 from xlaserve.image import Encoded
 from xlaserve.model.task import Classification, Task, TensorSpec
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Pending
-from xlaserve.protocol.tensors import unknown_parameter
+from xlaserve.protocol.tensors import bounded, check_unknown
 
 CLASSIFICATION: Final = "classification"
+EMPTY_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
+"""Sent by Triton's clients. It means nothing here: each request gets exactly one response."""
+SEQUENCE: Final = ("sequence_id", "sequence_start", "sequence_end")
+NO_SEQUENCE: Final = (0, "", False)
+"""Values of those that ask for nothing."""
 PARAMETERS: Final = "mode, pixel_range, timeout or priority"
 INT64_END: Final = 2**63
 MAX_INLINE_US: Final = 1000.0
@@ -38,48 +44,58 @@ class Parameters(NamedTuple):
     timeout_s: float = math.inf
     """Seconds from when its call began, whose deadline may be earlier."""
     pixel_range: PixelRange | None = None
+    unknown: str | None = None
+    """Name of one that is not ours; models with `strict_parameters` refuse it, others ignore it."""
+    priority: int = DEFAULT_PRIORITY
+
+    def check_unknown(self, *, is_strict: bool) -> None:
+        """Raises InvalidArgument for an unknown parameter where those are refused."""
+        if is_strict and self.unknown is not None:
+            raise InvalidArgument("parameters", PARAMETERS, repr(self.unknown[:64]))
 
 
 def check_parameters(parameters: Iterable[tuple[str, object]]) -> Parameters:
     """Returns what a request's parameters ask for. Raises InvalidArgument or UnsupportedFeature."""
-    mode, timeout_s, pixel_range = Parameters()
-    for key, value in parameters:
+    mode, timeout_s, pixel_range, unknown, priority = Parameters()
+    for key, value in bounded(parameters, "parameters"):
         if key == "mode":
             if not isinstance(value, str):
-                raise InvalidArgument("parameters.mode", "a string", _text(value))
+                raise InvalidArgument("parameters.mode", "a string", shown(value))
             mode = value
         elif key == "pixel_range":
             pixel_range = _pixel_range(value)
         elif key == "timeout":
             timeout_s = _at_least_1(value, "parameters.timeout", ", in microseconds") / 1e6
         elif key == "priority":
-            if type(value) is not int or value:
-                raise UnsupportedFeature("parameters.priority: only 0 is supported, all requests are alike")
-        elif key.startswith("sequence_"):
-            raise UnsupportedFeature(f"parameters.{key[:64]}: sequences are not supported, no model keeps state")
-        elif key.startswith("triton_"):
-            raise UnsupportedFeature(f"parameters.{key[:64]}: not supported; expected {PARAMETERS}")
+            priority = check_priority(value, "parameters.priority")
+        elif key in SEQUENCE:
+            if value not in NO_SEQUENCE:
+                raise UnsupportedFeature(f"parameters.{key}: sequences are not supported, no model keeps state")
+        elif key == EMPTY_FINAL_RESPONSE:
+            if type(value) is not bool:
+                raise InvalidArgument(f"parameters.{key}", "a boolean", shown(value))
         else:
-            raise InvalidArgument("parameters", PARAMETERS, repr(key[:64]))
-    return Parameters(mode, timeout_s, pixel_range)
+            unknown = key
+    return Parameters(mode, timeout_s, pixel_range, unknown, priority)
+
+
+def check_priority(value: object, field: str) -> int:
+    """Returns the priority that a request asks for as Triton has it: 0 for the default. Raises InvalidArgument."""
+    if type(value) is not int or value not in (0, *WEIGHTS):
+        raise InvalidArgument(field, f"1 (the highest) to {max(WEIGHTS)}, or 0 for {DEFAULT_PRIORITY}", shown(value))
+    return value or DEFAULT_PRIORITY
 
 
 def _pixel_range(value: object) -> PixelRange:
-    try:
-        return PixelRange(str(value))
-    except ValueError:
-        expected = f"a string, {' or '.join(PixelRange)}"
-        raise InvalidArgument("parameters.pixel_range", expected, _text(value)) from None
+    if value not in [*PixelRange]:
+        raise InvalidArgument("parameters.pixel_range", f"a string, {' or '.join(PixelRange)}", shown(value))
+    return PixelRange(str(value))
 
 
 def _at_least_1(value: object, field: str, unit: str = "") -> int:
     if type(value) is not int or not 1 <= value < INT64_END:
-        raise InvalidArgument(field, f"an int64 of at least 1{unit}", _text(value))
+        raise InvalidArgument(field, f"an int64 of at least 1{unit}", shown(value))
     return value
-
-
-def _text(value: object) -> str:
-    return "nothing" if value is None else repr(value)[:64]
 
 
 class Wanted(NamedTuple):
@@ -104,10 +120,12 @@ def all_outputs(task: Task) -> Wanted:
     return Wanted([*enumerate(task.outputs)])
 
 
-def check_outputs(requested: Iterable[tuple[str, Iterable[tuple[str, object]]]], task: Task) -> Wanted:
+def check_outputs(
+    requested: Iterable[tuple[str, Iterable[tuple[str, object]]]], task: Task, *, is_strict: bool = False
+) -> Wanted:
     """Returns what a request asks for that names these outputs, with their parameters; all where it names none.
 
-    Raises InvalidArgument or UnsupportedFeature.
+    Unknown parameters are refused where `is_strict`, else ignored. Raises InvalidArgument or UnsupportedFeature.
     """
     specs = task.outputs
     named = [*islice(requested, len(specs) + 1)]
@@ -120,9 +138,10 @@ def check_outputs(requested: Iterable[tuple[str, Iterable[tuple[str, object]]]],
             raise InvalidArgument("outputs", f"each of {', '.join(names)} once at most", repr(name[:64]))
     classes = 0
     for name, parameters in named:
-        for key, value in parameters:
+        for key, value in bounded(parameters, f"outputs.{name}.parameters"):
             if key != CLASSIFICATION:
-                raise unknown_parameter(key, f"outputs.{name}")
+                check_unknown(key, f"outputs.{name}", is_strict=is_strict)
+                continue
             field = f"outputs.{name}.{CLASSIFICATION}"
             if not isinstance(task, Classification):
                 raise UnsupportedFeature(f"{field}: the model's task is {task.name}")

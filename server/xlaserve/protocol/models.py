@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from xlaserve import __version__
-from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.access.audit import audited
+from xlaserve.access.caller import CURRENT
+from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS
+from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature
 from xlaserve.model.repository import Repository
 from xlaserve.model.version import Served, State, Version
 from xlaserve.pipeline import CHANNELS
@@ -17,27 +20,30 @@ from xlaserve.telemetry.model import Duration
 
 Json = dict[str, Any]
 
-SERVER_METADATA: Final[Json] = {
-    "name": "xlaserve",
-    "version": __version__,
-    "extensions": [
-        "binary_tensor_data",
-        "classification",
-        "model_configuration",
-        "model_repository",
-        "parameters",
-        "statistics",
-    ],
-}
-"""What this server is and speaks."""
+EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "statistics",
+)
+SHARED_MEMORY_EXTENSION: Final = "system_shared_memory"
 ANY: Final = -1
+
+
+def server_metadata(*, has_shared_memory: bool = False) -> Json:
+    """Returns what this server is and speaks."""
+    extensions = (*EXTENSIONS, SHARED_MEMORY_EXTENSION) if has_shared_memory else EXTENSIONS
+    return {"name": "xlaserve", "version": __version__, "extensions": [*extensions]}
 
 
 @dataclass(eq=False)
 class Models:
     """What clients may ask of the models, and do with them where the server `has_model_control`.
 
-    All that takes a name raises ModelNotFound; metadata and configuration raise ModelNotReady and ModelFailed as well.
+    All that takes a name raises ModelNotFound, and PermissionDenied where its caller may not use the model; metadata
+    and configuration raise ModelNotReady and ModelFailed as well.
     """
 
     repository: Repository
@@ -45,40 +51,46 @@ class Models:
     has_model_control: bool
 
     def is_ready(self, name: str, version: str) -> bool:
-        """Returns whether one model is ready."""
-        return self.repository.find(name, version).state is State.READY
+        """Returns whether one model is ready; of a name or version that is unknown, that it is not, as Triton does."""
+        try:
+            return self._find(name, version).state is State.READY
+        except ModelNotFound:
+            return False
 
     def metadata(self, name: str, version: str) -> Json:
-        """Returns the metadata of a model."""
+        """Returns the metadata of a model, with one of its two inputs: most clients fill all that are listed."""
+        CURRENT.get().check_model(name)
         served = self.repository.get(name, version)
         outputs = served.model.task.outputs
+        image = {"name": IMAGE, "datatype": "BYTES", "shape": [ANY, 1]}
+        pixels = {"name": PIXELS, "datatype": "UINT8", "shape": [ANY, *_pixel_size(served), CHANNELS]}
         return {
             "name": served.settings.name,
-            "versions": [served.settings.version],
+            "versions": [served.settings.version] if version else self._ready_versions(name),
             "platform": _platform(served),
-            "inputs": [
-                {"name": PIXELS, "datatype": "UINT8", "shape": [ANY, *_pixel_size(served), CHANNELS]},
-                {"name": IMAGE, "datatype": "BYTES", "shape": [ANY]},
-            ],
+            "inputs": [image if served.settings.metadata_input == IMAGE else pixels],
             "outputs": [{"name": one.name, "datatype": one.datatype, "shape": [*one.shape]} for one in outputs],
             "properties": _properties(served),
         }
 
     def config(self, name: str, version: str) -> Json:
-        """Returns the configuration of a model in Triton's terms."""
+        """Returns the configuration of a model in Triton's terms, with the input of its metadata.
+
+        Triton's clients refuse a configuration with an input that the metadata lack, optional or not.
+        """
+        CURRENT.get().check_model(name)
         served, device = self.repository.get(name, version), self.device
         batches = sorted({bucket.batch for bucket in served.model.buckets})
-        pixels = {"data_type": "TYPE_UINT8", "format": "FORMAT_NHWC", "dims": [*_pixel_size(served), CHANNELS]}
+        image = {"name": IMAGE, "data_type": "TYPE_STRING", "dims": [1]}
+        dims = [*_pixel_size(served), CHANNELS]
+        pixels = {"name": PIXELS, "data_type": "TYPE_UINT8", "format": "FORMAT_NHWC", "dims": dims}
         group = {"name": "lanes", "count": device.lanes // max(1, len(device.gpus)), "gpus": [*device.gpus]}  # of a GPU
         return {
             "name": served.settings.name,
             "platform": _platform(served),
             "backend": served.model.program.platform,
             "max_batch_size": batches[-1],
-            "input": [
-                {"name": PIXELS, "optional": True, **pixels},
-                {"name": IMAGE, "optional": True, "data_type": "TYPE_STRING", "dims": [1]},
-            ],
+            "input": [image if served.settings.metadata_input == IMAGE else pixels],
             "output": [
                 {"name": output.name, "data_type": f"TYPE_{output.datatype}", "dims": [*output.shape[1:]]}
                 for output in served.model.task.outputs
@@ -87,13 +99,15 @@ class Models:
             "dynamic_batching": {
                 "preferred_batch_size": batches,
                 "max_queue_delay_microseconds": round(served.settings.max_queue_delay_ms * 1000),
+                "priority_levels": max(WEIGHTS),
+                "default_priority_level": DEFAULT_PRIORITY,
             },
             "parameters": {key: {"string_value": value} for key, value in _properties(served).items()},
         }
 
     def statistics(self, name: str, version: str) -> Json:
-        """Counts what one model did since it was loaded, or without a `name` all that are ready."""
-        versions = [self.repository.find(name, version)] if name else self._versions(only_ready=True)
+        """Counts what versions of a model did since they were loaded, or without a `name` all that are ready."""
+        versions = self.versions(name, version) if name else self.visible(only_ready=True)
         return {"model_stats": [*map(_statistics, versions)]}
 
     def index(self, repository_name: str, *, only_ready: bool) -> list[Json]:
@@ -101,7 +115,7 @@ class Models:
         _check_repository(repository_name)
         return [
             {"name": one.name, "version": one.settings.version, "state": str(one.state), "reason": one.progress}
-            for one in self._versions(only_ready=only_ready)
+            for one in self.visible(only_ready=only_ready)
         ]
 
     async def load(self, repository_name: str, name: str, parameters: Collection[str]) -> None:
@@ -109,7 +123,9 @@ class Models:
         self._check_control(repository_name)
         if parameters:
             raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")
-        await self.repository.load(name)
+        with audited("load", name):
+            CURRENT.get().check_model(name)
+            await self.repository.load(name)
 
     async def unload(self, repository_name: str, name: str, parameters: Collection[str]) -> None:
         """Drains and unloads a model. Raises UnsupportedFeature, InvalidArgument and what that raises."""
@@ -117,10 +133,27 @@ class Models:
         for key in parameters:
             if key != "unload_dependents":
                 raise InvalidArgument("parameters", "unload_dependents at most", repr(key[:64]))
-        await self.repository.unload(name)
+        with audited("unload", name):
+            CURRENT.get().check_model(name)
+            await self.repository.unload(name)
 
-    def _versions(self, *, only_ready: bool) -> list[Version]:
-        return [version for version in self.repository.index() if version.state is State.READY or not only_ready]
+    def versions(self, name: str, version: str) -> list[Version]:
+        """Returns all versions of a model, or the one that is named; of two loadings of one, that which serves."""
+        found = self._find(name, version)
+        return [found] if version else self.repository.versions(name)
+
+    def visible(self, *, only_ready: bool = False) -> list[Version]:
+        """Returns the models that their caller may use."""
+        caller = CURRENT.get()
+        versions = [version for version in self.repository.index() if version.state is State.READY or not only_ready]
+        return [version for version in versions if caller.may_use(version.name)]
+
+    def _ready_versions(self, name: str) -> list[str]:
+        return [one.settings.version for one in self.repository.versions(name) if one.state is State.READY]
+
+    def _find(self, name: str, version: str) -> Version:
+        CURRENT.get().check_model(name)
+        return self.repository.find(name, version)
 
     def _check_control(self, repository_name: str) -> None:
         _check_repository(repository_name)
@@ -186,6 +219,7 @@ def _properties(served: Served) -> dict[str, str]:
         "source": source_name(served.settings.source),
         "weights": served.model.weights,
         "task": served.model.task.name,
+        "inputs": f"{PIXELS},{IMAGE}",
         "fit": served.model.fit,
         "pixel_range": served.settings.pixel_range,
         "precision": served.version.precision_text,

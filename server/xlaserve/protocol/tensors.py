@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import PixelRange
 from xlaserve.engine.program import Images
-from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.errors import InvalidArgument
 from xlaserve.image import Encoded, check_pixels
 from xlaserve.pipeline import Pending, Readable
 
@@ -26,15 +26,24 @@ IMAGE: Final = "image"
 PIXEL_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "UINT8": np.dtype(np.uint8),
     "INT32": np.dtype("<i4"),
+    "FP16": np.dtype("<f2"),
     "FP32": np.dtype("<f4"),
 }
 """By datatype: its type in raw bytes."""
+SHARED_MEMORY: Final = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
+"""Parameters of a tensor that lies in shared memory; `protocol.shared_memory` reads them."""
+FRACTIONS: Final = ("FP16", "FP32")
+"""Datatypes that pixels from 0 to 1 can have."""
 MAX_INLINE_PIXEL_VALUES: Final = 2**19
 """INT32 and FP32 pixels become levels at about a nanosecond each. More are left to a thread."""
 MAX_IMAGES: Final = 4096
 """Encoded images in one request: they are taken apart on the event loop."""
 MAX_SHOWN: Final = 8
 """Names of inputs that a refusal shows."""
+MAX_PARAMETERS: Final = 64
+"""Parameters in one place: those that are not ours are read only to be ignored."""
+
+T = TypeVar("T")
 
 
 class InputTensor(Protocol):
@@ -65,10 +74,13 @@ def images_of(
     inputs: Iterable[InputTensor],
     default_range: PixelRange = PixelRange.LEVELS,
     pixel_range: PixelRange | None = None,
+    *,
+    is_strict: bool = False,
 ) -> Images | Pending | list[Encoded]:
-    """Returns the pixels or the encoded images of a request. Raises InvalidArgument or UnsupportedFeature.
+    """Returns the pixels or the encoded images of a request. Raises InvalidArgument.
 
-    FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`.
+    FP16 and FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`. Unknown
+    parameters of the tensor are refused where `is_strict`, else ignored.
     """
     tensors = [*islice(inputs, MAX_SHOWN)]
     if len(tensors) != 1:
@@ -76,12 +88,13 @@ def images_of(
         raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", names)
     (tensor,) = tensors
     name = tensor.name
-    for key in tensor.parameters:
-        raise unknown_parameter(key, f"inputs.{name[:64]}")
+    for key in bounded(tensor.parameters, f"inputs.{name[:64]}.parameters"):
+        check_unknown(key, f"inputs.{name[:64]}", is_strict=is_strict)
     raw = tensor.raw()
-    if pixel_range is PixelRange.UNIT and (name, tensor.datatype) != (PIXELS, "FP32"):
+    if pixel_range is PixelRange.UNIT and (name != PIXELS or tensor.datatype not in FRACTIONS):
         got = f"{tensor.datatype[:32]} {name[:64]!r}"
-        raise InvalidArgument("parameters.pixel_range", f"{PixelRange.UNIT} with FP32 {PIXELS!r} alone", got)
+        expected = f"{PixelRange.UNIT} with {' or '.join(FRACTIONS)} {PIXELS!r} alone"
+        raise InvalidArgument("parameters.pixel_range", expected, got)
     if name == PIXELS:
         pixels = _pixels(tensor, raw)
         if isinstance(pixels, np.ndarray) and (pixels.dtype == np.uint8 or pixels.size <= MAX_INLINE_PIXEL_VALUES):
@@ -92,11 +105,18 @@ def images_of(
     raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", repr(name[:64]))
 
 
-def unknown_parameter(key: str, where: str) -> InvalidArgument | UnsupportedFeature:
-    """Returns the error for a tensor's parameter that the tensor can't have."""
-    if key.startswith("shared_memory_"):
-        return UnsupportedFeature(f"{where}: shared memory is not supported; send the data in the message")
-    return InvalidArgument(f"{where}.parameters", "none", repr(key[:64]))
+def bounded(parameters: Iterable[T], field: str) -> Iterator[T]:
+    """Yields parameters, whose names and values nobody else has counted. Raises InvalidArgument for too many."""
+    for count, parameter in enumerate(parameters):
+        if count >= MAX_PARAMETERS:
+            raise InvalidArgument(field, f"at most {MAX_PARAMETERS}", "more")
+        yield parameter
+
+
+def check_unknown(key: str, where: str, *, is_strict: bool) -> None:
+    """Raises InvalidArgument for a tensor's parameter that is unknown, where `is_strict`."""
+    if is_strict and key not in SHARED_MEMORY:
+        raise InvalidArgument(f"{where}.parameters", ", ".join(SHARED_MEMORY), repr(key[:64]))
 
 
 def check_count(count: int, shape: Sequence[int], field: str, values: str = "values") -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xlaserve.access.audit import audited
+from xlaserve.access.caller import CURRENT
 from xlaserve.inspection.profiler import Profiler
 from xlaserve.rpc.context import Context
 from xlaserve_proto import admin_pb2 as pb
@@ -16,5 +18,7 @@ class Admin(pb_grpc.AdminServicer):
 
     async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
         """Records a profile."""
-        recording = await self._profiler.record(request.seconds)
+        with audited("profile", f"{request.seconds:g} s"):
+            CURRENT.get().check_all_models()
+            recording = await self._profiler.record(request.seconds)
         return pb.ProfileResponse(folder=recording.name, size_bytes=recording.size_bytes, seconds=request.seconds)

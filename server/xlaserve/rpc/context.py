@@ -5,10 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
+from xlaserve.access.address import network_of
+from xlaserve.telemetry import request_context
+
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def address(context: Context) -> str:
+    """Returns what the client's address is counted as."""
+    host = context.peer().partition(":")[2].rpartition(":")[0]
+    return network_of(unquote(host).strip("[]"))
+
+
+def name_answer(context: Context) -> None:
+    """Has the call's answer carry its request id, and its trace where it has one."""
+    if (request := request_context.current()) is not None:
+        context.set_trailing_metadata(request.headers)
 
 
 def deadline(context: Context, clock: Callable[[], float]) -> float:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final
 
+from google.protobuf import descriptor_pool, text_format
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 from grpc_channelz.v1 import channelz, channelz_pb2
@@ -20,7 +23,21 @@ MAX_REQUEST_BYTES: Final = 16 * 1024
 """Of a reflection request, whose answer repeats it; it holds a name or two."""
 
 CHANNELZ: Final = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"]
-REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+
+
+def _as_v1(v1alpha: Any) -> FileDescriptor:
+    """Returns the file of grpc.reflection.v1, which differs in its names alone, and which grpcio lacks."""
+    file = FileDescriptorProto()
+    v1alpha.CopyToProto(file)
+    renamed = text_format.Parse(str(file).replace("v1alpha", "v1"), FileDescriptorProto())
+    descriptor_pool.Default().AddSerializedFile(renamed.SerializeToString())
+    return descriptor_pool.Default().FindFileByName(renamed.name)
+
+
+REFLECTIONS: Final[tuple[Any, ...]] = tuple(
+    file.services_by_name["ServerReflection"] for file in (_as_v1(reflection_pb2.DESCRIPTOR), reflection_pb2.DESCRIPTOR)
+)
+"""The versions of reflection: older clients ask for v1alpha alone. Their messages are the same on the wire."""
 
 
 class Channelz:
@@ -44,10 +61,10 @@ class Channelz:
 
 
 class Reflection:
-    """Describes `services`, which are named in full, and itself."""
+    """Describes `services`, which are named in full, and itself, in every version."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        self._servicer: Any = reflection.aio.ReflectionServicer((*services, REFLECTION.full_name))
+        self._servicer: Any = reflection.aio.ReflectionServicer((*services, *(own.full_name for own in REFLECTIONS)))
 
     async def ServerReflectionInfo(self, messages: Messages, context: Context) -> None:
         """Answers each request of a stream in turn. Raises InvalidArgument for bytes that can't be parsed."""

@@ -23,16 +23,21 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from xlaserve.errors import QueueFull
+from xlaserve.access.caller import ADMIN
+from xlaserve.access.door import OPEN, Door
+from xlaserve.errors import XlaserveError
 from xlaserve.protocol.admission import Admissions
 from xlaserve.protocol.intake import Intake
 from xlaserve.rpc.context import Context
 from xlaserve.rpc.ending import Ending
+from xlaserve.rpc.entrance import ROLES, Entrance
 from xlaserve.rpc.reader import MessageReader, Parser, parser_of
 from xlaserve.rpc.refusal import refuse
 from xlaserve.rpc.streaming import stream_in, stream_out
 from xlaserve.rpc.unary import Answer, ReceivedCall, UnaryMethod
 from xlaserve.status import status_of
+from xlaserve.telemetry import request_context
+from xlaserve.telemetry.request_context import Endpoint
 
 PROBES: Final = frozenset(
     f"/{method}"
@@ -52,29 +57,37 @@ def add(
     intake: Intake,
     admissions: Admissions,
     *,
+    door: Door = OPEN,
     parsers: Mapping[str, Parser] | None = None,
     on_refused: Callable[[str, str], None] = lambda method, status: None,
+    on_failed: Callable[[str, Exception], None] = lambda method, error: None,
 ) -> None:
     """Makes `server` answer the methods of `service` with those of `servicer` that have their names.
 
     `parsers` replace protobuf's for the input messages that they are named for. `on_refused` is called with the method
-    and the status of each message that is refused.
+    and the status of each message that is refused, `on_failed` with the method and the error of every call that is
+    answered with one.
     """
     parsers = parsers or {}
+    roles = ROLES.get(service.full_name, {})
     methods = {}
     for method in service.methods:
         path = f"/{service.full_name}/{method.name}"
         reader = MessageReader(
             intake,
             admissions.probes if path in PROBES else admissions.calls,
+            Entrance(door, roles.get(method.name, ADMIN)),
             parsers.get(method.input_type.name) or parser_of(GetMessageClass(method.input_type)),
             partial(on_refused, method.name),
+            partial(on_failed, method.name),
         )
-        methods[path] = _method(getattr(servicer, method.name), method, reader)
+        endpoint = Endpoint(path[1:], {"rpc.system.name": "grpc", "rpc.method": path[1:]})
+        methods[path] = _method(getattr(servicer, method.name), method, reader, endpoint)
     server.add_generic_rpc_handlers((_Service(service.full_name, methods, intake),))
 
 
 class _Method(NamedTuple):
+    endpoint: Endpoint
     reader: MessageReader
     handler: grpc.RpcMethodHandler[Any, Any]
     """The handler that asks for its messages."""
@@ -82,13 +95,16 @@ class _Method(NamedTuple):
     """Answers a unary method's message that gRPC has received by itself."""
 
 
-def _method(method: Callable[..., Any], descriptor: MethodDescriptor, reader: MessageReader) -> _Method:
+def _method(
+    method: Callable[..., Any], descriptor: MethodDescriptor, reader: MessageReader, endpoint: Endpoint
+) -> _Method:
     if descriptor.client_streaming:
-        return _Method(reader, stream_in(method, reader))
+        return _Method(endpoint, reader, stream_in(method, reader))
     if descriptor.server_streaming:
-        return _Method(reader, stream_out(method, reader, GetMessageClass(descriptor.output_type).SerializeToString))
+        serialize = GetMessageClass(descriptor.output_type).SerializeToString
+        return _Method(endpoint, reader, stream_out(method, reader, serialize))
     unary = UnaryMethod(method, reader)
-    return _Method(reader, unary.asking(), unary.answer)
+    return _Method(endpoint, reader, unary.asking(), unary.answer)
 
 
 class _Service(grpc.ServiceRpcHandler):
@@ -109,17 +125,20 @@ class _Service(grpc.ServiceRpcHandler):
         method = self._methods.get(handler_call_details.method)
         if method is None:
             return None
+        request_context.begin(method.endpoint, handler_call_details.invocation_metadata or ())
         try:
+            method.reader.entrance.check_details(handler_call_details)
             method.reader.admission.enter(self._end)
-        except QueueFull as error:
+        except XlaserveError as error:
             method.reader.on_refused(status_of(error)[0].grpc)
+            method.reader.on_failed(error)
             return _refusal(error)
         if method.answer is None or self._intake.is_crowded:
             return method.handler
         return ReceivedCall(method.answer, self._intake)
 
 
-def _refusal(error: QueueFull) -> grpc.RpcMethodHandler[Any, Any]:
+def _refusal(error: XlaserveError) -> grpc.RpcMethodHandler[Any, Any]:
     async def answer(_: object, context: Context) -> None:
         await refuse(context, error)
 

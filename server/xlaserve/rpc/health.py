@@ -9,15 +9,17 @@ from typing import Final
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as pb_grpc
 
+from xlaserve.access.caller import CURRENT
 from xlaserve.errors import NotFound
 from xlaserve.rpc.context import Context
 from xlaserve.rpc.open_streams import OpenStreams
-from xlaserve_proto import open_inference_pb2, vision_pb2
+from xlaserve_proto import open_inference_pb2, tensorflow_serving_pb2, vision_pb2
 
 SERVER: Final = (
     "",
     open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
     vision_pb2.DESCRIPTOR.services_by_name["Vision"].full_name,
+    *(service.full_name for service in tensorflow_serving_pb2.DESCRIPTOR.services_by_name.values()),
 )
 """The services that stand for the server as a whole."""
 STATUS: Final = {
@@ -60,9 +62,9 @@ class Health(pb_grpc.HealthServicer):
 
     async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
         """Says how a service is. NOT_FOUND where there is none of that name."""
-        if request.service not in self._serves:
+        if (serves := self._seen(request.service)) is None:
             raise NotFound("no such service")
-        return pb.HealthCheckResponse(status=STATUS[self._serves[request.service]])
+        return pb.HealthCheckResponse(status=STATUS[serves])
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> AsyncIterator[pb.HealthCheckResponse]:
         """Says how a service is, and again at every change; SERVICE_UNKNOWN while there is none of that name."""
@@ -70,8 +72,13 @@ class Health(pb_grpc.HealthServicer):
         async with self._streams.open():
             while True:
                 changed = self._changed
-                status = STATUS[self._serves.get(request.service)]
+                status = STATUS[self._seen(request.service)]
                 if status != last:
                     yield pb.HealthCheckResponse(status=status)
                     last = status
                 await changed.wait()
+
+    def _seen(self, service: str) -> bool | None:
+        """Returns whether a service serves, None where there is none that the caller may know of."""
+        is_known = service in SERVER or CURRENT.get().may_use(service)
+        return self._serves.get(service) if is_known else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from xlaserve.protocol.inference import Parameters
-from xlaserve.protocol.tensors import PIXELS
+from xlaserve.protocol.tensors import MAX_SHOWN, PIXELS, SHARED_MEMORY
 from xlaserve.rpc import parts
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve_proto import open_inference_pb2 as pb
@@ -24,6 +25,9 @@ MAX_KNOWN_BYTES: Final = 1024
 """Bytes that are kept of one request; parsed, they take some times as much."""
 NAME_BYTES: Final = 32
 """Prefix that distinguishes requests of equal size, by the model's name in it; one request is kept per prefix."""
+
+SHARED_PREFIX: Final = b"shared_memory_"
+"""How the names of SHARED_MEMORY begin."""
 
 _UNKNOWN: Final[tuple[bytes, RequestHead | None]] = (b"", None)
 _LISTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_name
@@ -43,16 +47,22 @@ class RequestHead:
     found is remembered for the next.
     """
 
-    __slots__ = ("fields", "has_outputs", "id", "known_parameters", "known_shape", "model", "version")
+    __slots__ = ("fields", "has_outputs", "has_shared", "id", "known_parameters", "known_shape", "model", "version")
 
-    def __init__(self, fields: pb.ModelInferRequest) -> None:
-        self.fields = fields
+    def __init__(self, data: bytes) -> None:
+        """Parses a request without what is viewed of it. Raises DecodeError."""
+        self.fields = fields = pb.ModelInferRequest.FromString(data)
         """What is viewed may be missing here."""
         self.model: str = fields.model_name
         self.version: str = fields.model_version
         self.id: str = fields.id
         self.has_outputs = bool(fields.outputs)
         """Whether it names the outputs that it wants."""
+        # To look at each tensor takes far longer than to search.
+        self.has_shared = SHARED_PREFIX in data and any(
+            map(_is_shared, chain(islice(fields.inputs, MAX_SHOWN), islice(fields.outputs, MAX_SHOWN)))
+        )
+        """Whether tensors lie in shared memory. More tensors than are looked at will be refused."""
         self.known_parameters: Parameters | None = None
         """Its parameters, once they were checked."""
         self.known_shape: tuple[int, ...] | None = None
@@ -67,6 +77,11 @@ class InferMessage(NamedTuple):
     """`raw_input_contents`."""
     contents: Mapping[str, Sequence[memoryview]]
     """Lists of typed `contents` that are viewed as they were sent, by the field's name."""
+
+    @property
+    def wants_raw(self) -> bool:
+        """Whether outputs are raw, as they are for raw inputs and in shared memory."""
+        return bool(self.raw) or self.head.has_shared
 
 
 class InferMessages:
@@ -104,20 +119,37 @@ class InferMessages:
         if len(beginning) > MAX_KNOWN_BYTES or not beginning.endswith(opening):
             return
         try:
-            rest = pb.ModelInferRequest.FromString(beginning.removesuffix(opening))
+            head = RequestHead(beginning.removesuffix(opening))
         except DecodeError:
             return
-        if [tensor.name for tensor in rest.inputs] != [PIXELS]:  # encoded images hardly ever have one size
+        if [tensor.name for tensor in head.fields.inputs] != [PIXELS]:  # encoded images hardly ever have one size
             return
         if len(self._known) >= MAX_KNOWN:
             del self._known[next(iter(self._known))]
-        self._known[len(data), data[:NAME_BYTES]] = beginning, RequestHead(rest)
+        self._known[len(data), data[:NAME_BYTES]] = beginning, head
+
+
+def parameter_items(parameters: Mapping[str, pb.InferParameter]) -> Iterator[tuple[str, object]]:
+    """Yields names and values, None for a parameter without one."""
+    for key, value in parameters.items():
+        yield key, parameter_value(value)
+
+
+def parameter_value(value: Message) -> object:
+    """Returns the value of any message with a `parameter_choice`; None where it has none."""
+    return getattr(value, kind) if (kind := value.WhichOneof("parameter_choice")) else None
+
+
+def _is_shared(tensor: Any) -> bool:
+    """Returns whether an input or a requested output lies in shared memory."""
+    parameters = tensor.parameters
+    return bool(parameters) and any(key in parameters for key in SHARED_MEMORY)
 
 
 def _parse(data: bytes) -> InferMessage:
     """Raises DecodeError, and InvalidArgument beyond a bound of `parts`."""
     if len(data) >= LARGE_BYTES:
         rest, views = parts.split(pb.ModelInferRequest, data, _FIELDS)
-        return InferMessage(RequestHead(pb.ModelInferRequest.FromString(rest)), views.get(RAW, ()), views)
-    fields = pb.ModelInferRequest.FromString(data)
-    return InferMessage(RequestHead(fields), tuple(map(memoryview, fields.raw_input_contents)), {})
+        return InferMessage(RequestHead(rest), views.get(RAW, ()), views)
+    head = RequestHead(data)
+    return InferMessage(head, tuple(map(memoryview, head.fields.raw_input_contents)), {})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from xlaserve.config import Mode
 from xlaserve.engine.program import Images
@@ -17,7 +19,7 @@ from xlaserve.errors import XlaserveError
 from xlaserve.image import Encoded
 from xlaserve.model.task import Classification, Task
 from xlaserve.model.version import Served
-from xlaserve.pipeline import Answer, Pending, Pipeline, Render, Rendering, Request
+from xlaserve.pipeline import Answer, Pending, Render, Rendering, Request
 from xlaserve.protocol.call import Call, Calls
 from xlaserve.protocol.inference import (
     Wanted,
@@ -27,18 +29,21 @@ from xlaserve.protocol.inference import (
     check_parameters,
     fits_inline,
 )
-from xlaserve.protocol.models import SERVER_METADATA, Models
+from xlaserve.protocol.models import Models
+from xlaserve.protocol.shared_memory import SharedMemory
 from xlaserve.rpc import parts, tensors
 from xlaserve.rpc.context import Context, deadline
-from xlaserve.rpc.infer_message import InferMessage
+from xlaserve.rpc.infer_message import InferMessage, parameter_items
+from xlaserve.rpc.open_inference_models import OpenInferenceModels
 from xlaserve.rpc.open_streams import OpenStreams
 from xlaserve.rpc.parts import Wire
 from xlaserve.rpc.refusal import no_message
+from xlaserve.rpc.shared_memory import SharedTensors, for_peer
 from xlaserve.rpc.streaming import Messages
-from xlaserve.status import explain
+from xlaserve.status import explain, retry_after_s
+from xlaserve.telemetry import request_context
 from xlaserve.timings import STAGES, Timings
 from xlaserve_proto import open_inference_pb2 as pb
-from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 
 MAX_INLINE_OUTPUT_VALUES: Final = 2**14
 """Values of typed outputs that are written on the event loop: integers take 0.1 us each, floats far less."""
@@ -47,6 +52,17 @@ STREAM_WINDOW: Final = 64
 
 _ID: Final = pb.ModelInferResponse.ID_FIELD_NUMBER
 _STREAMED: Final = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
+
+
+def _final_response() -> bytes:
+    """Returns the parameter by which Triton's clients know the last response to a request, as it stands in one."""
+    response = pb.ModelInferResponse()
+    response.parameters["triton_final_response"].bool_param = True
+    data: bytes = response.SerializeToString()
+    return data
+
+
+_FINAL_RESPONSE: Final = _final_response()
 
 
 def _stamp_key(name: str) -> bytes:
@@ -64,19 +80,19 @@ _STAMP: Final = struct.Struct("<" + "".join(f"{len(key)}sd" for key in _STAMP_KE
 
 
 @dataclass(eq=False)
-class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
+class OpenInference(OpenInferenceModels):
     """`inference.GRPCInferenceService`."""
 
     calls: Calls
-    pipeline: Pipeline
     models: Models
     streams: OpenStreams
+    shared_memory: SharedMemory | None = None
 
     def ModelInfer(  # type: ignore[override] # what rpc.server parses for it
         self, request: InferMessage, context: Context
     ) -> Awaitable[Wire]:
         """Answers one request with the outputs of a model."""
-        return self._infer("ModelInfer", request, deadline(context, self.calls.clock))
+        return self._infer("ModelInfer", request, deadline(context, self.calls.clock), context)
 
     # Writes by itself instead of yielding: a generator may be left half-way, and its tasks with it.
     async def ModelStreamInfer(self, requests: Messages, context: Context) -> None:  # type: ignore[override]
@@ -87,7 +103,7 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
 
         async def answer(request: InferMessage | None, size_bytes: int) -> tuple[Wire, int]:
             try:
-                wire = await self._stream_infer(request, until)
+                wire = await self._stream_infer(request, until, context)
             finally:
                 requests.release(size_bytes)
             answer_bytes = parts.wire_bytes(wire)
@@ -113,73 +129,36 @@ class OpenInference(pb_grpc.GRPCInferenceServiceServicer):
         if refusal is not None:
             raise refusal
 
-    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
-        """Answers, which is the proof that the server is live."""
-        return pb.ServerLiveResponse(live=True)
-
-    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Says whether start-up has finished and at least one model serves."""
-        return pb.ServerReadyResponse(ready=self.models.repository.is_ready)
-
-    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """Says whether one model is ready."""
-        return pb.ModelReadyResponse(ready=self.models.is_ready(request.name, request.version))
-
-    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
-        """Says what this server is and speaks."""
-        return pb.ServerMetadataResponse(**SERVER_METADATA)
-
-    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
-        """Describes a model."""
-        return pb.ModelMetadataResponse(**self.models.metadata(request.name, request.version))
-
-    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
-        """Describes a model in Triton's terms."""
-        return pb.ModelConfigResponse(config=pb.ModelConfig(**self.models.config(request.name, request.version)))
-
-    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
-        """Counts what one model did, or all of them."""
-        return pb.ModelStatisticsResponse(**self.models.statistics(request.name, request.version))
-
-    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
-        """Lists the models."""
-        models = self.models.index(request.repository_name, only_ready=request.ready)
-        return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**one) for one in models])
-
-    async def RepositoryModelLoad(
-        self, request: pb.RepositoryModelLoadRequest, context: Context
-    ) -> pb.RepositoryModelLoadResponse:
-        """Loads a model, or loads it again."""
-        await self.models.load(request.repository_name, request.model_name, request.parameters)
-        return pb.RepositoryModelLoadResponse()
-
-    async def RepositoryModelUnload(
-        self, request: pb.RepositoryModelUnloadRequest, context: Context
-    ) -> pb.RepositoryModelUnloadResponse:
-        """Drains and unloads a model."""
-        await self.models.unload(request.repository_name, request.model_name, request.parameters)
-        return pb.RepositoryModelUnloadResponse()
-
-    async def _infer(self, method: str, message: InferMessage, until: float) -> Wire:
-        with self.calls.enter(method, message.head.model, message.head.version, until) as call:
+    async def _infer(self, method: str, message: InferMessage, until: float, context: Context) -> Wire:
+        head = message.head
+        with self.calls.enter(method, head.model, head.version, until, head.id) as call:
+            shared = None
+            if message.head.has_shared:
+                shared = SharedTensors(for_peer(self.shared_memory, context), message)
+                message = await shared.fill(message)
             request, wanted = _parse(message, call)
-            call.request = request
-            answer = await self.pipeline.run(call.served, request)
-            wire = _respond(message, wanted, call.served, answer)
+            answer = await call.run(request)
+            wire = _respond(message, wanted, call.served, answer, shared)
+            if shared is not None:
+                await shared.write()
             wire.append(_stamp(call.end(answer)))
             return wire
 
-    async def _stream_infer(self, message: InferMessage | None, until: float) -> Wire:
+    async def _stream_infer(self, message: InferMessage | None, until: float, context: Context) -> Wire:
+        request_context.begin_message(message.head.id if message else "")
         try:
             if message is None:
                 raise no_message()
-            return parts.record(_STREAMED, *await self._infer("ModelStreamInfer", message, until))
+            wire = await self._infer("ModelStreamInfer", message, until, context)
+            return parts.record(_STREAMED, *wire, _FINAL_RESPONSE)
         except Exception as error:
+            self.calls.note_failure("ModelStreamInfer", error)
             status, text = explain(error)
-            response = pb.ModelStreamInferResponse(
-                error_message=f"{status.grpc}: {text}",
-                infer_response=pb.ModelInferResponse(id=message.head.id if message else ""),
-            )
+            failed = pb.ModelInferResponse.FromString(_FINAL_RESPONSE)
+            failed.id = message.head.id if message else ""
+            if (wait_s := retry_after_s(error)) is not None:
+                failed.parameters["retry_after_s"].double_param = wait_s
+            response = pb.ModelStreamInferResponse(error_message=f"{status.grpc}: {text}", infer_response=failed)
             return [response.SerializeToString()]
 
 
@@ -187,21 +166,19 @@ def _parse(message: InferMessage, call: Call) -> tuple[Request, Wanted]:
     """Raises InvalidArgument or UnsupportedFeature."""
     head, served = message.head, call.served
     if (parameters := head.known_parameters) is None:
-        head.known_parameters = parameters = check_parameters(_items(head.fields.parameters))
-    task = served.model.task
+        head.known_parameters = parameters = check_parameters(parameter_items(head.fields.parameters))
+    task, settings = served.model.task, served.settings
+    is_strict = settings.strict_parameters
+    parameters.check_unknown(is_strict=is_strict)
     if head.has_outputs:
-        wanted = check_outputs(((output.name, _items(output.parameters)) for output in head.fields.outputs), task)
+        outputs = ((output.name, parameter_items(output.parameters)) for output in head.fields.outputs)
+        wanted = check_outputs(outputs, task, is_strict=is_strict)
     else:
         wanted = all_outputs(task)
-    images = tensors.read_images(message, served.settings.pixel_range, parameters.pixel_range)
+    images = tensors.read_images(message, settings.pixel_range, parameters.pixel_range, is_strict=is_strict)
     until = min(call.deadline, call.began + parameters.timeout_s)
-    return Request(parameters.mode, images, until, _rendering(message, wanted, served, images)), wanted
-
-
-def _items(parameters: Mapping[str, pb.InferParameter]) -> Iterator[tuple[str, object]]:
-    """Yields names and values, None for a parameter without one."""
-    for key, value in parameters.items():
-        yield key, getattr(value, kind) if (kind := value.WhichOneof("parameter_choice")) else None
+    rendering = _rendering(message, wanted, served, images)
+    return Request(parameters.mode, images, until, rendering, parameters.priority), wanted
 
 
 class Classes(NamedTuple):
@@ -229,7 +206,7 @@ def _rendering(
     message: InferMessage, wanted: Wanted, served: Served, images: Images | Pending | Sequence[Encoded]
 ) -> Rendering | None:
     """Returns what renders each image's part of the response on a thread; None where the event loop can do it."""
-    as_raw = bool(message.raw)
+    as_raw = message.wants_raw
     if wanted.classes:
         ((_, scores),) = wanted.outputs
         return None if fits_inline(images, wanted.classes, scores.shape[1]) else Classes(wanted.classes, as_raw)
@@ -238,13 +215,15 @@ def _rendering(
     return TypedValues([index for index, _ in wanted.outputs])
 
 
-def _respond(message: InferMessage, wanted: Wanted, served: Served, answer: Answer) -> Wire:
-    """Returns the response without the parameters of `_stamp`."""
+def _respond(
+    message: InferMessage, wanted: Wanted, served: Served, answer: Answer, shared: SharedTensors | None = None
+) -> Wire:
+    """Returns the response without the parameters of `_stamp`, and without what `shared` keeps of the outputs."""
     head, task = message.head, served.model.task
     wire: Wire = [_opening(served.settings.name, served.settings.version, answer.mode)]
     if head.id:
         wire += parts.record(_ID, head.id.encode())
-    as_raw = bool(message.raw)
+    as_raw = message.wants_raw
     for place, (index, output) in enumerate(wanted.outputs):
         values = answer.outputs[index]
         if wanted.classes:
@@ -253,13 +232,19 @@ def _respond(message: InferMessage, wanted: Wanted, served: Served, answer: Answ
             pieces = answer.rendered or [
                 tensors.piece_of_bytes(row, as_raw) for row in categories(task, answer.outputs, wanted.classes)
             ]
-        elif as_raw:
+        elif as_raw and shared is None:
             wire += tensors.raw_output_parts(output.name, values)
             continue
+        elif as_raw:
+            spec = (output.name, tensors.OUTPUT_FIELDS[values.dtype][0], values.shape)
+            pieces = [np.ascontiguousarray(values).data.cast("B")]
         else:
             spec = (output.name, tensors.OUTPUT_FIELDS[values.dtype][0], values.shape)
             pieces = [rendered[place] for rendered in answer.rendered] or [tensors.piece_of_values(values)]
-        wire += tensors.output_parts(spec, pieces, as_raw)
+        if shared is not None and (slot := shared.keep(output.name, pieces, parts.wire_bytes(pieces))):
+            wire += tensors.shared_output_parts(spec, slot)
+        else:
+            wire += tensors.output_parts(spec, pieces, as_raw)
     return wire
 
 

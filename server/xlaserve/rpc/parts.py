@@ -57,7 +57,7 @@ class Split(NamedTuple):
     """What is viewed, by its name, in the order of the message."""
 
 
-def split(message: type[Message], data: bytes, fields: Fields) -> Split:
+def split(message: type[Message], data: bytes | memoryview, fields: Fields) -> Split:
     """Takes a `message` apart; its unknown fields are dropped.
 
     Raises DecodeError for other bytes, InvalidArgument beyond the bounds above.
@@ -149,7 +149,7 @@ def _to_varints(numbers: NDArray[np.uint64]) -> bytes:
 
 
 class _Splitter:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self._data = data
         self._view = memoryview(data)
         self._left = MAX_FIELDS
@@ -215,7 +215,7 @@ def _as_bytes(message: Iterable[Part]) -> Iterator[bytes]:
             yield from (bytes(part[start : start + _COPY_BYTES]) for start in range(0, len(part), _COPY_BYTES))
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """Returns the number at `position` and where it ends."""
     number = shift = 0
     while True:

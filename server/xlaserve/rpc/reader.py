@@ -14,7 +14,8 @@ from xlaserve.errors import XlaserveError
 from xlaserve.protocol.admission import CallAdmission
 from xlaserve.protocol.intake import Intake
 from xlaserve.rpc import parts
-from xlaserve.rpc.context import Context
+from xlaserve.rpc.context import Context, address
+from xlaserve.rpc.entrance import Entrance
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.rpc.refusal import no_message
 from xlaserve.status import status_of
@@ -42,9 +43,22 @@ class MessageReader:
 
     intake: Intake
     admission: CallAdmission
+    entrance: Entrance
     parse: Parser
     on_refused: Callable[[str], None]
     """Called with the status of each message that is refused."""
+    on_failed: Callable[[Exception], None]
+    """Called with the error of each call that is answered with one."""
+
+    def check_client(self, context: Context) -> None:
+        """Checks what the headers of a call did not tell. Raises Unauthenticated, PermissionDenied or QueueFull."""
+        self.entrance.check_connection(context)
+        if self.admission.bounds_addresses:
+            try:
+                self.admission.locate(address(context))
+            except XlaserveError as error:
+                self._note_refusal(error)
+                raise
 
     async def receive(self, context: Context) -> Any:
         """Returns the call's next message as bytes, `grpc.aio.EOF` at the end. Raises QueueFull."""

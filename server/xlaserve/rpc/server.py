@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2
 
+from xlaserve.access.certificates import Certificates, Pem
+from xlaserve.access.door import OPEN, Door
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.protocol.admission import Admissions
 from xlaserve.protocol.intake import Intake
-from xlaserve.rpc import debugging, handlers, vision_messages
+from xlaserve.rpc import debugging, handlers, serving_messages, vision_messages
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.ending import RPC_TASK
 from xlaserve.rpc.hang_up import UNLISTED, close_connections, hang_up
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.open_inference import OpenInference
+from xlaserve.rpc.surplus import close_surplus
+from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve_proto import admin_pb2, open_inference_pb2, vision_pb2
+from xlaserve_proto import admin_pb2, open_inference_pb2, tensorflow_serving_pb2, vision_pb2
 
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 """How long a client that connects may say nothing."""
@@ -50,11 +54,30 @@ _OF_CLIENTS: Final = (
 )
 """What grpcio and asyncio log as errors, with a traceback, though clients alone cause it."""
 
+_DESCRIPTORS: Final[Sequence[Any]] = (
+    open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+    vision_pb2.DESCRIPTOR.services_by_name["Vision"],
+    tensorflow_serving_pb2.DESCRIPTOR.services_by_name["PredictionService"],
+    tensorflow_serving_pb2.DESCRIPTOR.services_by_name["ModelService"],
+)
+"""Of `Services`, in their order."""
+_HEALTH: Final[Any] = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_ADMIN: Final[Any] = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
+
 log = logging.getLogger(__name__)
 
 
+class Services(NamedTuple):
+    """The methods of each protocol."""
+
+    open_inference: OpenInference
+    vision: Vision
+    prediction: PredictionService
+    models: ModelService
+
+
 class GrpcServer:
-    """Serves `open_inference`, `vision`, health and perhaps `admin`; reflection and channelz as `settings` say.
+    """Serves `services`, health and perhaps `admin`; reflection and channelz as `settings` say.
 
     `on_crash` is called where grpcio's server has ended and none can listen again.
     """
@@ -62,59 +85,78 @@ class GrpcServer:
     def __init__(
         self,
         settings: Settings,
-        open_inference: OpenInference,
-        vision: Vision,
+        services: Services,
         health: Health,
         admin: Admin | None,
         *,
         intake: Intake,
         admissions: Admissions,
+        door: Door = OPEN,
+        certificates: Certificates | None = None,
         metrics: Metrics,
+        on_failed: Callable[[str, Exception], None] = lambda method, error: None,
         on_crash: Callable[[], None],
     ) -> None:
         self._settings = settings
-        self._services = (open_inference, vision, health, admin)
+        self._services = services
+        self._health = health
+        self._admin = admin
         self._metrics = metrics
+        self._on_failed = on_failed
         self._on_crash = on_crash
         self._intake = intake
         self._admissions = admissions
+        self._door = door
+        self._certificates = certificates
         self._server = self._build()
         self._is_stopping = False
+        self._counting: asyncio.Task[None] | None = None
         self.address = ""
         """HOST:PORT, once it is started."""
 
     def _build(self) -> grpc.aio.Server:
-        settings = self._settings
-        open_inference, vision, health, admin = self._services
+        settings, health = self._settings, self._health
         server = grpc.aio.server(options=_options(settings))
-
-        def on_refused(method: str, status: str) -> None:
-            self._metrics.refused.labels(method, status).inc()
 
         # For each registered method grpcio keeps a future, and at every call waits on all of them again, which for all
         # of ours takes 13 microseconds (grpcio 1.85). Generic handlers answer the same methods.
         server.add_registered_method_handlers = _leave_to_generic_handlers  # type: ignore[method-assign, assignment]
-        parsers = {"ModelInferRequest": InferMessages().parse, **vision_messages.PARSERS}
-        servicers: list[tuple[Any, object]] = [(open_inference_pb2, open_inference), (vision_pb2, vision)]
-        if admin is not None:
-            servicers.append((admin_pb2, admin))
-        for file, servicer in servicers:
-            (service,) = file.DESCRIPTOR.services_by_name.values()
+        parsers = {
+            "ModelInferRequest": InferMessages().parse,
+            **vision_messages.PARSERS,
+            **serving_messages.PARSERS,
+        }
+        servicers = [*zip(_DESCRIPTORS, self._services, strict=True)]
+        if self._admin is not None:
+            servicers.append((_ADMIN, self._admin))
+        for service, servicer in servicers:
             handlers.add(
-                servicer, service, server, self._intake, self._admissions, parsers=parsers, on_refused=on_refused
+                servicer,
+                service,
+                server,
+                self._intake,
+                self._admissions,
+                door=self._door,
+                parsers=parsers,
+                on_refused=self._metrics.count_refused,
+                on_failed=self._on_failed,
             )
-        add = partial(handlers.add, server=server, intake=self._intake, admissions=self._admissions)
-        add(health, health_pb2.DESCRIPTOR.services_by_name["Health"])  # type: ignore[arg-type]
+        add = partial(
+            handlers.add,
+            server=server,
+            intake=self._intake,
+            admissions=self._admissions,
+            door=self._door,
+            on_failed=self._on_failed,
+        )
+        add(health, _HEALTH)
         if settings.channelz:
             add(debugging.Channelz(), debugging.CHANNELZ)  # type: ignore[arg-type]
         if settings.reflection:
-            services = [
-                service.full_name
-                for file, _ in [*servicers, (health_pb2, health)]
-                for service in file.DESCRIPTOR.services_by_name.values()
-            ]
+            services = [service.full_name for service, _ in [*servicers, (_HEALTH, health)]]
             reflection = debugging.Reflection(services)
-            add(reflection, debugging.REFLECTION, parsers=debugging.PARSERS)  # type: ignore[arg-type]
+            for version in debugging.REFLECTIONS:
+                add(reflection, version, parsers=debugging.PARSERS)
         return server
 
     async def start(self) -> None:
@@ -124,6 +166,8 @@ class GrpcServer:
         for name in ("asyncio", "grpc._cython.cygrpc"):
             logging.getLogger(name).addFilter(_is_ours)
         self._listening = asyncio.create_task(self._listen_again(port))
+        if (most := self._settings.effective_max_connections_per_address) < self._settings.max_connections:
+            self._counting = asyncio.create_task(close_surplus(port, most))
 
     @property
     def _host(self) -> str:
@@ -132,7 +176,7 @@ class GrpcServer:
 
     async def _listen(self, port: int) -> int:
         try:
-            bound = self._server.add_insecure_port(f"{self._host}:{port}")
+            bound = self._add_port(f"{self._host}:{port}")
         except RuntimeError as error:
             raise ConfigError(
                 f"grpc_port: expected a free port of {self._host}, got {port}, which can't be had"
@@ -142,6 +186,11 @@ class GrpcServer:
             if ACCEPTING in getattr(task.get_coro(), "__qualname__", ""):
                 task.add_done_callback(partial(self._accepts_no_more, self._server, bound))
         return bound
+
+    def _add_port(self, address: str) -> int:
+        if self._certificates is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, _credentials(self._certificates))
 
     def _accepts_no_more(self, server: grpc.aio.Server, port: int, task: asyncio.Task[None]) -> None:
         if not self._is_stopping and not task.cancelled() and task.exception():
@@ -191,11 +240,20 @@ class GrpcServer:
             else:
                 return
 
+    def close_connections(self) -> None:
+        """Closes all connections; calls without an answer end as UNAVAILABLE."""
+        try:
+            close_connections(int(self.address.rpartition(":")[2]))
+        except UNLISTED as error:
+            log.warning("gRPC's connections could not be closed: %s", error)
+
     async def stop(self, grace_s: float) -> None:
         """Closes the port and the connections; a client that reads slowly has `grace_s` for what was answered.
 
         Calls without an answer end as UNAVAILABLE.
         """
+        if self._counting is not None:
+            self._counting.cancel()
         self._is_stopping = True  # a task that waits for the end is not cancelled; grpcio's own would be
         await hang_up(int(self.address.rpartition(":")[2]), grace_s)
         await self._server.stop(grace_s)
@@ -221,6 +279,28 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_concurrent_streams", min(MAX_CONNECTION_STREAMS, settings.max_concurrent_calls)),
         ("grpc.server.max_pending_requests", max(PENDING_CALLS, settings.max_concurrent_calls)),
         ("grpc.server.max_pending_requests_hard_limit", 2 * max(PENDING_CALLS, settings.max_concurrent_calls)),
+    )
+
+
+def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Returns credentials that follow the files: gRPC asks for them at each handshake, on threads of its own."""
+
+    last = certificates.pem
+
+    def configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.client_ca)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal last
+        if (pem := certificates.pem) is last:
+            return None
+        last = pem
+        return configuration(pem)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(last),
+        changed,  # type: ignore[arg-type] # None, where there is nothing new, is documented
+        certificates.asks_clients,
     )
 
 

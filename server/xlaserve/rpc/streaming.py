@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from xlaserve.protocol.admission import current_call
-from xlaserve.rpc.context import Context
+from xlaserve.rpc.context import Context, name_answer
 from xlaserve.rpc.reader import MessageReader
 from xlaserve.rpc.refusal import refuse
 
@@ -26,10 +26,12 @@ def stream_in(
 
     async def answer(_: object, context: Context) -> None:
         messages = Messages(reader, context)
+        name_answer(context)
         try:
+            reader.check_client(context)
             await method(messages, context)
         except Exception as error:
-            await refuse(context, error)
+            await refuse(context, error, reader.on_failed)
         finally:
             messages.close()
 
@@ -44,7 +46,9 @@ def stream_out(
     """Returns a handler for `method`, which answers one message with a stream."""
 
     async def answer(_: object, context: Context) -> AsyncIterator[Message]:
+        name_answer(context)
         try:
+            reader.check_client(context)
             message, size_bytes = reader.parse_unary(await reader.receive_only(context))
             reader.intake.release(size_bytes)  # nobody watches anything with a large message
             reader.admission.idle(current_call())
@@ -52,7 +56,7 @@ def stream_out(
                 async for response in responses:
                     yield response
         except Exception as error:
-            await refuse(context, error)
+            await refuse(context, error, reader.on_failed)
 
     return grpc.stream_stream_rpc_method_handler(answer, None, serialize)
 
@@ -83,6 +87,7 @@ class Messages:
         data = await self._reader.receive(self._context)
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
+        self._reader.entrance.check_again(self._context)
         message, size_bytes = self._reader.admit(data)
         self._held_bytes += size_bytes
         self._note()

@@ -18,7 +18,8 @@ from xlaserve.engine.program import Images, Value
 from xlaserve.errors import InvalidArgument
 from xlaserve.image import Encoded
 from xlaserve.pipeline import Pending
-from xlaserve.protocol.tensors import PIXEL_DTYPES, PIXELS, check_count, images_of, raw_bytes
+from xlaserve.protocol.shared_memory import Slot
+from xlaserve.protocol.tensors import PIXEL_DTYPES, PIXELS, SHARED_MEMORY, check_count, images_of, raw_bytes
 from xlaserve.rpc import parts
 from xlaserve.rpc.infer_message import TYPED, InferMessage
 from xlaserve_proto import open_inference_pb2 as pb
@@ -29,6 +30,9 @@ OUTPUT_FIELDS: Final = {
     np.dtype(np.uint8): ("UINT8", "uint_contents"),
 }
 """By an output's NumPy type: its datatype, and the field of `contents` that holds it."""
+FLOAT_FIELDS: Final = ("fp32_contents", "float_val")
+SIGNED_FIELDS: Final = ("int_contents", "int_val")
+"""Lists of float32 and of int32, of the Open Inference Protocol and of TensorFlow; others are of unsigned integers."""
 MAX_TYPED_VALUES: Final = 2**21
 """Values in one request's `contents`."""
 MAX_INLINE_VARINT_BYTES: Final = 2**16
@@ -70,12 +74,16 @@ class _Input:
 
     def values(self, shape: tuple[int, ...]) -> NDArray[Any] | PackedIntegers:
         """Returns views or a copy of what was sent."""
-        field = TYPED[self.datatype]
+        field = TYPED.get(self.datatype)
+        if field is None:
+            raise InvalidArgument(
+                f"{self.values_field} of {PIXELS}", f"{self.datatype} as raw_input_contents", "a list"
+            )
         contents = getattr(self._tensor.contents, field)
         packed: NDArray[np.uint8] | None = None
         count = len(contents)
         if views := self._message.contents.get(field):
-            packed, count = _packed(field, views, has_others=count > 0)
+            packed, count = packed_list(field, views, has_others=count > 0)
         check_count(count, shape, self.values_field, f"values in {field}")
         dtype = PIXEL_DTYPES[self.datatype]
         if packed is None:
@@ -91,21 +99,27 @@ class _Input:
 
 
 def read_images(
-    message: InferMessage, default_range: PixelRange = PixelRange.LEVELS, pixel_range: PixelRange | None = None
+    message: InferMessage,
+    default_range: PixelRange = PixelRange.LEVELS,
+    pixel_range: PixelRange | None = None,
+    *,
+    is_strict: bool = False,
 ) -> Images | Pending | list[Encoded]:
     """Returns the images of a request as `images_of` does."""
     head = message.head
     if head.known_shape is not None:
         return np.ndarray(head.known_shape, np.uint8, message.raw[0])
-    images = images_of(map(partial(_Input, message), head.fields.inputs), default_range, pixel_range)
-    if message.raw and isinstance(images, np.ndarray) and head.fields.inputs[0].datatype == "UINT8":
+    inputs = head.fields.inputs
+    images = images_of(map(partial(_Input, message), inputs), default_range, pixel_range, is_strict=is_strict)
+    # A model that is loaded again may be strict, and refuse parameters that were ignored.
+    if message.raw and isinstance(images, np.ndarray) and inputs[0].datatype == "UINT8" and not inputs[0].parameters:
         head.known_shape = images.shape
     return images
 
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """INT32 or UINT8 pixels as they stand in `contents`, for `pipeline.Pending`."""
+    """Integers as they stand in a packed list, for `pipeline.Pending`."""
 
     field: str
     octets: NDArray[np.uint8]
@@ -121,7 +135,7 @@ class PackedIntegers:
             values = parts.unpacked(self.octets)
         except DecodeError:
             raise _not_packed(self.field) from None
-        is_signed = self.field == "int_contents"
+        is_signed = self.field in SIGNED_FIELDS
         return _narrowed(values.view(np.int32) if is_signed else values).reshape(self.shape)
 
 
@@ -130,21 +144,23 @@ def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
     return np.minimum(values, np.iinfo(np.int32).max).astype(np.int32) if values.dtype == np.uint32 else values
 
 
-def _packed(field: str, views: Sequence[memoryview], has_others: bool) -> tuple[NDArray[np.uint8], int]:
-    """Returns a list as it stands on the wire, and how many values it has.
+def packed_list(
+    field: str, views: Sequence[memoryview], has_others: bool, raw_field: str = "raw_input_contents"
+) -> tuple[NDArray[np.uint8], int]:
+    """Returns a list as it stands on the wire, and how many values it has. `raw_field` may hold more.
 
     Raises InvalidArgument for too many, and where the list `has_others`, one by one: nobody knows in which order.
     """
     size_bytes = sum(map(len, views))
     too_many = InvalidArgument(
         f"contents of {PIXELS}",
-        f"at most {MAX_TYPED_VALUES} values; raw_input_contents takes more",
+        f"at most {MAX_TYPED_VALUES} values; {raw_field} takes more",
         f"{size_bytes} bytes",
     )
     if size_bytes > MAX_TYPED_BYTES:
         raise too_many
     octets = np.frombuffer(views[0] if len(views) == 1 else b"".join(views), np.uint8)
-    if field == "fp32_contents":
+    if field in FLOAT_FIELDS:
         count, is_cut = size_bytes // 4, any(len(view) % 4 for view in views)
     else:
         is_end = octets < 0x80  # each ends with its only byte below
@@ -182,6 +198,15 @@ def output_parts(spec: tuple[str, str, Sequence[int]], pieces: Iterable[parts.Pa
         return [*parts.record(_OUTPUTS, tensor), *parts.record(_RAW_OUTPUTS, *pieces)]
     contents = parts.record(Output.CONTENTS_FIELD_NUMBER, *pieces)
     return parts.record(_OUTPUTS, tensor, *contents)
+
+
+def shared_output_parts(spec: tuple[str, str, Sequence[int]], slot: Slot) -> parts.Wire:
+    """Returns the parts of a response that name an output in shared memory; its raw contents are there, and empty."""
+    name, datatype, shape = spec
+    tensor = Output(name=name, datatype=datatype, shape=shape)
+    region, size_bytes, offset = (tensor.parameters[key] for key in SHARED_MEMORY)
+    region.string_param, size_bytes.int64_param, offset.int64_param = slot.region, slot.size_bytes, slot.offset
+    return [*parts.record(_OUTPUTS, tensor.SerializeToString()), *parts.record(_RAW_OUTPUTS)]
 
 
 def raw_output_parts(name: str, values: NDArray[Value]) -> parts.Wire:

@@ -12,7 +12,7 @@ from xlaserve.errors import XlaserveError
 from xlaserve.protocol.admission import current_call
 from xlaserve.protocol.intake import Intake
 from xlaserve.rpc import parts
-from xlaserve.rpc.context import Context
+from xlaserve.rpc.context import Context, name_answer
 from xlaserve.rpc.parts import LARGE_BYTES, Wire
 from xlaserve.rpc.reader import MessageReader
 from xlaserve.rpc.refusal import refuse
@@ -73,9 +73,10 @@ class UnaryMethod:
 
     async def _ask(self, _: object, context: Context) -> bytes:
         try:
+            self._reader.check_client(context)
             data = await self._reader.receive_only(context)
         except XlaserveError as error:
-            await refuse(context, error)
+            await refuse(context, error, self._reader.on_failed)
         answered = self.answer(data, context)
         del data
         return await answered
@@ -84,10 +85,11 @@ class UnaryMethod:
         """Answers a call whose message has arrived."""
         self._admission.work(current_call())
         try:
+            self._reader.check_client(context)
             message, size_bytes = self._reader.parse_unary(data)
         except XlaserveError as error:
             del data
-            await refuse(context, error)
+            await refuse(context, error, self._reader.on_failed)
         del data
         answered = self._answer_message(message, size_bytes, context)
         del message
@@ -105,9 +107,10 @@ class UnaryMethod:
                 intake.hold(answer_bytes)
                 current_call().add_done_callback(lambda _: intake.release(answer_bytes))
             joined = await parts.join(wire, answer_bytes)
+            name_answer(context)
             self._admission.transfer(current_call())
             return joined
         except Exception as error:
-            await refuse(context, error)
+            await refuse(context, error, self._reader.on_failed)
         finally:
             intake.release(size_bytes)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from xlaserve.model.repository import Repository
+from xlaserve.access.caller import CURRENT
 from xlaserve.model.version import Served
-from xlaserve.pipeline import Answer, Pipeline, Request
+from xlaserve.pipeline import Answer, Request
 from xlaserve.protocol.call import Calls
+from xlaserve.protocol.models import Models
 from xlaserve.rpc import vision_messages as messages
 from xlaserve.rpc import vision_models
 from xlaserve.rpc.context import Context, deadline
@@ -24,8 +25,7 @@ class Vision:
     """`xlaserve.v1.Vision`, whose requests arrive as `vision_messages.PARSERS` give them."""
 
     calls: Calls
-    pipeline: Pipeline
-    repository: Repository
+    models: Models
     max_message_bytes: int
     unexpected: Collection[XlaCompilation] = ()
 
@@ -48,9 +48,12 @@ class Vision:
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """Lists the models."""
         return pb.ListModelsResponse(
-            models=map(vision_models.model, self.repository.index()),
-            unexpected_compilations=map(vision_models.unexpected, tuple(self.unexpected)),
+            models=map(vision_models.model, self.models.visible()),
+            unexpected_compilations=map(vision_models.unexpected, self._unexpected()),
         )
+
+    def _unexpected(self) -> tuple[XlaCompilation, ...]:
+        return (*self.unexpected,) if CURRENT.get().may_use_all else ()  # their functions' names tell of models
 
     def _parse_segment(self, request: VisionMessage[pb.SegmentRequest], served: Served, until: float) -> Request:
         return messages.parse_segment(request, served, until, self.max_message_bytes)
@@ -65,8 +68,7 @@ class Vision:
     ) -> Wire:
         fields = message.fields
         with self.calls.enter(method, fields.model, fields.version, deadline(context, self.calls.clock)) as call:
-            call.request = request = parse(message, call.served, call.deadline)
-            answer = await self.pipeline.run(call.served, request)
+            answer = await call.run(parse(message, call.served, call.deadline))
             response = respond(fields, call.served, answer)
             messages.stamp(response.fields, call.served, answer, call.end(answer))
             return [*response.pieces, response.fields.SerializeToString()]

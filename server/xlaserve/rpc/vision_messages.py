@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import chain
-from threading import Lock
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,14 +14,15 @@ from numpy.typing import NDArray
 
 from xlaserve import class_map
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.errors import ImageTooLarge, InvalidArgument
+from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame
 from xlaserve.image import Encoded
-from xlaserve.model.task import Classification, Detection, Embedding, Objects, Segmentation, Task, best
+from xlaserve.model.task import Classification, Detection, Embedding, Objects, Segmentation, best
 from xlaserve.model.version import Served
 from xlaserve.pipeline import CHANNELS, Answer, Render, Request
-from xlaserve.protocol.inference import MAX_INLINE_US, fits_inline
+from xlaserve.protocol.inference import MAX_INLINE_US, check_priority, fits_inline
 from xlaserve.protocol.tensors import MAX_IMAGES
+from xlaserve.protocol.vision import DEFAULT_TOP_K, METHODS, in_original, task_of, within
 from xlaserve.rpc import parts
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.timings import STAGES, Timings
@@ -30,9 +30,7 @@ from xlaserve_proto import vision_pb2 as pb
 
 FieldsT = TypeVar("FieldsT", pb.ClassifyRequest, pb.DetectRequest, pb.SegmentRequest, pb.EmbedRequest)
 InferenceResponse = pb.ClassifyResponse | pb.DetectResponse | pb.SegmentResponse | pb.EmbedResponse
-TaskT = TypeVar("TaskT", bound=Task)
 
-DEFAULT_TOP_K: Final = 5
 IMAGES: Final = "images"
 RGB: Final = "rgb"
 SCORE_BYTES: Final = 4
@@ -54,13 +52,6 @@ _RESULTS: Final = pb.DetectResponse.RESULTS_FIELD_NUMBER
 _MAPS: Final = pb.SegmentResponse.MAPS_FIELD_NUMBER
 _EMBEDDINGS: Final = pb.EmbedResponse.EMBEDDINGS_FIELD_NUMBER
 _VALUES: Final = pb.Embedding.VALUES_FIELD_NUMBER
-METHODS: Final[dict[type[Task], str]] = {
-    Classification: "Classify",
-    Detection: "Detect",
-    Segmentation: "Segment",
-    Embedding: "Embed",
-}
-"""The method of each task; what it takes is the message of its name with `Request` after it."""
 
 
 class VisionMessage(NamedTuple, Generic[FieldsT]):
@@ -102,7 +93,7 @@ PARSERS: Final[dict[str, Callable[[bytes], object | None]]] = {
 
 def parse_classify(request: VisionMessage[pb.ClassifyRequest], served: Served, deadline: float) -> Request:
     """Returns the `pipeline.Request`. Raises InvalidArgument, as the others do."""
-    task = _task(served, Classification)
+    task = task_of(served, Classification)
     top_k = request.fields.top_k
     if top_k < 0:
         raise InvalidArgument("top_k", f"a number of classes, or 0 for {DEFAULT_TOP_K}", top_k)
@@ -149,7 +140,7 @@ def classifications(request: pb.ClassifyRequest, served: Served, answer: Answer)
     """Returns the likeliest classes of each image."""
     if answer.rendered:
         return Response(pb.ClassifyResponse(), answer.rendered)
-    task = _task(served, Classification)
+    task = task_of(served, Classification)
     response = pb.ClassifyResponse(
         classifications=[
             pb.Classification(
@@ -165,7 +156,7 @@ def classifications(request: pb.ClassifyRequest, served: Served, answer: Answer)
 
 def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadline: float) -> Request:
     """Returns the `pipeline.Request`."""
-    task = _task(served, Detection)
+    task = task_of(served, Detection)
     fields = request.fields
     if not math.isfinite(fields.min_score):
         raise InvalidArgument("min_score", "a number", fields.min_score)
@@ -193,7 +184,7 @@ def detections(request: pb.DetectRequest, served: Served, answer: Answer) -> Res
     """Returns the objects of each image, their boxes in its own pixels."""
     rendered = answer.rendered
     if not rendered:
-        task = _task(served, Detection)
+        task = task_of(served, Detection)
         objects = task.objects(answer.outputs, request.min_score)
         most = request.max_detections
         rendered = [_detected(task, most, *found) for found in zip(answer.frames, objects, strict=True)]
@@ -205,15 +196,13 @@ def _detected(task: Detection, most: int, frame: Frame, objects: Objects) -> byt
 
     One by one they would take four microseconds each as messages, with the interpreter's lock all the while.
     """
-    boxes = frame.to_original(objects.boxes)
-    is_inside = (boxes[:, :2] < boxes[:, 2:]).all(axis=1)  # else it is in the border, where there is no image
-    kept = np.flatnonzero(is_inside)[: most or None]
-    tails = np.zeros(len(kept), _TAIL)
-    tails["score"] = objects.scores[kept]
+    objects = in_original(objects, frame, most)
+    tails = np.zeros(len(objects.scores), _TAIL)
+    tails["score"] = objects.scores
     tails["box"] = _BOX
     tails["sides"]["tag"] = _SIDES
-    tails["sides"]["value"] = boxes[kept]
-    indices = objects.classes[kept].tolist()
+    tails["sides"]["value"] = objects.boxes
+    indices = objects.classes.tolist()
     heads = {index: _head(index, task.label(index)) for index in set(indices)}
     pairs = zip(map(heads.__getitem__, indices), tails.view(f"V{_TAIL.itemsize}").tolist(), strict=True)
     size: bytes = pb.Detections(height=frame.height, width=frame.width).SerializeToString()
@@ -232,7 +221,7 @@ def parse_segment(
     request: VisionMessage[pb.SegmentRequest], served: Served, deadline: float, max_bytes: int
 ) -> Request:
     """Returns the `pipeline.Request`, whose maps may have `max_bytes` together."""
-    _task(served, Segmentation)
+    task_of(served, Segmentation)
     fields = request.fields
     if fields.encoding not in pb.SegmentRequest.Encoding.values():
         raise InvalidArgument("encoding", "ENCODING_PNG or ENCODING_RUN_LENGTHS", fields.encoding)
@@ -242,7 +231,7 @@ def parse_segment(
 
 def class_maps(request: pb.SegmentRequest, served: Served, answer: Answer) -> Response:
     """Returns the class map of each image, of its own size."""
-    return Response(pb.SegmentResponse(labels=_task(served, Segmentation).labels or ()), answer.rendered)
+    return Response(pb.SegmentResponse(labels=task_of(served, Segmentation).labels or ()), answer.rendered)
 
 
 class ClassMaps(NamedTuple):
@@ -254,23 +243,12 @@ class ClassMaps(NamedTuple):
 
     def renderer(self, task: Segmentation) -> Render:
         """Returns what gives one as it stands in a response. Raises ImageTooLarge where it is one too many."""
-        rendered_bytes = 0
-        lock = Lock()
 
         def render(outputs: Outputs, frame: Frame) -> bytes:
-            nonlocal rendered_bytes
             ((classes,),) = outputs
-            rendered = b"".join(parts.record(_MAPS, self._map(task, classes, frame).SerializeToString()))
-            with lock:
-                rendered_bytes += len(rendered)
-                if rendered_bytes > self.max_bytes:
-                    raise ImageTooLarge(
-                        f"images: expected maps of at most {self.max_bytes} bytes together (max_message_bytes),"
-                        " got more; send fewer or smaller images"
-                    )
-            return rendered
+            return b"".join(parts.record(_MAPS, self._map(task, classes, frame).SerializeToString()))
 
-        return render
+        return within(render, self.max_bytes)
 
     def _map(self, task: Segmentation, classes: NDArray[Any], frame: Frame) -> pb.ClassMap:
         original = frame.map_to_original(classes)
@@ -289,7 +267,7 @@ class ClassMaps(NamedTuple):
 
 def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadline: float) -> Request:
     """Returns the `pipeline.Request`."""
-    _task(served, Embedding)
+    task_of(served, Embedding)
     return _request(request, deadline)
 
 
@@ -308,17 +286,9 @@ def stamp(response: InferenceResponse, served: Served, answer: Answer, timings: 
         setattr(stages, stage, getattr(timings, stage))
 
 
-def _task(served: Served, kind: type[TaskT]) -> TaskT:
-    """Returns the model's task where it is of this kind. Raises InvalidArgument with the method that serves it."""
-    task = served.model.task
-    if isinstance(task, kind):
-        return task
-    got = f"{served.settings.name}, a model for {task.name}; use {METHODS[type(task)]}"
-    raise InvalidArgument("model", f"a model for {kind.name}", got)
-
-
 def _request(message: VisionMessage[FieldsT], deadline: float) -> Request:
-    return Request(message.fields.mode, _images(message), deadline)
+    fields = message.fields
+    return Request(fields.mode, _images(message), deadline, priority=check_priority(fields.priority, "priority"))
 
 
 def _images(message: VisionMessage[FieldsT]) -> Images | list[Encoded]:

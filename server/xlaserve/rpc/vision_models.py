@@ -7,6 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.model.likeness import Findings, Pair
 from xlaserve.model.version import Version
 from xlaserve.protocol.models import source_name
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
@@ -34,6 +35,7 @@ def model(version: Version) -> pb.Model:
         programs=map(_program, entries),
         programs_total=version.programs_total,
         warnings=version.warnings,
+        shadows=[_shadow(pair, findings) for pair, findings in version.shadows.items()],
         auto_modes={str(bucket): mode for bucket, mode in version.auto.items()},
         demands=[
             pb.Demand(height=height, width=width, images=demand)
@@ -68,6 +70,20 @@ def _bucket(bucket: Bucket) -> pb.Bucket:
 
 def _difference(mode: Mode, found: Difference) -> pb.Difference:
     return pb.Difference(mode=mode, largest=found.largest, agreement=found.agreement, images=found.images)
+
+
+def _shadow(pair: Pair, findings: Findings) -> pb.Shadow:
+    return pb.Shadow(
+        mode=pair.mode,
+        shadow_version=pair.shadow_version,
+        shadow_mode=pair.shadow_mode,
+        images=findings.agreement.count,
+        agreement=findings.agreement.value or 0.0,
+        iou=findings.iou.value,
+        largest_difference=findings.largest_difference,
+        time_ratios=findings.time_ratios,
+        dropped=findings.dropped,
+    )
 
 
 def _program(entry: Entry) -> pb.Program:

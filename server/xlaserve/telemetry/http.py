@@ -85,7 +85,7 @@ class HttpEndpoint:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise ConfigError(f"host: expected an address of this machine, got {self._host}") from None
             raise ConfigError(
-                f"http_port: expected a free port on host {self._host}, got {self._port}: {error.strerror}"
+                f"metrics_port: expected a free port on host {self._host}, got {self._port}: {error.strerror}"
             ) from None
         self._socket.setblocking(False)
         self._loop, self._stopping = asyncio.new_event_loop(), asyncio.Event()

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal
 
+from xlaserve.telemetry import request_context
+
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -22,11 +24,13 @@ def configure(level: str, format: Literal["human", "json"]) -> None:
 
     `human`: `12:34:56 INFO  the message`, in local time; a traceback follows, indented. `json`: one object a line with
     `time` (UTC, milliseconds), `level`, `logger`, `message`, every field given as `extra`, and `exception` where there
-    is one.
+    is one. What is said while a call is answered has its id: `[request 5f3a]` at the end of the message, or the field
+    `request_id`, and `trace_id` where it has a trace.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if format == "json" else _Human())
+    handler.addFilter(_name_call)
     logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
     logging.getLogger("xlaserve").setLevel(threshold)
     logging.captureWarnings(True)
@@ -51,11 +55,19 @@ def _format_warning(
     return f"{category.__name__}: {message}"
 
 
+def _name_call(record: logging.LogRecord) -> bool:
+    for name, value in request_context.log_fields().items():
+        setattr(record, name, value)
+    return True
+
+
 class _Human(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "WARN" if record.levelno == logging.WARNING else record.levelname
-        lines = [f"{clock} {level:<5} {_printable(record.getMessage().rstrip())}"]
+        request_id = getattr(record, "request_id", "")
+        call = f" [request {request_id}]" if request_id else ""
+        lines = [f"{clock} {level:<5} {_printable(record.getMessage().rstrip())}{call}"]
         if record.exc_info:
             lines += [f"    {_printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
         return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Prometheus metrics, in one explicit registry.
 
-Labels are bounded: a model's name becomes one only once the model is in the repository, a mode and a status come from
-their enumerations.
+Labels are bounded: a model's name and a version become labels only once they are in the repository, a mode and a status
+come from their enumerations.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from xlaserve.access.caller import Caller
 from xlaserve.telemetry.counts import LoopCounter, LoopHistogram
 
 SECONDS: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 BATCH_SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+OTHERS: Final = "(others)"
+"""The label of callers whose names others choose."""
+SHARES: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
+DIFFERENCES: Final = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0)
 WARM_UP: Final = "warm_up"
 BACKGROUND: Final = "background"
 EXPECTED: Final = "expected"
@@ -44,42 +49,92 @@ class Metrics:
             return Counter(f"xlaserve_{name}", help_text, labels, registry=registry)
 
         self.requests = counter(
-            "requests", "Requests that were answered, by gRPC status.", ("model", "method", "mode", "status")
+            "requests", "Requests that were answered, by gRPC status.", ("model", "version", "method", "mode", "status")
         )
         self.refused = any_threads_counter(
             "requests_refused",
-            "Requests that were not taken in or named no model of the repository, by gRPC status.",
+            "Requests that were not taken in or named no model or version of the repository, by gRPC status.",
             ("method", "status"),
         )
-        self.images = counter("images", "Images answered.", ("model", "mode"))
-        self.request_s = histogram("request_seconds", "From a request's arrival to its answer.", ("model", "method"))
+        self.limited = counter(
+            "requests_limited",
+            "Requests that a caller's limits refused, by the limit; those that `access` does not name together.",
+            ("caller", "limit"),
+        )
+        self.images = counter("images", "Images answered.", ("model", "version", "mode"))
+        self.request_s = histogram(
+            "request_seconds", "From a request's arrival to its answer.", ("model", "version", "method")
+        )
+        self.refusal_s = histogram(
+            "refusal_seconds",
+            "From a request's arrival to its refusal for overload, by reason: queue_full; limit, of its caller;"
+            " deadline, which it could not have met; late, where it was accepted and not answered by then.",
+            ("model", "version", "reason"),
+        )
         self.decode_s = histogram(
-            "decode_seconds", "Encoded images to pixels, for each request that sent encoded images.", ("model",)
+            "decode_seconds",
+            "Encoded images to pixels, for each request that sent encoded images.",
+            ("model", "version"),
         )
         self.queue_s = histogram(
-            "queue_seconds", "Waiting for a batch to be formed and, once it is gathered, for a lane.", ("model",)
+            "queue_seconds",
+            "Waiting for a batch to be formed and, once it is gathered, for a lane.",
+            ("model", "version"),
         )
-        self.encode_s = histogram("encode_seconds", "Making the response.", ("model",))
-        self.gather_s = histogram("gather_seconds", "Copying a batch together.", ("model",))
-        self.execute_s = histogram("execute_seconds", "Running a batch.", ("model", "mode"))
-        self.batch_size = histogram("batch_size", "Real images in a batch.", ("model", "mode"), bounds=BATCH_SIZES)
+        self.encode_s = histogram("encode_seconds", "Making the response.", ("model", "version"))
+        self.gather_s = histogram("gather_seconds", "Copying a batch together.", ("model", "version"))
+        self.execute_s = histogram("execute_seconds", "Running a batch.", ("model", "version", "mode"))
+        self.batch_size = histogram(
+            "batch_size", "Real images in a batch.", ("model", "version", "mode"), bounds=BATCH_SIZES
+        )
         self.bucket_batches = counter(
-            "bucket_batches", "Batches by the bucket they ran in.", ("model", "mode", "bucket")
+            "bucket_batches", "Batches by the bucket they ran in.", ("model", "version", "mode", "bucket")
         )
-        self.padded_rows = counter("padded_rows", "Rows that padding added.", ("model", "mode"))
-        self.failed_batches = counter("failed_batches", "Batches that raised.", ("model",))
+        self.padded_rows = counter("padded_rows", "Rows that padding added.", ("model", "version", "mode"))
+        self.failed_batches = counter("failed_batches", "Batches that raised.", ("model", "version"))
         self.retired_buckets = counter(
             "retired_buckets",
             "Buckets that no longer serve, as the device's memory did not hold a batch.",
-            ("model", "mode"),
+            ("model", "version", "mode"),
         )
         self.not_finite_batches = counter(
-            "not_finite_batches", "Batches with NaN or infinity in their outputs.", ("model", "mode")
+            "not_finite_batches", "Batches with NaN or infinity in their outputs.", ("model", "version", "mode")
+        )
+        compared = ("model", "version", "mode", "shadow_version", "shadow_mode")
+        self.shadow_agreement = histogram(
+            "shadow_agreement",
+            "How far an answer and its shadow's agree, by image, from 0 to 1: the same class, the share of objects or"
+            " pixels in both, the cosine of vectors.",
+            compared,
+            bounds=SHARES,
+        )
+        self.shadow_iou = histogram(
+            "shadow_iou",
+            "Mean intersection over union of objects in both answers or of classes of pixels, by image.",
+            compared,
+            bounds=SHARES,
+        )
+        self.shadow_difference = histogram(
+            "shadow_difference",
+            "Largest difference of two scores or of two numbers of a vector, by image.",
+            compared,
+            bounds=DIFFERENCES,
+        )
+        self.shadow_execute_s = histogram(
+            "shadow_execute_seconds",
+            "A batch that ran in both for comparing, alone on the device: in the version and mode that answered"
+            " (served) and in the other (shadow).",
+            (*compared, "side"),
+        )
+        self.shadow_dropped = counter(
+            "shadow_dropped",
+            "Requests that were drawn for a shadow but not compared, by the reason.",
+            (*compared, "reason"),
         )
         self.compilations = any_threads_counter(
             "compilations",
             "Programs compiled, at warm-up (of a start, a load or a reload) or in the background.",
-            ("model", "mode", "phase"),
+            ("model", "version", "mode", "phase"),
         )
         self.xla_compilations = any_threads_counter(
             "xla_compilations",
@@ -89,17 +144,27 @@ class Metrics:
         for phase in (EXPECTED, SERVING):
             self.xla_compilations.labels(phase)
         self.cache_loads = any_threads_counter(
-            "cache_loads", "Programs read from the compile cache instead of being compiled.", ("model", "mode")
+            "cache_loads",
+            "Programs read from the compile cache instead of being compiled.",
+            ("model", "version", "mode"),
         )
         self.compile_s = Histogram(
             "xlaserve_compile_seconds",
             "Tracing and compiling a program.",
-            ("model", "mode"),
+            ("model", "version", "mode"),
             buckets=COMPILE_SECONDS,
             registry=registry,
         )
         ProcessCollector(registry=registry)
         self._gauges: list[_Gauges] = []
+
+    def count_refused(self, method: str, status: str) -> None:
+        """Counts a request of any protocol that was not taken in."""
+        self.refused.labels(method, status).inc()
+
+    def count_limited(self, caller: Caller, limit: str) -> None:
+        """Counts a request that a limit refused."""
+        self.limited.labels(caller.name if caller.is_listed else OTHERS, limit).inc()
 
     def add_gauges(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Registers gauges of the event loop's state: `collect` is called by `read_gauges` alone."""

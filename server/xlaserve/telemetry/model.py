@@ -1,4 +1,4 @@
-"""What one model did: its Prometheus series, and the counts behind the protocol's statistics."""
+"""What one version of a model did: its Prometheus series, and the counts behind the protocol's statistics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Duration:
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts since the model was loaded."""
+    """Counts since the version was loaded."""
 
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
@@ -47,42 +47,43 @@ class Statistics:
 
 
 class ModelTelemetry:
-    """Observes one model. Series are bound once: finding a label's child costs more than counting."""
+    """Observes one version of a model. Series are bound once: finding a label's child costs more than counting."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
+    def __init__(self, metrics: Metrics, model: str, version: str) -> None:
         self.statistics = Statistics()
         self._metrics = metrics
-        self._model = model
-        self._decode_s = metrics.decode_s.labels(model)
-        self._queue_s = metrics.queue_s.labels(model)
-        self._gather_s = metrics.gather_s.labels(model)
-        self._encode_s = metrics.encode_s.labels(model)
-        self._failed_batches = metrics.failed_batches.labels(model)
+        self._labels = labels = (model, version)
+        self._decode_s = metrics.decode_s.labels(*labels)
+        self._queue_s = metrics.queue_s.labels(*labels)
+        self._gather_s = metrics.gather_s.labels(*labels)
+        self._encode_s = metrics.encode_s.labels(*labels)
+        self._failed_batches = metrics.failed_batches.labels(*labels)
         self._of_batches = lru_cache(None)(
             lambda mode, bucket: (
-                metrics.execute_s.labels(model, mode),
-                metrics.batch_size.labels(model, mode),
-                metrics.bucket_batches.labels(model, mode, str(bucket)),
-                metrics.padded_rows.labels(model, mode),
+                metrics.execute_s.labels(*labels, mode),
+                metrics.batch_size.labels(*labels, mode),
+                metrics.bucket_batches.labels(*labels, mode, str(bucket)),
+                metrics.padded_rows.labels(*labels, mode),
             )
         )
         self._of_requests = lru_cache(None)(
             lambda method, mode, status: (
-                metrics.requests.labels(model, method, mode, status),
-                metrics.request_s.labels(model, method),
+                metrics.requests.labels(*labels, method, mode, status),
+                metrics.request_s.labels(*labels, method),
             )
         )
-        self._images = lru_cache(None)(lambda mode: metrics.images.labels(model, mode))
+        self._refusal_s = lru_cache(None)(lambda reason: metrics.refusal_s.labels(*labels, reason))
+        self._images = lru_cache(None)(lambda mode: metrics.images.labels(*labels, mode))
 
     def compiled(self, mode: Mode, seconds: float, *, in_background: bool) -> None:
         """A program was traced and compiled in `seconds`."""
         phase = BACKGROUND if in_background else WARM_UP
-        self._metrics.compilations.labels(self._model, mode, phase).inc()
-        self._metrics.compile_s.labels(self._model, mode).observe(seconds)
+        self._metrics.compilations.labels(*self._labels, mode, phase).inc()
+        self._metrics.compile_s.labels(*self._labels, mode).observe(seconds)
 
     def loaded(self, mode: Mode) -> None:
         """A program was read from the compile cache."""
-        self._metrics.cache_loads.labels(self._model, mode).inc()
+        self._metrics.cache_loads.labels(*self._labels, mode).inc()
 
     def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
         """A batch of `images` real images ran in `bucket`."""
@@ -93,7 +94,7 @@ class ModelTelemetry:
         batches.inc()
         padded_rows.inc(bucket.batch - images)
         if not run.is_finite:
-            self._metrics.not_finite_batches.labels(self._model, mode).inc()
+            self._metrics.not_finite_batches.labels(*self._labels, mode).inc()
         self.statistics.batches += 1
         self.statistics.gather_by_size[images].add(run.gather_s)
         self.statistics.infer_by_size[images].add(run.execute_s)
@@ -104,7 +105,7 @@ class ModelTelemetry:
 
     def buckets_retired(self, mode: Mode, buckets: int) -> None:
         """`buckets` buckets no longer serve, for lack of memory."""
-        self._metrics.retired_buckets.labels(self._model, mode).inc(buckets)
+        self._metrics.retired_buckets.labels(*self._labels, mode).inc(buckets)
 
     def request_answered(self, method: str, mode: Mode, images: int, timings: Timings) -> None:
         """A request succeeded."""
@@ -131,3 +132,7 @@ class ModelTelemetry:
         requests.inc()
         request_s.observe(seconds)
         self.statistics.fail.add(seconds)
+
+    def request_refused(self, reason: str, seconds: float) -> None:
+        """A request, which failed, was refused for overload."""
+        self._refusal_s(reason).observe(seconds)

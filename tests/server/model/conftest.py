@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
+from tests.server.model.house import House
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +40,21 @@ def keras_file(tmp_path: Path) -> Callable[..., str]:
         return str(file)
 
     return save
+
+
+@pytest_asyncio.fixture
+async def make_house() -> AsyncIterator[Callable[..., House]]:
+    houses: list[House] = []
+
+    def make(**settings: Any) -> House:
+        houses.append(House(**settings))
+        return houses[-1]
+
+    yield make
+    for house in houses:
+        await house.close()
+
+
+@pytest.fixture
+def house(make_house: Callable[..., House]) -> House:
+    return make_house()

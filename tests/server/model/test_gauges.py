@@ -53,13 +53,16 @@ def test_a_version_is_shown_with_its_state_and_what_was_found_of_its_programs() 
         "xlaserve_queue_images": {},
         "xlaserve_in_flight_images": {},
         "xlaserve_in_flight_bytes": {},
-        "xlaserve_auto_mode": {("cats", "2x4x4", "graph"): 1.0},
-        "xlaserve_precision_difference": {("cats", "xla", "bfloat16"): 0.25, ("cats", "graph", "bfloat16"): 0.125},
-        "xlaserve_precision_agreement": {("cats", "xla", "bfloat16"): 0.75},
-        "xlaserve_program_difference": {("cats", "xla", "2x4x4"): 0.5},
-        "xlaserve_program_verified": {("cats", "xla", "2x4x4"): 1.0},
-        "xlaserve_program_not_finite_images": {("cats", "xla", "2x4x4"): 3.0},
-        "xlaserve_model_warnings": {("cats",): 2.0},
+        "xlaserve_auto_mode": {("cats", "7", "2x4x4", "graph"): 1.0},
+        "xlaserve_precision_difference": {
+            ("cats", "7", "xla", "bfloat16"): 0.25,
+            ("cats", "7", "graph", "bfloat16"): 0.125,
+        },
+        "xlaserve_precision_agreement": {("cats", "7", "xla", "bfloat16"): 0.75},
+        "xlaserve_program_difference": {("cats", "7", "xla", "2x4x4"): 0.5},
+        "xlaserve_program_verified": {("cats", "7", "xla", "2x4x4"): 1.0},
+        "xlaserve_program_not_finite_images": {("cats", "7", "xla", "2x4x4"): 3.0},
+        "xlaserve_model_warnings": {("cats", "7"): 2.0},
     }
     states = values(version())["xlaserve_model_state"]
     assert {labels for labels, value in states.items() if value} == {("cats", "7", "compiling")}
@@ -70,4 +73,8 @@ def test_what_waits_is_shown_of_a_version_that_serves() -> None:
     batcher = SimpleNamespace(waiting_images=3, admission=SimpleNamespace(images=5, size_bytes=70))
     shown = values(version(served=SimpleNamespace(batcher=batcher)))
     names = ("queue_images", "in_flight_images", "in_flight_bytes")
-    assert [shown[f"xlaserve_{name}"] for name in names] == [{("cats",): 3.0}, {("cats",): 5.0}, {("cats",): 70.0}]
+    assert [shown[f"xlaserve_{name}"] for name in names] == [
+        {("cats", "7"): 3.0},
+        {("cats", "7"): 5.0},
+        {("cats", "7"): 70.0},
+    ]

@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from unittest.mock import Mock
 
 import pytest
 from tests.fakes import VirtualTimeLoop
 
+from xlaserve.access.door import OPEN
 from xlaserve.errors import QueueFull
 from xlaserve.protocol.admission import STALL_CHECK_S, CallAdmission, CallTask, current_call
 from xlaserve.protocol.intake import Intake
+from xlaserve.rpc.entrance import Entrance
 from xlaserve.rpc.reader import MessageReader
 
 
 class House:
     """An admission of `places`, with calls that last until the test or the admission ends them."""
 
-    def __init__(self, places: int, max_transfer_s: float = 100.0, crowded_transfer_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        places: int,
+        max_transfer_s: float = 100.0,
+        crowded_transfer_s: float = 10.0,
+        max_per_address: int | None = None,
+    ) -> None:
         clock = asyncio.get_running_loop().time
         self.ended: list[CallTask] = []
         self.ends_at_once = True
-        self.admission = CallAdmission(places, max_transfer_s, crowded_transfer_s, clock)
+        self.admission = CallAdmission(
+            places, max_transfer_s, crowded_transfer_s, clock, max_per_address=max_per_address
+        )
 
-    async def enter(self) -> CallTask:
+    async def enter(self, *addresses: str) -> CallTask:
         """Returns a call that was admitted. Raises QueueFull."""
         admitted: asyncio.Future[CallTask] = asyncio.get_running_loop().create_future()
 
         async def call() -> None:
             try:
                 self.admission.enter(self._end)
+                for address in addresses:
+                    self.admission.locate(address)
             except QueueFull as error:
                 admitted.set_exception(error)
                 return
@@ -63,6 +76,22 @@ async def test_places_are_bounded_and_free_again_when_calls_end(virtual_time: Vi
         await house.enter()
     assert not house.ended
     assert not second.done()
+
+
+async def test_an_address_has_so_many_places_until_its_calls_end(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=10, max_per_address=2)
+    assert house.admission.bounds_addresses
+    first = await house.enter("one", "one")  # a call is counted once
+    second = await house.enter("one")
+    for _ in range(3):
+        with pytest.raises(QueueFull, match=r"^max_calls_per_address: expected at most 2 calls at a time"):
+            await house.enter("one")
+    others = [await house.enter("two"), await house.enter(), await house.enter()]
+    await leave(first)
+    first = await house.enter("one")
+    await asyncio.sleep(101)  # it ends them all
+    assert set(house.ended) == {first, second, *others}
+    await leave(await house.enter("one"), await house.enter("one"))
 
 
 async def test_a_transfer_is_ended_after_its_time_and_work_and_idleness_are_not(virtual_time: VirtualTimeLoop) -> None:
@@ -193,7 +222,9 @@ async def test_a_message_that_finds_no_memory_ends_no_call(virtual_time: Virtual
     idle, arriving = await house.enter(), await house.enter()
     house.admission.idle(idle)
     await asyncio.sleep(20)
-    reader = MessageReader(Intake(10, 10, 10**12, lambda: 0), house.admission, lambda data: data, lambda status: None)
+    reader = MessageReader(
+        Intake(10, 10, 10**12, lambda: 0), house.admission, Entrance(OPEN, ()), lambda data: data, Mock(), Mock()
+    )
     with pytest.raises(QueueFull):
         reader.admit(bytes(11))
     assert not house.ended

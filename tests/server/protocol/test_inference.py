@@ -17,8 +17,8 @@ from xlaserve.protocol.tensors import check_count, images_of, raw_bytes
 
 
 def test_parameters_are_taken_as_json_has_them() -> None:
-    values = json.loads('{"mode": "xla", "timeout": 1500000, "pixel_range": "0..1", "priority": 0}')
-    assert check_parameters(values.items()) == Parameters("xla", 1.5, PixelRange.UNIT)
+    values = json.loads('{"mode": "xla", "timeout": 1500000, "pixel_range": "0..1", "priority": 1}')
+    assert check_parameters(values.items()) == Parameters("xla", 1.5, PixelRange.UNIT, priority=1)
     assert check_parameters([]) == Parameters()
 
 
@@ -31,8 +31,18 @@ def test_parameters_are_taken_as_json_has_them() -> None:
         ({"timeout": 1.0}, "parameters.timeout: expected an int64 of at least 1, in microseconds, got 1.0"),
         ({"timeout": 0}, "parameters.timeout: expected an int64 of at least 1, in microseconds, got 0"),
         ({"timeout": 10**400}, "parameters.timeout: expected an int64 of at least 1, in microseconds, got 1000"),
-        ({"pixel_range": ["0..1"]}, "parameters.pixel_range: expected a string, 0..255 or 0..1, got ['0..1']"),
-        ({"colour": "red"}, "parameters: expected mode, pixel_range, timeout or priority, got 'colour'"),
+        ({"pixel_range": ["0..1"]}, "parameters.pixel_range: expected a string, 0..255 or 0..1, got a list"),
+        (
+            {"triton_enable_empty_final_response": 1},
+            "parameters.triton_enable_empty_final_response: expected a boolean",
+        ),
+        ({"priority": 4}, "parameters.priority: expected 1 (the highest) to 3, or 0 for 2, got 4"),
+        ({"priority": -1}, "parameters.priority: expected 1 (the highest) to 3, or 0 for 2, got -1"),
+        ({"priority": 1.0}, "parameters.priority: expected 1 (the highest) to 3, or 0 for 2, got 1.0"),
+        ({"priority": True}, "parameters.priority: expected 1 (the highest) to 3, or 0 for 2, got True"),
+        ({"priority": "1"}, "parameters.priority: expected 1 (the highest) to 3, or 0 for 2, got '1'"),
+        ({"priority": None}, "parameters.priority: expected 1 (the highest) to 3, or 0 for 2, got nothing"),
+        ({f"{n}": n for n in range(65)}, "parameters: expected at most 64, got more"),
     ],
 )
 def test_wrong_parameters_are_refused_with_what_was_expected_and_what_came(values: dict[str, Any], says: str) -> None:
@@ -42,7 +52,31 @@ def test_wrong_parameters_are_refused_with_what_was_expected_and_what_came(value
     assert len(str(refused.value)) < 200
 
 
-@pytest.mark.parametrize("values", [{"priority": False}, {"priority": 1}, {"sequence_id": 1}, {"triton_x": 1}])
+def test_unknown_parameters_are_ignored_unless_the_model_is_strict() -> None:
+    parameters = check_parameters({"mode": "xla", "colour": "red", "triton_x": 1}.items())
+    assert (parameters.mode, parameters.unknown) == ("xla", "triton_x")
+    parameters.check_unknown(is_strict=False)
+    with pytest.raises(InvalidArgument, match=r"^parameters: expected mode, .* got 'triton_x'"):
+        parameters.check_unknown(is_strict=True)
+    check_parameters({"mode": "xla"}.items()).check_unknown(is_strict=True)
+
+
+def test_parameters_that_other_servers_know_and_that_ask_for_nothing_are_accepted_by_strict_models() -> None:
+    nothing = {
+        "triton_enable_empty_final_response": True,
+        "sequence_id": 0,
+        "sequence_start": False,
+        "sequence_end": False,
+        "priority": 0,
+    }
+    for parameters in (nothing, {"sequence_id": ""}):
+        assert check_parameters(parameters.items()) == Parameters()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"sequence_id": 1}, {"sequence_id": "a"}, {"sequence_start": True}],
+)
 def test_parameters_of_extensions_that_are_not_spoken_are_unsupported(values: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFeature):
         check_parameters(values.items())
@@ -65,14 +99,18 @@ def test_at_most_all_classes_are_answered() -> None:
     [
         ([("nope", {})], InvalidArgument, "outputs: expected each of embedding once at most, got 'nope'"),
         ([("embedding", {})] * 2, InvalidArgument, "outputs: expected each of embedding once at most"),
-        ([("embedding", {"binary": True})], InvalidArgument, "outputs.embedding.parameters: expected none"),
-        ([("embedding", {"shared_memory_region": "r"})], UnsupportedFeature, "outputs.embedding: shared memory"),
+        ([("embedding", {"binary_data": True})], InvalidArgument, "outputs.embedding.parameters: expected shared"),
         ([("embedding", {"classification": 1})], UnsupportedFeature, "outputs.embedding.classification: the model's"),
     ],
 )
 def test_wrong_outputs_are_refused(requested: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=f"^{says}"):
-        check_outputs([(name, parameters.items()) for name, parameters in requested], Embedding(4))
+        check_outputs([(name, parameters.items()) for name, parameters in requested], Embedding(4), is_strict=True)
+
+
+def test_unknown_parameters_of_outputs_are_ignored() -> None:
+    outputs = [("scores", {"binary_data": True, "classification": 2}.items())]
+    assert check_outputs(outputs, Classification(3)).classes == 2
 
 
 def test_of_thousands_of_parameters_outputs_and_inputs_only_those_up_to_a_refused_one_are_read() -> None:
@@ -84,9 +122,9 @@ def test_of_thousands_of_parameters_outputs_and_inputs_only_those_up_to_a_refuse
             yield item
 
     many: list[tuple[Callable[[Any], object], Any]] = [
-        (check_parameters, ("colour", 1)),
+        (check_parameters, ("mode", 1)),
         (lambda outputs: check_outputs(outputs, Detection(3, max_detections=5)), ("scores", [])),
-        (lambda parameters: check_outputs([("scores", parameters)], Classification(3)), ("colour", 1)),
+        (lambda parameters: check_outputs([("scores", parameters)], Classification(3), is_strict=True), ("colour", 1)),
         (images_of, JsonTensor(PIXELS + "}")),
     ]
     for check, item in many:
@@ -94,6 +132,27 @@ def test_of_thousands_of_parameters_outputs_and_inputs_only_those_up_to_a_refuse
         with pytest.raises(InvalidArgument):
             check(counted(item))
         assert 1 <= len(read) < 10
+
+
+def test_of_thousands_of_parameters_that_are_ignored_few_are_read() -> None:
+    read: list[int] = []
+
+    def many(item: Any) -> Iterator[Any]:
+        for count in range(10_000):
+            read.append(count)
+            yield item
+
+    tensor = JsonTensor(PIXELS + ', "data": [0, 0, 0, 0, 0, 0]}')
+    tensor.parameters = many("colour")
+    for check in (
+        lambda: check_parameters(many(("colour", 1))),
+        lambda: check_outputs([("scores", many(("colour", 1)))], Classification(3)),
+        lambda: images_of([tensor]),
+    ):
+        read.clear()
+        with pytest.raises(InvalidArgument, match="parameters: expected at most 64, got more"):
+            check()
+        assert len(read) == 65
 
 
 class JsonTensor:

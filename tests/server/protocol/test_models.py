@@ -8,14 +8,14 @@ import pytest
 
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings
 from xlaserve.model.task import Classification
-from xlaserve.model.version import Served
+from xlaserve.model.version import Served, State
 from xlaserve.protocol.models import Models, source_name
 from xlaserve.runtimes.tf.device import Device
 from xlaserve_proto import open_inference_pb2 as pb
 
 
 def models(served: Served, device: Device | None = None) -> Models:
-    repository = cast(Any, SimpleNamespace(get=lambda name, version: served))
+    repository = cast(Any, SimpleNamespace(get=lambda name, version: served, versions=lambda name: [served.version]))
     return Models(repository, device or Device("cpu", "CPU", 1, 1), has_model_control=False)
 
 
@@ -36,7 +36,7 @@ def served(*buckets: Bucket) -> Served:
         Served,
         SimpleNamespace(
             settings=settings,
-            version=SimpleNamespace(auto_text="", precision_text="float32"),
+            version=SimpleNamespace(settings=settings, state=State.READY, auto_text="", precision_text="float32"),
             model=model,
             sizes=sizes,
             background=None,
@@ -64,16 +64,15 @@ def test_a_model_of_one_size_states_it_and_one_of_several_leaves_it_open() -> No
         ((Bucket(1, 8, 6), Bucket(4, 8, 6)), [8, 6]),
         ((Bucket(1, 8, 6), Bucket(1, 16, 6)), [-1, -1]),
     ):
-        pixels, image = models(served(*buckets)).metadata("cats", "")["inputs"]
+        (pixels,) = models(served(*buckets)).metadata("cats", "")["inputs"]
         assert pixels["shape"] == [-1, *side, 3]
-        assert image["shape"] == [-1]
 
 
 def test_a_model_that_takes_other_sizes_in_the_background_states_only_what_its_network_fixes() -> None:
     of_any_height = served(Bucket(1, 8, 6))
     cast(Any, of_any_height).background = SimpleNamespace()
     cast(Any, of_any_height.model).size = (None, 6)
-    pixels, _ = models(of_any_height).metadata("cats", "")["inputs"]
+    (pixels,) = models(of_any_height).metadata("cats", "")["inputs"]
     assert pixels["shape"] == [-1, -1, 6, 3]
 
 
@@ -81,11 +80,30 @@ def test_the_configuration_shows_batches_lanes_and_delay() -> None:
     device = Device("gpu", "GPU", 4, 1, gpus=(1, 3))
     config = models(served(Bucket(1, 8, 6), Bucket(4, 8, 6), Bucket(4, 16, 6)), device).config("cats", "")
     assert config["max_batch_size"] == 4
-    assert config["dynamic_batching"] == {"preferred_batch_size": [1, 4], "max_queue_delay_microseconds": 1500}
+    assert config["dynamic_batching"] == {
+        "preferred_batch_size": [1, 4],
+        "max_queue_delay_microseconds": 1500,
+        "priority_levels": 3,
+        "default_priority_level": 2,
+    }
     (group,) = config["instance_group"]
     assert (group["kind"], group["count"], group["gpus"]) == ("KIND_GPU", 2, [1, 3])
     assert config["parameters"]["source"] == {"string_value": "cats.keras"}
     assert config["parameters"]["default_mode"] == {"string_value": "graph"}
+
+
+@pytest.mark.parametrize(("shown", "shape", "dims"), [("pixels", [-1, 8, 6, 3], [8, 6, 3]), ("image", [-1, 1], [1])])
+def test_metadata_and_configuration_show_the_one_input_that_the_settings_name(
+    shown: str, shape: list[int], dims: list[int]
+) -> None:
+    """Triton's clients fill each input of the metadata, and refuse a configuration that has others."""
+    model = served(Bucket(1, 8, 6))
+    cast(Any, model).settings = model.settings.model_copy(update={"metadata_input": shown})
+    metadata, config = models(model).metadata("cats", ""), models(model).config("cats", "")
+    assert [(one["name"], one["shape"]) for one in metadata["inputs"]] == [(shown, shape)]
+    assert [(one["name"], one["dims"]) for one in config["input"]] == [(shown, dims)]
+    assert not any(one.get("optional") for one in config["input"])
+    assert metadata["properties"]["inputs"] == "pixels,image"
 
 
 @pytest.mark.parametrize(("described", "message"), [("metadata", pb.ModelMetadataResponse), ("config", pb.ModelConfig)])

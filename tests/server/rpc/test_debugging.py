@@ -10,7 +10,7 @@ from grpc import StatusCode
 from grpc_channelz.v1 import channelz_pb2
 
 from xlaserve.errors import NotFound, XlaserveError
-from xlaserve.rpc.debugging import Channelz
+from xlaserve.rpc.debugging import REFLECTIONS, Channelz
 from xlaserve.status import INTERNAL, explain
 
 
@@ -56,3 +56,16 @@ async def test_what_channelz_fails_to_describe_is_an_internal_error_that_is_logg
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert str(error) in caplog.text
+
+
+def test_both_versions_of_reflection_have_the_same_fields() -> None:
+    v1, v1alpha = REFLECTIONS
+    assert [v1.full_name, v1alpha.full_name] == [
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    ]
+    for one, other in zip(v1.methods, v1alpha.methods, strict=True):
+        assert (one.name, one.client_streaming, one.server_streaming) == (other.name, True, True)
+        for message, alpha in ((one.input_type, other.input_type), (one.output_type, other.output_type)):
+            fields = [(field.name, field.number, field.type) for field in message.fields]
+            assert fields == [(field.name, field.number, field.type) for field in alpha.fields]

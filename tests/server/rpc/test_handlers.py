@@ -10,12 +10,14 @@ import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
+from xlaserve.access.door import Door
 from xlaserve.errors import ModelNotFound
 from xlaserve.protocol.admission import Admissions, CallAdmission
 from xlaserve.protocol.intake import Intake
 from xlaserve.rpc import handlers, parts, streaming
 from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.parts import LARGE_BYTES
+from xlaserve.status import status_of
 from xlaserve_proto import open_inference_pb2 as oip_pb2
 from xlaserve_proto import vision_pb2
 
@@ -37,7 +39,9 @@ class Server:
         """Returns the handlers of the methods of `service` as grpcio looks them up."""
         (handler,) = self.generic
         paths = {method.name: f"/{service.full_name}/{method.name}" for method in service.methods}
-        return {name: handler.service(SimpleNamespace(method=path)) for name, path in paths.items()}
+        return {
+            name: handler.service(SimpleNamespace(method=path, invocation_metadata=())) for name, path in paths.items()
+        }
 
 
 class Servicer:
@@ -67,11 +71,18 @@ class Context:
         self.messages = [*messages]
         self.status: grpc.StatusCode | None = None
         self.details = ""
+        self.trailing: Any = ()
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        self.trailing = metadata
 
     async def read(self) -> Any:
         return self.messages.pop(0) if self.messages else grpc.aio.EOF
 
-    async def abort(self, status: grpc.StatusCode, details: str) -> None:
+    def trailing_metadata(self) -> None:
+        pass
+
+    async def abort(self, status: grpc.StatusCode, details: str, trailing_metadata: Any = ()) -> None:
         self.status, self.details = status, details
         self.error = Aborted()  # as grpcio keeps it: with its traceback it holds each frame that it left
         raise self.error
@@ -103,7 +114,7 @@ def admit(max_calls: int = 100, max_transfer_s: float = 100.0, crowded_s: float 
 
 def add(service: Any, servicer: Any, intake: Intake, **options: Any) -> dict[str, Any]:
     server = Server()
-    handlers.add(servicer, service, cast(Any, server), intake, admit(), **options)
+    handlers.add(servicer, service, cast(Any, server), intake, admit(), door=Door(None), **options)
     assert [handler.service_name() for handler in server.generic] == [service.full_name]
     return server.found(service)
 
@@ -232,14 +243,17 @@ async def test_what_is_not_taken_in_never_comes_to_its_method_and_is_counted(
     intake: Intake, method: str, data: bytes, status: grpc.StatusCode
 ) -> None:
     refused: list[tuple[str, str]] = []
+    failed: list[tuple[str, Exception]] = []
     servicer = Servicer()
     parsers = {"ModelInferRequest": InferMessages().parse}
-    handler = add(OIP, servicer, intake, parsers=parsers, on_refused=lambda *args: refused.append(args))[method]
+    told = {"on_refused": lambda *args: refused.append(args), "on_failed": lambda *args: failed.append(args)}
+    handler = add(OIP, servicer, intake, parsers=parsers, **told)[method]
     context = Context(data)
     with pytest.raises(Aborted):
         await call(handler, context)
     assert context.status is status
     assert refused == [(method, status.name)]
+    assert [(name, status_of(error)[0].grpc) for name, error in failed] == refused
     assert not servicer.asked
     assert intake.held_bytes == 0
 
@@ -359,9 +373,9 @@ async def test_calls_whose_message_has_not_arrived_are_expected_until_they_end()
     intake = Intake(max_bytes=300_000, max_message_bytes=100_000, max_resident_bytes=10**12)
     server, servicer = Server(), Servicer()
     servicer.answers["ModelReady"] = oip_pb2.ModelReadyResponse()
-    handlers.add(servicer, OIP, cast(Any, server), intake, admit())
+    handlers.add(servicer, OIP, cast(Any, server), intake, admit(), door=Door(None))
     (service,) = server.generic
-    details = SimpleNamespace(method=f"/{OIP.full_name}/ModelReady")
+    details = SimpleNamespace(method=f"/{OIP.full_name}/ModelReady", invocation_metadata=())
     calls = [service.service(details) for _ in range(5)]
     assert [one.request_streaming for one in calls] == [False, False, False, True, True]
     assert intake.expected == 3

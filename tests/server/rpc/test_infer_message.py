@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidArgument
-from xlaserve.rpc.infer_message import MAX_KNOWN, InferMessage, InferMessages
+from xlaserve.protocol.tensors import SHARED_MEMORY
+from xlaserve.rpc.infer_message import MAX_KNOWN, SHARED_PREFIX, InferMessage, InferMessages
 from xlaserve.rpc.parts import LARGE_BYTES, MAX_FIELDS, MAX_REST_BYTES
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -235,3 +236,20 @@ def test_whatever_was_parsed_before_a_message_is_what_protobuf_makes_of_it(data:
         assert put_together(parsed).SerializePartialToString(deterministic=True) == whole.SerializePartialToString(
             deterministic=True
         )
+
+
+@pytest.mark.parametrize("key", SHARED_MEMORY)
+@pytest.mark.parametrize("size_bytes", [100, 100_000])
+def test_tensors_in_shared_memory_are_found_and_what_looks_like_them_is_not(key: str, size_bytes: int) -> None:
+    raw = (SHARED_PREFIX * size_bytes)[:size_bytes]
+    for of_output in (False, True):
+        message = pb.ModelInferRequest(model_name="m", raw_input_contents=[raw])
+        tensor = message.inputs.add(name="pixels")
+        output = message.outputs.add(name="scores")
+        for is_shared in (False, True):
+            if is_shared:
+                (output if of_output else tensor).parameters[key].int64_param = 1
+            parsed = InferMessages().parse(message.SerializeToString())
+            assert parsed is not None
+            assert parsed.head.has_shared is is_shared
+            assert parsed.wants_raw

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
+from xlaserve.access.door import Door
 from xlaserve.config import Settings
 from xlaserve.rpc import hang_up
 from xlaserve.rpc.server import GrpcServer
@@ -36,7 +37,16 @@ class Grpcio:
 
 def make(on_crash: Mock) -> GrpcServer:
     return GrpcServer(
-        Settings(), Mock(), Mock(), Mock(), None, intake=Mock(), admissions=Mock(), metrics=Mock(), on_crash=on_crash
+        Settings(),
+        Mock(),
+        Mock(),
+        None,
+        intake=Mock(),
+        admissions=Mock(),
+        door=Door(None),
+        certificates=None,
+        metrics=Mock(),
+        on_crash=on_crash,
     )
 
 

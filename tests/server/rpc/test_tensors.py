@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xlaserve.config import PixelRange
 from xlaserve.engine.program import Value
-from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.errors import InvalidArgument
 from xlaserve.image import Encoded
 from xlaserve.pipeline import Pending
 from xlaserve.rpc import infer_message, parts, tensors
@@ -231,19 +231,36 @@ def test_no_shape_however_absurd_is_taken_for_another(shape: list[int], size_byt
             images_of(request)
 
 
-@pytest.mark.parametrize(
-    ("key", "error"),
-    [
-        ("shared_memory_region", UnsupportedFeature),
-        ("shared_memory_byte_size", UnsupportedFeature),
-        ("anything", InvalidArgument),
-    ],
-)
-def test_parameters_of_a_tensor_are_refused(key: str, error: type[Exception]) -> None:
+def test_unknown_parameters_of_a_tensor_are_ignored_unless_the_model_is_strict_also_from_one_request_to_the_next() -> (
+    None
+):
     request = pixels_request(np.zeros((1, 1, 1, 3), np.uint8), "UINT8", raw=True)
-    request.inputs[0].parameters[key].int64_param = 1
-    with pytest.raises(error, match=r"^inputs\.pixels"):
-        images_of(request)
+    request.inputs[0].parameters["binary_data_size"].int64_param = 3
+    parse = infer_message.InferMessages().parse
+    for is_strict in (False, True, False):
+        message = parse(request.SerializeToString())
+        assert message is not None
+        if is_strict:
+            with pytest.raises(
+                InvalidArgument, match=r"^inputs\.pixels\.parameters: expected .* got 'binary_data_size'"
+            ):
+                tensors.read_images(message, is_strict=True)
+        else:
+            assert len(tensors.read_images(message)) == 1
+
+
+def test_half_precision_is_read_raw_and_of_either_range() -> None:
+    levels = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
+    for values, pixel_range in ((levels, PixelRange.LEVELS), (levels / 255, PixelRange.UNIT)):
+        request = pb.ModelInferRequest(raw_input_contents=[values.astype("<f2").tobytes()])
+        request.inputs.add(name="pixels", datatype="FP16", shape=levels.shape)
+        message = infer_message.InferMessages().parse(request.SerializeToString())
+        assert message is not None
+        np.testing.assert_array_equal(tensors.read_images(message, pixel_range), levels)
+    listed = pb.ModelInferRequest()
+    listed.inputs.add(name="pixels", datatype="FP16", shape=levels.shape).contents.fp32_contents.extend([0.0] * 12)
+    with pytest.raises(InvalidArgument, match=r"^contents of pixels: expected FP16 as raw_input_contents"):
+        images_of(listed)
 
 
 @pytest.mark.parametrize("as_raw", [True, False])

@@ -17,6 +17,7 @@ from xlaserve.frame import Frame, place, whole
 from xlaserve.model.task import Classification, Datatype, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Request
+from xlaserve.protocol.vision import METHODS
 from xlaserve.rpc import vision_messages as messages
 from xlaserve.rpc.parts import LARGE_BYTES
 from xlaserve.rpc.tensors import OUTPUT_FIELDS
@@ -63,9 +64,9 @@ def sent(response: Any, message: type[M]) -> M:
 
 def test_every_task_has_a_setting_a_method_and_roles_for_its_outputs() -> None:
     kinds = get_args(Task)
-    assert set(messages.METHODS) == set(kinds) == set(map(type, TASKS.values()))
+    assert set(METHODS) == set(kinds) == set(map(type, TASKS.values()))
     assert {kind.name for kind in kinds} == set(get_args(TaskName))
-    assert set(messages.METHODS.values()) == set(PARSERS)
+    assert set(METHODS.values()) == set(PARSERS)
     assert set(get_args(Datatype)) == {datatype for datatype, _ in OUTPUT_FIELDS.values()}
     assert {f"TYPE_{datatype}" for datatype in get_args(Datatype)} <= set(oip.DataType.keys())
     assert {output.name for task in TASKS.values() for output in task.outputs} == set(get_args(OutputRole))
@@ -307,3 +308,12 @@ def test_messages_beyond_all_bounds_are_refused_before_protobuf_sees_them(method
         with pytest.raises(InvalidArgument):
             view(data)
     assert view(b"\x12\xff\xff\x7f" + bytes(20_000)) is None
+
+
+@pytest.mark.parametrize("method", PARSERS)
+def test_a_priority_is_taken_as_triton_has_it(method: str) -> None:
+    had = [parse(method, images=[b"image"], priority=priority).priority for priority in range(4)]
+    assert had == [2, 1, 2, 3]
+    for wrong in (4, -1):
+        with pytest.raises(InvalidArgument, match=rf"^priority: .* got {wrong}$"):
+            parse(method, images=[b"image"], priority=wrong)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from xlaserve.errors import InvalidArgument, ModelNotReady, QueueFull
+
+MIN_RETRY_S: Final = 0.01
+"""Callers that are refused for lack of room are asked to wait for so long at least."""
 
 
 @dataclass(eq=False)
@@ -15,6 +20,8 @@ class ImageAdmission:
     model: str
     max_images: int
     max_bytes: int
+    drain_s: Callable[[], float] = lambda: 0.0
+    """Returns the seconds in which all that is in flight should leave."""
     images: int = 0
     size_bytes: int = 0
     """Bytes of those images, encoded and decoded."""
@@ -38,15 +45,21 @@ class ImageAdmission:
         if self.images + images > self.max_images:
             raise QueueFull(
                 f"model {self.model}: {images} more images exceed max_queue_images {self.max_images};"
-                f" {self.images} are in flight"
+                f" {self.images} are in flight",
+                self._room_s((self.images + images - self.max_images) / self.images),
             )
         if self.size_bytes + size_bytes > self.max_bytes:
             raise QueueFull(
                 f"model {self.model}: {size_bytes} more bytes exceed max_queue_bytes {self.max_bytes};"
-                f" {self.size_bytes} are in flight"
+                f" {self.size_bytes} are in flight",
+                self._room_s((self.size_bytes + size_bytes - self.max_bytes) / self.size_bytes),
             )
         self.images += images
         self.size_bytes += size_bytes
+
+    def _room_s(self, share: float) -> float:
+        """Returns the seconds in which this share of what is in flight should leave."""
+        return max(MIN_RETRY_S, share * self.drain_s())
 
     def leave(self, images: int, size_bytes: int) -> None:
         """Ends what `admit` began."""

@@ -19,13 +19,28 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Final, Protocol
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.admission import ImageAdmission
 from xlaserve.engine.batching.costs import Costs
+from xlaserve.engine.batching.forecast import Forecast
 from xlaserve.engine.batching.lanes import Lanes, Share
-from xlaserve.engine.batching.queue import BatchRows, Job, Piece, Queue, Result, Shape, TakenBatch, cut, fail, scatter
+from xlaserve.engine.batching.queue import (
+    DEFAULT_PRIORITY,
+    BatchRows,
+    Job,
+    Piece,
+    Queue,
+    Result,
+    Shape,
+    TakenBatch,
+    cut,
+    fail,
+    scatter,
+)
+from xlaserve.engine.batching.spare import IdleRuns
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import Demand, note
 from xlaserve.engine.buckets.planner import Cost, Step
@@ -71,7 +86,6 @@ class Batcher:
     on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None
 
     def __post_init__(self, programs: Mapping[tuple[Mode, Bucket], Warmed], max_images: int, max_bytes: int) -> None:
-        self.admission = ImageAdmission(self.name, max_images, max_bytes)
         self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
         """The demand by height and width, of all modes together."""
         self._programs: dict[tuple[Mode, Bucket], Warmed] = {}
@@ -79,10 +93,13 @@ class Batcher:
         self._reserved: set[Bucket] = set()
         self._too_large: deque[tuple[Queue, Sequence[Piece]]] = deque()
         self._share = Share(self._is_next_full)
+        self.forecast = Forecast(self.name, self._queues, self.lanes, self._share, self.clock, self.max_queue_delay_s)
         self._virtual_s = 0.0
+        self._idle_runs = IdleRuns(self.lanes, self.worker)
         self._unsettled: set[Job] = set()
         self._changed = asyncio.Event()
         self._has_ended = False
+        self.admission = ImageAdmission(self.name, max_images, max_bytes, self.forecast.drain_s)
         self.add(programs)
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._serve(), name=f"batcher {self.name}")
@@ -109,21 +126,22 @@ class Batcher:
         """Images in the queues."""
         return sum(queue.images for queue in self._queues.values())
 
-    async def run(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+    async def run(self, pixels: Images, mode: Mode, deadline: float, priority: int = DEFAULT_PRIORITY) -> Result:
         """Runs `pixels` `[n, height, width, 3]`, n >= 1, in a `mode` that has buckets of that size.
 
-        `deadline` is in seconds of the clock. Raises DeadlineExceeded, ExecutionFailed or ShuttingDown. A cancelled
-        call takes its images out of the queue.
+        `deadline` is in seconds of the clock. Raises DeadlineUnreachable, DeadlineExceeded, ExecutionFailed or
+        ShuttingDown. A cancelled call takes its images out of the queue.
         """
         if self._has_ended:
             raise ModelNotReady(f"model {self.name} was unloaded")
         queue = self._queues[mode, pixels.shape[1], pixels.shape[2]]
-        is_brief = len(pixels) in queue.costs.brief and not queue.jobs and not self.max_queue_delay_s
+        is_brief = len(pixels) in queue.costs.brief and not queue.images and not self.max_queue_delay_s
         if is_brief and self.lanes.try_acquire(self._share):
             return self._run_here(queue, pixels)
-        job = Job(queue, pixels, deadline, self.clock(), self._loop.create_future())
+        job = Job(queue, pixels, deadline, self.clock(), self._loop.create_future(), priority)
+        self.forecast.check(job)
         self._unsettled.add(job)
-        if not queue.jobs:
+        if not queue.images:
             queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next; idle time earns no credit
         queue.append(job)
         try:
@@ -133,6 +151,25 @@ class Batcher:
         finally:
             queue.remove(job)
             self._unsettled.remove(job)
+            if job.expected_s is not None:
+                self.forecast.learn(job)
+
+    def largest(self, mode: Mode, height: int, width: int) -> int:
+        """Returns the largest bucket for images of this mode and resolution; 0 where there is none."""
+        queue = self._queues.get((mode, height, width))
+        return queue.costs.largest if queue else 0
+
+    async def run_when_idle(self, pixels: Images, mode: Mode) -> Run | None:
+        """Runs `pixels`, as many as `largest` at most, as one batch that no request waits for.
+
+        Returns None where the device or the model is not idle, or the model takes no more. Raises what the executable
+        raises.
+        """
+        if self.admission.is_closed or self.waiting_images:
+            return None
+        _, height, width, _ = pixels.shape
+        bucket = Bucket(self._queues[mode, height, width].costs.fitting(len(pixels)), height, width)
+        return await self._idle_runs.run(Batch(self._programs[mode, bucket].executable, bucket, [pixels]))
 
     async def drain(self, timeout_s: float) -> None:
         """Admits nothing more, lets what was admitted finish for at most `timeout_s`, fails the rest, and ends."""
@@ -142,8 +179,10 @@ class Batcher:
         try:
             async with asyncio.timeout(timeout_s):
                 await self.admission.emptied()
+                await self._idle_runs.drain()
         except TimeoutError:
-            log.warning("model %s: %d images did not finish in %g s", self.name, self.admission.images, timeout_s)
+            if images := self.admission.images:
+                log.warning("model %s: %d images did not finish in %g s", self.name, images, timeout_s)
             fail(self._unsettled, ShuttingDown, f"model {self.name} was unloaded before this could run")
         self._has_ended = True
         self._task.cancel()
@@ -184,7 +223,7 @@ class Batcher:
     def _next_queue(self, now: float) -> Queue | None:
         """Returns the queue whose batch is next: of those that are due, the one with the least virtual time."""
         due = [queue for queue in self._queues.values() if queue.due(self.max_queue_delay_s) <= now]
-        return min(due, key=lambda queue: (queue.virtual_s, queue.jobs[0].arrived), default=None)
+        return min(due, key=lambda queue: (queue.virtual_s, queue.planned_at), default=None)
 
     def _is_next_full(self) -> bool:
         queue = self._next_queue(self.clock())
@@ -224,7 +263,7 @@ class Batcher:
         if queue is None:
             return False
         self._drop_late(queue, now)
-        if not queue.jobs:
+        if not queue.images:
             return False
         step, taken = self._planned(queue, queue.images, now)
         note(self.demand[taken.bucket.height, taken.bucket.width], step.share, step.images)
@@ -258,6 +297,7 @@ class Batcher:
         taken = TakenBatch(queue, Bucket(step.bucket, height, width), now, busy + 1, expected_s)
         self._virtual_s = max(self._virtual_s, queue.virtual_s)
         self._charge(queue, taken.expected_s)
+        self.lanes.began(taken.expected_s, now)
         return step, taken
 
     def _submit(self, taken: TakenBatch) -> None:
@@ -278,16 +318,10 @@ class Batcher:
         queue.virtual_s += seconds
 
     def _drop_late(self, queue: Queue, now: float) -> None:
-        """Drops the jobs that could be in the next batches but can't be answered in time, not even alone."""
-        late = []
-        images = 0
-        for job in queue.jobs:
-            if job.deadline < now + queue.costs.cheapest_s:
-                late.append(job)
-                continue
-            images += job.waiting
-            if images >= queue.costs.planner.largest * self.lanes.count:
-                break
+        """Drops the jobs that can't be answered in time, not even alone."""
+        soonest = now + queue.costs.cheapest_s
+        first = (takewhile(lambda job: job.rank < soonest, line.jobs) for line in queue.lines.values())
+        late = [job for jobs in first for job in jobs if job.deadline < soonest]
         if any(job.deadline >= now for job in late):
             queue.costs.doubt()
         fail(late, DeadlineExceeded, f"model {self.name}: the deadline passed while the request waited")
@@ -339,6 +373,7 @@ class Batcher:
         now = self.clock()
         turn_s = now - taken.at - run.wait_s
         self._charge(taken.queue, turn_s - taken.expected_s)
+        self.lanes.ended(taken.expected_s, turn_s)
         taken.queue.costs.observe(taken.bucket.batch, taken.running, turn_s=turn_s, execute_s=run.execute_s, now=now)
 
     def _crashed(self, task: asyncio.Task[None]) -> None:

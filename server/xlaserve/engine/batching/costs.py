@@ -96,6 +96,15 @@ class Costs:
         """The smallest bucket."""
         return min(self._warmed)
 
+    @property
+    def largest(self) -> int:
+        """The largest bucket."""
+        return max(self._warmed)
+
+    def fitting(self, images: int) -> int:
+        """Returns the smallest bucket that holds so many images, of which there are at most `largest`."""
+        return min(bucket for bucket in self._warmed if bucket >= images)
+
     def turn_s(self, bucket: int, running: int) -> float:
         """Returns the seconds that a batch is expected to take when `running` lanes run, this one included."""
         return self._turns[bucket].at(running, self._lanes)

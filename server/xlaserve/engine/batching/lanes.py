@@ -38,12 +38,29 @@ class Lanes:
         self._places = count + ahead
         self._in_flight = 0
         self._virtual_s = 0.0
+        self._busy_until = 0.0
         self._waiting: dict[Share, asyncio.Future[None]] = {}
 
     @property
     def busy(self) -> int:
         """Lanes that run a batch of somebody else's, as seen by a share that has just acquired one."""
         return min(self._in_flight, self.count) - 1
+
+    def count_others(self, share: Share) -> int:
+        """Returns how many shares wait, in addition to `share`."""
+        return len(self._waiting) - (share in self._waiting)
+
+    def wait_s(self, now: float) -> float:
+        """Returns the seconds in which what is in flight is expected to end; 0 where a lane is free."""
+        return max(0.0, self._busy_until - now) if self._in_flight >= self.count else 0.0
+
+    def began(self, expected_s: float, now: float) -> None:
+        """Counts a batch that is expected to take one lane `expected_s`."""
+        self._busy_until = max(self._busy_until, now) + expected_s / self.count
+
+    def ended(self, expected_s: float, took_s: float) -> None:
+        """Corrects what `began` counted."""
+        self._busy_until += (took_s - expected_s) / self.count
 
     async def acquire(self, share: Share) -> None:
         """Waits for the turn of `share`. Every return is answered by one `release`.
@@ -71,6 +88,13 @@ class Lanes:
         if self._waiting or self._in_flight >= self.count:
             return False
         share.virtual_s = self._virtual_s = max(share.virtual_s, self._virtual_s)
+        self._in_flight += 1
+        return True
+
+    def acquire_idle(self) -> bool:
+        """Returns whether it took a lane, as none is in use and nobody waits for one. One `release` gives it back."""
+        if self._waiting or self._in_flight:
+            return False
         self._in_flight += 1
         return True
 

@@ -1,13 +1,21 @@
-"""Jobs and the queue they wait in: whose images come next, and what each is given back."""
+"""Jobs and the queue they wait in: whose images come next, and what each is given back.
+
+Priorities share the batches of a queue by start-time fair queueing, as models share the device (see `lanes`), but by
+images over the priority's weight: while all wait, each gets its share, and none starves. Within a priority the job with
+the nearest deadline is next. A job without one, or with a far one, counts as if it were to be answered PATIENCE_S after
+it arrived, so that it is overtaken for that long at most.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,10 +24,19 @@ from xlaserve.engine.batching.costs import Costs
 from xlaserve.engine.batching.worker import Run
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import XlaserveError
+from xlaserve.expectation import Expectation
 from xlaserve.timings import Timings
 
 Shape = tuple[Mode, int, int]
 """Mode, height and width: images share a batch only where all three agree."""
+
+
+WEIGHTS: Final = {1: 4, 2: 2, 3: 1}
+"""Shares of a queue's images by priority, 1 the highest, while all of them wait."""
+DEFAULT_PRIORITY: Final = 2
+PATIENCE_S: Final = 10.0
+EARLIER: Final = 1 / 32
+"""By so much each batch lets those before it count for less."""
 
 
 class BatchRows(NamedTuple):
@@ -48,12 +65,23 @@ class Job:
     deadline: float
     arrived: float
     settled: asyncio.Future[Result]
+    priority: int = DEFAULT_PRIORITY
+    """A key of `WEIGHTS`."""
+    rank: float = field(init=False)
+    """When it should be answered: of its priority, the job that ranks least is next."""
+    expected_s: float | None = None
+    """Seconds in which it should be answered, where its deadline is near enough to ask."""
+    spare_s: float = math.inf
+    """Seconds for which others may hold it up until it is late."""
     taken: int = 0
     """Images that have left the queue."""
     answered: int = 0
     """Images whose outputs are there."""
     batches: list[BatchRows] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
+
+    def __post_init__(self) -> None:
+        self.rank = min(self.deadline, self.arrived + PATIENCE_S)
 
     @property
     def waiting(self) -> int:
@@ -70,17 +98,60 @@ class Piece(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
+class Line:
+    """The jobs of one priority, the next one first."""
+
+    weight: int
+    jobs: deque[Job] = field(default_factory=deque)
+    images: int = 0
+    virtual: float = 0.0
+    """Images that were taken from it, over its weight."""
+    lately: float = 0.0
+    """Images that were taken from it, those of earlier batches counted for less."""
+    expectation: Expectation = field(default_factory=Expectation)
+
+    def append(self, job: Job) -> None:
+        """Puts `job` where it ranks: after those that rank alike."""
+        if not self.jobs or self.jobs[-1].rank <= job.rank:
+            self.jobs.append(job)
+        else:
+            insort(self.jobs, job, key=rank_of)
+        self.images += len(job.pixels)
+
+    def behind(self, rank: float) -> list[Job]:
+        """Returns the jobs that a new one of this rank would be put before."""
+        return list(takewhile(lambda job: job.rank > rank, reversed(self.jobs)))
+
+    def first(self, images: int) -> Iterator[Piece]:
+        """Yields the first `images` images, which stay."""
+        for job in self.jobs:
+            if not images:
+                return
+            count = min(images, job.waiting)
+            images -= count
+            yield Piece(job, job.taken, job.taken + count)
+
+
+def rank_of(job: Job) -> float:
+    """Returns a job's rank."""
+    return job.rank
+
+
+@dataclass(eq=False, slots=True)
 class Queue:
-    """The jobs of one shape, first come, first served."""
+    """The jobs of one shape."""
 
     shape: Shape
     costs: Costs
-    jobs: deque[Job] = field(default_factory=deque)
+    lines: Mapping[int, Line] = field(default_factory=lambda: {key: Line(weight) for key, weight in WEIGHTS.items()})
+    """By priority."""
     images: int = 0
     planned_at: float = -math.inf
     """When a batch was last taken. What waited then was planned for with it, and waits for no further images."""
     virtual_s: float = 0.0
     """Seconds that its batches took, as `Batcher` counts them to share lanes between queues."""
+    _virtual: float = 0.0
+    """The `virtual` of the line whose image was last taken, before it was."""
 
     @property
     def is_full(self) -> bool:
@@ -89,38 +160,59 @@ class Queue:
 
     def due(self, max_delay_s: float) -> float:
         """Returns when the next batch may start, in seconds of the clock: never if empty."""
-        if not self.jobs:
+        if not self.images:
             return math.inf
-        arrived = self.jobs[0].arrived
-        return -math.inf if self.is_full or arrived <= self.planned_at else arrived + max_delay_s
+        if not max_delay_s or self.is_full:
+            return -math.inf
+        arrived = min(job.arrived for line in self.lines.values() for job in line.jobs)
+        return -math.inf if arrived <= self.planned_at else arrived + max_delay_s
 
     def append(self, job: Job) -> None:
-        """Puts `job` at the end."""
-        self.jobs.append(job)
+        """Puts `job` into the line of its priority."""
+        line = self.lines[job.priority]
+        if not line.images:
+            line.virtual = max(line.virtual, self._virtual)  # next of its weight; idle time earns no credit
+        line.append(job)
         self.images += len(job.pixels)
 
     def take(self, images: int, now: float) -> list[Piece]:
-        """Takes the first `images` images."""
-        pieces: list[Piece] = []
-        left = images
-        for job in self.jobs:
-            if not left:
-                break
-            pieces.append(Piece(job, job.taken, job.taken + min(left, job.waiting)))
-            left -= pieces[-1].stop - job.taken
+        """Takes the `images` images that are next."""
+        counts = self._divided(images)
+        pieces = [piece for line, count in counts.items() for piece in line.first(count)]
         # From here on nothing can fail, so that no image is taken and in no piece.
         self.planned_at = now
         self.images -= images
+        for line in self.lines.values():
+            count = counts.get(line, 0)
+            line.images -= count
+            line.lately += count - EARLIER * line.lately
         for job, _, stop in pieces:
             job.taken = stop
             if not job.waiting:
-                self.jobs.popleft()
+                self.lines[job.priority].jobs.popleft()
         return pieces
+
+    def _divided(self, images: int) -> dict[Line, int]:
+        """Returns how many of the next `images` images are of each line, and charges the lines."""
+        waiting = [line for line in self.lines.values() if line.images]
+        counts = dict.fromkeys(waiting, 0)
+        while images:
+            line = min(waiting, key=lambda line: line.virtual)
+            count = 1 if len(waiting) > 1 else images
+            images -= count
+            counts[line] += count
+            line.virtual += count / line.weight
+            self._virtual = max(self._virtual, line.virtual - 1 / line.weight)
+            if counts[line] == line.images:
+                waiting.remove(line)
+        return counts
 
     def remove(self, job: Job) -> None:
         """Takes out the waiting images of `job`, if there are any."""
         if job.waiting:
-            self.jobs.remove(job)
+            line = self.lines[job.priority]
+            line.jobs.remove(job)
+            line.images -= job.waiting
             self.images -= job.waiting
             job.taken = len(job.pixels)
 

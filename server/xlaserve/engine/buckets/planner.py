@@ -118,6 +118,8 @@ class Planner:
         self.best = max(bucket for bucket in costs if costs[bucket].loaded_s / bucket <= least_s * (1 + NEAR_TIE))
         """The largest bucket with nearly the most images a second: to wait for more than fill it gains nothing."""
         self._lanes = lanes
+        self.batch_s = costs[self.best].loaded_s
+        """Seconds that a batch of the bucket `best` takes with all lanes running."""
         levels = min(lanes, MAX_LEVELS)
         costs_s = [{bucket: cost.at(level, levels) for bucket, cost in costs.items()} for level in range(1, levels + 1)]
         of_level = [Sequences(cost_s, tables) for cost_s, tables in zip(costs_s, _tables(costs_s), strict=True)]
@@ -139,6 +141,10 @@ class Planner:
         share = -(-images // used)
         bucket = self._sequences[busy_lanes + used - 1].first(share, NEAR_TIE if free_lanes == 1 else 0.0)
         return Step(min(bucket, share), bucket, share)
+
+    def seconds(self, images: int) -> float:
+        """Returns the seconds in which all lanes together run `images`."""
+        return self._sequences[-1].least_s(-(-images // self._lanes))
 
 
 def with_bucket(least_s: Seconds, batch: int, cost_s: Seconds) -> Seconds:

@@ -13,6 +13,7 @@ from functools import partial
 from xlaserve import interpreter
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.lanes import Lanes, Share
+from xlaserve.engine.batching.spare import run_in_lane
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
@@ -86,23 +87,9 @@ class BesideTraffic:
 
     async def _run(self, batch: Batch) -> float:
         """Returns the seconds of one run, in its turn."""
-        loop = asyncio.get_running_loop()
         await self.lanes.acquire(self._share)
-        ran: asyncio.Future[Run | BaseException] = loop.create_future()
-        try:
-            self.worker.submit(batch, partial(loop.call_soon_threadsafe, partial(self._settle, ran)))
-        except BaseException:  # the worker was stopped
-            self.lanes.release()
-            raise
-        run = await ran
-        if isinstance(run, BaseException):
-            raise run
-        return run.execute_s
+        return (await run_in_lane(batch, self.lanes, self.worker, self._charge)).execute_s
 
-    def _settle(self, ran: asyncio.Future[Run | BaseException], run: Run | BaseException) -> None:
-        """Ends a run, even one that nobody waits for any more."""
+    def _charge(self, run: Run | BaseException) -> None:
         if isinstance(run, Run):
             self._share.virtual_s += run.execute_s
-        self.lanes.release()
-        if not ran.done():
-            ran.set_result(run)

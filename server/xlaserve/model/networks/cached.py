@@ -45,6 +45,9 @@ MODULE: Final = "module"
 _IRRELEVANT: Final = {
     "name",
     "version",
+    "versions",
+    "version_labels",
+    "routing",
     "fit",
     "modes",
     "default_mode",

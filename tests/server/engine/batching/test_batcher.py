@@ -23,12 +23,13 @@ from xlaserve.engine.batching import queue as queue_module
 from xlaserve.engine.batching import worker as worker_module
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes, Share
-from xlaserve.engine.batching.queue import Result
+from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS, Result
 from xlaserve.engine.batching.worker import Batch, Worker, gather
 from xlaserve.engine.buckets.planner import Cost, Planner
 from xlaserve.engine.program import Images, Outputs, Warmed
 from xlaserve.errors import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     ExecutionFailed,
     InvalidArgument,
     ModelNotReady,
@@ -96,13 +97,14 @@ class Model:
         mode: Mode = Mode.XLA,
         deadline: float = NO_DEADLINE,
         size: tuple[int, int] = (2, 2),
+        priority: int = DEFAULT_PRIORITY,
     ) -> Result:
         """Runs images as a request does: admits them, runs them, and leaves."""
         pixels = self._pictures(numbers)
         pixels = np.broadcast_to(pixels[:, :1, :1], (len(pixels), *size, 3))
         self.batcher.admission.admit(len(pixels), pixels.nbytes)
         try:
-            return await self.batcher.run(pixels, mode, deadline)
+            return await self.batcher.run(pixels, mode, deadline, priority)
         finally:
             self.batcher.admission.leave(len(pixels), pixels.nbytes)
 
@@ -112,8 +114,9 @@ class Model:
         mode: Mode = Mode.XLA,
         deadline: float = NO_DEADLINE,
         size: tuple[int, int] = (2, 2),
+        priority: int = DEFAULT_PRIORITY,
     ) -> asyncio.Task[Result]:
-        return asyncio.create_task(self.answer(numbers, mode, deadline, size))
+        return asyncio.create_task(self.answer(numbers, mode, deadline, size, priority))
 
     @property
     def started(self) -> list[Started]:
@@ -587,15 +590,16 @@ async def test_a_job_that_cannot_make_its_deadline_is_not_run(virtual_time: obje
 
 
 async def test_however_many_late_jobs_come_first_none_is_run(virtual_time: object, make: Make) -> None:
-    model = make()
+    model = make(cost_s={8: 1 / 1024})
+    model.worker._cost_s = {8: 1.0}  # so late that nobody expected it
     first = model.ask([0])
     await asyncio.sleep(0.25)
     late = [model.ask([number], deadline=0.5) for number in range(1, 51)]
     mates = [model.ask([100 + number]) for number in range(8)]
     outcomes = await asyncio.gather(*late, return_exceptions=True)
-    assert {type(outcome) for outcome in outcomes} == {DeadlineExceeded}
+    assert {type(outcome) for outcome in outcomes[8:]} == {DeadlineExceeded}  # the first 8 were gathered ahead
     await asyncio.gather(first, *mates)
-    assert [batch.numbers for batch in model.started] == [[0], list(range(100, 108))]
+    assert [batch.numbers for batch in model.started] == [[0], list(range(1, 9)), list(range(100, 108))]
 
 
 async def test_the_rest_of_a_split_job_is_dropped_at_its_deadline(virtual_time: object, make: Make) -> None:
@@ -666,6 +670,21 @@ async def test_too_many_bytes_are_refused_at_once(virtual_time: object, make: Ma
         await model.answer([1, 2])
     await asyncio.gather(first, model.ask([1]))
     assert model.is_empty()
+
+
+async def test_what_finds_no_room_is_told_when_there_should_be_some(virtual_time: object, make: Make) -> None:
+    model = make(max_images=33, max_bytes=800)
+    asks = [model.ask(range(8)) for _ in range(4)]
+    await asyncio.sleep(0.5)
+    # Of 32 images 8 run, 8 were gathered ahead and 16 wait: 11.5 s.
+    for images, retry_s in ((2, 11.5 / 32), (17, 11.5 / 2)):
+        with pytest.raises(QueueFull) as refused:
+            model.batcher.admission.admit(images, 12)
+        assert refused.value.retry_after_s == pytest.approx(retry_s, rel=0.05)
+    with pytest.raises(QueueFull) as refused:
+        model.batcher.admission.admit(1, 608)
+    assert refused.value.retry_after_s == pytest.approx(11.5 / 2, rel=0.05)
+    await asyncio.gather(*asks)
 
 
 async def test_what_can_never_fit_is_an_invalid_argument(virtual_time: object, make: Make) -> None:
@@ -742,6 +761,77 @@ async def test_drain_that_times_out_fails_what_waits_and_what_runs(virtual_time:
     assert model.is_empty()
     await asyncio.sleep(10)  # what was on the device ends, and finds nobody waiting
     assert lanes_are_free(model.lanes)
+
+
+async def test_an_idle_device_runs_a_batch_that_no_request_waits_for_and_nothing_counts_it(
+    virtual_time: object, make: Make, pictures: Callable[[Iterable[int]], Images]
+) -> None:
+    model = make()
+    run = await model.batcher.run_when_idle(pictures([5, 6, 7]), Mode.XLA)
+    assert run is not None
+    assert run.outputs[0][:3].tolist() == [5, 6, 7]
+    assert [(batch.bucket, batch.numbers) for batch in model.started] == [(4, [5, 6, 7])]
+    assert not model.observer.ran
+    assert not model.batcher.demand
+    assert lanes_are_free(model.lanes)
+
+
+async def test_a_busy_device_runs_nothing_that_no_request_waits_for(
+    virtual_time: object, make: Make, pictures: Callable[[Iterable[int]], Images]
+) -> None:
+    busy = make(lanes=Lanes(2))
+    quiet = make(lanes=busy.lanes, worker=busy.worker)
+    asked = busy.ask([1])
+    await asyncio.sleep(0.25)
+    assert await quiet.batcher.run_when_idle(pictures([2]), Mode.XLA) is None
+    await asked
+    assert await quiet.batcher.run_when_idle(pictures([2]), Mode.XLA) is not None
+
+
+async def test_images_that_wait_for_others_go_before_what_no_request_waits_for(
+    virtual_time: object, make: Make, pictures: Callable[[Iterable[int]], Images]
+) -> None:
+    model = make(max_queue_delay_s=4.0)
+    asked = model.ask([1])
+    await asyncio.sleep(0)
+    assert await model.batcher.run_when_idle(pictures([2]), Mode.XLA) is None
+    await asked
+
+
+async def test_a_request_waits_for_the_batch_under_way_that_no_request_waits_for(
+    virtual_time: Any, make: Make, pictures: Callable[[Iterable[int]], Images]
+) -> None:
+    model = make()
+    idle = asyncio.create_task(model.batcher.run_when_idle(pictures([9]), Mode.XLA))
+    await asyncio.sleep(0.25)
+    await model.ask([1])
+    assert [batch.at for batch in model.started] == [0.0, 1.0]
+    assert await idle is not None
+
+
+async def test_drain_waits_for_a_batch_that_no_request_waits_for(
+    virtual_time: Any, make: Make, pictures: Callable[[Iterable[int]], Images]
+) -> None:
+    model = make()
+    idle = asyncio.create_task(model.batcher.run_when_idle(pictures([9]), Mode.XLA))
+    await asyncio.sleep(0.25)
+    idle.cancel()  # the batch goes on
+    await model.batcher.drain(10.0)
+    assert virtual_time.now == 1.0
+    assert await model.batcher.run_when_idle(pictures([9]), Mode.XLA) is None
+    assert lanes_are_free(model.lanes)
+
+
+async def test_an_idle_batch_that_fails_gives_its_lane_back(
+    virtual_time: object, make: Make, pictures: Callable[[Iterable[int]], Images]
+) -> None:
+    model = make()
+    assert isinstance(model.worker, FakeWorker)
+    model.worker.error_of = lambda batch: ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        await model.batcher.run_when_idle(pictures([1]), Mode.XLA)
+    assert lanes_are_free(model.lanes)
+    await model.batcher.drain(1.0)
 
 
 async def test_after_drain_nothing_can_be_run(virtual_time: object, make: Make) -> None:
@@ -973,6 +1063,7 @@ class Chaos:
         self.chance = random.Random(seed)
         self.fails, self.drains, self.cancels, self.expires = (self.chance.random() < 0.5 for _ in range(4))
         self.delay_s = self.chance.choice([0.0, 0.0, 0.5, 2.0])
+        self.priorities = [DEFAULT_PRIORITY] if seed % 2 else list(WEIGHTS)
         self.modes = list(Mode)[: self.chance.randint(1, 3)]
         self.limits = {
             "max_images": self.chance.choice([30, 100_000]),
@@ -1017,7 +1108,9 @@ class Chaos:
             images = list(itertools.islice(numbers, self.chance.choice([1, 1, 2, 3, 8, self.chance.randint(1, 30)])))
             deadline = loop.time() + self.seconds(20.0) if self.expires else NO_DEADLINE
             size = self.chance.choice(self.sizes)
-            ask = self.chance.choice(self.models).ask(images, self.chance.choice(self.modes), deadline, size)
+            model, mode = self.chance.choice(self.models), self.chance.choice(self.modes)
+            priority = self.priorities[images[0] % len(self.priorities)]
+            ask = model.ask(images, mode, deadline, size, priority)
             self.expected[ask] = images
             if self.cancels and self.chance.random() < 0.3:
                 loop.call_later(self.seconds(10.0), self.cancel, ask)
@@ -1046,7 +1139,7 @@ class Chaos:
             allowed |= {ExecutionFailed} if self.failed.intersection(images) else set()
             allowed |= {ShuttingDown, ModelNotReady} if self.drains else set()
             allowed |= {asyncio.CancelledError} if ask in self.cancelled else set()
-            allowed |= {DeadlineExceeded} if self.expires else set()
+            allowed |= {DeadlineExceeded, DeadlineUnreachable} if self.expires else set()
             try:
                 assert numbers_of(ask.result()) == images
                 answered += 1

@@ -211,6 +211,32 @@ async def test_a_share_sees_how_many_lanes_run_batches_of_others(virtual_time: o
     assert seen == [0, 1, 1]
 
 
+async def test_what_is_in_flight_is_expected_to_end_when_its_batches_should(virtual_time: object) -> None:
+    lanes = Lanes(2)
+    share = Share(lambda: True)
+    assert lanes.try_acquire(share)
+    lanes.began(4.0, 10.0)
+    assert lanes.wait_s(10.0) == 0.0, "a lane is free"
+    assert lanes.try_acquire(share)
+    lanes.began(4.0, 10.0)
+    assert lanes.wait_s(10.0) == 4.0
+    assert lanes.wait_s(13.0) == 1.0
+    lanes.ended(4.0, 3.0)
+    assert lanes.wait_s(13.0) == 0.5
+    assert lanes.wait_s(50.0) == 0.0
+    lanes.began(4.0, 50.0)
+    assert lanes.wait_s(50.0) == 2.0
+
+
+async def test_a_share_counts_the_others_that_wait(virtual_time: object) -> None:
+    lanes, shares = Lanes(1), [Share(lambda: False) for _ in range(3)]
+    assert lanes.try_acquire(shares[0])
+    waiting = [asyncio.create_task(lanes.acquire(share)) for share in shares]
+    await asyncio.sleep(0)
+    assert [lanes.count_others(share) for share in (*shares, Share(lambda: False))] == [2, 2, 2, 3]
+    await stop(waiting)
+
+
 async def test_a_share_that_waits_already_is_refused_and_keeps_its_turn(virtual_time: object) -> None:
     device = Device(1)
     running = await device.run(Model(1.0))

@@ -1,0 +1,105 @@
+"""The server's certificate, and whose certificates of clients are believed; read again when the files change."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xlaserve.access.watch import Watch
+from xlaserve.errors import ConfigError
+
+
+class Pem(NamedTuple):
+    """What the files hold."""
+
+    key: bytes
+    certificate: bytes
+    """The server's, then those that lead to its authority."""
+    client_ca: bytes | None
+    """Authorities whose certificates clients must show; None asks for none."""
+
+
+class Certificates:
+    """TLS of gRPC and HTTP. The files are as before where they can't be used after a change."""
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
+        """Raises ConfigError."""
+        self._certificate, self._key, self._client_ca = certificate, key, client_ca
+        self._context: ssl.SSLContext
+        self.pem: Pem
+        files = [file for file in (key, certificate, client_ca) if file is not None]
+
+        def read() -> Sequence[Path]:
+            self._context, self.pem = self._read()
+            return files
+
+        self.watch = Watch("tls", files, read)
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients must show a certificate."""
+        return self._client_ca is not None
+
+    def follow(self, on_new_authorities: Callable[[], object]) -> None:
+        """Reads the files again from now on when they change.
+
+        `on_new_authorities` is called, on another thread, once others are believed than before: open connections may
+        be those of clients that are believed no more.
+        """
+        believed = self.pem.client_ca
+
+        def compare() -> None:
+            nonlocal believed
+            if self.pem.client_ca != believed:
+                believed = self.pem.client_ca
+                on_new_authorities()
+
+        self.watch.follow(compare)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Returns the context for connections; each gets the certificate that is valid when it is made."""
+        return self._context
+
+    def _on_hello(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._context
+
+    def _read(self) -> tuple[ssl.SSLContext, Pem]:
+        key, certificate, client_ca = self._key, self._certificate, self._client_ca
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        context.sni_callback = self._on_hello
+        try:
+            pem = Pem(key.read_bytes(), certificate.read_bytes(), client_ca.read_bytes() if client_ca else None)
+            context.load_cert_chain(certificate, key, password=_no_password)
+            if client_ca is not None:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(client_ca)
+                # A session that is resumed is not verified again, by whatever authorities there are then.
+                context.options |= ssl.OP_NO_TICKET
+                context.num_tickets = 0
+        except ssl.SSLError as error:
+            raise _unusable(error.reason or error) from None
+        except OSError as error:
+            raise ConfigError(f"tls: {error.filename} can't be read: {error.strerror}") from None
+        except ValueError as error:
+            raise _unusable(error) from None
+        return context, pem
+
+
+def _unusable(reason: object) -> ConfigError:
+    expected = "a certificate, its private key and the clients' authorities in PEM"
+    return ConfigError(f"tls: expected {expected}, got files that can't be used: {reason}")
+
+
+def _no_password() -> bytes:
+    raise ValueError("the key is encrypted")
+
+
+def names_of(certificate: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the names in a verified certificate, as `ssl.SSLObject.getpeercert` gives it."""
+    for part in certificate.get("subject", ()):
+        yield from (value for key, value in part if key == "commonName")
+    yield from (value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI", "email"))

@@ -1,0 +1,111 @@
+"""Recognises callers by what their protocol tells of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from xlaserve.access import file
+from xlaserve.access.caller import ANYBODY, Caller
+from xlaserve.access.tokens import TokenReader
+from xlaserve.access.watch import Watch
+from xlaserve.errors import Unauthenticated
+
+API_KEY: Final = "x-api-key"
+AUTHORIZATION: Final = "authorization"
+BEARER: Final = "bearer "
+
+
+class Door:
+    """Lets in those whom the access file names; everybody where there is none.
+
+    The file is read again when it has changed, and is as before where it then is wrong.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Raises ConfigError."""
+        self._by_key: Mapping[str, Caller] = {}
+        self._by_certificate: Mapping[str, Caller] = {}
+        self._tokens: TokenReader | None = None
+        self._anybody: file.Anybody | None = None
+        self.watch: Watch | None = None
+        if path is not None:
+
+            def read() -> Sequence[Path]:
+                return self._read(path)
+
+            self.watch = Watch("access", [path], read)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether callers have to be recognised."""
+        return self.watch is not None
+
+    @property
+    def asks_for_certificates(self) -> bool:
+        """Whether somebody is recognised by a certificate."""
+        return bool(self._by_certificate)
+
+    @property
+    def asks_connections(self) -> bool:
+        """Whether somebody without credentials in their headers may be let in."""
+        return self.asks_for_certificates or self._anybody is not None
+
+    def by_headers(self, headers: Mapping[str, str]) -> Caller | None:
+        """Returns who sent these headers, by their names in lower case; None where they have no credentials.
+
+        Raises Unauthenticated, always with the same words.
+        """
+        if self.watch is None:
+            return ANYBODY
+        if key := headers.get(API_KEY):
+            return self._of_key(key)
+        authorization = headers.get(AUTHORIZATION, "")
+        if not authorization:
+            return None
+        if authorization[: len(BEARER)].lower() != BEARER:
+            raise unauthenticated()
+        credential = authorization[len(BEARER) :].strip()
+        if self._tokens is None or credential.count(".") != 2:
+            return self._of_key(credential)
+        if (caller := self._tokens.caller(credential)) is None:
+            raise unauthenticated()
+        return caller
+
+    def by_connection(self, names: Iterable[str], address: str) -> Caller:
+        """Returns who has a certificate, that was verified, with these names, or else anybody who may call from there.
+
+        Raises Unauthenticated.
+        """
+        for name in names:
+            if caller := self._by_certificate.get(name):
+                return caller
+        if self._anybody is None:
+            raise unauthenticated()
+        return self._anybody.at(address)
+
+    def _of_key(self, key: str) -> Caller:
+        # How long a look-up takes tells at most something of the hash, and nothing of keys.
+        caller = self._by_key.get(hashlib.sha256(key.encode("utf-8", "replace")).hexdigest())
+        if caller is None:
+            raise unauthenticated()
+        return caller
+
+    def _read(self, path: Path) -> Sequence[Path]:
+        found = file.read(path)
+        self._tokens = TokenReader(found.tokens) if found.tokens else None
+        self._anybody = found.anybody
+        self._by_key = {known.key_sha256: known.caller for known in found.callers if known.key_sha256}
+        self._by_certificate = {known.certificate: known.caller for known in found.callers if known.certificate}
+        return [path, *([found.tokens.jwks] if found.tokens else [])]
+
+
+OPEN: Final = Door()
+"""Lets everybody in."""
+
+
+def unauthenticated() -> Unauthenticated:
+    """Returns the one refusal of all that is not recognised."""
+    return Unauthenticated("this server asks who calls: send an API key or a token as `authorization: Bearer ...`")

@@ -1,0 +1,183 @@
+"""Configurations of TensorFlow Serving and of Triton, to fields of ours. What has no counterpart is named."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from xlaserve.commands.text_proto import Message
+from xlaserve.config import ModelSettings
+from xlaserve.errors import ConfigError
+
+Json = dict[str, Any]
+
+SAVED_MODELS: Final = ("tensorflow_savedmodel", "tensorflow")
+"""Platforms and backends of Triton whose models are SavedModels."""
+OF_TRITON: Final = ("name", "platform", "backend", "input", "output")
+MAX_BUCKET: Final = 256
+HOW: Final[dict[str, str]] = {
+    "instance_group": "batches run on lanes: see `lanes` and `device` of the server",
+    "logging_config": "see `log_level` and `log_format`",
+    "ensemble_scheduling": "there are no ensembles: decoding, resizing and preprocessing are the server's",
+    "sequence_batching": "no model keeps state",
+    "model_warmup": "every bucket is compiled and run before traffic",
+    "num_batch_threads": "batches run on lanes: see `lanes` of the server",
+    "optimization": "XLA compiles every model: see `modes` and `precision`",
+    "response_cache": "answers are not cached",
+    "parameters": "they mean something to Triton's backends alone",
+}
+"""What to do instead, by field."""
+
+
+class Translation:
+    """Models that were translated, and notes on what was not."""
+
+    def __init__(self) -> None:
+        self.models: list[Json] = []
+        self.notes: list[str] = []
+
+    def note(self, where: str, text: str) -> None:
+        """Notes what was not translated."""
+        self.notes.append(f"{where}: {text}")
+
+    def leave(self, message: Message, where: str) -> None:
+        """Notes each field that nobody has taken."""
+        for name in message.left():
+            self.note(f"{where}{name}", HOW.get(name, "not translated"))
+
+    def add(self, model: Json) -> None:
+        """Adds a model, and notes what of it is no valid setting."""
+        self.models.append(model)
+        try:
+            ModelSettings(**model)
+        except ValidationError as error:
+            for one in error.errors():
+                self.note(".".join([str(model["name"]), *map(str, one["loc"])]), one["msg"])
+
+
+def translate(message: Message, file: Path, batching: Message | None = None) -> Translation:
+    """Returns the translation of a models.config or a config.pbtxt. Raises ConfigError for anything else."""
+    found = Translation()
+    if "model_config_list" in message:
+        common = _batching(batching, found) if batching else {}
+        for config in message.message("model_config_list").messages("config"):
+            found.add({**_serving_model(config, found), **deepcopy(common)})
+        found.leave(message, "")
+    elif any(name in message for name in OF_TRITON):
+        found.add(_triton_model(message, file.resolve().parent, found))
+    else:
+        raise ConfigError(f"{file}: expected model_config_list, or the fields of a model of Triton's")
+    return found
+
+
+def _serving_model(config: Message, found: Translation) -> Json:
+    name = config.text("name")
+    where = f"{name}."
+    base = config.text("base_path")
+    platform = config.text("model_platform")
+    if platform not in ("", "tensorflow"):
+        found.note(f"{where}model_platform", f"expected 'tensorflow', got {platform!r}")
+    if "://" in base:
+        found.note(f"{where}base_path", "models are read from files: copy it")
+    model: Json = {"name": name, "source": base, **_versions(config.message("model_version_policy"))}
+    labels = {one.text("key"): one.number("value") for one in config.messages("version_labels")}
+    found.leave(config, where)
+    return {**model, **({"version_labels": labels} if labels else {})}
+
+
+def _versions(policy: Message) -> Json:
+    """Returns which versions of a folder a policy chooses; nothing for the latest one, as by default."""
+    if "all" in policy:
+        return {"versions": "all"}
+    if numbers := policy.message("specific").integers("versions"):
+        return {"versions": numbers}
+    most = policy.message("latest").number("num_versions", 1)
+    return {"versions": f"latest {most}"} if most > 1 else {}
+
+
+def _batching(parameters: Message, found: Translation) -> Json:
+    """Returns fields of each model for a file of batching parameters."""
+    most = parameters.number("max_batch_size", 1)
+    sizes = parameters.integers("allowed_batch_sizes") or _powers(most)
+    model: Json = {"buckets": _buckets([*sizes, most], found, "max_batch_size")}
+    if delay_us := parameters.number("batch_timeout_micros"):
+        model["max_queue_delay_ms"] = delay_us / 1000
+    if batches := parameters.number("max_enqueued_batches"):
+        model["max_queue_images"] = max(batches * most, *model["buckets"])
+    found.leave(parameters, "")
+    return model
+
+
+def _triton_model(config: Message, folder: Path, found: Translation) -> Json:
+    name = config.text("name") or folder.name
+    platform = config.text("platform") or config.text("backend")
+    if platform not in SAVED_MODELS:
+        found.note(
+            "platform", f"expected a SavedModel, got {platform!r}: export the network as one, or as a .keras file"
+        )
+    config.text("backend")
+    config.text("default_model_filename")  # the only SavedModel in a version's folder is taken
+    model: Json = {"name": name, "source": str(folder), **_versions(config.message("version_policy"))}
+    most = config.number("max_batch_size")
+    batching = config.message("dynamic_batching")
+    preferred = batching.integers("preferred_batch_size")
+    model["buckets"] = _buckets([1, *preferred, most] if preferred else [*_powers(most), most], found, "max_batch_size")
+    if delay_us := batching.number("max_queue_delay_microseconds"):
+        model["max_queue_delay_ms"] = delay_us / 1000
+    policy = batching.message("default_queue_policy")
+    if size := policy.number("max_queue_size"):
+        model["max_queue_images"] = max(size, *model["buckets"])
+    found.leave(policy, "dynamic_batching.default_queue_policy.")
+    found.leave(batching, "dynamic_batching.")
+    model |= _triton_input(config.messages("input"), found)
+    model |= _triton_outputs(config.messages("output"), folder, found)
+    found.leave(config, "")
+    return model
+
+
+def _triton_input(inputs: list[Message], found: Translation) -> Json:
+    if len(inputs) != 1:
+        found.note("input", f"expected one, an image, got {len(inputs)}")
+        return {}
+    (one,) = inputs
+    if (name := one.text("name")) != "pixels":
+        found.note("input.name", f"requests call it 'pixels' or 'image', not {name!r}")
+    datatype = one.text("data_type")
+    if datatype not in ("TYPE_UINT8", "TYPE_FP32", "TYPE_FP16", "TYPE_INT32"):
+        found.note("input.data_type", f"expected pixels, got {datatype}")
+    elif datatype in ("TYPE_FP32", "TYPE_FP16"):
+        found.note("input.data_type", "set `preprocess` to what clients did to pixels; they send 0 to 255 now")
+    dims = one.integers("dims")
+    is_planar = one.text("format") == "FORMAT_NCHW" or (dims[:1] == [3] and dims[-1:] != [3])
+    found.leave(one, "input.")
+    if is_planar or len(dims) != 3 or dims[2] != 3:
+        found.note("input.dims", f"expected [height, width, 3], got {dims}")
+        return {}
+    return {"input_size": dims[:2]} if min(dims) > 0 else {}
+
+
+def _triton_outputs(outputs: list[Message], folder: Path, found: Translation) -> Json:
+    labels = ""
+    names = []
+    for one in outputs:
+        names.append(one.text("name"))
+        labels = one.text("label_filename") or labels
+        one.text("data_type"), one.integers("dims")  # the model says them itself
+        found.leave(one, f"output.{names[-1]}.")
+    if len(outputs) > 1:
+        found.note("output.name", f"say in `output_names` which of {', '.join(names)} is which, and the `task`")
+    return {"labels": str(folder / labels)} if labels else {}
+
+
+def _powers(most: int) -> list[int]:
+    return [2**exponent for exponent in range(min(most, MAX_BUCKET).bit_length())]
+
+
+def _buckets(sizes: list[int], found: Translation, where: str) -> list[int]:
+    """Returns buckets of these sizes, 1 at least."""
+    if max(sizes) > MAX_BUCKET:
+        found.note(where, f"the largest bucket is {MAX_BUCKET}; larger requests run as several batches")
+    return sorted({min(size, MAX_BUCKET) for size in sizes if size > 0} | {1})

@@ -1,0 +1,150 @@
+"""When a model's requests will be answered, so that what can't make its deadline is refused on arrival.
+
+What is expected is the work ahead at its measured cost. What requests take compared with that corrects it, for each
+priority: requests that come later and are put before others, other models' load and delays of the event loop are not
+foreseen but learned. Where nothing waits nothing is refused, so a wrong forecast is always corrected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from xlaserve.engine.batching.lanes import Lanes, Share
+from xlaserve.engine.batching.queue import PATIENCE_S, Job, Line, Queue, Shape
+from xlaserve.errors import DeadlineExceeded, DeadlineUnreachable
+
+FAR: Final = 100
+"""A deadline that is so many times farther than the work ahead takes is not looked at."""
+
+
+@dataclass(eq=False)
+class Forecast:
+    """Expects when the jobs of `model`, which wait in `queues` for the turns of `share`, will be answered."""
+
+    model: str
+    queues: Mapping[Shape, Queue]
+    lanes: Lanes
+    share: Share
+    clock: Callable[[], float]
+    max_delay_s: float
+    """How long a batch that is not full waits for more images."""
+
+    def check(self, job: Job) -> None:
+        """Sets when `job`, which is not in its queue yet, should be answered.
+
+        Raises DeadlineUnreachable where images wait and that is too late, or makes those late that it would overtake.
+        """
+        queue, images = job.queue, len(job.pixels)
+        slack_s = job.deadline - job.arrived
+        if self._is_far(queue, slack_s):
+            return
+        line = queue.lines[job.priority]
+        overtaken = line.behind(job.rank)
+        ahead = line.images - sum(other.waiting for other in overtaken)
+        job.expected_s = self._expected_s(queue, line, ahead + images, job.arrived)
+        likely_s = line.expectation.likely_s(job.expected_s)
+        job.spare_s = slack_s - likely_s
+        if not queue.images:
+            return
+        planner = queue.costs.planner
+        if job.spare_s < 0:
+            raise self._unreachable(likely_s, slack_s, planner.batch_s)
+        delay_s = job.expected_s * images / (ahead + images) if overtaken else 0.0
+        if any(0 <= other.spare_s < delay_s for other in overtaken):  # less than 0: late as it is
+            raise DeadlineUnreachable(
+                f"model {self.model}: requests that were accepted before would miss their deadlines", planner.batch_s
+            )
+        for other in overtaken:
+            other.spare_s -= delay_s
+            if other.expected_s is not None:
+                other.expected_s += delay_s
+
+    def check_encoded(
+        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
+    ) -> None:
+        """Raises DeadlineUnreachable for encoded images that can't be answered by their deadline in any of `shapes`.
+
+        They should be decoded in `decode_s`, and `decoding` others of the model before them. Raises nothing where none
+        are decoded and none wait.
+        """
+        now = self.clock()
+        slack_s = deadline - now
+        queues = [self.queues[shape] for shape in shapes]
+        if slack_s > FAR * decode_s and all(self._is_far(queue, slack_s) for queue in queues):
+            return
+        if not decoding and not any(queue.images for queue in queues):
+            return
+        rank = min(deadline, now + PATIENCE_S)
+        likely_s = math.inf
+        for queue in queues:
+            line, planner = queue.lines[priority], queue.costs.planner
+            ahead = line.images - sum(other.waiting for other in line.behind(rank)) + decoding
+            expected_s = self._expected_s(queue, line, ahead + images, now)
+            likely_s = min(likely_s, max(decode_s + planner.seconds(images), line.expectation.likely_s(expected_s)))
+        if likely_s > slack_s:
+            raise self._unreachable(likely_s, slack_s, 0.0)
+
+    def learn(self, job: Job) -> None:
+        """Compares what was expected of `job` with what it took, or would at least have taken."""
+        if job.expected_s is None:
+            return
+        now = self.clock()
+        if job.answered == len(job.pixels):
+            took_s = now - job.arrived
+        elif now >= job.deadline or _was_late(job):
+            took_s = max(now, job.deadline) - job.arrived
+        else:
+            return
+        job.queue.lines[job.priority].expectation.observe(job.expected_s, took_s)
+
+    def drain_s(self) -> float:
+        """Returns the seconds in which all that waits and runs should be answered."""
+        work_s = sum(queue.costs.planner.seconds(queue.images) for queue in self.queues.values() if queue.images)
+        return self.lanes.wait_s(self.clock()) + work_s * (1 + self.lanes.count_others(self.share))
+
+    def _is_far(self, queue: Queue, slack_s: float) -> bool:
+        planner = queue.costs.planner
+        return slack_s > FAR * planner.batch_s * (2 + queue.images // planner.best)
+
+    def _expected_s(self, queue: Queue, line: Line, images: int, now: float) -> float:
+        """Returns the seconds in which the first `images` images of a line should be answered.
+
+        Meanwhile other priorities, resolutions and modes get their shares, and so do other models.
+        """
+        planner = queue.costs.planner
+        others = (_meanwhile(other, line, images) for other in queue.lines.values() if other is not line)
+        total = images + math.ceil(sum(others))
+        own_s = planner.seconds(total)
+        work_s = own_s + sum(
+            min(own_s, other.costs.planner.seconds(other.images))
+            for other in self.queues.values()
+            if other.images and other is not queue
+        )
+        wait_s = self.lanes.wait_s(now)
+        if total < planner.best:
+            wait_s = max(wait_s, self.max_delay_s)
+        return wait_s + work_s * (1 + self.lanes.count_others(self.share))
+
+    def _unreachable(self, likely_s: float, slack_s: float, least_s: float) -> DeadlineUnreachable:
+        return DeadlineUnreachable(
+            f"model {self.model}: the deadline is in {max(0.0, slack_s):.3f} s, and the answer would take"
+            f" {likely_s:.3f} s with what waits already",
+            max(likely_s - slack_s, least_s),
+        )
+
+
+def _meanwhile(other: Line, line: Line, images: int) -> float:
+    """Returns how many images of an `other` priority are taken while `images` of `line` are.
+
+    No more than its weight allows; else those that wait, or as many as lately.
+    """
+    lately = images * other.lately / line.lately if line.lately else 0.0
+    return min(images * other.weight / line.weight, max(other.images, lately))
+
+
+def _was_late(job: Job) -> bool:
+    settled = job.settled
+    return settled.done() and not settled.cancelled() and isinstance(settled.exception(), DeadlineExceeded)

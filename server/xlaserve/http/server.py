@@ -1,0 +1,173 @@
+"""Listens for HTTP and stops, on the event loop that gRPC runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from xlaserve.access.address import network_of
+from xlaserve.access.certificates import Certificates
+from xlaserve.config import Settings
+from xlaserve.errors import ConfigError
+from xlaserve.http.connection import Connection, Connections
+
+ACCEPT_RETRY_S: Final = 0.1
+BACKLOG: Final = 2048
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+KEEP_ALIVE_S: Final = 75
+"""How long a connection without a request stays open."""
+POLL_S: Final = 0.02
+
+log = logging.getLogger(__name__)
+
+
+class HttpServer:
+    """Serves `application`, whose requests have their `Connection` in their scope."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        application: ASGIApp,
+        certificates: Certificates | None,
+        on_failed: Callable[[str, Exception], None] = lambda method, error: None,
+    ) -> None:
+        self._settings = settings
+        self._tls = certificates.server_context() if certificates else None
+        self._connections = Connections(
+            settings.max_connections,
+            settings.effective_max_connections_per_address,
+            settings.max_transfer_s,
+            on_failed=on_failed,
+        )
+        self._config = uvicorn.Config(
+            application,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            reset_contextvars=True,
+            timeout_keep_alive=min(KEEP_ALIVE_S, int(settings.max_connection_idle_s)),
+        )
+        self._config.load()
+        self._servers: list[asyncio.Server] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        """By task, the oldest first, the address that it is for."""
+        self.address = ""
+        """HOST:PORT, once it is started."""
+
+    async def start(self) -> None:
+        """Listens. Raises ConfigError where the port can't be had."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        try:
+            listening = await _listen(settings.host, settings.http_port)
+        except OSError as error:
+            expected = f"a free port of {settings.host}"
+            raise ConfigError(f"http_port: expected {expected}, got {settings.http_port}: {error.strerror}") from error
+        host, port, *_ = listening[0].getsockname()
+        for one in listening:
+            if self._tls is None:
+                self._servers.append(await loop.create_server(self._connect, sock=one, backlog=BACKLOG))
+            else:
+                self._accepting.append(asyncio.create_task(self._accept(one, self._tls)))
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Closes the port and idle connections; calls have `grace_s` for their answers to leave."""
+        for server in self._servers:
+            server.close()
+        for accepting in self._accepting:
+            accepting.cancel()
+        open_ = self._connections.connections
+        self.close_connections()
+        for _ in range(math.ceil(grace_s / POLL_S)):
+            if not open_:
+                break
+            await asyncio.sleep(POLL_S)
+        for connection in tuple(open_):
+            connection.transport.abort()
+
+    def close_connections(self) -> None:
+        """Closes each connection with the answer to its request, or at once where it has none."""
+        for connection in tuple(self._connections.connections):
+            connection.shutdown()
+
+    async def _accept(self, listening: socket.socket, tls: ssl.SSLContext) -> None:
+        """Accepts clients that speak TLS. asyncio's own server would shake hands with any number of them at a time."""
+        loop = asyncio.get_running_loop()
+        with listening:
+            while True:
+                try:
+                    client, peer = await loop.sock_accept(listening)
+                except OSError as error:  # out of file descriptors, say
+                    log.debug("HTTP: %r", error)
+                    await asyncio.sleep(ACCEPT_RETRY_S)
+                    continue
+                address = network_of(peer[0])
+                self._make_room(address)
+                task = loop.create_task(self._shake_hands(client, tls))
+                self._handshakes[task] = address
+                task.add_done_callback(lambda task: self._handshakes.pop(task, None))
+
+    def _make_room(self, address: str) -> None:
+        """Ends the oldest handshake where there are too many, of the address or of all."""
+        settings, under_way = self._settings, self._handshakes
+        of_address = [task for task, other in under_way.items() if other == address]
+        if len(of_address) >= settings.effective_max_connections_per_address:
+            oldest = of_address[0]
+        elif len(under_way) >= settings.max_connections:
+            oldest = next(iter(under_way))
+        else:
+            return
+        del under_way[oldest]
+        oldest.cancel()
+
+    async def _shake_hands(self, client: socket.socket, tls: ssl.SSLContext) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._connect, client, ssl=tls, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+            )
+        except OSError as error:
+            log.debug("HTTP: %s: no TLS: %s", self.address, error)
+
+    def _connect(self) -> Connection:
+        return Connection(self._config, self._connections, {})
+
+
+async def _listen(host: str, port: int) -> list[socket.socket]:
+    """Returns sockets that listen on all addresses of `host`, on one port. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listening: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, _, _, _, (address, _, *rest) in dict.fromkeys(addresses):
+        port = port or (listening[0].getsockname()[1] if listening else 0)
+        try:
+            one = socket.create_server((address, port, *rest), family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                for one in listening:
+                    one.close()
+                raise
+            missing = error  # `localhost` may have an address that the machine has not
+        else:
+            one.setblocking(False)
+            listening.append(one)
+    if missing is not None and not listening:
+        raise missing
+    return listening

@@ -1,0 +1,177 @@
+"""How alike two answers to one image are, by task, and what was found of many."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.config import Mode
+from xlaserve.engine.program import Outputs
+from xlaserve.frame import Frame
+from xlaserve.model.task import Classification, Detection, Embedding, Objects, Segmentation, Task
+
+MIN_IOU: Final = 0.5
+"""Intersection over union from which on two boxes are of the same object."""
+KEPT_PAIRS: Final = 256
+
+Numbers = NDArray[Any]
+
+
+class Likeness(NamedTuple):
+    """How alike two answers to one image are."""
+
+    agreement: float
+    """From 0 to 1: whether the likeliest class is the same; the share of objects that are in both answers, or of pixels
+    with the same class; the cosine of two vectors, 0 where it is negative."""
+    iou: float | None = None
+    """Mean intersection over union: of the boxes of the objects that are in both, or of the classes of pixels."""
+    difference: float | None = None
+    """Largest difference of two scores, or of two numbers of a vector; None where they can't be subtracted."""
+
+
+class OfImage(NamedTuple):
+    """One answer to an image."""
+
+    outputs: Outputs
+    """One row."""
+    frame: Frame
+    """Where the image lies in the input of the model that answered."""
+
+
+def can_compare(one: Task, other: Task) -> bool:
+    """Returns whether answers to these tasks mean the same."""
+    is_same_kind = type(one) is type(other)
+    if isinstance(one, Embedding) and isinstance(other, Embedding):
+        return one.dimensions == other.dimensions
+    return is_same_kind
+
+
+def likeness(task: Task, wanted: OfImage, got: OfImage) -> Likeness:
+    """Compares two answers of models with the same task. Classes are the same where their indices are."""
+    match task:
+        case Classification():
+            agreement = task.agreement(wanted.outputs, got.outputs)
+            return Likeness(agreement, difference=_largest_difference(wanted.outputs[0], got.outputs[0]))
+        case Detection():
+            return _of_objects(_in_original(task, wanted), _in_original(task, got))
+        case Segmentation():
+            ours, theirs = _same_size(wanted, got)
+            return Likeness(task.agreement((ours,), (theirs,)), _mean_iou(ours, theirs))
+        case Embedding():
+            return _of_vectors(wanted.outputs[0][0], got.outputs[0][0])
+
+
+def _in_original(task: Detection, answer: OfImage) -> Objects:
+    (objects,) = task.objects(answer.outputs)
+    return objects._replace(boxes=answer.frame.to_original(objects.boxes))
+
+
+def _of_objects(wanted: Objects, got: Objects) -> Likeness:
+    """Matches objects of the same class, each at most once, those with the highest scores first."""
+    overlaps = _ious(wanted.boxes, got.boxes)
+    overlaps[wanted.classes[:, None] != got.classes] = 0.0
+    ious, differences = [], []
+    for row, overlap in enumerate(overlaps):
+        if overlap.size and overlap[best := int(overlap.argmax())] >= MIN_IOU:
+            ious.append(float(overlap[best]))
+            differences.append(abs(float(wanted.scores[row]) - float(got.scores[best])))
+            overlaps[:, best] = 0.0
+    objects = len(wanted.boxes) + len(got.boxes)
+    agreement = 2 * len(ious) / objects if objects else 1.0
+    return Likeness(agreement, float(np.mean(ious)) if ious else None, max(differences, default=None))
+
+
+def _ious(ours: Numbers, theirs: Numbers) -> NDArray[np.float64]:
+    """Returns the intersection over union of each of `[n, 4]` boxes with each of `[m, 4]`, `[n, m]`."""
+    low = np.maximum(ours[:, None, :2], theirs[None, :, :2])
+    high = np.minimum(ours[:, None, 2:], theirs[None, :, 2:])
+    shared = np.clip(high - low, 0, None).prod(axis=2, dtype=np.float64)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=1, dtype=np.float64) for boxes in (ours, theirs)]
+    union = areas[0][:, None] + areas[1] - shared
+    ious: NDArray[np.float64] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    return ious
+
+
+def _same_size(wanted: OfImage, got: OfImage) -> tuple[Numbers, Numbers]:
+    """Returns two class maps of the same pixels: the input's, or the original's where the inputs differ."""
+    ours, theirs = wanted.outputs[0][0], got.outputs[0][0]
+    if wanted.frame == got.frame and ours.shape == theirs.shape:
+        return ours, theirs
+    return wanted.frame.map_to_original(ours), got.frame.map_to_original(theirs)
+
+
+def _mean_iou(wanted: Numbers, got: Numbers) -> float:
+    """Returns the mean over the classes that are in either map."""
+    classes = int(max(wanted.max(), got.max())) + 1
+    shared, ours, theirs = (
+        np.bincount(pixels, minlength=classes) for pixels in (wanted[wanted == got], wanted.ravel(), got.ravel())
+    )
+    union = ours + theirs - shared
+    return float(np.mean(shared[union > 0] / union[union > 0]))
+
+
+def _of_vectors(wanted: Numbers, got: Numbers) -> Likeness:
+    ours, theirs = wanted.astype(np.float64), got.astype(np.float64)
+    lengths = float(np.linalg.norm(ours) * np.linalg.norm(theirs))
+    cosine = float(ours @ theirs) / lengths if lengths else float(np.array_equal(ours, theirs))
+    return Likeness(min(max(0.0, cosine), 1.0), difference=_largest_difference(wanted, got))  # NaN becomes 0
+
+
+def _largest_difference(wanted: Numbers, got: Numbers) -> float | None:
+    if wanted.shape != got.shape:
+        return None
+    largest = float(np.max(np.abs(wanted - got), initial=0.0))
+    return largest if np.isfinite(largest) else None
+
+
+@dataclass(slots=True)
+class Mean:
+    """The mean of what was added."""
+
+    count: int = 0
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Adds one number."""
+        self.count += 1
+        self.total += value
+
+    @property
+    def value(self) -> float | None:
+        """The mean; None of nothing."""
+        return self.total / self.count if self.count else None
+
+
+class Pair(NamedTuple):
+    """What is compared."""
+
+    mode: Mode
+    """The mode that answered."""
+    shadow_version: str
+    shadow_mode: Mode
+
+
+@dataclass(slots=True)
+class Findings:
+    """What comparing the answers of two versions or modes has shown, since the one that answered was loaded."""
+
+    agreement: Mean = field(default_factory=Mean)
+    """By image, as in Likeness."""
+    iou: Mean = field(default_factory=Mean)
+    largest_difference: float | None = None
+    time_ratios: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAIRS))
+    """Of the latest pairs of batches: the seconds that the other took over those of the one that answered."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Requests that were drawn but not compared, by the reason."""
+
+    def add(self, found: Likeness) -> None:
+        """Adds what one image showed."""
+        self.agreement.add(found.agreement)
+        if found.iou is not None:
+            self.iou.add(found.iou)
+        if found.difference is not None:
+            self.largest_difference = max(self.largest_difference or 0.0, found.difference)

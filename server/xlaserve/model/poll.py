@@ -1,0 +1,75 @@
+"""Looks from time to time whether models have other versions, as folders of versions get new ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from xlaserve.config import ModelSettings
+from xlaserve.config.versions import VersionSet, grouped
+from xlaserve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+File = tuple[str, int, int]
+"""A path, its size in bytes, and when it was changed, in nanoseconds."""
+
+
+class Seen(NamedTuple):
+    """What a look has shown of a model."""
+
+    model: VersionSet
+    files: frozenset[File]
+
+
+@dataclass(eq=False)
+class Poll:
+    """Calls `apply` with the names of models that are no longer as they were, once two looks have shown the same.
+
+    A model whose files are still being copied is thus left alone, and one that failed is tried again when its files
+    have changed. `read_models` reads the configuration and folders of versions again, on a thread, and may raise
+    ConfigError.
+    """
+
+    read_models: Callable[[], Iterable[ModelSettings]]
+    apply: Callable[[Collection[str]], Awaitable[None]]
+    every_s: float
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    async def follow(self, served: Iterable[ModelSettings]) -> None:
+        """Follows the models, which are `served` at first. Never returns."""
+        applied = await asyncio.to_thread(_look, served)
+        last = applied
+        while True:
+            await self.sleep(self.every_s)
+            try:
+                now = await asyncio.to_thread(lambda: _look(self.read_models()))
+            except ConfigError as error:
+                log.warning("versions are as before: %s", error)
+                continue
+            settled = {name for name in {*now, *last} if now.get(name) == last.get(name)}
+            changed = {name for name in settled if now.get(name) != applied.get(name)}
+            last = now
+            if changed:
+                applied = {name: seen for name, seen in applied.items() if name not in changed}
+                applied |= {name: now[name] for name in changed & now.keys()}
+                await self.apply(changed)
+
+
+def _look(models: Iterable[ModelSettings]) -> dict[str, Seen]:
+    return {name: Seen(model, frozenset(_files(model))) for name, model in grouped(models).items()}
+
+
+def _files(model: VersionSet) -> Iterable[File]:
+    """Yields the files of versions that come from files."""
+    for settings in model.versions.values():
+        source = Path(settings.source)
+        for path in (source, *source.rglob("*")):
+            with suppress(OSError):  # it was removed meanwhile, or is none
+                found = path.stat()
+                yield str(path), found.st_size, found.st_mtime_ns

@@ -1,0 +1,110 @@
+"""Who makes a call: recognised by its metadata before its message is received, or else by a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import grpc
+
+from xlaserve.access.caller import ANYONE, CURRENT, INFER, OBSERVE, READ, STRANGER, Caller, Role
+from xlaserve.access.door import Door, unauthenticated
+from xlaserve.errors import Unauthenticated
+from xlaserve.rpc.context import Context, address
+
+ROLES: Final[dict[str, dict[str, Sequence[Role]]]] = {
+    "inference.GRPCInferenceService": {
+        "ServerLive": ANYONE,
+        "ServerReady": ANYONE,
+        "ModelInfer": INFER,
+        "ModelStreamInfer": INFER,
+        "ModelReady": READ,
+        "ServerMetadata": READ,
+        "ModelMetadata": READ,
+        "ModelConfig": READ,
+        "RepositoryIndex": READ,
+        "ModelStatistics": OBSERVE,
+    },
+    "xlaserve.v1.Vision": {"Classify": INFER, "Detect": INFER, "Segment": INFER, "Embed": INFER, "ListModels": READ},
+    "tensorflow.serving.PredictionService": {
+        "Predict": INFER,
+        "Classify": INFER,
+        "Regress": INFER,
+        "MultiInference": INFER,
+        "GetModelMetadata": READ,
+    },
+    "tensorflow.serving.ModelService": {"GetModelStatus": READ},
+    "grpc.health.v1.Health": {"Check": ANYONE, "List": ANYONE, "Watch": ANYONE},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": READ},
+    "grpc.reflection.v1.ServerReflection": {"ServerReflectionInfo": READ},
+    "grpc.channelz.v1.Channelz": {
+        "GetTopChannels": OBSERVE,
+        "GetServers": OBSERVE,
+        "GetServer": OBSERVE,
+        "GetServerSockets": OBSERVE,
+        "GetChannel": OBSERVE,
+        "GetSubchannel": OBSERVE,
+        "GetSocket": OBSERVE,
+    },
+}
+"""Who may call which method: one of these roles is needed, where there are any. What is not here is for ADMIN."""
+
+_UNKNOWN: Final = Caller("unknown", frozenset())
+
+
+class Entrance:
+    """Checks the calls of one method."""
+
+    __slots__ = ("_door", "_is_open", "_roles")
+
+    def __init__(self, door: Door, roles: Sequence[Role]) -> None:
+        self._door = door
+        self._roles = roles
+        self._is_open = not door.is_locked
+
+    def check_details(self, details: grpc.HandlerCallDetails) -> None:
+        """Does what `check_metadata` does with what grpcio tells of a call."""
+        if not self._is_open:
+            self.check_metadata(details.invocation_metadata or ())
+
+    def check_metadata(self, metadata: Iterable[tuple[str, Any]]) -> None:
+        """Notes who calls. Raises Unauthenticated or PermissionDenied."""
+        if self._is_open:
+            return
+        headers = {key: value for key, value in metadata if isinstance(value, str)}
+        try:
+            caller = self._door.by_headers(headers)
+            if caller is None and not self._door.asks_connections:
+                raise unauthenticated()
+        except Unauthenticated:
+            if self._roles:
+                raise
+            caller = STRANGER
+        CURRENT.set(_UNKNOWN if caller is None else self._with_role(caller))
+
+    def check_connection(self, context: Context) -> None:
+        """Notes who calls where the metadata did not tell. Raises Unauthenticated or PermissionDenied."""
+        if CURRENT.get() is not _UNKNOWN:
+            return
+        names = context.auth_context()
+        found = (*names.get("x509_common_name", ()), *names.get("x509_subject_alternative_name", ()))
+        try:
+            decoded = (name.decode("utf-8", "replace") for name in found)
+            caller = self._door.by_connection(decoded, address(context))
+        except Unauthenticated:
+            if self._roles:
+                raise
+            caller = STRANGER
+        CURRENT.set(self._with_role(caller))
+
+    def check_again(self, context: Context) -> None:
+        """Checks a call that goes on: keys are withdrawn and tokens expire. Raises what the other checks do."""
+        if self._is_open:
+            return
+        self.check_metadata(context.invocation_metadata() or ())
+        self.check_connection(context)
+
+    def _with_role(self, caller: Caller) -> Caller:
+        if self._roles:
+            caller.check_role(*self._roles)
+        return caller

@@ -1,0 +1,126 @@
+"""TensorFlow Serving's methods: models are found, run and described as those of every other protocol are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.json_format import ParseDict
+
+from xlaserve.config import ModelSettings
+from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.protocol import serving
+from xlaserve.protocol.call import Calls
+from xlaserve.protocol.models import Models
+from xlaserve.protocol.serving import SIGNATURE_DEF, check_label, check_signature
+from xlaserve.rpc import serving_messages as messages
+from xlaserve.rpc.context import Context, deadline
+from xlaserve.rpc.parts import Wire
+from xlaserve.rpc.serving_messages import ServingMessage, version_of
+from xlaserve_proto import tensorflow_messages_pb2 as pb
+
+SIGNATURE_DEF_MAP: Final = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
+PLATFORM: Final = "tensorflow"
+
+
+@dataclass(eq=False)
+class PredictionService:
+    """`tensorflow.serving.PredictionService`, whose large requests arrive as `serving_messages.PARSERS` give them."""
+
+    calls: Calls
+    models: Models
+
+    async def Predict(self, request: ServingMessage[pb.PredictRequest], context: Context) -> Wire:
+        """Answers a request with the outputs of a model."""
+        spec = request.fields.model_spec
+        until = deadline(context, self.calls.clock)
+        with self.calls.enter("Predict", spec.name, version_of(spec), until) as call:
+            check_label(spec.version_label)
+            check_signature(spec.signature_name)
+            parsed, wanted = messages.parse_predict(request, call.served, until)
+            answer = await call.run(parsed)
+            wire = messages.respond_predict(wanted, call.served, answer)
+            call.end(answer)
+            return wire
+
+    async def Classify(self, request: ServingMessage[pb.ClassificationRequest], context: Context) -> Wire:
+        """Names what is in the images."""
+        spec = request.fields.model_spec
+        until = deadline(context, self.calls.clock)
+        with self.calls.enter("Classify", spec.name, version_of(spec), until) as call:
+            check_label(spec.version_label)
+            check_signature(spec.signature_name)
+            answer = await call.run(messages.parse_classify(request, call.served, until))
+            wire = messages.respond_classify(call.served, answer)
+            call.end(answer)
+            return wire
+
+    async def Regress(self, request: ServingMessage[pb.RegressionRequest], context: Context) -> Wire:
+        """Refuses."""
+        raise UnsupportedFeature("Regress: no task answers an image with one number; use Predict")
+
+    async def MultiInference(self, request: ServingMessage[pb.MultiInferenceRequest], context: Context) -> Wire:
+        """Refuses."""
+        raise UnsupportedFeature("MultiInference: a model has one signature; use Predict or Classify")
+
+    async def GetModelMetadata(
+        self, request: pb.GetModelMetadataRequest, context: Context
+    ) -> pb.GetModelMetadataResponse:
+        """Describes a model's signature."""
+        spec = request.model_spec
+        check_label(spec.version_label)
+        if not request.metadata_field:
+            raise InvalidArgument("metadata_field", SIGNATURE_DEF, "none")
+        for name in request.metadata_field:
+            if name != SIGNATURE_DEF:
+                raise InvalidArgument("metadata_field", SIGNATURE_DEF, repr(name[:64]))
+        described = serving.metadata(self.models, spec.name, version_of(spec))
+        signatures = ParseDict(described["metadata"][SIGNATURE_DEF], pb.SignatureDefMap())
+        # The name of the original message, which clients check.
+        held = AnyMessage(type_url=SIGNATURE_DEF_MAP, value=signatures.SerializeToString())
+        response = pb.GetModelMetadataResponse(model_spec=ParseDict(described["model_spec"], pb.ModelSpec()))
+        response.metadata[SIGNATURE_DEF].CopyFrom(held)
+        return response
+
+
+@dataclass(eq=False)
+class ModelService:
+    """`tensorflow.serving.ModelService`."""
+
+    models: Models
+
+    async def GetModelStatus(self, request: pb.GetModelStatusRequest, context: Context) -> pb.GetModelStatusResponse:
+        """Says how far each version of a model is."""
+        spec = request.model_spec
+        check_label(spec.version_label)
+        return ParseDict(serving.status(self.models, spec.name, version_of(spec)), pb.GetModelStatusResponse())
+
+    async def HandleReloadConfigRequest(
+        self, request: pb.ReloadConfigRequest, context: Context
+    ) -> pb.ReloadConfigResponse:
+        """Loads models again as they are configured now."""
+        if request.config.WhichOneof("config") != "model_config_list":
+            raise InvalidArgument("config", "model_config_list", request.config.WhichOneof("config") or "nothing")
+        wanted = request.config.model_config_list.config
+        for config in wanted:
+            found = [one.settings for one in self.models.versions(config.name, "")]
+            _check_config(config, found[0])
+        for name in dict.fromkeys(config.name for config in wanted):
+            await self.models.load("", name, ())
+        return pb.ReloadConfigResponse(status=pb.StatusProto(error_code=pb.OK))
+
+
+def _check_config(config: pb.ModelConfig, settings: ModelSettings) -> None:
+    """Raises InvalidArgument or UnsupportedFeature for what is not as the server's file configures a model."""
+    where = f"config.{config.name[:64]}"
+    for field, value in config.ListFields():
+        if field.name not in ("name", "base_path", "model_platform"):
+            raise UnsupportedFeature(f"{where}.{field.name}: models are configured in the server's file")
+        if field.name == "model_platform" and value != PLATFORM:
+            raise UnsupportedFeature(f"{where}.model_platform: expected {PLATFORM!r} or nothing, got {value[:64]!r}")
+    source = PurePath(settings.source)
+    if config.base_path and PurePath(config.base_path) not in (source, *source.parents[:2]):
+        expected = "nothing, or the model's source as the server's file has it"
+        raise InvalidArgument(f"{where}.base_path", expected, repr(config.base_path[:64]))

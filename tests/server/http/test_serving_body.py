@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xlaserve.config import PixelRange
+from xlaserve.errors import InvalidArgument
+from xlaserve.http import json_numbers, serving_body
+from xlaserve.http.message import HttpRequest
+from xlaserve.pipeline import Pending
+from xlaserve.protocol.tensors import images_of
+
+SMALL = np.random.default_rng(0).integers(0, 256, (2, 3, 4, 3))
+LARGE = np.random.default_rng(0).integers(0, 256, (2, 30, 40, 3))
+MIXED = np.concatenate([np.full((1, 10, 10, 3), 1), np.full((1, 10, 10, 3), 200)])
+"""Rows of which one is short in JSON and the other is long."""
+IMAGE = bytes(range(256)) * 8
+
+
+def b64(data: bytes) -> dict[str, str]:
+    return {"b64": base64.b64encode(data).decode()}
+
+
+def images(body: object) -> Any:
+    parsed = serving_body.parse(json_numbers.loads(json.dumps(body).encode()))
+    found = images_of(parsed.inputs, PixelRange.LEVELS)
+    return pickle.loads(pickle.dumps(found)).check() if isinstance(found, Pending) else found
+
+
+@pytest.mark.parametrize("pixels", [SMALL, LARGE, MIXED], ids=["small", "large", "mixed"])
+@pytest.mark.parametrize("dtype", [int, float])
+def test_pixels_are_the_same_in_rows_and_in_columns(pixels: Any, dtype: type) -> None:
+    listed = pixels.astype(dtype).tolist()
+    for body in (
+        {"instances": listed},
+        {"instances": [{"pixels": one} for one in listed]},
+        {"inputs": listed},
+        {"inputs": {"pixels": listed}, "signature_name": "serving_default"},
+    ):
+        np.testing.assert_array_equal(images(body), pixels)
+
+
+@pytest.mark.parametrize("data", [b"short", IMAGE], ids=["short", "long"])
+def test_images_are_the_same_in_rows_and_in_columns(data: bytes) -> None:
+    one = b64(data)
+    for body in (
+        {"instances": [one, one]},
+        {"instances": [{"image": one}, {"image": one}]},
+        {"inputs": [one, one]},
+        {"inputs": {"image": [one, one]}},
+        {"inputs": {"image": [[one], [one]]}},
+    ):
+        assert [*map(bytes, images(body))] == [data, data]
+    assert [*map(bytes, images({"inputs": {"image": one}}))] == [data]
+
+
+def test_a_request_in_rows_is_known_as_such() -> None:
+    assert serving_body.parse({"instances": SMALL.tolist()}).is_rows
+    assert not serving_body.parse({"inputs": SMALL.tolist()}).is_rows
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "body"),
+        ({"instances": [], "inputs": []}, "body"),
+        ({"instances": []}, "instances"),
+        ({"instances": 7}, "instances"),
+        ({"instances": [b64(IMAGE), 7]}, "image"),
+        ({"instances": [{"image": b64(IMAGE)}, {"pixels": 7}]}, "instances"),
+        ({"instances": ["text"]}, "pixels"),
+        ({"instances": [{"b64": "#"}]}, "image.b64"),
+        ({"instances": [{"image": 7}]}, "image"),
+        ({"inputs": {"pixels": [[1], [1, 2]]}}, "pixels"),
+        ({"inputs": {"pixels": [[1] * 999, "text"]}}, "pixels"),
+        ({"instances": [{"pixels": [1] * 999}, {"pixels": [1] * 1000}]}, "pixels"),
+        ({"inputs": {"pixels": SMALL[0].tolist()}}, "pixels.shape"),
+        ({"inputs": {"pixels": SMALL.tolist(), "image": [b64(IMAGE)]}}, "inputs"),
+        ({"inputs": {"other": SMALL.tolist()}}, "inputs"),
+        ({"inputs": (SMALL + 1000).tolist()}, "pixels"),
+        ({"inputs": (LARGE - 1000).tolist()}, "pixels"),
+        ({"inputs": (LARGE / 255).tolist()}, "pixels"),
+        ({"instances": SMALL.tolist(), "signature_name": "other"}, "signature_name"),
+        ({"instances": SMALL.tolist(), "signature_name": 7}, "body.signature_name"),
+    ],
+)
+def test_what_is_wrong_is_named(body: object, field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        images(body)
+    assert refused.value.field == field
+
+
+def request(body: bytes) -> HttpRequest:
+    return HttpRequest({}, {}, {}, memoryview(body))
+
+
+def test_examples_are_told_from_images() -> None:
+    assert serving_body.has_examples(request(b' \n{"signature_name": "x", "examples": []}'))
+    assert not serving_body.has_examples(request(b'{"image": "examples"}'))
+    assert not serving_body.has_examples(request(b'\xff\xd8\xff{"examples"'))
+
+
+def test_examples_hold_one_image_each() -> None:
+    assert serving_body.examples({"examples": [{"image": b64(IMAGE), "label": 3}]}) == [IMAGE]
+    wrongs: list[dict[str, Any]] = [{}, {"examples": []}, {"examples": [{}]}, {"examples": [{"image": "text"}]}]
+    for wrong in wrongs:
+        with pytest.raises(InvalidArgument):
+            serving_body.examples(wrong)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from xlaserve.config import ModelSettings, dump, load
+from xlaserve.config.versions import grouped
+from xlaserve.errors import ConfigError
+
+
+@pytest.fixture
+def cats(tmp_path: Path) -> Path:
+    """A folder of versions in the layouts of TensorFlow Serving, Triton, and with a .keras file."""
+    cats = tmp_path / "cats"
+    for folder in ("1", "0002/model.savedmodel", "10"):
+        (cats / folder).mkdir(parents=True)
+    (cats / "1" / "saved_model.pb").touch()
+    (cats / "0002" / "model.savedmodel" / "saved_model.pb").touch()
+    (cats / "10" / "net.keras").touch()
+    (cats / "new").mkdir()
+    return cats
+
+
+def read(folder: Path, **settings: Any) -> tuple[ModelSettings, ...]:
+    return load(flags={"models": [{"name": "cats", "source": str(folder), **settings}]}, environ={}).models
+
+
+@pytest.mark.parametrize(
+    ("settings", "versions"),
+    [
+        ({}, ["10"]),
+        ({"versions": "latest 2"}, ["2", "10"]),
+        ({"versions": "latest 9"}, ["1", "2", "10"]),
+        ({"versions": "all"}, ["1", "2", "10"]),
+        ({"versions": [10, 1]}, ["1", "10"]),
+        ({"version_labels": {"stable": 2}}, ["2", "10"]),
+        ({"versions": [10], "routing": {"1": 5}}, ["1", "10"]),
+        ({"versions": [10], "shadow": {"version": 2}}, ["2", "10"]),
+    ],
+)
+def test_versions_of_a_folder_are_chosen_by_a_policy_and_by_name(
+    cats: Path, settings: dict[str, Any], versions: list[str]
+) -> None:
+    assert [model.version for model in read(cats, **settings)] == versions
+
+
+def test_each_version_has_the_source_in_its_folder(cats: Path) -> None:
+    assert [model.source for model in read(cats, versions="all")] == [
+        str(cats / "1"),
+        str(cats / "0002" / "model.savedmodel"),
+        str(cats / "10" / "net.keras"),
+    ]
+
+
+def test_what_is_shown_of_versions_is_read_back(cats: Path, tmp_path: Path) -> None:
+    settings = load(
+        flags={"models": [{"name": "cats", "source": str(cats), "versions": "all", "version_labels": {"stable": 2}}]},
+        environ={},
+    )
+    (tmp_path / "shown.yaml").write_text(dump(settings))
+    assert load(tmp_path / "shown.yaml", environ={}) == settings
+
+
+def test_a_saved_model_is_no_folder_of_versions(cats: Path) -> None:
+    (cats / "1" / "1").mkdir()
+    assert [(model.version, model.source) for model in read(cats / "1", version=7)] == [("7", str(cats / "1"))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"versions": "latest"}, "expected latest 2 or another number, all, or a list of versions, got 'latest'"),
+        ({"versions": []}, "expected latest 2"),
+        ({"versions": [1, 3]}, "versions: expected some of 1, 2, 10, got 3"),
+        ({"version": 2}, "version: expected `versions`, as its source is a folder of versions"),
+        ({"version_labels": {"stable": 3}}, "expected folders of the versions that are named, got none for 3"),
+        ({"version_labels": {"2": 2}}, "version_labels.0.0"),
+        ({"routing": {"canary": 5}}, r"routing: expected labels or versions \(10\), got canary"),
+        ({"routing": {"1": 60, "2": 50}}, "expected percentages of 100 together at most"),
+    ],
+)
+def test_versions_that_are_not_there_are_named(cats: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(cats, **settings)
+
+
+def test_a_policy_without_a_folder_of_versions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="versions: expected numbered folders in its source"):
+        load(flags={"models": [{"name": "a", "source": "builtin:noop", "versions": "all"}]}, environ={})
+
+
+def entry(version: int, **settings: Any) -> dict[str, Any]:
+    return {"name": "a", "source": "builtin:noop", "version": version, **settings}
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([entry(1), entry(1)], "model a: expected each version once, 1 is repeated"),
+        ([entry(1, version_labels={"stable": 2})], "version_labels.stable: expected one of 1, got 2"),
+        (
+            [entry(1, routing={"1": 5}), entry(2, routing={"1": 6})],
+            "model a: routing: expected one value for all versions, got 2",
+        ),
+    ],
+)
+def test_versions_of_one_model_fit_together(entries: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(flags={"models": entries}, environ={})
+
+
+def test_what_all_versions_share_is_set_at_one_of_them_and_is_no_setting_of_a_version() -> None:
+    models = load(flags={"models": [entry(1), entry(2, version_labels={"stable": 1})]}, environ={}).models
+    found = grouped(models)["a"]
+    assert found.labels == {"stable": "1"}
+    assert found.default.version == "1"
+    assert found.versions == {str(number): ModelSettings(**entry(number)) for number in (1, 2)}
+
+
+def test_a_version_has_one_way_to_be_written() -> None:
+    assert ModelSettings(**entry(1) | {"version": "007"}).version == "7"
+    with pytest.raises(ValidationError):
+        ModelSettings(**entry(1) | {"version": "1" * 19})

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaserve import config
+from xlaserve.commands import import_config, text_proto
+from xlaserve.commands.command import Invocation
+from xlaserve.config import ModelSettings, Settings
+from xlaserve.errors import ConfigError
+
+MODELS = """
+# Two models.
+model_config_list {
+  config { name: "first" base_path: "/models/first" model_platform: "tensorflow"
+    model_version_policy { specific { versions: 42 versions: 43 } }
+    version_labels { key: "stable" value: 42 } }
+  config: < name: 'second', base_path: 'models' '/second'; >
+}
+"""
+BATCHING = """
+max_batch_size { value: 24 }
+batch_timeout_micros { value: 1500 }
+max_enqueued_batches { value: 10 }
+num_batch_threads { value: 8 }
+"""
+TRITON = """
+platform: "tensorflow_savedmodel"
+version_policy: { latest { num_versions: 3 } }
+max_batch_size: 8
+input [ { name: "input_1" data_type: TYPE_FP32 format: FORMAT_NHWC dims: [ 224, 192, 3 ] } ]
+output { name: "probs" data_type: TYPE_FP32 dims: 1000 label_filename: "labels.txt" }
+instance_group [ { count: 2 kind: KIND_GPU } ]
+dynamic_batching {
+  preferred_batch_size: [4, 8]
+  max_queue_delay_microseconds: 100
+  default_queue_policy { max_queue_size: 64 timeout_action: REJECT }
+}
+"""
+
+
+def imported(
+    file: Path, capsys: pytest.CaptureFixture[str], batching: Path | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns the models and the notes."""
+    own = argparse.Namespace(file=file, batching_parameters=batching)
+    assert import_config.run(Invocation(own, Settings(), Settings)) == 0
+    said = capsys.readouterr()
+    models: list[dict[str, Any]] = config.parse(said.out)["models"]
+    return models, said.err.splitlines()
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_a_models_config_becomes_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, "models.config", MODELS)
+    models, notes = imported(file, capsys, written(tmp_path, "batching.txt", BATCHING))
+    batching = {"buckets": [1, 2, 4, 8, 16, 24], "max_queue_delay_ms": 1.5, "max_queue_images": 240}
+    assert models == [
+        {
+            "name": "first",
+            "source": "/models/first",
+            "versions": [42, 43],
+            "version_labels": {"stable": 42},
+            **batching,
+        },
+        {"name": "second", "source": "models/second", **batching},
+    ]
+    assert {note.partition(":")[0] for note in notes} == {"num_batch_threads"}
+    for model in models:
+        ModelSettings(**model)
+
+
+def test_a_config_pbtxt_becomes_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ((model,), notes) = imported(written(tmp_path / "net", "config.pbtxt", TRITON), capsys)
+    assert model == {
+        "name": "net",
+        "source": str(tmp_path / "net"),
+        "versions": "latest 3",
+        "buckets": [1, 4, 8],
+        "max_queue_delay_ms": 0.1,
+        "max_queue_images": 64,
+        "input_size": [224, 192],
+        "labels": str(tmp_path / "net" / "labels.txt"),
+    }
+    assert {note.partition(":")[0] for note in notes} == {
+        "dynamic_batching.default_queue_policy.timeout_action",
+        "input.name",
+        "input.data_type",
+        "instance_group",
+    }
+    ModelSettings(**model)
+
+
+@pytest.mark.parametrize(
+    ("policy", "versions"),
+    [("all {}", "all"), ("specific { versions: 3 }", [3]), ("latest {}", None), ("latest { num_versions: 1 }", None)],
+)
+def test_a_policy_of_versions_is_translated(
+    policy: str, versions: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f'model_config_list {{ config {{ name: "a" base_path: "/a" model_version_policy {{ {policy} }} }} }}'
+    ((model,), notes) = imported(written(tmp_path, "models.config", text), capsys)
+    assert (model.get("versions"), notes) == (versions, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "noted"),
+    [
+        ('name: "a" platform: "onnxruntime_onnx"', "platform"),
+        ('name: "a" backend: "tensorflow" input { dims: [3, 8, 8] data_type: TYPE_UINT8 }', "input.dims"),
+        ('name: "a" backend: "tensorflow" input { name: "x" } input { name: "y" }', "input"),
+        ('name: "a" backend: "tensorflow" output { name: "x" } output { name: "y" }', "output.name"),
+        ('name: "a" backend: "tensorflow" max_batch_size: 1000', "max_batch_size"),
+        ('name: "a" backend: "tensorflow" ensemble_scheduling { step { model_name: "b" } }', "ensemble_scheduling"),
+        ('name: "a" backend: "tensorflow" unheard_of: 3', "unheard_of"),
+        ('name: "a/b" backend: "tensorflow"', "a/b.name"),
+        ('model_config_list { config { name: "a" base_path: "gs://bucket/a" } }', "a.base_path"),
+        ('model_config_list { config { name: "a" base_path: "/a" model_platform: "other" } }', "a.model_platform"),
+        ('model_config_list { config { name: "a" base_path: "/a" } } unheard_of {}', "unheard_of"),
+    ],
+)
+def test_what_is_not_translated_is_named(
+    text: str, noted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models, notes = imported(written(tmp_path, "config", text), capsys)
+    assert len(models) == 1
+    assert noted in {note.partition(": ")[0] for note in notes}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected model_config_list"),
+        ("max_batch_size { value: 8 }", "expected model_config_list"),
+        ('name: "a" }', "line 1: expected a field's name"),
+        ('name: "a"\ninput {', "line 2: expected a field's name, got 'the end'"),
+        ("name: [1, 2", "expected a value"),
+        ("name: \n\n'unfinished", "line 3: expected protobuf's text format"),
+        ("name:", "expected a value"),
+        ("a {" * 100, "at most 64 levels"),
+        ('name: "a" backend: "tensorflow" max_batch_size: "eight"', "max_batch_size: expected an integer"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    own = argparse.Namespace(file=written(tmp_path, "config", text), batching_parameters=None)
+    with pytest.raises(ConfigError, match=said):
+        import_config.run(Invocation(own, Settings(), Settings))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    own = argparse.Namespace(file=tmp_path / "nowhere", batching_parameters=None)
+    with pytest.raises(ConfigError, match="nowhere: No such file"):
+        import_config.run(Invocation(own, Settings(), Settings))
+
+
+def test_scalars_are_read_as_protobuf_writes_them() -> None:
+    message = text_proto.parse(
+        r"""n: -3 n: 0x1F f: 1.5f b: true e: AN_ENUM s: "a\n\"\101\x42" 'c' [a.b/c.d] { x: 1 }"""
+    )
+    assert message.integers("n") == [-3, 31]
+    assert [message.scalars(name) for name in "fbes"] == [[1.5], [True], ["AN_ENUM"], ['a\n"ABc']]
+    assert message.left() == ["[a.b/c.d]"]
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        text_proto.parse(text)
