@@ -16,6 +16,8 @@ RETRY_S: Final = 0.05
 LOST: Final = "LOST"
 INFERENCE: Final = "/inference.GRPCInferenceService/"
 VISION: Final = "/xlaserve.v1.Vision/"
+PREDICTION: Final = "/tensorflow.serving.PredictionService/"
+SERVING_MODELS: Final = "/tensorflow.serving.ModelService/"
 HEALTH: Final = "/grpc.health.v1.Health/"
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),

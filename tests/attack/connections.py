@@ -200,7 +200,7 @@ def http_endpoint(round: Round) -> None:
         b"GET /../../etc/passwd HTTP/1.1\r\n\r\n",
         b"GET /" + b"a" * 5000 + b" HTTP/9.9\r\n\r\n",
     )
-    host, port = round.server.http.rsplit(":", 1)
+    host, port = round.server.metrics.rsplit(":", 1)
     with ExitStack() as opened:
         for number in range(SHORT_CONNECTIONS if round.is_short else CONNECTIONS):
             connection = opened.enter_context(socket.create_connection((host, int(port)), timeout=10))

@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 from tests.attack import samples
-from tests.attack.client import HEALTH, INFERENCE, LOST, VISION, Call, Client, leak
+from tests.attack.client import HEALTH, INFERENCE, LOST, PREDICTION, SERVING_MODELS, VISION, Call, Client, leak
 from tests.attack.registry import BUSY, OK, REFUSED, Round, attack
 
 from xlaserve_proto import open_inference_pb2 as oip
+from xlaserve_proto import tensorflow_messages_pb2 as tensorflow
 from xlaserve_proto import vision_pb2 as vision
 
 IN_FLIGHT: Final = 16
@@ -25,9 +26,17 @@ METHODS: Final[dict[str, Message]] = {
     f"{INFERENCE}ModelConfig": oip.ModelConfigRequest(name="digits", version="1"),
     f"{INFERENCE}ModelStatistics": oip.ModelStatisticsRequest(name="digits"),
     f"{INFERENCE}RepositoryIndex": oip.RepositoryIndexRequest(ready=True),
+    f"{INFERENCE}TraceSetting": oip.TraceSettingRequest(model_name="digits"),
+    f"{INFERENCE}LogSettings": oip.LogSettingsRequest(),
+    f"{INFERENCE}SystemSharedMemoryStatus": oip.SystemSharedMemoryStatusRequest(name="region"),
     f"{VISION}ListModels": vision.ListModelsRequest(),
     f"{VISION}Embed": vision.EmbedRequest(model="digits", images=[b"x"]),
     f"{VISION}Detect": vision.DetectRequest(model="digits", images=[b"x"]),
+    f"{PREDICTION}GetModelMetadata": tensorflow.GetModelMetadataRequest(metadata_field=["signature_def"]),
+    f"{PREDICTION}Regress": tensorflow.RegressionRequest(),
+    f"{PREDICTION}MultiInference": tensorflow.MultiInferenceRequest(),
+    f"{SERVING_MODELS}GetModelStatus": tensorflow.GetModelStatusRequest(),
+    f"{SERVING_MODELS}HandleReloadConfigRequest": tensorflow.ReloadConfigRequest(),
 }
 """Requests that change nothing, in addition to those of `samples`."""
 

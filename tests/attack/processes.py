@@ -97,7 +97,7 @@ def kill_and_restart(round: Round) -> None:
     """kill -9 while 32 clients ask, and another server on the same ports, with the same ready file."""
     ready_file = round.folder / "ready.json"
     config = {**CONFIG, "ready_file": str(ready_file)}
-    ports = (0, 0)
+    ports: tuple[int, ...] = (0, 0, 0)
     while True:
         server = round.start(config, ports=ports)
         server.wait_for(

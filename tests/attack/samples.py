@@ -16,9 +16,10 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from PIL import Image
-from tests.attack.client import INFERENCE, VISION
+from tests.attack.client import INFERENCE, PREDICTION, VISION
 
 from xlaserve_proto import open_inference_pb2 as oip
+from xlaserve_proto import tensorflow_messages_pb2 as tensorflow
 from xlaserve_proto import vision_pb2 as vision
 
 SAMPLES: Final = Path(__file__).parents[2] / "scripts" / "samples"
@@ -127,6 +128,49 @@ def infer(rng: random.Random, chosen: list[int]) -> Valid:
     return Valid(f"{INFERENCE}ModelInfer", message, scores(chosen))
 
 
+def predict(rng: random.Random, chosen: list[int]) -> Valid:
+    """Asks for digits as clients of TensorFlow Serving do."""
+    message = tensorflow.PredictRequest()
+    message.model_spec.name = "digits"
+    kind = rng.choice(("content", "listed", "image"))
+    tensor = message.inputs["image" if kind == "image" else "pixels"]
+    for size in [len(chosen)] if kind == "image" else [len(chosen), SIDE, SIDE, 3]:
+        tensor.tensor_shape.dim.add(size=size)
+    pixels = digit_pixels()[chosen]
+    if kind == "image":
+        tensor.dtype = tensorflow.DT_STRING
+        tensor.string_val.extend(digit_files()[digit] for digit in chosen)
+    elif kind == "listed":
+        tensor.dtype = tensorflow.DT_UINT8
+        tensor.int_val.extend(pixels.ravel().tolist())
+    else:
+        tensor.dtype = tensorflow.DT_FLOAT
+        tensor.tensor_content = pixels.astype("<f4").tobytes()
+
+    def check(data: bytes) -> str | None:
+        values = np.array(tensorflow.PredictResponse.FromString(data).outputs["scores"].float_val)
+        found = values.reshape(-1, 10).argmax(axis=1).tolist()
+        return None if found == chosen else f"expected the digits {chosen}, got {found}"
+
+    return Valid(f"{PREDICTION}Predict", message, check)
+
+
+def classify_examples(chosen: list[int]) -> Valid:
+    """Asks for digits by TensorFlow's examples."""
+    message = tensorflow.ClassificationRequest()
+    message.model_spec.name = "digits"
+    for digit in chosen:
+        feature = message.input.example_list.examples.add().features.feature.add(key="image")
+        feature.value.bytes_list.value.append(digit_files()[digit])
+
+    def check(data: bytes) -> str | None:
+        rows = tensorflow.ClassificationResponse.FromString(data).result.classifications
+        found = [int(row.classes[0].label) for row in rows]
+        return None if found == chosen else f"expected the digits {chosen}, got {found}"
+
+    return Valid(f"{PREDICTION}Classify", message, check)
+
+
 def noop(levels: list[int]) -> Valid:
     """Asks `builtin:noop` for images that are all of one level; it answers with that."""
     message = oip.ModelInferRequest(model_name="noop")
@@ -163,18 +207,22 @@ def shapes(kind: str) -> Valid:
 
 def anything(rng: random.Random, *, has_shapes: bool = True) -> Valid:
     """Returns a valid request of any kind."""
-    kind = rng.random()
-    if kind < 0.35:
-        return infer(rng, digits(rng))
-    if kind < 0.6:
-        return classify(digits(rng))
-    if kind < 0.75:
-        chosen = digits(rng)
-        pixels = vision.Pixels(images=len(chosen), height=SIDE, width=SIDE, rgb=digit_pixels()[chosen].tobytes())
-        return classify(chosen, images=[], pixels=pixels)
-    if kind < 0.9 or not has_shapes:
-        return noop([rng.randrange(256) for _ in range(rng.choice((1, 1, 2)))])
-    return shapes(rng.choice(("Detect", "Segment")))
+    kinds: list[tuple[int, Callable[[], Valid]]] = [
+        (20, lambda: infer(rng, digits(rng))),
+        (10, lambda: predict(rng, digits(rng))),
+        (5, lambda: classify_examples(digits(rng))),
+        (25, lambda: classify(digits(rng))),
+        (15, lambda: _classify_pixels(digits(rng))),
+        (15, lambda: noop([rng.randrange(256) for _ in range(rng.choice((1, 1, 2)))])),
+        (10 * has_shapes, lambda: shapes(rng.choice(("Detect", "Segment")))),
+    ]
+    (make,) = rng.choices([make for _, make in kinds], [weight for weight, _ in kinds])
+    return make()
+
+
+def _classify_pixels(chosen: list[int]) -> Valid:
+    pixels = vision.Pixels(images=len(chosen), height=SIDE, width=SIDE, rgb=digit_pixels()[chosen].tobytes())
+    return classify(chosen, images=[], pixels=pixels)
 
 
 # Wrong ones.

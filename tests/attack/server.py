@@ -38,7 +38,7 @@ class Server:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], folder: Path, *, ports: tuple[int, int] = (0, 0), max_file_bytes: int = 0
+        self, config: Mapping[str, Any], folder: Path, *, ports: tuple[int, ...] = (0, 0, 0), max_file_bytes: int = 0
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.config_file = folder / "config.yaml"
@@ -46,7 +46,9 @@ class Server:
         self._log = folder / "log"
         self._ready_file = Path(config.get("ready_file", folder / "ready.json"))
         command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(self.config_file)]
-        command += ["--grpc-port", str(ports[0]), "--http-port", str(ports[1]), "--ready-file", str(self._ready_file)]
+        for name, port in zip(("grpc", "http", "metrics"), ports, strict=True):
+            command += [f"--{name}-port", str(port)]
+        command += ["--ready-file", str(self._ready_file)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
 
         with self._log.open("ab") as log:
@@ -72,16 +74,16 @@ class Server:
     def wait_until_ready(self) -> Server:
         """Returns the server once it is ready. Raises ServerError."""
         self.wait_for(self._ready_file.exists, "be ready", START_TIMEOUT_S)
-        found = re.search(r"listening: gRPC (\S+), HTTP (\S+)", self.log)
+        found = re.search(r"listening: gRPC (\S+), HTTP (\S+), metrics (\S+)", self.log)
         if not found:
             raise ServerError(f"it did not say where it listens\n{self.log}")
-        self.grpc, self.http = found.groups()
+        self.grpc, self.http, self.metrics = found.groups()
         return self
 
     @property
-    def ports(self) -> tuple[int, int]:
-        """The ports of gRPC and HTTP."""
-        return int(self.grpc.rpartition(":")[2]), int(self.http.rpartition(":")[2])
+    def ports(self) -> tuple[int, ...]:
+        """The ports of gRPC, HTTP and the metrics."""
+        return tuple(int(address.rpartition(":")[2]) for address in (self.grpc, self.http, self.metrics))
 
     @property
     def is_alive(self) -> bool:
@@ -105,7 +107,7 @@ class Server:
 
     def get(self, path: str, timeout_s: float = 10.0) -> tuple[int, str]:
         """Returns the status and the text of an HTTP path."""
-        host, port = self.http.rsplit(":", 1)
+        host, port = self.metrics.rsplit(":", 1)
         connection = HTTPConnection(host, int(port), timeout=timeout_s)
         try:
             connection.request("GET", path)
