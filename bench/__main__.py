@@ -16,7 +16,9 @@ from bench.bucket_sets import bucket_sets
 from bench.figures import Figure, at_most, finish, ratio
 from bench.generator import closed_loop, pixels_request
 from bench.generator_ceiling import generator
+from bench.overload import overload
 from bench.reload import reload
+from bench.rest import rest
 from bench.stalls import stalls
 from bench.trials import interleaved
 from xlaserve.runtimes.tf.device import cpu_name
@@ -32,6 +34,8 @@ STARTS = 3
 """How often servers are started: one process may be slower than another of the same program for as long as it runs."""
 MAX_GROWTH = 0.02
 MEMORY_REQUESTS = 50_000
+ALONE = {"overload"}
+"""What runs only where it is asked for: it takes several minutes."""
 
 
 def efficiency(
@@ -113,7 +117,8 @@ def main() -> None:
     """Runs the command; exits 1 when a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
-        "--only", choices=("buckets", "efficiency", "generator", "memory", "overhead", "reload", "stalls")
+        "--only",
+        choices=("buckets", "efficiency", "generator", "memory", "overhead", "overload", "reload", "rest", "stalls"),
     )
     parser.add_argument("--json", type=Path, default=Path("build/bench.json"))
     parser.add_argument("--buckets", type=lambda text: tuple(map(int, text.split(","))), default=BUCKETS)
@@ -124,15 +129,18 @@ def main() -> None:
     requests = 2_000 if options.quick else MEMORY_REQUESTS
     benches: dict[str, Callable[[], list[Figure]]] = {
         "overhead": lambda: overhead(blocks, block_s),
+        "rest": lambda: rest(blocks, block_s),
         "generator": lambda: generator(blocks, block_s),
         "memory": lambda: memory(requests),
         "stalls": lambda: stalls(3 if options.quick else 7),
         "reload": lambda: reload(1 if options.quick else 5),
         "buckets": lambda: bucket_sets(blocks, requests // 50),
         "efficiency": lambda: efficiency(blocks, block_s, options.buckets, options.images_per_request),
+        "overload": lambda: overload(blocks, block_s),
     }
     print(f"{cpu_name()}, {os.cpu_count()} cores, {blocks} pairs of blocks of {block_s:g} s", flush=True)
-    figures = (figure for name, bench in benches.items() if options.only in (None, name) for figure in bench())
+    chosen = [options.only] if options.only else [name for name in benches if name not in ALONE]
+    figures = (figure for name in chosen for figure in benches[name]())
     machine = {"processor": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version()}
     finish(options.json, figures, machine=machine)
 

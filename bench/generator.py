@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import cycle
 from typing import NamedTuple
 
 import grpc
@@ -32,6 +34,18 @@ class Load(NamedTuple):
     def per_s(self) -> float:
         """Requests answered in a second."""
         return self.counted / self.seconds
+
+
+class Answered(NamedTuple):
+    """One request of an open loop."""
+
+    due_s: float
+    """When it was to be sent, in seconds from the beginning."""
+    seconds: float
+    """From then until it was answered."""
+    status: grpc.StatusCode
+    payload: int
+    """Which of the payloads it was."""
 
 
 def pixels_request(model: str, side: int, mode: str = "", images: int = 1) -> bytes:
@@ -84,3 +98,38 @@ async def _closed_loop(address: str, payload: bytes, concurrency: int, seconds: 
         if seconds:
             return Load(answered, counted, seconds)
         return Load(answered, answered, time.perf_counter() - began)
+
+
+def open_loop(
+    address: str, payloads: Sequence[bytes], rate: float, seconds: float, deadline_s: float
+) -> list[Answered]:
+    """Sends `rate` requests/s at random times for `seconds`, `payloads` in turn, whatever is answered."""
+    found: list[Answered] = uvloop.run(_open_loop(address, payloads, rate, seconds, deadline_s))
+    return found
+
+
+async def _open_loop(
+    address: str, payloads: Sequence[bytes], rate: float, seconds: float, deadline_s: float
+) -> list[Answered]:
+    chance = random.Random(0)
+    answered: list[Answered] = []
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.TaskGroup() as group:
+        call: Callable[..., Awaitable[bytes]] = channel.unary_unary(METHOD)
+        await call(payloads[0], timeout=DEADLINE_S, wait_for_ready=True)
+
+        async def send(due: float, payload: int) -> None:
+            status = grpc.StatusCode.OK
+            try:
+                await call(payloads[payload], timeout=deadline_s)
+            except grpc.aio.AioRpcError as error:
+                status = error.code()
+            answered.append(Answered(due - began, time.perf_counter() - due, status, payload))
+
+        began = due = time.perf_counter()
+        for payload in cycle(range(len(payloads))):
+            due += chance.expovariate(rate)
+            if due - began > seconds:
+                break
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            group.create_task(send(due, payload))
+    return answered

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import NamedTuple
 
 import uvloop
@@ -23,14 +24,27 @@ from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
 from xlaserve_loadtest.schedule.tensors import Tensor
+from xlaserve_loadtest.targets.open_inference_rest import BINARY
+from xlaserve_loadtest.targets.protocols import protocol_of
 from xlaserve_loadtest.targets.target import ModelInfo
+from xlaserve_loadtest.targets.tensorflow_serving import SIGNATURE
 
 SIDE = 224
 """Side of an image: 150 KB of pixels."""
 CONCURRENCY = 16
 MIN_SHARE = 0.9
 MODEL = ModelInfo("noop", (SIDE, SIDE), (Tensor("scores", "FP32", (-1, 1000)),), {}, "bare")
-NULL = ModelInfo("noop", (SIDE, SIDE), (), {}, "null")
+NULL = ModelInfo(
+    "noop",
+    (SIDE, SIDE),
+    (),
+    {SIGNATURE: "serving_default"},
+    "null",
+    inputs=(Tensor("pixels", "UINT8", (-1, SIDE, SIDE, 3)),),
+    extensions=(BINARY,),
+)
+OTHERS = ("http", "tfs", "tfs+http")
+"""Protocols that are compared with Open Inference over gRPC."""
 
 
 class Load(NamedTuple):
@@ -47,10 +61,13 @@ def generator(blocks: int, block_s: float) -> list[Figure]:
     with processes.bare("uvloop") as server, processes.null() as null:
         arms: dict[str, Callable[[], Load]] = {
             "bare": lambda: _bare(server.address, payload, block_s),
-            "one worker": lambda: uvloop.run(_own(server.address, MODEL, payload, block_s, 1)),
+            "one worker": partial(_own_at, server.address, MODEL, payload, block_s),
             "two workers": lambda: uvloop.run(_own(server.address, MODEL, payload, block_s, 2)),
-            "null target": lambda: uvloop.run(_own(null.address, NULL, payload, block_s, 1)),
+            "null target": partial(_own_at, null.address, NULL, payload, block_s),
         }
+        for protocol in OTHERS:
+            address = f"{protocol}://{null.http if protocol.endswith('http') else null.address}"
+            arms[f"null target, {protocol}"] = partial(_own_at, address, NULL, payload, block_s)
         loads = interleaved(arms, blocks)
     for name, found in loads.items():
         per_s, cpu_ms = (statistics.median(column) for column in zip(*found, strict=True))
@@ -59,6 +76,13 @@ def generator(blocks: int, block_s: float) -> list[Figure]:
         *_figures("one worker / bare loop", loads["one worker"], loads["bare"], MIN_SHARE),
         *_figures("two workers / one", loads["two workers"], loads["one worker"], None),
         *_figures("one worker, null target / no-op server", loads["null target"], loads["one worker"], None),
+        *(
+            figure
+            for protocol in OTHERS
+            for figure in _figures(
+                f"null target, {protocol} / gRPC", loads[f"null target, {protocol}"], loads["null target"], None
+            )
+        ),
     ]
 
 
@@ -77,9 +101,16 @@ def _bare(address: str, payload: bytes, seconds: float) -> Load:
     return Load(load.per_s, (time.process_time() - before_s) * 1000 / load.requests)
 
 
+def _own_at(address: str, model: ModelInfo, payload: bytes, seconds: float) -> Load:
+    load: Load = uvloop.run(_own(address, model, payload, seconds, 1))
+    return load
+
+
 async def _own(address: str, model: ModelInfo, payload: bytes, seconds: float, number: int) -> Load:
     block = BlockPlan("bare", ClosedLoop(CONCURRENCY), 0.1, seconds)
-    setup = Setup({"bare": [model]}, {"bare": [Request(payload, 1, "")]}, deadline_s=60)
+    setup = Setup(
+        {"bare": [model]}, {"bare": [protocol_of(address).encode(Request(payload, 1, ""), model)]}, deadline_s=60
+    )
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(WorkerProcess()) for _ in range(number)]
         await asyncio.gather(*(worker.calls.setup(setup) for worker in workers))

@@ -28,6 +28,8 @@ class Server:
 
     address: str
     process: psutil.Process
+    http: str = ""
+    """HOST:PORT of its REST API, where it has one."""
 
     def cpu_s(self) -> float:
         """Returns the processor seconds it has used."""
@@ -45,12 +47,14 @@ def application(name: str, **more: object) -> dict[str, object]:
 
 
 @contextmanager
-def xlaserve(config: Mapping[str, object], poll_s: float = POLL_S) -> Iterator[Server]:
-    """Runs `xlaserve serve` with `config`, ready; looks every `poll_s` whether it is."""
+def xlaserve(config: Mapping[str, object], poll_s: float = POLL_S, module: str = "xlaserve") -> Iterator[Server]:
+    """Runs `xlaserve serve` with `config`, ready; looks every `poll_s` whether it is. `module` runs it."""
     with tempfile.TemporaryDirectory() as folder:
         file, ready = Path(folder, "config.json"), Path(folder, "ready.json")
-        file.write_text(json.dumps({**config, "grpc_port": 0, "http_port": 0, "log_level": "warning"}))
-        command = (sys.executable, "-m", "xlaserve", "serve", "--config", str(file), "--ready-file", str(ready))
+        file.write_text(
+            json.dumps({**config, "grpc_port": 0, "http_port": 0, "metrics_port": 0, "log_level": "warning"})
+        )
+        command = (sys.executable, "-m", module, "serve", "--config", str(file), "--ready-file", str(ready))
         with _started(command, ready, poll_s) as server:
             yield server
 
@@ -82,7 +86,8 @@ def _started(command: Sequence[str], ready: Path, poll_s: float = POLL_S) -> Ite
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"{' '.join(command)}: not ready, exit status {process.returncode}")
             time.sleep(poll_s)
-        yield Server(json.loads(ready.read_text())["grpc"], psutil.Process(process.pid))
+        addresses = json.loads(ready.read_text())
+        yield Server(addresses["grpc"], psutil.Process(process.pid), addresses.get("http", ""))
     finally:
         process.terminate()
         try:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Final, NamedTuple
 
 import grpc
 import numpy as np
 from grpc_reflection.v1alpha import reflection_pb2
-from PIL import Image
 
-from bench import processes
+from bench import http_stalls, processes
 from bench.figures import Figure, at_most
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import vision_pb2 as vision
 
-SIDE: Final = 224
+SIDE: Final = http_stalls.SIDE
 MAX_STALL_MS: Final = 20.0
 """Beyond what ServerLive takes on an idle server, and what grpcio takes to copy the message, which `bare` shows."""
 UNLIMITED: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -44,10 +43,14 @@ def stalls(rounds: int) -> list[Figure]:
         grpc.insecure_channel(server.address, UNLIMITED) as ours,
         grpc.insecure_channel(bare.address, UNLIMITED) as theirs,
     ):
+        for over_http in http_stalls.cases():
+            found = _longest(server.address, partial(http_stalls.send, server.http, over_http), rounds=rounds)
+            print(f"  HTTP, {over_http.name}: {found[rounds // 2]:.1f} ms", flush=True)
+            figures.append(at_most(f"stall of ServerLive, ms: HTTP, {over_http.name}", found, MAX_STALL_MS))
         for case in cases():
-            to_bare = case._replace(method=f"{OIP}/ModelInfer")
-            floor = _longest(bare.address, theirs, to_bare, rounds=rounds, ping="ServerMetadata")
-            found = _longest(server.address, ours, case, rounds=rounds)
+            to_bare = partial(_send, theirs, case._replace(method=f"{OIP}/ModelInfer"))
+            floor = _longest(bare.address, to_bare, rounds=rounds, ping="ServerMetadata")
+            found = _longest(server.address, partial(_send, ours, case), rounds=rounds)
             beyond = [max(0.0, ms - floor[rounds // 2]) for ms in found]
             print(
                 f"  {case.name}: {found[rounds // 2]:.1f} ms, of which grpcio's own {floor[rounds // 2]:.1f}",
@@ -72,7 +75,7 @@ def cases() -> Iterator[Case]:
     yield Case(
         "one Classify of 1,000 JPEGs, top_k 1000",
         "/xlaserve.v1.Vision/Classify",
-        vision.ClassifyRequest(model="noop", images=[_jpeg()] * 1000, top_k=1000).SerializeToString(),
+        vision.ClassifyRequest(model="noop", images=[http_stalls.jpeg()] * 1000, top_k=1000).SerializeToString(),
     )
     yield Case("64 FP32 images", f"{OIP}/ModelInfer", _tensor("FP32", np.float32))
     yield Case("64 INT32 images", f"{OIP}/ModelInfer", _tensor("INT32", np.int32))
@@ -88,12 +91,14 @@ def cases() -> Iterator[Case]:
     yield Case(
         "Detect in 1,000 images",
         "/xlaserve.v1.Vision/Detect",
-        vision.DetectRequest(model="detector", images=[_jpeg(128)] * 1000).SerializeToString(),
+        vision.DetectRequest(model="detector", images=[http_stalls.jpeg(128)] * 1000).SerializeToString(),
     )
     yield Case(
         "Segment of 1,000 images",
         "/xlaserve.v1.Vision/Segment",
-        vision.SegmentRequest(model="segmenter", images=[_jpeg(128)] * 1000, pixel_counts=True).SerializeToString(),
+        vision.SegmentRequest(
+            model="segmenter", images=[http_stalls.jpeg(128)] * 1000, pixel_counts=True
+        ).SerializeToString(),
     )
     yield Case(
         "60 MB that are no image",
@@ -102,12 +107,6 @@ def cases() -> Iterator[Case]:
     )
     described = reflection_pb2.ServerReflectionRequest(host="h" * 16_000, file_containing_symbol=OIP[1:])
     yield Case("a reflection request with the largest answer", REFLECTION, described.SerializeToString())
-
-
-def _jpeg(side: int = SIDE) -> bytes:
-    file = io.BytesIO()
-    Image.effect_noise((side, side), 60).convert("RGB").save(file, "JPEG", quality=40)
-    return file.getvalue()
 
 
 def _request(datatype: str, images: int, classes: int) -> oip.ModelInferRequest:
@@ -133,7 +132,7 @@ def _typed(datatype: str, field: str) -> bytes:
     return request.SerializeToString()
 
 
-def _longest(address: str, channel: grpc.Channel, case: Case, *, rounds: int, ping: str = "ServerLive") -> list[float]:
+def _longest(address: str, send: Callable[[], None], *, rounds: int, ping: str = "ServerLive") -> list[float]:
     """Returns, in ascending order, the longest ping in milliseconds of each round, less the longest while idle."""
     longest = []
     with processes.asked(_ping, address, ping) as worst_ms:
@@ -142,7 +141,7 @@ def _longest(address: str, channel: grpc.Channel, case: Case, *, rounds: int, pi
             worst_ms()
             time.sleep(SETTLE_S)
             beside_nothing = worst_ms()
-            _send(channel, case)
+            send()
             longest.append(max(0.0, worst_ms() - beside_nothing))
     return sorted(longest)
 

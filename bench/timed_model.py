@@ -1,0 +1,38 @@
+"""`python -m bench.timed_model serve …`: xlaserve whose `builtin:noop` takes a known time and hardly a processor.
+
+A batch takes BATCH_S and IMAGE_S for each row of its bucket, as on a device of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from xlaserve.cli import main
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.model.sources.noop import NoopProgram
+
+BATCH_S: Final = 0.020
+IMAGE_S: Final = 0.010
+
+
+class TimedProgram(NoopProgram):
+    """`builtin:noop`, slower."""
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        """Returns an executable that sleeps."""
+        executable = super().compile(mode, bucket).executable
+
+        def run(images: Images) -> Outputs:
+            time.sleep(BATCH_S + IMAGE_S * bucket.batch)
+            return executable(images)
+
+        return Compilation(run, trace_s=0.0, compile_s=0.0)
+
+
+if __name__ == "__main__":
+    from xlaserve.model.sources import noop
+
+    noop.NoopProgram = TimedProgram  # type: ignore[misc]
+    main()
