@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 from xlaserve import cli as server_cli
 from xlaserve_client import cli as client_cli
 from xlaserve_loadtest import cli as loadtest_cli
+from xlaserve_loadtest.option_checks import settings_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(?:sh|console|dockerfile)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^(?:\$ |RUN |CMD )?((?:xlaserve|xlaserve-client|loadtest) .*)$", re.MULTILINE)
+BLOCK = re.compile(r"^```(?:sh|console|dockerfile|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\$ |RUN |CMD |- run: )?((?:xlaserve|xlaserve-client|loadtest) (?:.*\\\n)*.*)$", re.MULTILINE)
 COMMANDS = sorted(
     {command for page in PAGES for block in BLOCK.findall(page.read_text()) for command in COMMAND.findall(block)}
 )
@@ -28,13 +30,21 @@ def test_the_pages_show_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_on_the_pages_can_be_parsed(command: str) -> None:
+def test_each_command_on_the_pages_is_right(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group in brackets is optional, so both forms must do; of choices with bars between the first is taken."""
-    plain = re.sub(r"(?<= )([\w-]+)\|[\w|]+", r"\1", command)
+    monkeypatch.chdir(tmp_path)
+    Path("ca.pem").touch()
+    Path("trace.jsonl").write_text("0\n1\n")
+    Path("key").write_text("5" * 64)
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_: None)
+    plain = re.sub(r" > \S+$", "", command.replace("\\\n", ""))
+    plain = re.sub(r"(?<= )([\w-]+)\|[\w|]+", r"\1", plain)
     for written in {re.sub(r" \[.*?\]", "", plain), plain.replace("[", "").replace("]", "")}:
         program, *words = shlex.split(written, comments=True)
         command_line = {"xlaserve": server_cli, "xlaserve-client": client_cli, "loadtest": loadtest_cli}[program]
-        command_line.parser().parse_args(words)
+        options = command_line.parser().parse_args(words)
+        if program == "loadtest" and not options.command:
+            settings_of(options, loadtest_cli.parser())
 
 
 def test_the_site_builds_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
