@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference docs demo test attack prove-loadtest check format bench bench-gpu bench-start bench-xla clean
+.PHONY: help setup stubs reference docs demo test test-pages test-clients attack prove-loadtest check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,7 +33,14 @@ demo: setup ## Serve, ask about real images, compare XLA with graph mode
 
 test: setup ## Run the test suite
 	scripts/install_chromium.sh
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow"
+
+test-pages: setup ## Look at every kind of report in a browser, at several widths, light and dark
+	scripts/install_chromium.sh
+	$(BIN)/python -m pytest tests/loadtest/reports/pages
+
+test-clients: setup ## Run clients of KServe, Triton and TensorFlow Serving unmodified, and write what works into docs/clients.md
+	$(BIN)/python -m tests.clients
 
 attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run
 	$(BIN)/python -m tests.attack $(if $(SEED),--seed $(SEED))
@@ -50,12 +57,24 @@ check: setup ## Lint, types, layers, fresh stubs and reference
 	$(BIN)/python scripts/generate_stubs.py --check
 	$(BIN)/python scripts/generate_docs.py --check
 
+sbom: setup ## Write what is installed in ENVIRONMENT (.venv) into build/sbom.json, as CycloneDX
+	$(PYTHON) -m venv $(VENV)-sbom
+	$(VENV)-sbom/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement scripts/sbom.txt
+	mkdir -p build
+	$(VENV)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json $(or $(ENVIRONMENT),$(VENV))
+
+hashes: setup ## Write build/requirements-hashed.txt: what a server is installed from here, with hashes
+	$(BIN)/python scripts/pin_hashes.py $(BUILD),jwt
+
 format: setup ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 bench: setup ## Measure serving efficiency, overhead and memory
 	$(BIN)/python -m bench
+
+bench-overload: setup ## Measure what is answered in time at up to five times the capacity
+	$(BIN)/python -m bench --only overload --json build/bench-overload.json
 
 bench-start: setup ## Measure what the compile cache saves a second start
 	$(BIN)/python -m bench.start

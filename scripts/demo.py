@@ -29,7 +29,9 @@ def main() -> None:
     with served() as target:
         with VisionClient(target) as client:
             correct = all([classify(client), detect(client), segment(client)])
-        print(f"\nload test: loadtest {' '.join(LOAD)}\n", flush=True)
+        print(f"\nload test: loadtest {' '.join(LOAD)} --target {target}\n")
+        print("Both modes run in this server's process, which is quick, and blind to what differs between two starts:")
+        print("loadtest --model digits takes two minutes and gives each mode six processes of its own.\n", flush=True)
         # The console scripts are next to the interpreter.
         loadtest = Path(sys.executable).with_name("loadtest")
         load_test = subprocess.run([loadtest, *LOAD, "--target", target], check=False)
@@ -42,7 +44,7 @@ def served() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         ready_file = Path(folder, "ready.json")
         command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(CONFIG)]
-        flags = ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(ready_file)]
+        flags = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--ready-file", str(ready_file)]
         print(f"starting: xlaserve serve --config {CONFIG.relative_to(ROOT)}", flush=True)
         server = subprocess.Popen([*command, *flags])
         try:

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from unittest import mock
 
 import annotated_types as bounds
@@ -108,6 +108,8 @@ def _kind(kind: Any, metadata: Iterable[object] = ()) -> str:
     origin, parts = get_origin(kind), [part for part in get_args(kind) if part not in (NoneType, ...)]
     if any(isinstance(item, PlainSerializer) and item.func is dict for item in metadata):
         words = "mapping"
+    elif origin is Annotated:
+        words = _kind(parts[0])
     elif origin in (Union, UnionType):
         words = " or ".join(dict.fromkeys(_kind(part, metadata) for part in parts))
     elif origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
@@ -256,7 +258,7 @@ def metrics_page() -> Iterator[str]:
     """Yields the page of every metric."""
     yield from _title("Metrics")
     yield "## The server"
-    yield "What `/metrics` shows at `http_port`. A histogram has the series `_bucket`, `_sum` and `_count`."
+    yield "What `/metrics` shows at `metrics_port`. A histogram has the series `_bucket`, `_sum` and `_count`."
     yield _metrics(asyncio.run(_server_metrics()))
     yield "## loadtest"
     yield "What `loadtest report RUN --push-file FILE` writes."
@@ -305,6 +307,8 @@ _Path = tuple[int, ...]
 _SYNTAX: Final = (12,)
 _MESSAGE, _ENUM, _SERVICE = 4, 5, 6
 _FIELD, _NESTED, _NESTED_ENUM = 2, 3, 4
+OF_TENSORFLOW: Final = ".xlaserve.tensorflow."
+TENSORFLOW_PAGE: Final = "tensorflow-messages.md"
 
 
 class Protocol:
@@ -328,7 +332,7 @@ class Protocol:
                 yield f"### {method.name}"
                 yield self._signature(method)
                 yield from _paragraphs(self._comments.get((_SERVICE, index, 2, number), ""))
-        yield "## Messages"
+        yield "## Messages" if self.file.message_type else ""
         for index, message in enumerate(self.file.message_type):
             yield from self._message(message, (_MESSAGE, index), message.name)
         for index, enum in enumerate(self.file.enum_type):
@@ -383,7 +387,12 @@ class Protocol:
         package = f".{self.file.package}."
         name = type_name.removeprefix(package)
         anchor = name.replace(".", "").lower()
-        return f"[{name}](#{anchor})" if type_name.startswith(package) else f"`{name.lstrip('.')}`"
+        if type_name.startswith(package):
+            return f"[{name}](#{anchor})"
+        if type_name.startswith(OF_TENSORFLOW):
+            name = type_name.removeprefix(OF_TENSORFLOW)
+            return f"[{name}]({TENSORFLOW_PAGE}#{name.replace('.', '').lower()})"
+        return f"`{name.lstrip('.')}`"
 
 
 def protocols() -> dict[str, Protocol]:
@@ -440,6 +449,8 @@ def pages() -> dict[str, str]:
         "open-inference.md": partial(found["open_inference"].page, "Open Inference Protocol"),
         "vision.md": partial(found["vision"].page, "Vision API"),
         "admin.md": partial(found["admin"].page, "Admin API"),
+        "tensorflow-serving.md": partial(found["tensorflow_serving"].page, "TensorFlow Serving"),
+        TENSORFLOW_PAGE: partial(found["tensorflow_messages"].page, "TensorFlow Serving's messages"),
     }
     return {name: "\n\n".join(filter(None, make())) + "\n" for name, make in makers.items()}
 
