@@ -175,7 +175,7 @@ def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> N
     (predict,) = (one for one in pool.FindServiceByName(PREDICTION).methods if one.name == "Predict")
     assert set(predict.input_type.fields_by_name) == {"model_spec", "inputs", "output_filter"}
     request = pool.FindMessageTypeByName("xlaserve.v1.ClassifyRequest")
-    assert list(request.fields_by_name) == ["model", "images", "top_k", "mode", "version", "pixels"]
+    assert list(request.fields_by_name) == ["model", "images", "top_k", "mode", "version", "pixels", "priority"]
 
 
 def test_reflection_v1_answers_as_v1alpha_does(channel: grpc.Channel) -> None:

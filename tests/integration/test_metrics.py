@@ -18,7 +18,8 @@ from xlaserve_proto import vision_pb2
 from xlaserve_proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from xlaserve_proto.vision_pb2_grpc import VisionStub
 
-METHODS = {"ModelInfer", "ModelStreamInfer", "Classify", "Predict", "infer", "classify", "predict", "regress"}
+VISION = {"Classify", "Detect", "Embed", "Segment"}
+METHODS = {"ModelInfer", "ModelStreamInfer", "Predict", "infer", "predict", *VISION, *map(str.lower, VISION)}
 STATES = {"loading", "compiling", "ready", "draining", "unloaded", "failed"}
 LABELS = {"reason", "model", "method", "mode", "status", "bucket", "state", "version", "phase", "precision", "le"}
 

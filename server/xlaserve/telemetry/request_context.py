@@ -38,15 +38,17 @@ class RequestContext:
 
     __slots__ = ("_id", "_task", "endpoint", "message_id", "own", "parent")
 
-    def __init__(self, endpoint: Endpoint, headers: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self, endpoint: Endpoint, headers: Iterable[tuple[str, Any]] = (), *, stream: RequestContext | None = None
+    ) -> None:
         self.endpoint = endpoint
         self.message_id = ""
         """The `id` of a stream's message: any text of its client."""
-        self.parent: TraceContext | None = None
+        self.parent: TraceContext | None = None if stream is None else stream.parent
         """The client's span."""
         self.own: TraceContext | None = None
         """The server's span, where it records one."""
-        self._id = ""
+        self._id = "" if stream is None else stream.id
         task = asyncio.current_task()
         self._task = None if task is None else weakref.ref(task)  # a strong one would be a cycle
         found = {key: value for key, value in headers if key in _HEADERS and isinstance(value, str)}
@@ -100,8 +102,9 @@ def begin_message(message_id: str) -> None:
     stream = _CURRENT.get()
     if stream is None:
         return
-    message = begin(stream.endpoint, ())
-    message.message_id, message.parent, message._id = message_id, stream.parent, stream.id
+    message = RequestContext(stream.endpoint, stream=stream)
+    message.message_id = message_id
+    _CURRENT.set(message)
 
 
 def current() -> RequestContext | None:
