@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import signal
@@ -17,11 +18,14 @@ from typing import Any
 
 import grpc
 import pytest
+from PIL import Image
 from tests.integration.conftest import Connect, NoopClient, Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import tensorflow_messages_pb2 as serving_pb
+from xlaserve_proto import vision_pb2 as vision_pb
 from xlaserve_proto.tensorflow_serving_pb2_grpc import ModelServiceStub, PredictionServiceStub
+from xlaserve_proto.vision_pb2_grpc import VisionStub
 
 NOOP: dict[str, Any] = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1]}
 PIXELS = bytes(224 * 224 * 3)
@@ -36,6 +40,10 @@ def versions(*numbers: int, **shared: Any) -> list[dict[str, Any]]:
     return [{**NOOP, "version": number, **shared} for number in numbers]
 
 
+def _named(header: str) -> tuple[tuple[str, str], ...]:
+    return (("x-request-id", header),) if header else ()
+
+
 class Asker:
     """Asks the model `noop` of a server in four protocols."""
 
@@ -43,15 +51,37 @@ class Asker:
         self._server = server
         self._client = client
         self._prediction = PredictionServiceStub(client.channel)
+        self._vision = VisionStub(client.channel)
         self.status = ModelServiceStub(client.channel).GetModelStatus
         self.all: list[Ask] = [self.open_inference, self.rest, self.predict, self.predict_over_rest]
 
-    def open_inference(self, version: str, request_id: str = "") -> str:
+    def open_inference(self, version: str, request_id: str = "", header: str = "") -> str:
         request = self._client.request(0)
         request.model_version, request.id = version, request_id
-        return str(self._client.stub.ModelInfer(request, timeout=TIMEOUT_S).model_version)
+        answer = self._client.stub.ModelInfer(request, timeout=TIMEOUT_S, metadata=_named(header))
+        return str(answer.model_version)
 
-    def rest(self, version: str, request_id: str = "") -> str:
+    def stream(self, version: str, request_id: str = "", header: str = "") -> str:
+        request = self._client.request(0)
+        request.model_version, request.id = version, request_id
+        stream = self._client.stub.ModelStreamInfer(iter([request]), timeout=TIMEOUT_S, metadata=_named(header))
+        (answer,) = stream
+        assert not answer.error_message
+        return str(answer.infer_response.model_version)
+
+    def vision(self, version: str, header: str = "") -> str:
+        pixels = vision_pb.Pixels(images=1, height=224, width=224, rgb=PIXELS)
+        request = vision_pb.ClassifyRequest(model="noop", version=version, pixels=pixels)
+        return str(self._vision.Classify(request, timeout=TIMEOUT_S, metadata=_named(header)).version)
+
+    def vision_over_rest(self, version: str, header: str = "") -> str:
+        kind = "versions" if version.isdecimal() else "labels"
+        path = "/v1/models/noop" + (f"/{kind}/{version}" if version else "")
+        image = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(image, "PNG")
+        return str(self._post(f"{path}:classify", image.getvalue(), dict(_named(header)))["version"])
+
+    def rest(self, version: str, request_id: str = "", header: str = "") -> str:
         head = {
             **({"id": request_id} if request_id else {}),
             "inputs": [
@@ -66,9 +96,10 @@ class Asker:
         text = json.dumps(head).encode()
         path = "/v2/models/noop" + (f"/versions/{version}" if version else "") + "/infer"
         headers = {"inference-header-content-length": str(len(text)), "content-type": "application/octet-stream"}
+        headers |= dict(_named(header))
         return str(self._post(path, text + PIXELS, headers)["model_version"])
 
-    def predict(self, version: str) -> str:
+    def predict(self, version: str, header: str = "") -> str:
         request = serving_pb.PredictRequest(model_spec=serving_pb.ModelSpec(name="noop"))
         if version.isdecimal():
             request.model_spec.version.value = int(version)
@@ -78,7 +109,8 @@ class Asker:
         tensor.dtype, tensor.tensor_content = serving_pb.DT_UINT8, PIXELS
         for side in (1, 224, 224, 3):
             tensor.tensor_shape.dim.add(size=side)
-        return str(self._prediction.Predict(request, timeout=TIMEOUT_S).model_spec.version.value)
+        answer = self._prediction.Predict(request, timeout=TIMEOUT_S, metadata=_named(header))
+        return str(answer.model_spec.version.value)
 
     def predict_over_rest(self, version: str) -> str:
         """Returns the version that was asked for: TensorFlow Serving's REST says none."""
@@ -186,6 +218,21 @@ def test_requests_with_one_id_go_to_one_version_in_both_forms_of_a_protocol(
     assert {*answered} == {"1", "2"}
     assert [asker.rest("", id_) for id_ in ids] == answered
     assert [asker.open_inference("stable", id_) for id_ in ids] == ["1"] * len(ids)
+
+
+def test_requests_without_an_id_go_by_that_of_their_call_in_every_method(
+    start_server: StartServer, askers: Callable[[Server], Asker]
+) -> None:
+    server = start_server({"models": versions(1, 2, version_labels={"stable": 1}, routing={"2": 50})})
+    asker = askers(server)
+    ids = [f"id-{number}" for number in range(24)]
+    answered = [asker.open_inference("", id_) for id_ in ids]
+    methods: list[Callable[..., str]] = [asker.open_inference, asker.stream, asker.rest]
+    for ask in methods:
+        assert [ask("", ids[0], header=id_) for id_ in ids] == answered[:1] * len(ids)
+    methods += [asker.vision, asker.vision_over_rest, asker.predict]
+    for ask in methods:
+        assert [ask("", header=id_) for id_ in ids] == answered
 
 
 def test_statistics_metadata_and_the_index_show_each_version(

@@ -33,11 +33,6 @@ class HttpRequest:
     take: Callable[[int], None] = lambda size_bytes: None
     """Counts bytes that are held for it in addition to `body`. Raises QueueFull."""
 
-    @property
-    def id(self) -> str:
-        """What its client calls it, in the header `x-request-id`."""
-        return self.headers.get("x-request-id", "")
-
     async def json(self, size_bytes: int | None = None) -> Json:
         """Returns the body, or its first `size_bytes`: an object in JSON, an empty one where there is no body.
 

@@ -56,7 +56,7 @@ class OpenInference:
     async def infer(self, request: HttpRequest) -> HttpAnswer:
         """Answers a request with the outputs of a model."""
         name, version = _model(request)
-        with self.calls.enter("infer", name, version, math.inf, request.id) as call:
+        with self.calls.enter("infer", name, version, math.inf) as call:
             body = await _read(request)
             if body.id and not version:
                 call.route(body.id)

@@ -38,7 +38,7 @@ class TensorflowServing:
     async def predict(self, request: HttpRequest) -> HttpAnswer:
         """Answers a request with the outputs of a model."""
         name, version = _model(request)
-        with self.calls.enter("predict", name, version, math.inf, request.id) as call:
+        with self.calls.enter("predict", name, version, math.inf) as call:
             served = call.served
             body = serving_body.parse(await request.json())
             images = images_of(body.inputs, served.settings.pixel_range)
@@ -54,7 +54,7 @@ class TensorflowServing:
     async def classify(self, request: HttpRequest) -> HttpAnswer:
         """Names what is in the images of `examples`."""
         name, version = _model(request)
-        with self.calls.enter("classify", name, version, math.inf, request.id) as call:
+        with self.calls.enter("classify", name, version, math.inf) as call:
             images = serving_body.examples(await request.json())
             task = task_of(call.served, Classification)
             listing = ListedClasses(min(DEFAULT_TOP_K, task.classes))

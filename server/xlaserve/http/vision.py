@@ -62,7 +62,7 @@ class Vision:
     ) -> HttpAnswer:
         path = request.path
         version = path.get("version") or path.get("label", "")
-        with self.calls.enter(method, path["model"], version, math.inf, request.id) as call:
+        with self.calls.enter(method, path["model"], version, math.inf) as call:
             form = await read_form(request)
             served = call.served
             rendered: Rendering | Drawn = rendering(served, form)

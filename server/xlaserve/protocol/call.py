@@ -60,8 +60,9 @@ class Calls:
     def enter(self, method: str, model: str, version: str, deadline: float, request_id: str = "") -> Call:
         """Accepts a request, to be answered in a `with` of what this returns.
 
-        `version` is a number, a label, or empty: then versions may share such requests by `request_id`. `deadline` is
-        in seconds of the clock. Raises ShuttingDown, ModelNotFound, ModelNotReady or ModelFailed.
+        `version` is a number, a label, or empty: then versions may share such requests, by the message's own
+        `request_id` or else by the id that the client gave the call. `deadline` is in seconds of the clock. Raises
+        ShuttingDown, ModelNotFound, ModelNotReady or ModelFailed.
         """
         began = self.clock()
         if self._is_draining:
@@ -71,7 +72,10 @@ class Calls:
             raise refusal
         try:
             CURRENT.get().check_model(model)
-            served = self.repository.get(model, version) if version else self.repository.routed(model, request_id)
+            if version:
+                served = self.repository.get(model, version)
+            else:
+                served = self.repository.routed(model, request_id or request_context.given_id())
         except XlaserveError as error:
             self.count_failure(method, model, error, named=version, seconds=self.clock() - began)
             raise

@@ -36,7 +36,7 @@ class Endpoint(NamedTuple):
 class RequestContext:
     """What names one call, or one message of a stream."""
 
-    __slots__ = ("_id", "_task", "endpoint", "message_id", "own", "parent")
+    __slots__ = ("_id", "_task", "endpoint", "given_id", "message_id", "own", "parent")
 
     def __init__(
         self, endpoint: Endpoint, headers: Iterable[tuple[str, Any]] = (), *, stream: RequestContext | None = None
@@ -48,6 +48,8 @@ class RequestContext:
         """The client's span."""
         self.own: TraceContext | None = None
         """The server's span, where it records one."""
+        self.given_id: str = "" if stream is None else stream.given_id
+        """The client's id, empty where it gave none."""
         self._id = "" if stream is None else stream.id
         task = asyncio.current_task()
         self._task = None if task is None else weakref.ref(task)  # a strong one would be a cycle
@@ -57,7 +59,7 @@ class RequestContext:
 
     def _read(self, headers: Mapping[str, str]) -> None:
         if _ID.fullmatch(headers.get(REQUEST_ID, "")):
-            self._id = headers[REQUEST_ID]
+            self._id = self.given_id = headers[REQUEST_ID]
         self.parent = parse(headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, ""))
 
     @property
@@ -111,6 +113,12 @@ def current() -> RequestContext | None:
     """Returns what names the call that is answered here; None where there is none."""
     request = _CURRENT.get()
     return None if request is None or request.has_ended else request
+
+
+def given_id() -> str:
+    """Returns the id that the client gave the call that is answered here, empty where it gave none."""
+    request = current()
+    return "" if request is None else request.given_id
 
 
 def log_fields() -> dict[str, str]:

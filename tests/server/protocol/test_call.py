@@ -23,8 +23,10 @@ from xlaserve.errors import (
 )
 from xlaserve.pipeline import Answer, Request
 from xlaserve.protocol.call import Calls
+from xlaserve.telemetry import request_context
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
+from xlaserve.telemetry.request_context import Endpoint
 from xlaserve.timings import Timings
 
 SETTINGS = ModelSettings(name="digits", source="builtin:digits", modes=(Mode.XLA, Mode.GRAPH))
@@ -173,6 +175,25 @@ async def test_what_was_answered_is_offered_to_a_shadow_and_what_failed_is_not(w
     assert [(served.settings.name, images, mode) for served, images, mode in offered] == [
         ("digits", [b"image"], Mode.XLA)
     ]
+
+
+async def test_a_request_is_routed_by_its_messages_id_or_else_by_the_id_of_its_call(world: World) -> None:
+    ids: list[str] = []
+
+    def routed(name: str, request_id: str) -> Any:
+        ids.append(request_id)
+        return world._get(name, "")
+
+    world.calls.repository.routed = routed  # type: ignore[method-assign]
+
+    async def ask(header: str, own_id: str) -> None:
+        request_context.begin(Endpoint("service/Method", {}), [("x-request-id", header)])
+        with world.calls.enter("ModelInfer", "digits", "", NEVER, own_id):
+            pass
+
+    for header, own_id in [("", ""), ("call", ""), ("call", "message"), ("", "message"), ("not valid", "")]:
+        await asyncio.create_task(ask(header, own_id))
+    assert ids == ["", "call", "message", "message", ""]
 
 
 async def test_draining_waits_for_what_is_under_way_and_refuses_what_comes(world: World) -> None:

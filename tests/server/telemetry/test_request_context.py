@@ -17,7 +17,7 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 @pytest.mark.parametrize("id_", ["a", "x" * MAX_LENGTH, "Root=1-67891233-abc;Self=1", "c0ffee-4.b_c:d/e+f,g@h~i"])
 async def test_a_clients_id_is_kept(id_: str) -> None:
     request = RequestContext(ENDPOINT, [("user-agent", "x"), ("x-request-id", id_)])
-    assert request.id == id_
+    assert request.id == request.given_id == id_
     assert request.headers == (("x-request-id", id_),)
 
 
@@ -27,6 +27,7 @@ async def test_a_clients_id_is_kept(id_: str) -> None:
 async def test_an_id_that_could_be_taken_for_something_else_is_replaced(id_: str) -> None:
     request = RequestContext(ENDPOINT, [("x-request-id", id_)])
     assert re.fullmatch("[0-9a-f]{32}", request.id)
+    assert not request.given_id, "one that is made means nothing to the client"
 
 
 async def test_an_id_is_made_where_there_is_none_and_stays_the_same() -> None:
@@ -89,6 +90,16 @@ async def test_a_streams_message_has_the_id_of_the_call_and_its_own() -> None:
     found = await asyncio.gather(*map(asyncio.create_task, [message("a"), message("b")]))
     assert found == [(stream.id, "a", PARENT), (stream.id, "b", PARENT)]
     assert stream.message_id == ""
+
+
+@pytest.mark.parametrize("given", ["", "7"])
+async def test_a_streams_messages_share_the_id_that_its_client_gave(given: str) -> None:
+    async def message() -> str:
+        request_context.begin_message("own")
+        return request_context.given_id()
+
+    request_context.begin(ENDPOINT, [("x-request-id", given)])
+    assert [await asyncio.create_task(message()) for _ in range(2)] == [given] * 2
 
 
 async def test_a_call_that_has_ended_is_freed_before_the_collector_comes() -> None:
