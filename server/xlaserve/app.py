@@ -41,6 +41,7 @@ from xlaserve.model.loader import Loader
 from xlaserve.model.poll import Poll
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.repository import Repository
+from xlaserve.model.triton_metrics import triton_metrics
 from xlaserve.pipeline import Pipeline
 from xlaserve.protocol.admission import Admissions
 from xlaserve.protocol.call import Calls
@@ -60,9 +61,10 @@ from xlaserve.runtimes.tf.device import Device, configure
 from xlaserve.runtimes.watch.compile_watch import CompileWatch
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry import gpus
 from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
-from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, gauge
+from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, build_info, counter, gauge
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,7 @@ class App:
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
         self._cache = self._open_cache()
         self.device: Device = configure(settings, self._has_tensorflow)
+        self._lanes = Lanes(self.device.lanes, self.device.count)
         if self._cache and self.device.replicas:
             log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
         worker = Worker(self.device.lanes, self.device.count)
@@ -144,6 +147,7 @@ class App:
         self._http = self._make_http_server(admissions, models)
         self._telemetry = self._make_telemetry()
         self._metrics.add_gauges(self._gauges)
+        self._metrics.registry.register(gpus.of_machine())
         self._take_snapshot()
 
     def _open_cache(self) -> CompileCache | None:
@@ -162,7 +166,7 @@ class App:
         return Loader(
             settings=settings,
             load_model=self._load_model,
-            lanes=Lanes(device.lanes, device.count),
+            lanes=self._lanes,
             worker=worker,
             expecting=self._watch.expecting,
             on_crash=self._crash,
@@ -475,14 +479,26 @@ class App:
         self._metrics.read_gauges()
 
     def _gauges(self) -> Iterable[Metric]:
-        yield from gauges.gauges(self.repository.versions())
+        versions = self.repository.versions()
+        yield from gauges.gauges(versions)
+        if self._settings.triton_metrics:
+            yield from triton_metrics(versions, self._metrics)
+        yield build_info(self.device.kind, self.device.name)
         yield gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", self._calls.in_flight)
         yield gauge(
             "xlaserve_in_flight_message_bytes",
             "Bytes of messages that arrived and are still held.",
             self._intake.held_bytes,
         )
-        yield gauge("xlaserve_lanes", "Batches that the device runs at the same time.", self.device.lanes)
+        yield gauge(
+            "xlaserve_in_flight_message_bytes_limit",
+            "`max_inflight_bytes`: as many of those bytes there may be.",
+            self._settings.max_inflight_bytes,
+        )
+        yield gauge("xlaserve_lanes", "Batches that the device runs at the same time.", self._lanes.count)
+        yield counter(
+            "xlaserve_lane_busy_seconds", "Time for which lanes were in use, all together.", self._lanes.busy_s
+        )
         is_blind = self._watch.is_blind
         yield gauge(
             "xlaserve_compile_watch",

@@ -295,10 +295,10 @@ def test_what_is_refused_changes_nothing_that_is_counted_of_a_model(place: Place
         return sum(locked.metric("xlaserve_requests_total", model=THEIRS, status=s) for s in ("PERMISSION_DENIED",))
 
     path, body = infer_json(THEIRS)
-    refused = locked.metric("xlaserve_requests_refused_total", status="PERMISSION_DENIED")
+    refused = locked.metric("xlaserve_requests_total", model="", status="PERMISSION_DENIED")
     assert http(place, locked, path, bearer("shop"), body=body)[0] == 403
     assert failed() == 0
-    assert locked.metric("xlaserve_requests_refused_total", status="PERMISSION_DENIED") > refused
+    assert locked.metric("xlaserve_requests_total", model="", status="PERMISSION_DENIED") > refused
 
 
 def test_reflection_and_channelz_ask_who_calls(place: Place, locked: Server) -> None:

@@ -21,7 +21,21 @@ from xlaserve_proto.vision_pb2_grpc import VisionStub
 VISION = {"Classify", "Detect", "Embed", "Segment"}
 METHODS = {"ModelInfer", "ModelStreamInfer", "Predict", "infer", "predict", *VISION, *map(str.lower, VISION)}
 STATES = {"loading", "compiling", "ready", "draining", "unloaded", "failed"}
-LABELS = {"reason", "model", "method", "mode", "status", "bucket", "state", "version", "phase", "precision", "le"}
+LABELS = {
+    "reason",
+    "model",
+    "method",
+    "mode",
+    "status",
+    "bucket",
+    "state",
+    "version",
+    "phase",
+    "precision",
+    "le",
+    "task",
+}
+BUILD = {"version", "python", "tensorflow", "device", "device_name"}
 
 
 def get(address: str, path: str) -> tuple[int, str]:
@@ -76,7 +90,7 @@ def test_names_units_and_labels_follow_the_conventions(
         assert family.documentation, name
         assert family.type in {"counter", "gauge", "histogram"}, name
         for sample in family.samples:
-            assert set(sample.labels) <= LABELS, sample
+            assert set(sample.labels) <= (BUILD if name == "xlaserve_build_info" else LABELS), sample
             if family.type == "counter":
                 assert sample.name == f"{name}_total"
     assert {name for name, family in ours.items() if family.type == "histogram"} == {
@@ -88,7 +102,7 @@ def test_names_units_and_labels_follow_the_conventions(
         "xlaserve_compile_seconds",
         "xlaserve_batch_size",
     }
-    counters = ("requests", "requests_refused", "images", "bucket_batches", "padded_rows", "compilations")
+    counters = ("requests", "images", "bucket_batches", "padded_rows", "compilations", "lane_busy_seconds")
     assert {f"xlaserve_{name}" for name in counters} <= set(ours)
     gauges = ("queue_images", "in_flight_images", "in_flight_requests", "in_flight_bytes", "model_state", "ready")
     assert {ours[f"xlaserve_{name}"].type for name in gauges} == {"gauge"}
@@ -124,13 +138,13 @@ def test_every_request_is_counted_once_by_its_status(
     assert grown("xlaserve_requests_total", method="ModelInfer", status="INVALID_ARGUMENT") == 2
     assert grown("xlaserve_requests_total", method="Classify", mode="xla", status="INVALID_ARGUMENT") == 1
     assert grown("xlaserve_requests_total", model="broken", mode="", status="FAILED_PRECONDITION") == 1
-    assert grown("xlaserve_requests_refused_total", method="ModelInfer", status="NOT_FOUND") == 1
-    assert grown("xlaserve_requests_total") == 13
-    assert grown("xlaserve_requests_refused_total") == 1
+    assert grown("xlaserve_requests_total", model="", version="", method="ModelInfer", status="NOT_FOUND") == 1
+    assert grown("xlaserve_requests_total") == 14
 
     assert grown("xlaserve_images_total", model="digits", mode="xla") == 6 + 10 + 2
     assert grown("xlaserve_images_total", mode="graph") == 4
     assert grown("xlaserve_request_seconds_count", model="digits") == 12
+    assert grown("xlaserve_request_seconds_count", model="digits", status="OK") == 7
     assert grown("xlaserve_decode_seconds_count", model="digits") == 2
     assert grown("xlaserve_queue_seconds_count", model="digits") == 7
     assert grown("xlaserve_encode_seconds_count", model="digits") == 7
@@ -176,7 +190,7 @@ def test_nothing_that_a_client_makes_up_becomes_a_label(
     assert text.count("\n") - before < 80  # each made-up name would add one at least
     for family in families(server).values():
         for sample in family.samples:
-            assert sample.labels.get("model", "digits") in {"digits", "noop", "broken"}
+            assert sample.labels.get("model", "digits") in {"digits", "noop", "broken", ""}
             assert sample.labels.get("mode", "") in {"", "xla", "graph", "eager"}
             assert sample.labels.get("method", "ModelInfer") in METHODS
             assert sample.labels.get("status", "OK") in grpc.StatusCode.__members__

@@ -205,7 +205,7 @@ def test_an_unknown_label_is_not_found_with_what_there_is_and_counts_for_no_vers
         assert error.code() is grpc.StatusCode.NOT_FOUND
         assert error.details() == "model noop has no version 'beta'; it has 1, 2, stable"
     assert server.metric("xlaserve_requests_total", model="noop") == 0
-    assert server.metric("xlaserve_requests_refused_total", status="NOT_FOUND") == 2
+    assert server.metric("xlaserve_requests_total", model="", status="NOT_FOUND") == 2
 
 
 def test_requests_with_one_id_go_to_one_version_in_both_forms_of_a_protocol(

@@ -175,6 +175,8 @@ class Settings(Frozen):
     all, with their stages. `off` leaves those that fail by the server's fault. Failures that come in floods are
     counted."""
 
+    triton_metrics: bool = False
+    """Also show metrics of models by Triton's names (`nv_inference_request_success` and others), for its dashboards."""
     watch_compilations: bool = True
     """Count what XLA itself says it compiles, and log what it compiles while serving as an error. What libraries write
     to stderr then goes through a small process next to the server; all but XLA's events comes out unchanged."""

@@ -56,16 +56,41 @@ def _queue_images(version: Version) -> Series:
         yield (), version.served.batcher.waiting_images
 
 
+@_gauge("xlaserve_queued_work_seconds", "What the images that wait should take the device, by its measured costs.")
+def _queued_work_seconds(version: Version) -> Series:
+    if version.served:
+        yield (), version.served.batcher.forecast.work_s()
+
+
 @_gauge("xlaserve_in_flight_images", "Images that are decoded, wait or run.")
 def _in_flight_images(version: Version) -> Series:
     if version.served:
         yield (), version.served.batcher.admission.images
 
 
+@_gauge("xlaserve_in_flight_images_limit", "`max_queue_images`: as many of those images there may be.")
+def _in_flight_images_limit(version: Version) -> Series:
+    if version.served:
+        yield (), version.served.batcher.admission.max_images
+
+
 @_gauge("xlaserve_in_flight_bytes", "Bytes of those images, encoded and decoded.")
 def _in_flight_bytes(version: Version) -> Series:
     if version.served:
         yield (), version.served.batcher.admission.size_bytes
+
+
+@_gauge("xlaserve_in_flight_bytes_limit", "`max_queue_bytes`: as many of those bytes there may be.")
+def _in_flight_bytes_limit(version: Version) -> Series:
+    if version.served:
+        yield (), version.served.batcher.admission.max_bytes
+
+
+@_gauge("xlaserve_model_info", "1, and what a version is.", ("task", "mode", "precision"))
+def _model_info(version: Version) -> Series:
+    if version.served:
+        settings = version.served.settings
+        yield (version.served.model.task.name, settings.effective_default_mode, settings.precision), 1
 
 
 @_gauge("xlaserve_model_state", "1 for the state that a version is in.", ("state",))

@@ -6,13 +6,15 @@ request. These are written by one thread only.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 
 class Count:
@@ -31,18 +33,23 @@ class Count:
 class Distribution:
     """One series of a histogram."""
 
-    __slots__ = ("_bounds", "counts", "total")
+    __slots__ = ("_bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
+        self.exemplars: dict[int, Exemplar] = {}
+        """The last traced observation of some of `counts`, by its index."""
         self.counts = [0] * (len(bounds) + 1)
         """Observations up to each bound and above the one before; the last number is of those above all bounds."""
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Counts `value`."""
-        self.counts[bisect_left(self._bounds, value)] += 1
+    def observe(self, value: float, trace_id: str | None = None) -> None:
+        """Counts `value`, which was observed in the trace of this id."""
+        index = bisect_left(self._bounds, value)
+        self.counts[index] += 1
         self.total += value
+        if trace_id is not None:
+            self.exemplars[index] = Exemplar({"trace_id": trace_id}, value, time.time())
 
 
 class LoopCounter(Collector):
@@ -58,6 +65,11 @@ class LoopCounter(Collector):
     def labels(self, *values: str) -> Count:
         """Returns the series of these label values, which begins at 0."""
         return self._series.setdefault(values, Count())
+
+    @property
+    def series(self) -> Mapping[tuple[str, ...], Count]:
+        """What was counted, by label values."""
+        return self._series
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Returns what was counted."""
@@ -95,6 +107,9 @@ class LoopHistogram(Collector):
         """Returns what was observed."""
         family = HistogramMetricFamily(self._name, self._help_text, labels=self._labels)
         for values, series in self._series.copy().items():
-            counts = accumulate(series.counts.copy())
-            family.add_metric(values, list(zip(self._names, counts, strict=True)), series.total)
+            exemplars = series.exemplars.copy()
+            buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+            for index, counted in enumerate(zip(self._names, accumulate(series.counts.copy()), strict=True)):
+                buckets.append((*counted, exemplars[index]) if index in exemplars else counted)
+            family.add_metric(values, buckets, series.total)
         return [family]

@@ -1,18 +1,23 @@
 """Prometheus metrics, in one explicit registry.
 
 Labels are bounded: a model's name and a version become labels only once they are in the repository, a mode and a status
-come from their enumerations.
+come from their enumerations. All counts but those of compilations are written on the event loop.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+import xlaserve
 from xlaserve.access.caller import Caller
 from xlaserve.telemetry.counts import LoopCounter, LoopHistogram
 
@@ -49,12 +54,10 @@ class Metrics:
             return Counter(f"xlaserve_{name}", help_text, labels, registry=registry)
 
         self.requests = counter(
-            "requests", "Requests that were answered, by gRPC status.", ("model", "version", "method", "mode", "status")
-        )
-        self.refused = any_threads_counter(
-            "requests_refused",
-            "Requests that were not taken in or named no model or version of the repository, by gRPC status.",
-            ("method", "status"),
+            "requests",
+            "Requests that were answered, by gRPC status. Of those that were not taken in or named no model or version"
+            " of the repository, `model` and `version` are empty.",
+            ("model", "version", "method", "mode", "status"),
         )
         self.limited = counter(
             "requests_limited",
@@ -63,7 +66,9 @@ class Metrics:
         )
         self.images = counter("images", "Images answered.", ("model", "version", "mode"))
         self.request_s = histogram(
-            "request_seconds", "From a request's arrival to its answer.", ("model", "version", "method")
+            "request_seconds",
+            "From a request's arrival to its answer. Buckets name a trace that was sampled, where one is.",
+            ("model", "version", "method", "status"),
         )
         self.refusal_s = histogram(
             "refusal_seconds",
@@ -160,7 +165,7 @@ class Metrics:
 
     def count_refused(self, method: str, status: str) -> None:
         """Counts a request of any protocol that was not taken in."""
-        self.refused.labels(method, status).inc()
+        self.requests.labels("", "", method, "", status).inc()
 
     def count_limited(self, caller: Caller, limit: str) -> None:
         """Counts a request that a limit refused."""
@@ -195,6 +200,34 @@ class _Gauges(Collector):
 def gauge_family(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
     """Returns a gauge without series, to be filled with `add_metric`."""
     return GaugeMetricFamily(name, help_text, labels=labels)
+
+
+def build_info(device_kind: str, device_name: str) -> GaugeMetricFamily:
+    """Returns the gauge that says what serves."""
+    labels = {
+        "version": xlaserve.__version__,
+        "python": platform.python_version(),
+        "tensorflow": _tensorflow_version(),
+        "device": device_kind,
+        "device_name": device_name,
+    }
+    family = GaugeMetricFamily("xlaserve_build_info", "1, and what serves on which device.", labels=tuple(labels))
+    family.add_metric(tuple(labels.values()), 1.0)
+    return family
+
+
+@cache
+def _tensorflow_version() -> str:
+    """Returns the version that is installed; empty where none is. Does not import it."""
+    for package in ("tensorflow", "tensorflow-cpu"):
+        with suppress(PackageNotFoundError):
+            return version(package)
+    return ""
+
+
+def counter(name: str, help_text: str, value: float) -> CounterMetricFamily:
+    """Returns a counter of one series without labels."""
+    return CounterMetricFamily(name, help_text, value=value)
 
 
 def gauge(name: str, help_text: str, value: float | None) -> GaugeMetricFamily:

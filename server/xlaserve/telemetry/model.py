@@ -10,6 +10,7 @@ from functools import lru_cache
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.worker import Run
 from xlaserve.telemetry.metrics import BACKGROUND, WARM_UP, Metrics
+from xlaserve.telemetry.request_context import sampled_trace_id
 from xlaserve.timings import Timings
 
 
@@ -69,7 +70,7 @@ class ModelTelemetry:
         self._of_requests = lru_cache(None)(
             lambda method, mode, status: (
                 metrics.requests.labels(*labels, method, mode, status),
-                metrics.request_s.labels(*labels, method),
+                metrics.request_s.labels(*labels, method, status),
             )
         )
         self._refusal_s = lru_cache(None)(lambda reason: metrics.refusal_s.labels(*labels, reason))
@@ -111,7 +112,7 @@ class ModelTelemetry:
         """A request succeeded."""
         requests, request_s = self._of_requests(method, mode, "OK")
         requests.inc()
-        request_s.observe(timings.total_s)
+        request_s.observe(timings.total_s, sampled_trace_id())
         self._images(mode).inc(images)
         self._queue_s.observe(timings.queue_s)
         self._encode_s.observe(timings.encode_s)
@@ -130,7 +131,7 @@ class ModelTelemetry:
         """A request got another status than OK. `mode` is one of the model's, or empty."""
         requests, request_s = self._of_requests(method, mode, status)
         requests.inc()
-        request_s.observe(seconds)
+        request_s.observe(seconds, sampled_trace_id())
         self.statistics.fail.add(seconds)
 
     def request_refused(self, reason: str, seconds: float) -> None:

@@ -121,6 +121,13 @@ def given_id() -> str:
     return "" if request is None else request.given_id
 
 
+def sampled_trace_id() -> str | None:
+    """Returns the trace that the call which is answered here is part of, where somebody records it."""
+    request = _CURRENT.get()
+    trace = None if request is None else request.trace
+    return trace.trace_id if trace is not None and trace.is_sampled else None
+
+
 def log_fields() -> dict[str, str]:
     """Returns what every line in the log has that is written while a call is answered; nothing where there is none."""
     request = current()

@@ -13,6 +13,14 @@ from xlaserve.model.gauges import gauges
 from xlaserve.model.version import State
 
 BUCKET = Bucket(2, 4, 4)
+LEVELS = (
+    "queue_images",
+    "queued_work_seconds",
+    "in_flight_images",
+    "in_flight_images_limit",
+    "in_flight_bytes",
+    "in_flight_bytes_limit",
+)
 
 
 def version(**fields: Any) -> Any:
@@ -51,8 +59,12 @@ def test_a_version_is_shown_with_its_state_and_what_was_found_of_its_programs() 
     shown = {name: series for name, series in values(version()).items() if name != "xlaserve_model_state"}
     assert shown == {
         "xlaserve_queue_images": {},
+        "xlaserve_queued_work_seconds": {},
         "xlaserve_in_flight_images": {},
+        "xlaserve_in_flight_images_limit": {},
         "xlaserve_in_flight_bytes": {},
+        "xlaserve_in_flight_bytes_limit": {},
+        "xlaserve_model_info": {},
         "xlaserve_auto_mode": {("cats", "7", "2x4x4", "graph"): 1.0},
         "xlaserve_precision_difference": {
             ("cats", "7", "xla", "bfloat16"): 0.25,
@@ -70,11 +82,17 @@ def test_a_version_is_shown_with_its_state_and_what_was_found_of_its_programs() 
 
 
 def test_what_waits_is_shown_of_a_version_that_serves() -> None:
-    batcher = SimpleNamespace(waiting_images=3, admission=SimpleNamespace(images=5, size_bytes=70))
-    shown = values(version(served=SimpleNamespace(batcher=batcher)))
-    names = ("queue_images", "in_flight_images", "in_flight_bytes")
-    assert [shown[f"xlaserve_{name}"] for name in names] == [
-        {("cats", "7"): 3.0},
-        {("cats", "7"): 5.0},
-        {("cats", "7"): 70.0},
-    ]
+    admission = SimpleNamespace(images=5, max_images=50, size_bytes=70, max_bytes=700)
+    batcher = SimpleNamespace(waiting_images=3, admission=admission, forecast=SimpleNamespace(work_s=lambda: 0.25))
+    settings = SimpleNamespace(effective_default_mode=Mode.XLA, precision=Precision.BFLOAT16)
+    model = SimpleNamespace(task=SimpleNamespace(name="detection"))
+    shown = values(version(served=SimpleNamespace(batcher=batcher, settings=settings, model=model)))
+    assert {name: shown[f"xlaserve_{name}"] for name in LEVELS} == {
+        "queue_images": {("cats", "7"): 3.0},
+        "queued_work_seconds": {("cats", "7"): 0.25},
+        "in_flight_images": {("cats", "7"): 5.0},
+        "in_flight_images_limit": {("cats", "7"): 50.0},
+        "in_flight_bytes": {("cats", "7"): 70.0},
+        "in_flight_bytes_limit": {("cats", "7"): 700.0},
+    }
+    assert shown["xlaserve_model_info"] == {("cats", "7", "detection", "xla", "bfloat16"): 1.0}

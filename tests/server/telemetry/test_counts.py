@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from xlaserve.telemetry.counts import LoopCounter, LoopHistogram
 from xlaserve.telemetry.metrics import Metrics
@@ -40,3 +41,15 @@ def test_a_histogram_shows_what_that_of_prometheus_shows(values: Sequence[float]
         histogram.labels("a", "xla").observe(value)
         reference.labels("a", "xla").observe(value)
     assert exposed(ours) == exposed(theirs)
+
+
+def test_openmetrics_names_the_last_trace_of_each_bucket() -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    seconds = LoopHistogram("seconds", "How long.", LABELS, bounds=BOUNDS, registry=registry).labels("a", "xla")
+    for value, trace in ((0.25, "first"), (0.3, "second"), (0.4, None), (0.75, None), (1000.0, "slow")):
+        seconds.observe(value, trace)
+    encode, _ = choose_encoder("application/openmetrics-text; version=1.0.0")
+    (family,) = text_string_to_metric_families(encode(registry).decode())  # type: ignore[no-untyped-call]
+    found = {sample.labels["le"]: sample.exemplar for sample in family.samples if "le" in sample.labels}
+    shown = {bound: (each.labels["trace_id"], each.value) for bound, each in found.items() if each is not None}
+    assert shown == {"0.5": ("second", 0.3), "+Inf": ("slow", 1000.0)}

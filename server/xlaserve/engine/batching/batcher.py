@@ -126,6 +126,11 @@ class Batcher:
         """Images in the queues."""
         return sum(queue.images for queue in self._queues.values())
 
+    @property
+    def waiting_requests(self) -> int:
+        """Requests of which images are in the queues."""
+        return sum(len(line.jobs) for queue in self._queues.values() for line in queue.lines.values())
+
     async def run(self, pixels: Images, mode: Mode, deadline: float, priority: int = DEFAULT_PRIORITY) -> Result:
         """Runs `pixels` `[n, height, width, 3]`, n >= 1, in a `mode` that has buckets of that size.
 

@@ -100,10 +100,13 @@ class Forecast:
             return
         job.queue.lines[job.priority].expectation.observe(job.expected_s, took_s)
 
+    def work_s(self) -> float:
+        """Returns the seconds that all that waits should take, had it the device to itself."""
+        return sum(queue.costs.planner.seconds(queue.images) for queue in self.queues.values() if queue.images)
+
     def drain_s(self) -> float:
         """Returns the seconds in which all that waits and runs should be answered."""
-        work_s = sum(queue.costs.planner.seconds(queue.images) for queue in self.queues.values() if queue.images)
-        return self.lanes.wait_s(self.clock()) + work_s * (1 + self.lanes.count_others(self.share))
+        return self.lanes.wait_s(self.clock()) + self.work_s() * (1 + self.lanes.count_others(self.share))
 
     def _is_far(self, queue: Queue, slack_s: float) -> bool:
         planner = queue.costs.planner

@@ -8,6 +8,7 @@ starts at the device's virtual time: it is served next, but saves up no credit.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,12 +32,15 @@ class Lanes:
     not full is next, they stay empty.
     """
 
-    def __init__(self, count: int, ahead: int = 1) -> None:
+    def __init__(self, count: int, ahead: int = 1, *, clock: Callable[[], float] = time.perf_counter) -> None:
         if count < 1:
             raise ValueError(f"a device has at least one lane, got {count}")
         self.count = count
         self._places = count + ahead
+        self._clock = clock
         self._in_flight = 0
+        self._busy_s = 0.0
+        self._counted_at = clock()
         self._virtual_s = 0.0
         self._busy_until = 0.0
         self._waiting: dict[Share, asyncio.Future[None]] = {}
@@ -45,6 +49,19 @@ class Lanes:
     def busy(self) -> int:
         """Lanes that run a batch of somebody else's, as seen by a share that has just acquired one."""
         return min(self._in_flight, self.count) - 1
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which lanes were in use, of all lanes together."""
+        self._place(0)
+        return self._busy_s
+
+    def _place(self, batches: int) -> None:
+        """Counts `batches` more in flight."""
+        now = self._clock()
+        self._busy_s += (now - self._counted_at) * min(self._in_flight, self.count)
+        self._counted_at = now
+        self._in_flight += batches
 
     def count_others(self, share: Share) -> int:
         """Returns how many shares wait, in addition to `share`."""
@@ -77,7 +94,7 @@ class Lanes:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():  # granted, and nobody is left to give it back
-                self._in_flight -= 1
+                self._place(-1)
             raise
         finally:
             del self._waiting[share]
@@ -88,19 +105,19 @@ class Lanes:
         if self._waiting or self._in_flight >= self.count:
             return False
         share.virtual_s = self._virtual_s = max(share.virtual_s, self._virtual_s)
-        self._in_flight += 1
+        self._place(1)
         return True
 
     def acquire_idle(self) -> bool:
         """Returns whether it took a lane, as none is in use and nobody waits for one. One `release` gives it back."""
         if self._waiting or self._in_flight:
             return False
-        self._in_flight += 1
+        self._place(1)
         return True
 
     def release(self) -> None:
         """Gives a lane back: its batch has run, or there was none."""
-        self._in_flight -= 1
+        self._place(-1)
         self.grant()
 
     def grant(self) -> None:
@@ -116,6 +133,6 @@ class Lanes:
         share = min(self._waiting, key=lambda share: share.virtual_s)
         if self._in_flight >= self.count and not share.is_full():
             return
-        self._in_flight += 1
+        self._place(1)
         self._virtual_s = max(self._virtual_s, share.virtual_s)
         self._waiting[share].set_result(None)

@@ -267,3 +267,20 @@ async def test_a_share_that_cannot_say_whether_it_is_full_costs_no_lane(virtual_
 def test_a_device_without_lanes_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one lane"):
         Lanes(0)
+
+
+async def test_busy_seconds_are_those_of_lanes_in_use() -> None:
+    now = 0.0
+    lanes = Lanes(2, ahead=1, clock=lambda: now)
+    first, second, ahead = (Share(lambda: True) for _ in range(3))
+    await lanes.acquire(first)
+    now = 1.0
+    assert lanes.busy_s == 1.0
+    await lanes.acquire(second)
+    await lanes.acquire(ahead)  # is gathered, and has no lane yet
+    now = 3.0
+    assert lanes.busy_s == 1.0 + 2 * 2.0
+    for _ in range(3):
+        lanes.release()
+    now = 9.0
+    assert lanes.busy_s == 5.0
