@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from statistics import median
@@ -83,9 +85,11 @@ class Place:
         (self.folder / "partial").write_text(json.dumps({"callers": callers}))
         (self.folder / "partial").replace(self.folder / "access.yaml")
 
-    def own(self, *names: str, authority: trustme.CA | None = None) -> tuple[Path, Path]:
-        """Returns the files of a client's key and certificate."""
-        issued = (authority or self.clients).issue_cert(*names)
+    def own(self, *names: str, authority: trustme.CA | None = None, until: datetime | None = None) -> tuple[Path, Path]:
+        """Returns the files of a client's key and certificate, which expires then."""
+        issued = (authority or self.clients).issue_cert(
+            *names, not_before=until and datetime(2000, 1, 1), not_after=until
+        )
         key, certificate = self.folder / "own-key.pem", self.folder / "own.pem"
         issued.private_key_pem.write_to_path(key)
         certificate.write_bytes(issued.cert_chain_pems[0].bytes())
@@ -437,6 +441,68 @@ def test_clients_of_a_server_that_asks_for_certificates_need_one(place: Place, m
             assert told[0] == "UNAVAILABLE"
         with pytest.raises((ssl.SSLError, ConnectionError)):
             http(place, mutual, "/v2/health/live", bearer("root"), own=other)
+
+
+def test_a_client_whose_certificate_has_expired_is_refused(place: Place, mutual: Server) -> None:
+    expired = place.own("ops.example.com", until=datetime(2001, 1, 1))
+    with secured(place, mutual, expired) as channel:
+        stub = oip_grpc.GRPCInferenceServiceStub(channel)
+        assert status_of(stub.ServerLive, pb.ServerLiveRequest())[0] == "UNAVAILABLE"
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        http(place, mutual, "/v2/health/live", own=expired)
+
+
+def handshake(
+    place: Place, address: str, own: tuple[Path, Path], version: ssl.TLSVersion
+) -> Callable[[ssl.SSLSession | None], tuple[bool, ssl.SSLSession | None]]:
+    """Returns what connects with a session; it tells whether that was resumed, and the next one."""
+    host, port = address.rsplit(":", 1)
+    context = tls(place, own)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    context.maximum_version = version
+
+    def shake(session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession | None]:
+        with (
+            socket.create_connection((host, int(port)), timeout=30) as raw,
+            context.wrap_socket(raw, server_hostname="localhost", session=session) as connection,
+        ):
+            is_http2 = connection.selected_alpn_protocol() == "h2"
+            settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+            connection.sendall(settings if is_http2 else b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(100)  # tickets of TLS 1.3 come with the first answer
+            return connection.session_reused is True, connection.session
+
+    return shake
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("port", ["grpc", "http"])
+def test_no_session_is_resumed_where_clients_show_certificates(
+    place: Place, mutual: Server, port: str, version: ssl.TLSVersion
+) -> None:
+    shake = handshake(place, getattr(mutual, port), place.own("ops.example.com"), version)
+    _, session = shake(None)
+    assert shake(session)[0] is False
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+@pytest.mark.parametrize("port", ["grpc", "http"])
+def test_tls_is_not_negotiated_again(place: Place, locked: Server, port: str) -> None:
+    command = ("openssl", "s_client", "-tls1_2", "-alpn", "h2,http/1.1", "-connect", getattr(locked, port))
+    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert client.stdin is not None
+    assert client.stdout is not None
+    said = b""
+    while b"Extended master secret" not in said:  # the handshake is done
+        part = client.stdout.readline()
+        assert part, said
+        said += part
+    client.stdin.write(b"R\n")
+    client.stdin.flush()
+    rest, _ = client.communicate(timeout=30)  # ends by itself: the server refuses, or hangs up
+    assert b"RENEGOTIATING" in rest
+    assert client.returncode != 0
+    assert _is_alive(place, locked)
 
 
 def test_clients_refuse_a_server_of_another_authority(place: Place, locked: Server, tmp_path: Path) -> None:

@@ -59,27 +59,40 @@ class Certificates:
         self.watch.follow(compare)
 
     def server_context(self) -> ssl.SSLContext:
-        """Returns the context for connections; each gets the certificate that is valid when it is made."""
-        return self._context
+        """Returns the context for a connection, which gets the certificate that is valid when it is made.
+
+        Where clients show theirs, each connection needs a context of its own: a session that is resumed is not verified
+        again, and Python can't turn off the cache of a context's sessions.
+        """
+        if not self.asks_clients:
+            return self._context
+        context = self._bare_context()
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def _on_hello(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._context
 
-    def _read(self) -> tuple[ssl.SSLContext, Pem]:
-        key, certificate, client_ca = self._key, self._certificate, self._client_ca
+    def _bare_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
         context.set_alpn_protocols(["http/1.1"])
         context.sni_callback = self._on_hello
+        if self.asks_clients:
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+        return context
+
+    def _read(self) -> tuple[ssl.SSLContext, Pem]:
+        key, certificate, client_ca = self._key, self._certificate, self._client_ca
+        context = self._bare_context()
         try:
             pem = Pem(key.read_bytes(), certificate.read_bytes(), client_ca.read_bytes() if client_ca else None)
             context.load_cert_chain(certificate, key, password=_no_password)
             if client_ca is not None:
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(client_ca)
-                # A session that is resumed is not verified again, by whatever authorities there are then.
-                context.options |= ssl.OP_NO_TICKET
-                context.num_tickets = 0
         except ssl.SSLError as error:
             raise _unusable(error.reason or error) from None
         except OSError as error:

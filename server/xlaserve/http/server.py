@@ -7,7 +7,6 @@ import errno
 import logging
 import math
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Final
 
@@ -41,7 +40,7 @@ class HttpServer:
         on_failed: Callable[[str, Exception], None] = lambda method, error: None,
     ) -> None:
         self._settings = settings
-        self._tls = certificates.server_context() if certificates else None
+        self._certificates = certificates
         self._connections = Connections(
             settings.max_connections,
             settings.effective_max_connections_per_address,
@@ -81,10 +80,10 @@ class HttpServer:
             raise ConfigError(f"http_port: expected {expected}, got {settings.http_port}: {error.strerror}") from error
         host, port, *_ = listening[0].getsockname()
         for one in listening:
-            if self._tls is None:
+            if self._certificates is None:
                 self._servers.append(await loop.create_server(self._connect, sock=one, backlog=BACKLOG))
             else:
-                self._accepting.append(asyncio.create_task(self._accept(one, self._tls)))
+                self._accepting.append(asyncio.create_task(self._accept(one, self._certificates)))
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def stop(self, grace_s: float) -> None:
@@ -107,7 +106,7 @@ class HttpServer:
         for connection in tuple(self._connections.connections):
             connection.shutdown()
 
-    async def _accept(self, listening: socket.socket, tls: ssl.SSLContext) -> None:
+    async def _accept(self, listening: socket.socket, certificates: Certificates) -> None:
         """Accepts clients that speak TLS. asyncio's own server would shake hands with any number of them at a time."""
         loop = asyncio.get_running_loop()
         with listening:
@@ -120,7 +119,7 @@ class HttpServer:
                     continue
                 address = network_of(peer[0])
                 self._make_room(address)
-                task = loop.create_task(self._shake_hands(client, tls))
+                task = loop.create_task(self._shake_hands(client, certificates))
                 self._handshakes[task] = address
                 task.add_done_callback(lambda task: self._handshakes.pop(task, None))
 
@@ -137,10 +136,10 @@ class HttpServer:
         del under_way[oldest]
         oldest.cancel()
 
-    async def _shake_hands(self, client: socket.socket, tls: ssl.SSLContext) -> None:
+    async def _shake_hands(self, client: socket.socket, certificates: Certificates) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._connect, client, ssl=tls, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+                self._connect, client, ssl=certificates.server_context(), ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
             )
         except OSError as error:
             log.debug("HTTP: %s: no TLS: %s", self.address, error)

@@ -283,7 +283,11 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
 
 
 def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Returns credentials that follow the files: gRPC asks for them at each handshake, on threads of its own."""
+    """Returns credentials that follow the files: gRPC asks for them at each handshake, on threads of its own.
+
+    Sessions are resumed, without being verified again, only under the same configuration: where clients show
+    certificates, each handshake gets another.
+    """
 
     last = certificates.pem
 
@@ -292,7 +296,7 @@ def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal last
-        if (pem := certificates.pem) is last:
+        if (pem := certificates.pem) is last and not certificates.asks_clients:
             return None
         last = pem
         return configuration(pem)

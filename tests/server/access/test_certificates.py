@@ -93,17 +93,34 @@ def test_clients_need_a_certificate_of_the_authority(files: Files) -> None:
             connect(context, client_of(files.authority, own))
 
 
-def test_an_authority_that_is_replaced_is_believed_no_more_and_no_session_outlives_it(files: Files) -> None:
+VERSIONS = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+
+
+@VERSIONS
+def test_an_authority_that_is_replaced_is_believed_no_more_and_no_session_outlives_it(
+    files: Files, version: ssl.TLSVersion
+) -> None:
     certificates = files.read(asks_clients=True)
     context = certificates.server_context()
     old = client_of(files.authority, files.clients.issue_cert("ops.example.com"))
+    old.maximum_version = version
     session = connect(context, old)[1].session
     another = trustme.CA()
     another.cert_pem.write_to_path(files.client_ca)
     certificates.watch.look()
     with pytest.raises(ssl.SSLError):
-        connect(context, old, session)
-    connect(context, client_of(files.authority, another.issue_cert("ops.example.com")))
+        connect(certificates.server_context(), old, session)
+    connect(certificates.server_context(), client_of(files.authority, another.issue_cert("ops.example.com")))
+
+
+@VERSIONS
+def test_no_session_is_resumed_where_clients_show_certificates(files: Files, version: ssl.TLSVersion) -> None:
+    for asks_clients in (True, False):
+        certificates = files.read(asks_clients=asks_clients)
+        client = client_of(files.authority, files.clients.issue_cert("ops.example.com"))
+        client.maximum_version = version
+        session = connect(certificates.server_context(), client)[1].session
+        assert connect(certificates.server_context(), client, session)[1].session_reused is not asks_clients
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
