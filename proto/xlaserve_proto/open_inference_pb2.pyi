@@ -975,6 +975,48 @@ class ModelParameter(_message.Message):
 Global___ModelParameter: _TypeAlias = ModelParameter  # noqa: Y015
 
 @_typing.final
+class ModelVersionPolicy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Specific(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        VERSIONS_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+            """In ascending order."""
+
+        def __init__(
+            self,
+            *,
+            versions: _abc.Iterable[_builtins.int] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["versions", b"versions"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SPECIFIC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def specific(self) -> Global___ModelVersionPolicy.Specific: ...
+    def __init__(
+        self,
+        *,
+        specific: Global___ModelVersionPolicy.Specific | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy_choice", b"policy_choice", "specific", b"specific"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy_choice", b"policy_choice", "specific", b"specific"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_policy_choice: _TypeAlias = _typing.Literal["specific"]  # noqa: Y015
+    _WhichOneofArgType_policy_choice: _TypeAlias = _typing.Literal["policy_choice", b"policy_choice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_policy_choice) -> _WhichOneofReturnType_policy_choice | None: ...
+
+Global___ModelVersionPolicy: _TypeAlias = ModelVersionPolicy  # noqa: Y015
+
+@_typing.final
 class ModelConfig(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1001,6 +1043,7 @@ class ModelConfig(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     PLATFORM_FIELD_NUMBER: _builtins.int
+    VERSION_POLICY_FIELD_NUMBER: _builtins.int
     MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
@@ -1013,6 +1056,8 @@ class ModelConfig(_message.Message):
     max_batch_size: _builtins.int
     """The largest bucket. Larger requests are accepted, split, and their answer put together again."""
     backend: _builtins.str
+    @_builtins.property
+    def version_policy(self) -> Global___ModelVersionPolicy: ...
     @_builtins.property
     def input(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInput]: ...
     @_builtins.property
@@ -1030,6 +1075,7 @@ class ModelConfig(_message.Message):
         *,
         name: _builtins.str = ...,
         platform: _builtins.str = ...,
+        version_policy: Global___ModelVersionPolicy | None = ...,
         max_batch_size: _builtins.int = ...,
         input: _abc.Iterable[Global___ModelInput] | None = ...,
         output: _abc.Iterable[Global___ModelOutput] | None = ...,
@@ -1038,9 +1084,9 @@ class ModelConfig(_message.Message):
         parameters: _abc.Mapping[_builtins.str, Global___ModelParameter] | None = ...,
         backend: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dynamic_batching", b"dynamic_batching", "scheduling_choice", b"scheduling_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dynamic_batching", b"dynamic_batching", "scheduling_choice", b"scheduling_choice", "version_policy", b"version_policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "dynamic_batching", b"dynamic_batching", "input", b"input", "instance_group", b"instance_group", "max_batch_size", b"max_batch_size", "name", b"name", "output", b"output", "parameters", b"parameters", "platform", b"platform", "scheduling_choice", b"scheduling_choice"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "dynamic_batching", b"dynamic_batching", "input", b"input", "instance_group", b"instance_group", "max_batch_size", b"max_batch_size", "name", b"name", "output", b"output", "parameters", b"parameters", "platform", b"platform", "scheduling_choice", b"scheduling_choice", "version_policy", b"version_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_scheduling_choice: _TypeAlias = _typing.Literal["dynamic_batching"]  # noqa: Y015
     _WhichOneofArgType_scheduling_choice: _TypeAlias = _typing.Literal["scheduling_choice", b"scheduling_choice"]  # noqa: Y015

@@ -9,7 +9,7 @@ import signal
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -30,6 +30,7 @@ from xlaserve_proto.vision_pb2_grpc import VisionStub
 NOOP: dict[str, Any] = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1]}
 PIXELS = bytes(224 * 224 * 3)
 FAILED = "failed"
+NONE: Mapping[str, str] = {}
 TIMEOUT_S = 60.0
 
 Ask = Callable[[str], str]
@@ -120,10 +121,16 @@ class Asker:
         assert len(self._post(f"{path}:predict", body, {})["predictions"]) == 1
         return version
 
+    def get(self, path: str) -> Any:
+        return self._http("GET", path)
+
     def _post(self, path: str, body: bytes, headers: dict[str, str]) -> Any:
+        return self._http("POST", path, body, headers)
+
+    def _http(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = NONE) -> Any:
         connection = HTTPConnection(self._server.http, timeout=TIMEOUT_S)
         try:
-            connection.request("POST", path, body, headers)
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
             answered = json.loads(response.read())
             assert response.status == 200, answered
@@ -247,6 +254,10 @@ def test_statistics_metadata_and_the_index_show_each_version(
     assert [(one.version, one.inference_count) for one in statistics] == [("1", 1), ("2", 2)]
     assert stub.ModelMetadata(pb.ModelMetadataRequest(name="noop")).versions == ["1", "2"]
     assert stub.ModelMetadata(pb.ModelMetadataRequest(name="noop", version="1")).versions == ["1"]
+    for version in ("", "1"):
+        config = stub.ModelConfig(pb.ModelConfigRequest(name="noop", version=version)).config
+        assert list(config.version_policy.specific.versions) == [1, 2]
+    assert asker.get("/v2/models/noop/config")["version_policy"] == {"specific": {"versions": [1, 2]}}
     index = stub.RepositoryIndex(pb.RepositoryIndexRequest()).models
     assert [(one.version, one.state) for one in index] == [("1", "READY"), ("2", "READY")]
     for version in ("1", "2"):

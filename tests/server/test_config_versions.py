@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,11 @@ def entry(version: int, **settings: Any) -> dict[str, Any]:
     [
         ([entry(1), entry(1)], "model a: expected each version once, 1 is repeated"),
         ([entry(1, version_labels={"stable": 2})], "version_labels.stable: expected one of 1, got 2"),
+        ([entry(1, routing={"beta": 5})], "model a: routing: expected labels or versions (1), got beta"),
+        (
+            [entry(1, version_labels={"old": 1}, shadow={"version": "old"}), entry(2, shadow={"version": 3})],
+            "model a: shadow.version: expected labels or versions (1, 2, old), got 3",
+        ),
         (
             [entry(1, routing={"1": 5}), entry(2, routing={"1": 6})],
             "model a: routing: expected one value for all versions, got 2",
@@ -108,8 +114,35 @@ def entry(version: int, **settings: Any) -> dict[str, Any]:
     ],
 )
 def test_versions_of_one_model_fit_together(entries: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
         load(flags={"models": entries}, environ={})
+
+
+@pytest.mark.parametrize("field", ["shadow", "routing"])
+@pytest.mark.parametrize("wrong", ["a b", -1, "1" * 19, "x" * 65])
+def test_what_is_no_version_and_no_label_is_refused_alike_wherever_it_stands(field: str, wrong: str | int) -> None:
+    value = {"version": wrong} if field == "shadow" else {wrong: 5}
+    with pytest.raises(ConfigError, match=r"expected a version's number, or a label: .*, got") as refused:
+        load(flags={"models": [entry(1, **{field: value})]}, environ={})
+    assert str(refused.value).count("models.0") == 1
+
+
+def test_a_version_without_the_others_refers_to_none_of_them() -> None:
+    entries = [entry(1, version_labels={"beta": 2}, routing={"beta": 5}, shadow={"version": "beta"}), entry(2)]
+    first, _ = load(flags={"models": entries}, environ={}).models
+    alone = load(flags={"models": [first.alone.model_dump(mode="json")]}, environ={}).models
+    assert alone == (ModelSettings(**entry(1)),)
+
+
+def test_messages_name_the_version_where_there_are_several_or_one_is_set() -> None:
+    def titles(*entries: dict[str, Any]) -> list[str]:
+        (found,) = grouped(load(flags={"models": entries}, environ={}).models).values()
+        return [one.title for one in found.versions.values()]
+
+    unset = {"name": "a", "source": "builtin:noop"}
+    assert titles(unset) == ["a"]
+    assert titles(entry(1)) == ["a version 1"]
+    assert titles(unset, entry(2)) == ["a version 1", "a version 2"]
 
 
 def test_what_all_versions_share_is_set_at_one_of_them_and_is_no_setting_of_a_version() -> None:

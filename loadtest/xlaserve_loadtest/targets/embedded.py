@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import yaml
 
@@ -75,15 +75,25 @@ def narrowed(config: Path, models: Sequence[str], modes: Sequence[str]) -> str:
     or where it has no such model.
     """
     document = yaml.safe_load(_ask(str(config), f"--config {config}", "--show"))
-    entries = {entry["name"]: entry for entry in document["models"]}
-    if unknown := [model for model in models if model not in entries]:
-        raise TargetError(f"--config {config}: expected its models ({', '.join(entries)}), got {', '.join(unknown)}")
-    chosen = [entries[model] for model in models]
+    versions: dict[str, list[dict[str, Any]]] = {}
+    for entry in document["models"]:
+        versions.setdefault(entry["name"], []).append(entry)
+    if unknown := [model for model in models if model not in versions]:
+        raise TargetError(f"--config {config}: expected its models ({', '.join(versions)}), got {', '.join(unknown)}")
+    chosen = [_default_version(versions[model]) for model in models]
     for entry in chosen:
+        entry |= {"version_labels": {}, "routing": {}, "shadow": None}  # which name other versions and modes
         entry["modes"] = list(modes)
         if entry["default_mode"] not in modes:
             entry["default_mode"] = None
     return json.dumps({**document, "models": chosen})
+
+
+def _default_version(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns that of a model's versions which answers requests that name none."""
+    stable = [entry["version_labels"]["stable"] for entry in entries if "stable" in entry["version_labels"]]
+    number = stable[0] if stable else max((entry["version"] for entry in entries), key=int)
+    return next(entry for entry in entries if entry["version"] == number)
 
 
 def _ask(config: str, option: str, *flags: str) -> str:

@@ -45,7 +45,7 @@ def check(
     `on_step` is called with what is tried next. `command` is the process that reads the assignment.
     """
     assignment = Assignment(
-        settings=server.model_copy(update={"models": (asked.settings,)}), modes=tuple(modes), lowerings=lowerings
+        settings=server.model_copy(update={"models": (asked.settings.alone,)}), modes=tuple(modes), lowerings=lowerings
     )
     found: dict[str, Any] = {"programs": []}
     began = time.perf_counter()

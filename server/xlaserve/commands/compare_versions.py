@@ -35,14 +35,11 @@ class Comparison:
     """Of the shadow's latency."""
 
     @property
-    def served_name(self) -> str:
-        """The version and mode that answered."""
-        return f"{self.model.version} {self.shadow.mode}"
-
-    @property
-    def shadow_name(self) -> str:
-        """Those that the images ran in as well."""
-        return f"{self.shadow.shadow_version} {self.shadow.shadow_mode}"
+    def title(self) -> str:
+        """The versions and modes that are compared."""
+        shadow = self.shadow
+        served, other = f"{self.model.version} {shadow.mode}", f"{shadow.shadow_version} {shadow.shadow_mode}"
+        return f"{self.model.name}: {other} as the shadow of {served}"
 
 
 def run(invocation: Invocation) -> int:
@@ -59,8 +56,10 @@ def run(invocation: Invocation) -> int:
         console.print_json([_as_json(one) for one in comparisons])
     else:
         sys.stdout.write("\n\n".join("\n".join(_lines(one)) for one in comparisons) + "\n")
-    failed = [one for one in comparisons if not _keeps(one, own.min_agreement, may_be_slower=not own.fail_if_slower)]
-    return CONDITION_MET if failed else 0
+    failures = [line for one in comparisons for line in _failures(one, own)]
+    for line in failures:
+        sys.stderr.write(f"{line}\n")
+    return CONDITION_MET if failures else 0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -92,15 +91,19 @@ def _comparison(model: pb.Model, shadow: pb.Shadow) -> Comparison:
     )
 
 
-def _keeps(one: Comparison, min_agreement: float | None, *, may_be_slower: bool) -> bool:
+def _failures(one: Comparison, own: argparse.Namespace) -> Iterator[str]:
+    """Yields a line for each condition that a shadow does not keep to."""
     low = one.agreement.low
-    agrees = min_agreement is None or (low is not None and low >= min_agreement)
-    return agrees and (may_be_slower or one.verdict != "slower")
+    if own.min_agreement is not None and (low is None or low < own.min_agreement):
+        known = "nothing was compared" if low is None else f"the agreement's interval begins at {low:.4f}"
+        yield f"{one.title}: failed --min-agreement {own.min_agreement:g}: {known}"
+    if own.fail_if_slower and one.verdict == "slower":
+        yield f"{one.title}: failed --fail-if-slower: {one.time_ratio.value:.3f} times the latency"
 
 
 def _lines(one: Comparison) -> Iterator[str]:
     shadow = one.shadow
-    yield f"{one.model.name}: {one.shadow_name} as the shadow of {one.served_name}"
+    yield one.title
     if shadow.images:
         answers = f"{one.agreement.value:.4f} agree ({_interval(one.agreement)}{shadow.images} images)"
         iou = f", mean IoU {shadow.iou:.4f}" if shadow.HasField("iou") else ""

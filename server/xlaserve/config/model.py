@@ -126,12 +126,25 @@ OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedd
 
 
 VERSION: Final = r"^[0-9]{1,18}$"
+LABEL: Final = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 LATEST: Final = re.compile(r"latest [1-9][0-9]{0,3}")
 
 Number = Annotated[str, Field(pattern=VERSION, coerce_numbers_to_str=True), AfterValidator(lambda text: str(int(text)))]
 """The number of a version."""
-Label = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
+Label = Annotated[str, Field(pattern=LABEL)]
 """The name of a version."""
+
+
+def _version_or_label(text: str) -> str:
+    if re.fullmatch(VERSION, text):
+        return str(int(text))
+    if re.fullmatch(LABEL, text):
+        return text
+    raise ValueError("expected a version's number, or a label: a letter or _, and at most 63 of A-Z a-z 0-9 . _ -")
+
+
+VersionOrLabel = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_version_or_label)]
+"""A version by its number or its label."""
 Percentage = Annotated[float, Field(gt=0, le=100)]
 
 SHARED: Final[Mapping[str, Any]] = {"version_labels": (), "routing": ()}
@@ -189,7 +202,7 @@ class AutoBuckets(Frozen):
 class ShadowSettings(Frozen):
     """What else some of a model's requests run in, for comparing."""
 
-    version: Label | Number | None = None
+    version: VersionOrLabel | None = None
     """The version to run, by its number or its label; by default the one that answered."""
     mode: Mode | None = None
     """The mode to run in; by default the request's, or the version's default where it does not offer that."""
@@ -220,7 +233,7 @@ class ModelSettings(Frozen):
     """Names of versions, which requests may use in place of numbers: `{stable: 2, canary: 3}`. `stable` answers
     requests without a version; where there is none or it is not ready, the highest version that is ready does. For all
     versions of the model: set at one of them. Labels move without a reload."""
-    routing: Pairs[Label | Number, Percentage] = ()
+    routing: Pairs[VersionOrLabel, Percentage] = ()
     """Percentages of the requests without a version that labels or versions answer: `{canary: 5}`. Requests with the
     same id go to the same version. For all versions of the model, as `version_labels`."""
     weights: Annotated[str | None, OrPath(lambda text: text not in sources.NAMED_WEIGHTS)] = None
@@ -405,8 +418,13 @@ class ModelSettings(Frozen):
 
     @property
     def title(self) -> str:
-        """What messages call it: by its name, and its version unless that is 1, as where none is configured."""
-        return self.name if self.version == "1" else f"{self.name} version {self.version}"
+        """What messages call it: by its name, and by its version unless none is configured."""
+        return f"{self.name} version {self.version}" if "version" in self.model_fields_set else self.name
+
+    @property
+    def alone(self) -> ModelSettings:
+        """The same for another process, without what refers to other versions."""
+        return self.model_copy(update={**SHARED, "shadow": None})
 
     @property
     def largest_batch(self) -> int:

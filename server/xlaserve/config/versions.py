@@ -46,7 +46,12 @@ def grouped(models: Iterable[ModelSettings]) -> dict[str, VersionSet]:
 
 
 def _version_set(name: str, entries: list[ModelSettings]) -> VersionSet:
-    versions = {entry.version: entry.model_copy(update=SHARED) for entry in entries}
+    # One of several without a number has one all the same: messages have to tell them apart.
+    numbered = [{"version": entry.version} if len(entries) > 1 else {} for entry in entries]
+    versions = {
+        entry.version: entry.model_copy(update={**SHARED, **number})
+        for entry, number in zip(entries, numbered, strict=True)
+    }
     if len(versions) < len(entries):
         repeated = sorted({entry.version for entry in entries if [e.version for e in entries].count(entry.version) > 1})
         raise ValueError(f"model {name}: expected each version once, {', '.join(repeated)} is repeated")
@@ -56,10 +61,12 @@ def _version_set(name: str, entries: list[ModelSettings]) -> VersionSet:
     for label, version in labels.items():
         if version not in versions:
             raise ValueError(f"model {name}: version_labels.{label}: expected one of {known}, got {version}")
-    for target in routing:
+    targets = [("routing", target) for target in routing]
+    targets += [("shadow.version", entry.shadow.version) for entry in entries if entry.shadow and entry.shadow.version]
+    for field, target in targets:
         if target not in versions and target not in labels:
             expected = ", ".join((known, *labels))
-            raise ValueError(f"model {name}: routing: expected labels or versions ({expected}), got {target}")
+            raise ValueError(f"model {name}: {field}: expected labels or versions ({expected}), got {target}")
     return VersionSet(versions, labels, routing)
 
 

@@ -68,7 +68,7 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
     except Exception as error:
         raise ModelFailed(_explain(settings, error)) from error
     if network.weights == "random":
-        _log.warning("model %s has random weights: its answers mean nothing", settings.name)
+        _log.warning("model %s has random weights: its answers mean nothing", settings.title)
     return Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
 
 

@@ -116,14 +116,14 @@ class Preparer:
 
     def _run(self, model: ModelSettings, folder: Path) -> bool:
         """Returns whether the process did what it should. Raises OSError where it can't be started."""
-        update = {"models": (model,), "compile_cache": folder, "compile_cache_read_only": False}
+        update = {"models": (model.alone,), "compile_cache": folder, "compile_cache_read_only": False}
         settings = self._settings.model_copy(update=update).model_dump_json().encode() + b"\n"
         status, said = self._run_process(settings, only_when_idle=True)
         if status is None:
-            log.info("model %s: no processor is ever idle; it compiles at low priority instead", model.name)
+            log.info("model %s: no processor is ever idle; it compiles at low priority instead", model.title)
             status, said = self._run_process(settings, only_when_idle=False)  # what is in the folder is not made again
         assert status is not None
-        log.debug("model %s: prepared with status %d: %s", model.name, status, said)
+        log.debug("model %s: prepared with status %d: %s", model.title, status, said)
         if status < 0:
             if self._stop.wait(POLL_S):  # what ends the server may also end all that it has started
                 self._stop.check()
@@ -162,7 +162,7 @@ class Preparer:
 
 
 def _warn(model: ModelSettings, reason: str) -> None:
-    log.warning("model %s: can't be compiled in a process of its own and is compiled here: %s", model.name, reason)
+    log.warning("model %s: can't be compiled in a process of its own and is compiled here: %s", model.title, reason)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -315,6 +315,9 @@ class Repository:
 
     async def _finish(self, versions: Collection[Version]) -> None:
         """Drains versions and frees them."""
+        for version in versions:
+            for other in self._versions[version.name]:
+                other.forget_shadow(version.settings.version)
         models = [*map(_to_dismantle, versions)]
         await asyncio.gather(*(self._end(version, self.settings.drain_timeout_s) for version in versions))
         await asyncio.to_thread(_free, models)

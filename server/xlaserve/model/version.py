@@ -83,6 +83,10 @@ class Version:
         names = ", ".join(map(str, buckets))
         self.warn(f"mode {mode}: the device's memory did not hold a batch; smaller buckets serve in place of {names}")
 
+    def forget_shadow(self, version: str) -> None:
+        """Forgets what comparing its answers with those of a version has shown: that loading of it has ended."""
+        self.shadows = {pair: found for pair, found in self.shadows.items() if pair.shadow_version != version}
+
     @property
     def auto_text(self) -> str:
         """`auto` in words: `1x224x224 in graph, 8x224x224 in xla`."""

@@ -89,6 +89,7 @@ class Models:
             "name": served.settings.name,
             "platform": _platform(served),
             "backend": served.model.program.platform,
+            "version_policy": {"specific": {"versions": sorted(map(int, self._ready_versions(name)))}},
             "max_batch_size": batches[-1],
             "input": [image if served.settings.metadata_input == IMAGE else pixels],
             "output": [

@@ -90,7 +90,7 @@ class Shadows:
         try:
             self._begin(Side(served, mode), settings.version, settings.mode, images)
         except Exception:
-            log.exception("model %s: no shadow could be begun", served.settings.name)
+            log.exception("model %s: no shadow could be begun", served.settings.title)
 
     async def stop(self) -> None:
         """Gives up what runs, and waits for nothing but its end."""
@@ -136,7 +136,8 @@ class Shadows:
             self._drop(ours, pair, str(dropped))
         except Exception as error:
             self._drop(ours, pair, "failed")
-            log.warning("model %s: a shadow in %s failed", ours.served.settings.name, theirs.mode, exc_info=error)
+            names = ours.served.settings.title, theirs.served.settings.version, theirs.mode
+            log.warning("model %s: its shadow, version %s in %s, failed", *names, exc_info=error)
 
     async def _compare(self, ours: Side, theirs: Side, pair: Pair, images: RequestImages) -> None:
         inputs = await self._on_thread(lambda: _inputs((ours, theirs), images, self._limits))

@@ -159,6 +159,19 @@ def test_what_the_server_would_download_gets_random_weights(kind: Source) -> Non
     assert entry.get("weights") == ("random" if kind.value.is_downloaded else None)
 
 
+@pytest.mark.parametrize(("labels", "measured"), [({"stable": 1, "new": 3}, "1"), ({"new": 2}, "3")])
+def test_of_several_versions_the_one_is_measured_that_answers_requests_without_one(
+    tmp_path: Path, labels: dict[str, int], measured: str
+) -> None:
+    path = tmp_path / "models.yaml"
+    versions: list[dict[str, Any]] = [{"name": "mine", "source": "builtin:noop", "version": n} for n in (1, 2, 3)]
+    versions[2] |= {"version_labels": labels, "routing": {"new": 5}, "shadow": {"version": "new"}}
+    path.write_text(json.dumps({"models": versions}))
+    (entry,) = json.loads(narrowed(path, ["mine"], ["graph"]))["models"]
+    assert entry["version"] == measured
+    assert (entry["version_labels"], entry["routing"], entry["shadow"]) == ({}, {}, None)
+
+
 def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(

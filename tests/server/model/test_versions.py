@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from tests.server.model.house import House, model
 
-from xlaserve.config import ModelSettings
+from xlaserve.config import Mode, ModelSettings
 from xlaserve.errors import ModelFailed, ModelNotFound, ModelNotReady
+from xlaserve.model.likeness import Findings, Pair
 from xlaserve.model.version import State
 
 
@@ -152,6 +153,21 @@ async def test_a_version_that_is_no_longer_configured_leaves_alone(house: House)
     assert await house.repository.reconfigure(house.configured) == ["a version 1 unloaded"]
     assert house.answering("1", "2", "3") == ["", "2", "3"]
     assert len(house.programs) == 3
+
+
+async def test_what_was_found_of_a_shadow_is_forgotten_once_another_loading_takes_its_place(house: House) -> None:
+    house.configured = versions(1, 2, 3)
+    await house.repository.load_all()
+    one, two, _ = house.repository.versions("a")
+    pairs = [Pair(Mode.XLA, version, Mode.XLA) for version in ("2", "3")]
+    one.shadows = {pair: Findings() for pair in pairs}
+    house.configured = [*versions(1), *versions(2, buckets=(1,)), *versions(3)]
+    await house.repository.reconfigure(house.configured)
+    assert house.repository.versions("a")[1] is not two
+    assert [*one.shadows] == pairs[1:]
+    house.configured = versions(1, 2)
+    await house.repository.reconfigure(house.configured)
+    assert not one.shadows
 
 
 async def test_a_load_by_name_loads_all_versions_and_an_unload_ends_all(house: House) -> None:

@@ -261,7 +261,7 @@ async def test_an_error_in_a_shadow_is_counted_and_goes_nowhere(world: World, ca
     world.offer(1)
     await world.done()
     assert world.dropped() == {"failed": 1}
-    assert "a shadow in graph failed" in caplog.text
+    assert "model m version 1: its shadow, version 1 in graph, failed" in caplog.text
 
 
 async def test_stopping_ends_what_is_under_way(world: World) -> None:
