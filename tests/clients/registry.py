@@ -121,23 +121,28 @@ PERF_ANALYZER: Final = (
 )
 
 
-def perf_analyzer_results(target: Target, folder: Path) -> Iterator[str]:
-    """Runs perf_analyzer once for each call."""
+def perf_analyzer(address: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs perf_analyzer in a folder, over gRPC."""
     client = environment("perf-analyzer")
     libraries = [*client.glob("lib/python*/site-packages/nvidia/cuda_runtime/lib")]
     if base64_library := debian_library("perf-analyzer", "libb64-0d", "libb64.so.0d"):
         libraries.append(base64_library)
+    return subprocess.run(
+        [client / "bin" / "perf_analyzer", "-u", address, "-i", "grpc", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, libraries))},
+    )
+
+
+def perf_analyzer_results(target: Target, folder: Path) -> Iterator[str]:
+    """Runs perf_analyzer once for each call."""
     write_input_data(folder)
     for arguments in PERF_ANALYZER:
-        done = subprocess.run(
-            [client / "bin" / "perf_analyzer", "-u", target.grpc, "-i", "grpc", *arguments.split(), *SHORT],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            cwd=folder,
-            env={**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, libraries))},
-        )
+        done = perf_analyzer(target.grpc, folder, *arguments.split(), *SHORT)
         rates = re.findall(r"throughput: ([\d.]+) infer/sec", done.stdout)
         is_fine = done.returncode == 0 and rates and float(rates[-1]) > 0
         yield WORKS if is_fine else (done.stderr.strip() or done.stdout.strip()).splitlines()[-1][:200]

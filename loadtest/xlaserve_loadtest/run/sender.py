@@ -254,8 +254,8 @@ class Sender:
         measured = window is not None and window[0] <= due_ns < window[1]
         self._measured_under_way += measured
         start_ns = self._clock()
-        status, stages, detail, target = await self._send_to(request)
-        end_ns = self._clock()
+        status, stages, detail, target, arrived_ns = await self._send_to(request)
+        end_ns = arrived_ns or self._clock()
         self._measured_under_way -= measured
         self._result.sends += 1
         self._result.late_sends += start_ns - due_ns > self._task.late_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import cycle
@@ -80,10 +81,10 @@ class _GrpcConnection:
         target, call = next(self._turns)
         try:
             data = await call(request.data, timeout=self._deadline_s, metadata=self._headers)
+            arrived_ns = time.monotonic_ns()
         except grpc.aio.AioRpcError as error:
             return Reply(Status(error.code().value[0]), detail=error.details() or "", target=target), b""
-        reply = self._checker.reply(data, request)
-        return (reply._replace(target=target) if target else reply), data
+        return self._checker.reply(data, request)._replace(target=target, arrived_ns=arrived_ns), data
 
 
 async def ask(address: str, transport: Transport, method: Any, request: Any) -> Any:

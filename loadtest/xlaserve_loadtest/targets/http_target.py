@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -120,14 +121,14 @@ class _HttpConnection:
         try:
             async with asyncio.timeout(self._deadline_s):
                 answer = await server.connections.request(server.heads[request.model], request.data)
+                arrived_ns = time.monotonic_ns()
         except TimeoutError:
             return Reply(Status.DEADLINE_EXCEEDED, detail="the client's deadline", target=target), None
         except HttpError as error:
             return Reply(Status.UNAVAILABLE, detail=str(error), target=target), None
         if answer.status != HTTPStatus.OK:
             return Reply(STATUS.get(answer.status, Status.UNKNOWN), detail=_reason(answer), target=target), None
-        reply = self._checker.reply(answer, request)
-        return (reply._replace(target=target) if target else reply), answer
+        return self._checker.reply(answer, request)._replace(target=target, arrived_ns=arrived_ns), answer
 
 
 def encoded(

@@ -65,6 +65,9 @@ class Reply(NamedTuple):
     """Why it failed."""
     target: int = 0
     """Index of the address that it went to."""
+    arrived_ns: int = 0
+    """When the answer had arrived, by `time.monotonic_ns`: to check it takes the generator's time, not the target's.
+    0: just now."""
 
 
 class Connection(Protocol):

@@ -105,6 +105,24 @@ def test_a_closed_loop_keeps_its_slots_busy(attack: Attack, workers: int) -> Non
     assert outcome.window_s() == pytest.approx(10)
 
 
+def test_checking_an_answer_delays_a_closed_loops_next_request_and_nothing_in_an_open_one(
+    attack: Attack,
+) -> None:
+    async def handle(request: Request) -> Reply:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(0.02)
+        arrived_ns = round(loop.time() * 1e9)
+        await asyncio.sleep(0.005)
+        return OK._replace(arrived_ns=arrived_ns)
+
+    outcome, _ = attack(handle, OpenLoop(20.0))
+    assert latencies_ms(outcome) == pytest.approx(20, rel=0.001)
+    outcome, _ = attack(handle, ClosedLoop(1))
+    # The next request was due when the answer came, and was sent once it had been checked.
+    assert latencies_ms(outcome) == pytest.approx(25, rel=0.001)
+    assert outcome.images_per_s() == pytest.approx(40, rel=0.01)
+
+
 @pytest.mark.parametrize("load", [ClosedLoop(8), OpenLoop(100.0)])
 def test_known_latencies_come_out_within_one_percent(attack: Attack, load: Load) -> None:
     generator = random.Random(0)

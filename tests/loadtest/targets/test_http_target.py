@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,9 @@ from xlaserve_loadtest.record.lines import STAGES, Status
 from xlaserve_loadtest.schedule.payload import PayloadError, Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets import open_inference_rest as rest
+from xlaserve_loadtest.targets.answers import Checker
 from xlaserve_loadtest.targets.channel import Transport
+from xlaserve_loadtest.targets.http_client import HttpAnswer
 from xlaserve_loadtest.targets.target import ModelInfo, Reply, TargetError
 from xlaserve_proto import open_inference_pb2 as oip
 
@@ -51,6 +54,21 @@ async def test_a_right_answer_is_one_in_binary_and_in_json(answer: bytes) -> Non
         async with rest.target(5.0).connect([INFO], [liar.address]) as connection:
             (scores,) = await connection.outputs(rest.encode(MADE, INFO))
     assert scores.tolist() == [[0.25, 0.75]]
+
+
+async def test_an_answer_has_arrived_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks_ns: list[int] = []
+    check = Checker.reply
+
+    def slow(checker: Checker[HttpAnswer], answer: HttpAnswer, request: Request) -> Reply:
+        checks_ns.append(time.monotonic_ns())
+        return check(checker, answer, request)
+
+    monkeypatch.setattr(Checker, "reply", slow)
+    async with lying(0.02, binary()) as liar:
+        sent_ns = time.monotonic_ns()
+        reply = await ask(liar.address)
+    assert sent_ns + 20e6 <= reply.arrived_ns <= checks_ns[0]
 
 
 async def test_the_servers_own_stages_are_read() -> None:

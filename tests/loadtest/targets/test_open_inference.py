@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from tests.loadtest.conftest import StartPuppet
@@ -8,8 +9,9 @@ from tests.loadtest.conftest import StartPuppet
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
+from xlaserve_loadtest.targets.answers import Checker
 from xlaserve_loadtest.targets.open_inference import describe, size_of, target
-from xlaserve_loadtest.targets.target import ModelInfo, TargetError
+from xlaserve_loadtest.targets.target import ModelInfo, Reply, TargetError
 from xlaserve_proto import open_inference_pb2 as oip
 
 MESSAGE = oip.ModelInferRequest(model_name="digits")
@@ -84,3 +86,20 @@ async def test_a_failure_is_a_reply(
             await connection.outputs(REQUEST)
     assert reply.status == status
     assert reply.detail
+
+
+async def test_an_answer_has_arrived_before_it_is_checked(
+    start_puppet: StartPuppet, model_info: ModelInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks_ns: list[int] = []
+    check = Checker.reply
+
+    def slow(checker: Checker[bytes], data: bytes, request: Request) -> Reply:
+        checks_ns.append(time.monotonic_ns())
+        return check(checker, data, request)
+
+    monkeypatch.setattr(Checker, "reply", slow)
+    async with target(deadline_s=5).connect([model_info], [start_puppet("--delay-s", "0.02")]) as connection:
+        sent_ns = time.monotonic_ns()
+        reply = await connection.send(REQUEST)
+    assert sent_ns + 20e6 <= reply.arrived_ns <= checks_ns[0]

@@ -155,7 +155,7 @@ async def ask(answer: bytes, info: ModelInfo) -> Reply:
     ],
 )
 async def test_rows_of_values_and_of_objects_are_answers(predictions: object, info: ModelInfo) -> None:
-    assert await ask(response(json.dumps({"predictions": predictions}).encode()), info) == Reply(Status.OK)
+    assert (await ask(response(json.dumps({"predictions": predictions}).encode()), info)).status is Status.OK
 
 
 @pytest.mark.parametrize(
