@@ -36,6 +36,7 @@ _UNSTEADY: Final = "Not every block became steady"
 _ODD_GENERATOR: Final = "A generator measured what the others did not, so that some of the figures are its own"
 _ODD_TARGET: Final = "A target does not do as the others, whose figures hide it"
 _CLOCKS: Final = "Clocks of generators are not known well enough for so short blocks"
+_JUMPED: Final = "A generator's clock jumped during a block, as when a machine is suspended, and so did latencies"
 _KINDS: Final = (_UNANSWERED, _GROWING, _OVERLOADED, _CAPPED, _UNSETTLED, _LIMITED, _WAITED, _COMPILED, _UNSTEADY)
 """Most serious first."""
 _FAR_OFF: Final = "Images/s are what a typical block did, and some blocks were far off"
@@ -189,10 +190,15 @@ def _odd_parts(header: Header, samples: Sequence[Sample]) -> Iterator[tuple[str,
 
 def _clock_errors(samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
     for sample in samples:
-        error_ms = max((machine.clock_error_ms for machine in sample.block.generator.machines), default=0.0)
-        if error_ms > CLOCK_SHARE * sample.seconds * 1000:
-            where = f"{sample.block.arm}, block {sample.block.index}"
+        machines, allowed_ms = sample.block.generator.machines, CLOCK_SHARE * sample.seconds * 1000
+        where = f"{sample.block.arm}, block {sample.block.index}"
+        error_ms = max((machine.clock_error_ms for machine in machines), default=0.0)
+        if error_ms > allowed_ms:
             yield _CLOCKS, f"{where} (known to {error_ms:.3g} ms, and {sample.seconds:.3g} s long)"
+        # No clock drifts by a hundredth. Either comparison of clocks may be off by its error.
+        drift_ms = max((abs(own.clock_drift_ms) - 2 * own.clock_error_ms for own in machines), default=0.0)
+        if drift_ms > allowed_ms:
+            yield _JUMPED, f"{where} (by {drift_ms:.3g} ms at least)"
 
 
 def _sent_from(run: Run) -> Iterator[str]:

@@ -194,6 +194,14 @@ class Asked:
             raise TargetError(f"{self._name}: GET {path}: {error}") from None
 
 
+def said_by(text: bytes) -> dict[str, Any]:
+    """Returns the JSON object of an answer. Raises NoAnswer where it names an error, whatever the status said."""
+    said = json_object(text)
+    if said.get("error"):
+        raise NoAnswer(f"HTTP 200 with an error: {shortened(str(said['error']))}")
+    return said
+
+
 def json_object(text: bytes) -> dict[str, Any]:
     """Returns a JSON object. Raises NoAnswer."""
     try:

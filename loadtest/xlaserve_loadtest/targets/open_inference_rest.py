@@ -13,7 +13,7 @@ from xlaserve_loadtest.schedule.tensors import BYTES, Tensor
 from xlaserve_loadtest.targets.answers import Answer, NoAnswer, Output, stages_of
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
 from xlaserve_loadtest.targets.http_client import HttpAnswer
-from xlaserve_loadtest.targets.http_target import Asked, HttpTarget, encoded, json_object, model_path
+from xlaserve_loadtest.targets.http_target import Asked, HttpTarget, encoded, model_path, said_by
 from xlaserve_loadtest.targets.open_inference import size_of
 from xlaserve_loadtest.targets.requests import Input, inputs_of
 from xlaserve_loadtest.targets.target import ModelInfo, TargetError
@@ -76,7 +76,7 @@ def read(answer: HttpAnswer, model: ModelInfo) -> Answer:
     length = answer.headers.get(JSON_LENGTH)
     try:
         size = len(answer.body) if length is None else int(length)
-        said = json_object(answer.body[:size])
+        said = said_by(answer.body[:size])
         outputs = _outputs(said["outputs"], answer.body, size)
         parameters = said.get("parameters") or {}
         return Answer(outputs, said.get("model_name", ""), parameters.get("mode", ""), stages_of(parameters))

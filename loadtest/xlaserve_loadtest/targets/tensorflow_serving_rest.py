@@ -14,7 +14,7 @@ from xlaserve_loadtest.schedule.tensors import BYTES, DTYPES, Tensor
 from xlaserve_loadtest.targets.answers import Answer, NoAnswer, Output
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
 from xlaserve_loadtest.targets.http_client import HttpAnswer
-from xlaserve_loadtest.targets.http_target import Asked, HttpTarget, encoded, json_object, model_path
+from xlaserve_loadtest.targets.http_target import Asked, HttpTarget, encoded, model_path, said_by
 from xlaserve_loadtest.targets.requests import Input, check_modeless, inputs_of
 from xlaserve_loadtest.targets.target import ModelInfo, TargetError
 from xlaserve_loadtest.targets.tensorflow_serving import SIGNATURE, SIGNATURE_DEF, model_info
@@ -55,7 +55,7 @@ def encode(request: Request, model: ModelInfo) -> Request:
 
 def read(answer: HttpAnswer, model: ModelInfo) -> Answer:
     """Reads an answer in rows: values of the only output, or objects that name them. Raises NoAnswer."""
-    rows = json_object(answer.body).get("predictions")
+    rows = said_by(answer.body).get("predictions")
     if not isinstance(rows, list):
         raise NoAnswer("expected a list of predictions")
     if not rows or not model.outputs:

@@ -132,3 +132,14 @@ def test_a_clock_that_is_not_known_well_enough_for_the_block_is_a_warning(
 ) -> None:
     summary = summarize(loaded(run_file(), generator=machines(clock_error_ms=error_ms)).read())
     assert bool(about(summary, "Clocks of generators")) is warned
+
+
+@pytest.mark.parametrize(
+    ("drift_ms", "error_ms", "warned"), [(-90.0, 1.0, False), (-3000.0, 1.0, True), (500, 250, False)]
+)
+def test_a_clock_that_jumped_during_a_block_is_a_warning(
+    run_file: NewRun, drift_ms: float, error_ms: float, warned: bool
+) -> None:
+    moved = machines(clock_drift_ms=drift_ms, clock_error_ms=error_ms)
+    summary = summarize(loaded(run_file(), generator=moved).read())
+    assert bool(about(summary, "A generator's clock jumped")) is warned

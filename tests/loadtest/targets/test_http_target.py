@@ -93,6 +93,8 @@ async def test_the_servers_own_stages_are_read() -> None:
         (listed(7), "not an answer"),
         (response(b'{"outputs": 7}'), "not an answer"),
         (response(b"[]"), "expected an object"),
+        (response(b'{"error": "full"}'), "HTTP 200 with an error: full"),
+        (listed([0.25, 0.75], error="full"), "HTTP 200 with an error: full"),
         (response(b"<html>"), "expected JSON, got b'<html>'"),
         (response(zlib.compress(b"{}"), content_encoding="deflate"), "expected JSON"),
     ],

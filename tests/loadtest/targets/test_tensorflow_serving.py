@@ -168,6 +168,7 @@ async def test_rows_of_values_and_of_objects_are_answers(predictions: object, in
         ({"predictions": [{"classes": [1, 2]}] * 2}, "expected the outputs of the signature"),
         ({"predictions": []}, "expected outputs"),
         ({"outputs": [[0.25, 0.75]] * 2}, "expected a list of predictions"),
+        ({"predictions": [[0.25, 0.75]] * 2, "error": "full"}, "HTTP 200 with an error: full"),
     ],
 )
 async def test_a_lie_in_rows_is_no_answer(body: object, reason: str) -> None:
