@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.fakes import VirtualTimeLoop
+from tests.loadtest.known_servers import measured
 from tests.loadtest.run_files import compared, run_file
 
 from xlaserve_loadtest.record.lines import Status
@@ -19,7 +20,7 @@ from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply
 
-__all__ = ["compared", "run_file"]  # fixtures, for all tests of the load tester
+__all__ = ["compared", "measured", "run_file"]  # fixtures, for all tests of the load tester
 
 PUPPET = (sys.executable, str(Path(__file__).parent / "puppet.py"))
 
