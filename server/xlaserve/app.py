@@ -288,6 +288,8 @@ class App:
             )
         elif self._certificates is None:
             log.warning("keys and tokens travel in the clear: set `tls_certificate`, unless a proxy in front has one")
+        if self._door.is_locked and not settings.is_loopback and self._metrics_address:
+            log.info("metrics are in the clear, for anybody who reaches %s; see `metrics_port`", self._metrics_address)
         if self._door.asks_for_certificates and settings.tls_client_ca is None:
             log.warning("access: callers with a `certificate` can't be recognised, since `tls_client_ca` is not set")
 

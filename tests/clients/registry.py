@@ -68,11 +68,11 @@ def python_client(
     *,
     is_quick: bool = False,
 ) -> Client:
-    """Returns a client in Python, whose calls are the documented functions of `script`."""
+    """Returns a client whose calls are the documented functions of `script`, a script in Python."""
     calls = documented_calls(script)
 
     def results(target: Target, folder: Path) -> Iterator[str]:
-        python = environment(name) / "bin" / "python"
+        python = environment(name) / "bin" / "python" if package else sys.executable
         ended: dict[str, str] = json.loads(
             run(python, FOLDER / script, *addresses(target), SAMPLE, timeout_s=TIMEOUT_S, cwd=folder)
         )
@@ -203,5 +203,8 @@ CLIENTS: Final = (
         "grpc",
         "http",
     ),
-    with_access(Client("curl", "", (), lambda target, folder: iter(()), is_quick=bool(shutil.which("curl"))), "http"),
+    with_access(
+        python_client("curl", "", "curl_calls.py", lambda target: [target.http], is_quick=bool(shutil.which("curl"))),
+        "http",
+    ),
 )

@@ -129,7 +129,7 @@ def many_images() -> None:
 
 
 def errors() -> None:
-    """Wrong inputs, outputs, signatures and labels: INVALID_ARGUMENT; unknown versions: NOT_FOUND"""
+    """Wrong inputs, outputs and signatures: INVALID_ARGUMENT; unknown versions and labels: NOT_FOUND"""
     invalid = grpc.StatusCode.INVALID_ARGUMENT
     image = tf.make_tensor_proto([PNG])
     refused(partial(predict, "other", image), code=invalid)
@@ -140,7 +140,7 @@ def errors() -> None:
     request.model_spec.name = MODEL
     request.inputs["image"].CopyFrom(image)
     request.model_spec.version_label = "stable"
-    refused(PREDICTION.Predict, request, invalid)
+    refused(PREDICTION.Predict, request, grpc.StatusCode.NOT_FOUND)
     request.model_spec.version.value = 7
     refused(PREDICTION.Predict, request, grpc.StatusCode.NOT_FOUND)
 

@@ -37,7 +37,7 @@ from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 MINE, THEIRS, NONE = "noop", "other", "nonesuch"
 CHANGE_S = 10.0
 """Files are looked at every 2 s."""
-REFUSED = re.compile("this server asks who calls")
+REFUSED = re.compile("authentication required")
 
 
 def model(name: str) -> dict[str, Any]:

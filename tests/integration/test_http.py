@@ -213,6 +213,8 @@ def test_models_are_loaded_and_unloaded_but_not_by_web_pages(server: Server) -> 
         ("GET", "/v2/models/" + "a" * 10_000, None, 404),
         ("GET", "/../../etc/passwd", None, 404),
         ("POST", "/v2/models/nope/infer", b"{}", 404),
+        ("POST", "/v1/models/digits:clasify", b"", 404),
+        ("GET", "/v1/models/digits/versions/1:clasify", None, 404),
         ("POST", "/v2/models/digits/versions/9/infer", b"{}", 404),
         ("GET", INFER, None, 405),
         ("DELETE", "/v2", None, 405),
@@ -232,6 +234,12 @@ def test_what_is_refused_has_its_status_and_says_why(
     assert 0 < len(error) < 900
     assert "/nonexistent" not in error
     assert ("allow" in reply.headers) == (status == 405)
+
+
+def test_a_misspelt_method_is_answered_with_those_that_there_are(server: Server) -> None:
+    error = ask(server, "POST", "/v1/models/digits:clasify", b"").json()["error"]
+    known = "predict, classify, detect, segment, embed, regress"
+    assert error == f"path: expected one of {known} after the colon, got 'clasify'"
 
 
 def test_a_body_may_have_a_size_and_a_deadline(server: Server) -> None:

@@ -108,4 +108,4 @@ OPEN: Final = Door()
 
 def unauthenticated() -> Unauthenticated:
     """Returns the one refusal of all that is not recognised."""
-    return Unauthenticated("this server asks who calls: send an API key or a token as `authorization: Bearer ...`")
+    return Unauthenticated("authentication required: send a valid API key or token as `authorization: Bearer ...`")

@@ -108,7 +108,9 @@ class LongText:
         except RecursionError:
             raise InvalidArgument("body", "JSON of some hundred levels", "more") from None
         except ValueError as error:  # no positions: they are not those of the text that came
-            raise InvalidArgument("body", "JSON in UTF-8", getattr(error, "msg", "another text")) from None
+            raise InvalidArgument(
+                "body", "JSON in UTF-8", f"other text ({getattr(error, 'msg', 'not UTF-8')})"
+            ) from None
         if left:
             raise InvalidArgument("body", "lists as values alone", "one that is the key of an object")
         return value

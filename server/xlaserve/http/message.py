@@ -73,7 +73,7 @@ def _loads(data: memoryview) -> Any:
     try:
         return json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument("body", "JSON", str(error)[:100]) from None
+        raise InvalidArgument("body", "JSON", f"other text ({str(error)[:100]})") from None
 
 
 def separated(parts: Sequence[Part]) -> Sequence[Part]:

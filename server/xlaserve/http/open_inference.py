@@ -54,7 +54,7 @@ class OpenInference:
     """Of web pages that may change models."""
 
     async def infer(self, request: HttpRequest) -> HttpAnswer:
-        """Answers a request with the outputs of a model."""
+        """Runs a model and returns its outputs."""
         name, version = _model(request)
         with self.calls.enter("infer", name, version, math.inf) as call:
             body = await _read(request)
@@ -66,47 +66,47 @@ class OpenInference:
             return _respond(body.id, outputs, call.served, answer, call.end(answer))
 
     async def live(self, request: HttpRequest) -> HttpAnswer:
-        """Answers, which is the proof that the server is live."""
+        """Returns 200 while the server runs."""
         return json_answer({"live": True})
 
     async def ready(self, request: HttpRequest) -> HttpAnswer:
-        """Says whether start-up has finished and at least one model serves."""
+        """Returns 200 once start-up has finished and at least one model serves, else 503."""
         return _readiness({"ready": self.models.repository.is_ready})
 
     async def model_ready(self, request: HttpRequest) -> HttpAnswer:
-        """Says whether one model is ready."""
+        """Returns 200 if a model is ready, else 503."""
         name, version = _model(request)
         return _readiness({"name": name, "ready": self.models.is_ready(name, version)})
 
     async def server_metadata(self, request: HttpRequest) -> HttpAnswer:
-        """Says what this server is and speaks."""
+        """Returns the server's name, version and protocol extensions."""
         return json_answer(server_metadata())
 
     async def model_metadata(self, request: HttpRequest) -> HttpAnswer:
-        """Describes a model."""
+        """Returns the metadata of a model: its versions, inputs and outputs."""
         return json_answer(self.models.metadata(*_model(request)))
 
     async def model_config(self, request: HttpRequest) -> HttpAnswer:
-        """Describes a model in Triton's terms."""
+        """Returns the configuration of a model, as Triton does."""
         return json_answer(self.models.config(*_model(request)))
 
     async def model_statistics(self, request: HttpRequest) -> HttpAnswer:
-        """Counts what one model did, or all of them."""
+        """Returns statistics of one model or of all."""
         return json_answer(self.models.statistics(*_model(request)))
 
     async def index(self, request: HttpRequest) -> HttpAnswer:
-        """Lists the models."""
+        """Lists the models and their states."""
         only_ready = fields.flag(await request.json(), "ready")
         return json_answer(self.models.index("", only_ready=only_ready))
 
     async def load(self, request: HttpRequest) -> HttpAnswer:
-        """Loads a model, or loads it again."""
+        """Loads or reloads a model."""
         self._check_origin(request)
         await self.models.load("", request.path["model"], fields.object_of(await request.json(), "parameters"))
         return json_answer({})
 
     async def unload(self, request: HttpRequest) -> HttpAnswer:
-        """Drains and unloads a model."""
+        """Unloads a model once its accepted requests are answered."""
         self._check_origin(request)
         await self.models.unload("", request.path["model"], fields.object_of(await request.json(), "parameters"))
         return json_answer({})

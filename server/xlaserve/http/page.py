@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 from inspect import getdoc
@@ -11,6 +12,8 @@ from xlaserve import __version__
 from xlaserve.http.openapi import OF_TASKS
 from xlaserve.http.operation import Operation
 
+MODELS: Final = {"detect": "shapes-detector", "segment": "shapes-segmenter", "embed": "features"}
+"""The models of examples, by method; `digits` for the others."""
 _STYLE: Final = """
 :root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -26,8 +29,9 @@ def page(operations: Iterable[Operation]) -> str:
     """Returns a page that lists these operations with examples; it loads nothing from elsewhere."""
     sections = "".join(map(_section, operations))
     about = (
-        '<p>Errors are <code>{"error": ...}</code> with a status. The <a href="/openapi.json">OpenAPI document</a> says'
-        " all of it.</p>"
+        "<p>Replace the address and the model's name in the examples with yours. Errors are <code>"
+        '{"error": ...}</code> with an HTTP status. Schemas of requests and answers are in the '
+        '<a href="/openapi.json">OpenAPI document</a>.</p>'
     )
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -38,13 +42,17 @@ def page(operations: Iterable[Operation]) -> str:
 
 
 def _section(operation: Operation) -> str:
-    paths = "<br>".join(f"{operation.verb} {escape(path)}" for path in operation.paths)
+    paths = "<br>".join(f"{operation.verb} {_breakable(path)}" for path in operation.paths)
     example = f"<pre>{escape(_example(operation))}</pre>"
     return f"<section><h2>{paths}</h2><p>{escape(getdoc(operation.method) or '')}</p>{example}</section>"
 
 
+def _breakable(path: str) -> str:
+    return re.sub("([/:])", r"<wbr>\1", escape(path))
+
+
 def _example(operation: Operation) -> str:
-    url = f"localhost:8000{operation.paths[0]}".replace("{model}", "digits")
+    url = f"localhost:8000{operation.paths[0]}".replace("{model}", MODELS.get(operation.name, "digits"))
     if operation.name in OF_TASKS:
         option = next(iter(OF_TASKS[operation.name][1]), "mode")
         example = {"top_k": "3", "min_score": "0.5", "pixel_counts": "true"}.get(option, "xla")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from xlaserve.access.caller import ADMIN, ANYONE, INFER, OBSERVE, READ, Role
-from xlaserve.errors import NotFound
+from xlaserve.errors import NotFound, shown
 from xlaserve.http.calls import CallsIn
 from xlaserve.http.message import HttpAnswer, HttpRequest, json_answer
 from xlaserve.http.open_inference import OpenInference
@@ -42,7 +42,7 @@ def operations(
         return Operation("POST", [f"{model}:{name}" for model in TASKS], name, method, INFER)
 
     async def classify(request: HttpRequest) -> HttpAnswer:
-        """Names what is in the images. JSON with `examples` is answered as TensorFlow Serving does."""
+        """Classifies images. JSON with examples is TensorFlow Serving's Classify."""
         return await (serving.classify if has_examples(request) else vision.classify)(request)
 
     found = [
@@ -75,11 +75,11 @@ def _descriptions(found: Sequence[Operation]) -> list[Operation]:
     """Returns what answers with the description of all operations, itself included."""
 
     async def openapi(request: HttpRequest) -> HttpAnswer:
-        """Describes this API as an OpenAPI document."""
+        """Returns the OpenAPI document of this API."""
         return described
 
     async def docs(request: HttpRequest) -> HttpAnswer:
-        """Describes this API on a page."""
+        """Returns this page."""
         return shown
 
     own = [
@@ -100,6 +100,10 @@ def application(calls: CallsIn, found: Sequence[Operation]) -> ASGIApp:
             answering = calls.application(name, method, roles, route=f"{verb} {path}", is_probe=is_probe)
             by_path.setdefault(path, {})[verb] = answering
     routes = [Route(path, _Verbs(verbs, calls)) for path, verbs in by_path.items()]
+    no_method = calls.application("unknown", _no_method(by_path), ANYONE)
+    # Before those of models, whose names would take the method's in.
+    at = [*by_path].index(TASKS[0])
+    routes[at:at] = [Route(f"{path}:{{method}}", no_method) for path in TASKS]
     not_found = calls.application("unknown", _not_found, ANYONE)
     router = Router(routes, redirect_slashes=False, default=not_found)
 
@@ -130,4 +134,15 @@ class _Verbs:
 
 
 async def _not_found(request: HttpRequest) -> HttpAnswer:
-    raise NotFound("path: expected one of those at /docs, got another")
+    raise NotFound("path: expected one that /docs lists")
+
+
+def _no_method(paths: Iterable[str]) -> Method:
+    """Returns what answers `NAME:METHOD` where there is no such method."""
+    task = f"{TASKS[0]}:"
+    known = ", ".join(path.removeprefix(task) for path in paths if path.startswith(task))
+
+    async def answer(request: HttpRequest) -> HttpAnswer:
+        raise NotFound(f"path: expected one of {known} after the colon, got {shown(request.path['method'])}")
+
+    return answer

@@ -36,7 +36,7 @@ class TensorflowServing:
     models: Models
 
     async def predict(self, request: HttpRequest) -> HttpAnswer:
-        """Answers a request with the outputs of a model."""
+        """Runs a model and returns its outputs, as TensorFlow Serving does."""
         name, version = _model(request)
         with self.calls.enter("predict", name, version, math.inf) as call:
             served = call.served
@@ -52,7 +52,7 @@ class TensorflowServing:
             return found
 
     async def classify(self, request: HttpRequest) -> HttpAnswer:
-        """Names what is in the images of `examples`."""
+        """Classifies the images of `examples`."""
         name, version = _model(request)
         with self.calls.enter("classify", name, version, math.inf) as call:
             images = serving_body.examples(await request.json())
@@ -63,15 +63,15 @@ class TensorflowServing:
             return HttpAnswer([b'{"results":[', *separated(answer.rendered), b"]}"])
 
     async def regress(self, request: HttpRequest) -> HttpAnswer:
-        """Refuses: no task answers an image with one number."""
+        """Returns 501: no model answers an image with one number."""
         raise UnsupportedFeature("regress: no task answers an image with one number; use predict")
 
     async def model_status(self, request: HttpRequest) -> HttpAnswer:
-        """Says how far each version of a model is, as TensorFlow Serving does."""
+        """Returns the state of each version of a model, as TensorFlow Serving does."""
         return json_answer(serving.status(self.models, *_model(request)))
 
     async def signature(self, request: HttpRequest) -> HttpAnswer:
-        """Describes a model's signature, as TensorFlow Serving does."""
+        """Returns the signature of a model, as TensorFlow Serving does."""
         return json_answer(serving.metadata(self.models, *_model(request)))
 
 

@@ -208,7 +208,7 @@ def image(value: object, where: str) -> Encoded:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidArgument(where, "an image in base64", str(error)[:64]) from None
+        raise InvalidArgument(where, "an image in base64", f"other text ({str(error)[:64]})") from None
 
 
 def listed(values: NDArray[Value]) -> bytes:

@@ -42,19 +42,19 @@ class Vision:
     max_answer_bytes: int
 
     async def classify(self, request: HttpRequest) -> HttpAnswer:
-        """Names what is in the images."""
+        """Classifies images."""
         return await self._run("classify", request, "classifications", _likeliest)
 
     async def detect(self, request: HttpRequest) -> HttpAnswer:
-        """Finds the objects in the images."""
+        """Detects objects in images."""
         return await self._run("detect", request, "results", _objects)
 
     async def segment(self, request: HttpRequest) -> HttpAnswer:
-        """Names the pixels of the images."""
+        """Segments images: names the class of each pixel."""
         return await self._run("segment", request, "maps", partial(_class_maps, max_bytes=self.max_answer_bytes))
 
     async def embed(self, request: HttpRequest) -> HttpAnswer:
-        """Makes vectors of the images."""
+        """Returns an embedding vector for each image."""
         return await self._run("embed", request, "embeddings", _vectors)
 
     async def _run(

@@ -135,7 +135,7 @@ def check_outputs(
     wanted = [name for name, _ in named]
     for name in wanted:
         if name not in names or wanted.count(name) > 1:
-            raise InvalidArgument("outputs", f"each of {', '.join(names)} once at most", repr(name[:64]))
+            raise InvalidArgument("outputs", f"{' or '.join(names)}, each at most once", repr(name[:64]))
     classes = 0
     for name, parameters in named:
         for key, value in bounded(parameters, f"outputs.{name}.parameters"):

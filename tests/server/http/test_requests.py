@@ -280,6 +280,12 @@ def test_options_stand_in_the_query_too_and_the_body_overrules_it() -> None:
     assert (form.count("top_k"), [bytes(image) for image in form.images]) == (4, [PNG])
 
 
+def test_json_is_told_by_its_first_byte_where_curl_calls_it_a_form() -> None:
+    body = json.dumps({"image": base64.b64encode(PNG).decode()}).encode()
+    form = form_of(body, "", content_type="application/x-www-form-urlencoded")
+    assert [bytes(image) for image in form.images] == [PNG]
+
+
 @pytest.mark.parametrize(
     ("body", "content_type"),
     [

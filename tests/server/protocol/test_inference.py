@@ -97,8 +97,8 @@ def test_at_most_all_classes_are_answered() -> None:
 @pytest.mark.parametrize(
     ("requested", "error", "says"),
     [
-        ([("nope", {})], InvalidArgument, "outputs: expected each of embedding once at most, got 'nope'"),
-        ([("embedding", {})] * 2, InvalidArgument, "outputs: expected each of embedding once at most"),
+        ([("nope", {})], InvalidArgument, "outputs: expected embedding, each at most once, got 'nope'"),
+        ([("embedding", {})] * 2, InvalidArgument, "outputs: expected embedding, each at most once"),
         ([("embedding", {"binary_data": True})], InvalidArgument, "outputs.embedding.parameters: expected shared"),
         ([("embedding", {"classification": 1})], UnsupportedFeature, "outputs.embedding.classification: the model's"),
     ],
