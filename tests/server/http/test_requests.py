@@ -162,7 +162,7 @@ def test_a_timeout_counts_from_when_the_call_began() -> None:
         (infer_body(inputs=[{}] * 10_000), "inputs: expected a list of at most"),
         (infer_body(inputs=[3]), "inputs: expected a list"),
         (infer_body(outputs=[{}]), "outputs.name: expected a string, got nothing"),
-        (infer_body(outputs=[{"name": "nope"}]), "outputs: expected each of scores"),
+        (infer_body(outputs=[{"name": "nope"}]), "outputs: expected scores"),
         (infer_body(outputs=[{"name": "scores", "parameters": {"binary_data": 1}}]), "parameters.binary_data"),
         (with_tensor(name=None), "inputs.name"),
         (with_tensor(shape=[1, 2, 2, 3.0]), "shape"),
