@@ -169,7 +169,8 @@ class FakeProgram:
 
 def served_with(task: Task, side: int = 32) -> Served:
     """Returns a model of `task` that takes images of `side` x `side` pixels, as far as requests look at it."""
-    settings = SimpleNamespace(name="m", version="1", pixel_range=PixelRange.LEVELS, strict_parameters=False)
+    names = {"name": "m", "version": "1", "input_name": "", "output_name": ""}
+    settings = SimpleNamespace(**names, pixel_range=PixelRange.LEVELS, strict_parameters=False)
     model = SimpleNamespace(task=task)
     return cast(Served, SimpleNamespace(settings=settings, model=model, inputs=frozenset({(side, side)})))
 

@@ -15,6 +15,7 @@ CONFIG: Final = {
     "models": [
         {**DIGITS, "modes": ["graph"]},
         {**DIGITS, "name": "digits-images", "modes": ["graph"], "metadata_input": "image"},
+        {**DIGITS, "name": "digits-named", "modes": ["graph"], "input_name": "input_1", "output_name": "probs"},
     ],
     "shared_memory": True,
 }

@@ -162,6 +162,17 @@ def of_bytes(value: bytes) -> Any:
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
 
 
+def names() -> None:
+    """`Predict` and `:predict` with names that another server gave its tensors (`input_name`, `output_name`)"""
+    request = predict_pb2.PredictRequest(output_filter=["probs"])
+    request.model_spec.name = "digits-named"
+    request.inputs["input_1"].CopyFrom(tf.make_tensor_proto(np.full(SHAPE, 9, np.float32)))
+    assert tf.make_ndarray(PREDICTION.Predict(request, TIMEOUT_S).outputs["probs"]).shape == (2, 10)
+    encoded = {"b64": base64.b64encode(PNG).decode()}
+    answer = requests.post(f"{URL}-named:predict", json={"instances": [{"input_1": encoded}]}, timeout=TIMEOUT_S)
+    assert np.argmax(answer.json()["predictions"], axis=1).tolist() == [3]
+
+
 def classify() -> None:
     """`Classify` with `tf.train.Example`s; `Regress` is UNIMPLEMENTED"""
     request = classification_pb2.ClassificationRequest()
@@ -247,6 +258,7 @@ CALLS: tuple[Callable[[], None], ...] = (
     images,
     many_images,
     errors,
+    names,
     classify,
     reload,
     rest_rows,

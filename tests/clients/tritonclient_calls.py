@@ -75,6 +75,16 @@ def images(client: triton.InferenceServerClient) -> None:
     scores(client.infer(MODEL, [image([2, 1])]))
 
 
+def names(client: triton.InferenceServerClient) -> None:
+    """`infer` with names that another server gave its tensors (`input_name`, `output_name`)"""
+    metadata = client.get_model_metadata("digits-named")
+    assert (metadata.inputs[0].name, metadata.outputs[0].name) == ("input_1", "probs")
+    tensor = triton.InferInput("input_1", SHAPE, "FP32")
+    tensor.set_data_from_numpy(np.full(SHAPE, 9, np.float32))
+    result = client.infer("digits-named", [tensor], outputs=[triton.InferRequestedOutput("probs")])
+    assert result.as_numpy("probs").shape == (2, 10)
+
+
 def parameters(client: triton.InferenceServerClient) -> None:
     """`infer` with parameters and headers of its own, `timeout`, `request_id`, compression"""
     mine = {"mode": "graph", "my_own": "anything"}
@@ -154,6 +164,7 @@ CALLS: tuple[Callable[[triton.InferenceServerClient], None], ...] = (
     repository,
     pixels_of_all_types,
     images,
+    names,
     parameters,
     classification,
     callbacks,

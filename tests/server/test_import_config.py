@@ -91,14 +91,15 @@ def test_a_config_pbtxt_becomes_a_model(tmp_path: Path, capsys: pytest.CaptureFi
         "buckets": [1, 4, 8],
         "max_queue_delay_ms": 0.1,
         "max_queue_images": 64,
+        "input_name": "input_1",
         "input_size": [224, 192],
+        "output_name": "probs",
         "labels": str(tmp_path / "net" / "labels.txt"),
     }
     assert {note.partition(":")[0] for note in notes} == {
-        "dynamic_batching.default_queue_policy.timeout_action",
-        "input.name",
-        "input.data_type",
-        "instance_group",
+        "net.dynamic_batching.default_queue_policy.timeout_action",
+        "net.input.data_type",
+        "net.instance_group",
     }
     ModelSettings(**model)
 
@@ -118,16 +119,12 @@ def test_a_policy_of_versions_is_translated(
 @pytest.mark.parametrize(
     ("text", "noted"),
     [
-        ('name: "a" platform: "onnxruntime_onnx"', "platform"),
-        ('name: "a" backend: "tensorflow" input { dims: [3, 8, 8] data_type: TYPE_UINT8 }', "input.dims"),
-        ('name: "a" backend: "tensorflow" input { name: "x" } input { name: "y" }', "input"),
-        ('name: "a" backend: "tensorflow" output { name: "x" } output { name: "y" }', "output.name"),
-        ('name: "a" backend: "tensorflow" max_batch_size: 1000', "max_batch_size"),
-        ('name: "a" backend: "tensorflow" ensemble_scheduling { step { model_name: "b" } }', "ensemble_scheduling"),
-        ('name: "a" backend: "tensorflow" unheard_of: 3', "unheard_of"),
+        ('name: "a" backend: "tensorflow" input { dims: [3, 8, 8] data_type: TYPE_UINT8 }', "a.input.dims"),
+        ('name: "a" backend: "tensorflow" input { name: "x" } input { name: "y" }', "a.input"),
+        ('name: "a" backend: "tensorflow" output { name: "x" } output { name: "y" }', "a.output.name"),
+        ('name: "a" backend: "tensorflow" max_batch_size: 1000', "a.max_batch_size"),
+        ('name: "a" backend: "tensorflow" unheard_of: 3', "a.unheard_of"),
         ('name: "a/b" backend: "tensorflow"', "a/b.name"),
-        ('model_config_list { config { name: "a" base_path: "gs://bucket/a" } }', "a.base_path"),
-        ('model_config_list { config { name: "a" base_path: "/a" model_platform: "other" } }', "a.model_platform"),
         ('model_config_list { config { name: "a" base_path: "/a" } } unheard_of {}', "unheard_of"),
     ],
 )
@@ -137,6 +134,44 @@ def test_what_is_not_translated_is_named(
     models, notes = imported(written(tmp_path, "config", text), capsys)
     assert len(models) == 1
     assert noted in {note.partition(": ")[0] for note in notes}
+
+
+def test_every_model_of_a_repository_is_translated_but_those_that_can_not_be_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (
+        ("net", TRITON),
+        ("other", 'backend: "tensorflow" input { name: "pixels" dims: [1, 8, 9, 3] data_type: TYPE_UINT8 }'),
+        ("pre", 'name: "pre" backend: "python"'),
+        ("all", 'name: "all" platform: "ensemble" ensemble_scheduling { step { model_name: "net" } }'),
+    ):
+        written(tmp_path / name, "config.pbtxt", text)
+    models, notes = imported(tmp_path, capsys)
+    assert [model["name"] for model in models] == ["net", "other"]
+    assert models[1] == {"name": "other", "source": str(tmp_path / "other"), "buckets": [1], "input_size": [8, 9]}
+    assert [note for note in notes if "left out" in note] == [
+        "all: left out: an ensemble: the server decodes, resizes and preprocesses images itself",
+        "pre: left out: expected a SavedModel, got 'python': export the network as one, or as a .keras file",
+    ]
+
+
+@pytest.mark.parametrize("one", ['base_path: "gs://bucket/b"', 'base_path: "/b" model_platform: "other"'])
+def test_a_model_that_tensorflow_can_not_load_from_a_folder_is_left_out(
+    one: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f'model_config_list {{ config {{ name: "a" base_path: "/a" }} config {{ name: "b" {one} }} }}'
+    models, notes = imported(written(tmp_path, "models.config", text), capsys)
+    assert [model["name"] for model in models] == ["a"]
+    assert [note.startswith("b: left out: ") for note in notes] == [True]
+
+
+def test_a_folder_without_a_model_that_can_be_served_is_refused(tmp_path: Path) -> None:
+    own = argparse.Namespace(file=tmp_path, batching_parameters=None)
+    with pytest.raises(ConfigError, match=r"expected config\.pbtxt in it or in the folders of models"):
+        import_config.run(Invocation(own, Settings(), Settings))
+    written(tmp_path / "a", "config.pbtxt", 'platform: "onnxruntime_onnx"')
+    with pytest.raises(ConfigError, match="expected a model that can be served"):
+        import_config.run(Invocation(own, Settings(), Settings))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import chain
 from pathlib import Path
 
 import yaml
@@ -14,13 +15,17 @@ from xlaserve.errors import ConfigError
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the models as YAML, and on stderr a line for each field that was not translated."""
+    """Prints the models as YAML, and on stderr a line for each field or model that was not translated."""
     own = invocation.own
     batching = _read(own.batching_parameters) if own.batching_parameters else None
-    found = foreign_configs.translate(_read(own.file), own.file, batching)
-    sys.stdout.write(yaml.safe_dump({"models": found.models}, sort_keys=False, default_flow_style=None))
-    for note in found.notes:
+    files = foreign_configs.of_repository(own.file) if own.file.is_dir() else [own.file]
+    found = [foreign_configs.translate(_read(file), file, batching) for file in files]
+    for note in chain.from_iterable(one.notes for one in found):
         sys.stderr.write(f"{note}\n")
+    models = [*chain.from_iterable(one.models for one in found)]
+    if not models:
+        raise ConfigError(f"{own.file}: expected a model that can be served")
+    sys.stdout.write(yaml.safe_dump({"models": models}, sort_keys=False, default_flow_style=None))
     return 0
 
 
@@ -36,7 +41,10 @@ def _read(file: Path) -> text_proto.Message:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
     parser.add_argument(
-        "file", type=Path, metavar="CONFIG", help="TensorFlow Serving's models.config, or Triton's config.pbtxt"
+        "file",
+        type=Path,
+        metavar="CONFIG",
+        help="TensorFlow Serving's models.config, Triton's config.pbtxt, or a model repository of Triton's",
     )
     parser.add_argument(
         "--batching-parameters", type=Path, metavar="FILE", help="TensorFlow Serving's batching parameters"

@@ -259,6 +259,13 @@ class ModelSettings(Frozen):
     metadata_input: Literal["pixels", "image"] = "pixels"
     """The input that metadata and configuration show to clients of KServe and Triton, many of which fill every input
     that they find there. Requests may send the other one all the same."""
+    input_name: str = Field("", max_length=128)
+    """What clients of the Open Inference Protocol and of TensorFlow Serving call the input, for those that were written
+    for another server: metadata show it, and requests may use it in place of `pixels` or, with encoded images, of
+    `image`."""
+    output_name: str = Field("", max_length=128)
+    """What the same clients call the output of a model that has only one, in place of `scores`, `class_map` or
+    `embedding`."""
     strict_parameters: bool = False
     """Refuse requests with parameters that this server does not know, for finding misspelled ones. Otherwise they are
     ignored, as clients send those of other servers."""

@@ -140,8 +140,9 @@ def _parse(body: InferBody, call: Call) -> tuple[Request, Wanted]:
     parameters = check_parameters(body.parameters.items())
     parameters.check_unknown(is_strict=is_strict)
     outputs = ((output.name, output.parameters.items()) for output in body.outputs)
-    wanted = check_outputs(outputs, served.model.task, is_strict=is_strict)
-    images = images_of(body.inputs, settings.pixel_range, parameters.pixel_range, is_strict=is_strict)
+    wanted = check_outputs(outputs, served.model.task, settings.output_name, is_strict=is_strict)
+    ranges = settings.pixel_range, parameters.pixel_range
+    images = images_of(body.inputs, *ranges, input_name=settings.input_name, is_strict=is_strict)
     until = min(call.deadline, call.began + parameters.timeout_s)
     rendering = _rendering(body, wanted, served, images)
     return Request(parameters.mode, images, until, rendering, parameters.priority), wanted

@@ -54,7 +54,7 @@ _DETECTION: Final = _object(["index", "label", "score", "box"], index=INTEGER, l
 _PARAMETERS: Final = _object()
 _INPUT: Final = _object(
     ["name", "shape", "datatype"],
-    name={"enum": ["pixels", "image"]},
+    name=STRING,
     shape=_list(INTEGER),
     datatype={"enum": ["UINT8", "INT32", "FP32", "BYTES"]},
     parameters=_object(binary_data_size=INTEGER),

@@ -66,8 +66,11 @@ class JsonTensor:
         return [image(one, f"{self.name}.{B64}") for one in self._value]
 
 
-def parse(body: Json) -> PredictBody:
-    """Returns what the body of a request to predict holds. Raises InvalidArgument."""
+def parse(body: Json, input_name: str = "") -> PredictBody:
+    """Returns what the body of a request to predict holds. Raises InvalidArgument.
+
+    `input_name` is another name of either input.
+    """
     check_signature(fields.text(body, "signature_name", "body", ""))
     if (ROWS in body) == (COLUMNS in body):
         got = "both" if ROWS in body else "neither"
@@ -75,6 +78,8 @@ def parse(body: Json) -> PredictBody:
     is_rows = ROWS in body
     value = body[ROWS] if is_rows else body[COLUMNS]
     given = _columns_of(value) if is_rows else _named(value)
+    if input_name and given.keys() == {input_name}:
+        given = _named(given[input_name])
     return PredictBody([_tensor(name, one) for name, one in given.items()], is_rows)
 
 

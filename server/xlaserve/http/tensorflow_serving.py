@@ -39,10 +39,10 @@ class TensorflowServing:
         """Runs a model and returns its outputs, as TensorFlow Serving does."""
         name, version = _model(request)
         with self.calls.enter("predict", name, version, math.inf) as call:
-            served = call.served
-            body = serving_body.parse(await request.json())
-            images = images_of(body.inputs, served.settings.pixel_range)
-            wanted = all_outputs(served.model.task)
+            served, settings = call.served, call.served.settings
+            body = serving_body.parse(await request.json(), settings.input_name)
+            images = images_of(body.inputs, settings.pixel_range)
+            wanted = all_outputs(served.model.task, settings.output_name)
             is_small = wanted.count_values(served, images) <= MAX_INLINE_VALUES
             listing = ListedOutputs()
             answer = await call.run(Request("", images, call.deadline, None if is_small else listing))

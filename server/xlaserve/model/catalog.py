@@ -63,6 +63,7 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
         buckets = _buckets(settings, network)
         _check_unmatched(settings, network)
         task = _labelled(network.task, settings)
+        _check_output_name(settings, task)
     except ModelFailed:
         raise
     except Exception as error:
@@ -182,6 +183,12 @@ def _buckets(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
             _check_size("buckets", (height, width), network)
             buckets.add(Bucket(bucket.batch, height, width))
     return tuple(sorted(buckets))
+
+
+def _check_output_name(settings: ModelSettings, task: Task) -> None:
+    if settings.output_name and len(task.outputs) > 1:
+        names = ", ".join(output.name for output in task.outputs)
+        raise ModelFailed(f"output_name: expected none, as the model has several outputs ({names})")
 
 
 def _check_unmatched(settings: ModelSettings, network: Network) -> None:

@@ -115,22 +115,32 @@ class Wanted(NamedTuple):
         return len(images) * sum(sizes)
 
 
-def all_outputs(task: Task) -> Wanted:
+def outputs_of(task: Task, output_name: str = "") -> Sequence[TensorSpec]:
+    """Returns the outputs by the names that clients see; `output_name` is that of an only one."""
+    specs = task.outputs
+    return [specs[0]._replace(name=output_name)] if output_name and len(specs) == 1 else specs
+
+
+def all_outputs(task: Task, output_name: str = "") -> Wanted:
     """Returns what a request asks for that names no outputs."""
-    return Wanted([*enumerate(task.outputs)])
+    return Wanted([*enumerate(outputs_of(task, output_name))])
 
 
 def check_outputs(
-    requested: Iterable[tuple[str, Iterable[tuple[str, object]]]], task: Task, *, is_strict: bool = False
+    requested: Iterable[tuple[str, Iterable[tuple[str, object]]]],
+    task: Task,
+    output_name: str = "",
+    *,
+    is_strict: bool = False,
 ) -> Wanted:
     """Returns what a request asks for that names these outputs, with their parameters; all where it names none.
 
     Unknown parameters are refused where `is_strict`, else ignored. Raises InvalidArgument or UnsupportedFeature.
     """
-    specs = task.outputs
+    specs = outputs_of(task, output_name)
     named = [*islice(requested, len(specs) + 1)]
     if not named:
-        return all_outputs(task)
+        return all_outputs(task, output_name)
     names = [spec.name for spec in specs]
     wanted = [name for name, _ in named]
     for name in wanted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,8 +12,10 @@ from xlaserve.access.caller import CURRENT
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature
 from xlaserve.model.repository import Repository
+from xlaserve.model.task import TensorSpec
 from xlaserve.model.version import Served, State, Version
 from xlaserve.pipeline import CHANNELS
+from xlaserve.protocol.inference import outputs_of
 from xlaserve.protocol.tensors import IMAGE, PIXELS
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.telemetry.model import Duration
@@ -61,15 +63,16 @@ class Models:
         """Returns the metadata of a model, with one of its two inputs: most clients fill all that are listed."""
         CURRENT.get().check_model(name)
         served = self.repository.get(name, version)
-        outputs = served.model.task.outputs
-        image = {"name": IMAGE, "datatype": "BYTES", "shape": [ANY, 1]}
-        pixels = {"name": PIXELS, "datatype": "UINT8", "shape": [ANY, *_pixel_size(served), CHANNELS]}
+        image = {"name": _input(served, IMAGE), "datatype": "BYTES", "shape": [ANY, 1]}
+        pixels = {"name": _input(served, PIXELS), "datatype": "UINT8", "shape": [ANY, *_pixel_size(served), CHANNELS]}
         return {
             "name": served.settings.name,
             "versions": [served.settings.version] if version else self._ready_versions(name),
             "platform": _platform(served),
             "inputs": [image if served.settings.metadata_input == IMAGE else pixels],
-            "outputs": [{"name": one.name, "datatype": one.datatype, "shape": [*one.shape]} for one in outputs],
+            "outputs": [
+                {"name": one.name, "datatype": one.datatype, "shape": [*one.shape]} for one in _outputs(served)
+            ],
             "properties": _properties(served),
         }
 
@@ -81,9 +84,9 @@ class Models:
         CURRENT.get().check_model(name)
         served, device = self.repository.get(name, version), self.device
         batches = sorted({bucket.batch for bucket in served.model.buckets})
-        image = {"name": IMAGE, "data_type": "TYPE_STRING", "dims": [1]}
+        image = {"name": _input(served, IMAGE), "data_type": "TYPE_STRING", "dims": [1]}
         dims = [*_pixel_size(served), CHANNELS]
-        pixels = {"name": PIXELS, "data_type": "TYPE_UINT8", "format": "FORMAT_NHWC", "dims": dims}
+        pixels = {"name": _input(served, PIXELS), "data_type": "TYPE_UINT8", "format": "FORMAT_NHWC", "dims": dims}
         group = {"name": "lanes", "count": device.lanes // max(1, len(device.gpus)), "gpus": [*device.gpus]}  # of a GPU
         return {
             "name": served.settings.name,
@@ -94,7 +97,7 @@ class Models:
             "input": [image if served.settings.metadata_input == IMAGE else pixels],
             "output": [
                 {"name": output.name, "data_type": f"TYPE_{output.datatype}", "dims": [*output.shape[1:]]}
-                for output in served.model.task.outputs
+                for output in _outputs(served)
             ],
             "instance_group": [{"kind": "KIND_GPU" if device.kind == "gpu" else "KIND_CPU", **group}],
             "dynamic_batching": {
@@ -206,6 +209,14 @@ def _duration(duration: Duration) -> Json:
 def _platform(served: Served) -> str:
     platform = served.model.program.platform
     return f"{platform}_xla" if platform == "tensorflow" else platform
+
+
+def _input(served: Served, name: str) -> str:
+    return served.settings.input_name or name
+
+
+def _outputs(served: Served) -> Sequence[TensorSpec]:
+    return outputs_of(served.model.task, served.settings.output_name)
 
 
 def _pixel_size(served: Served) -> tuple[int, int]:

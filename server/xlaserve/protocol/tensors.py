@@ -75,19 +75,23 @@ def images_of(
     default_range: PixelRange = PixelRange.LEVELS,
     pixel_range: PixelRange | None = None,
     *,
+    input_name: str = "",
     is_strict: bool = False,
 ) -> Images | Pending | list[Encoded]:
     """Returns the pixels or the encoded images of a request. Raises InvalidArgument.
 
     FP16 and FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`. Unknown
-    parameters of the tensor are refused where `is_strict`, else ignored.
+    parameters of the tensor are refused where `is_strict`, else ignored. `input_name` is another name of either input.
     """
     tensors = [*islice(inputs, MAX_SHOWN)]
+    expected = f"one tensor, {' or '.join(repr(name) for name in (PIXELS, IMAGE, input_name) if name)}"
     if len(tensors) != 1:
         names = ", ".join(repr(tensor.name[:64]) for tensor in tensors) or "none"
-        raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", names)
+        raise InvalidArgument("inputs", expected, names)
     (tensor,) = tensors
     name = tensor.name
+    if name == input_name:
+        name = IMAGE if tensor.datatype == "BYTES" else PIXELS
     for key in bounded(tensor.parameters, f"inputs.{name[:64]}.parameters"):
         check_unknown(key, f"inputs.{name[:64]}", is_strict=is_strict)
     raw = tensor.raw()
@@ -102,7 +106,7 @@ def images_of(
         return Pending(pixels, pixel_range or default_range)
     if name == IMAGE:
         return _encoded(tensor, raw)
-    raise InvalidArgument("inputs", f"one tensor, {PIXELS!r} or {IMAGE!r}", repr(name[:64]))
+    raise InvalidArgument("inputs", expected, repr(name[:64]))
 
 
 def bounded(parameters: Iterable[T], field: str) -> Iterator[T]:

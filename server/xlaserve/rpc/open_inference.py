@@ -172,10 +172,11 @@ def _parse(message: InferMessage, call: Call) -> tuple[Request, Wanted]:
     parameters.check_unknown(is_strict=is_strict)
     if head.has_outputs:
         outputs = ((output.name, parameter_items(output.parameters)) for output in head.fields.outputs)
-        wanted = check_outputs(outputs, task, is_strict=is_strict)
+        wanted = check_outputs(outputs, task, settings.output_name, is_strict=is_strict)
     else:
-        wanted = all_outputs(task)
-    images = tensors.read_images(message, settings.pixel_range, parameters.pixel_range, is_strict=is_strict)
+        wanted = all_outputs(task, settings.output_name)
+    ranges = settings.pixel_range, parameters.pixel_range
+    images = tensors.read_images(message, *ranges, input_name=settings.input_name, is_strict=is_strict)
     until = min(call.deadline, call.began + parameters.timeout_s)
     rendering = _rendering(message, wanted, served, images)
     return Request(parameters.mode, images, until, rendering, parameters.priority), wanted

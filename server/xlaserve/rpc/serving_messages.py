@@ -98,11 +98,11 @@ def parse_predict(
     message: ServingMessage[pb.PredictRequest], served: Served, deadline: float
 ) -> tuple[Request, Wanted]:
     """Returns what a request asks for. Raises InvalidArgument."""
-    fields = message.fields
-    wanted = check_outputs(((name, ()) for name in fields.output_filter), served.model.task)
+    fields, settings = message.fields, served.settings
+    wanted = check_outputs(((name, ()) for name in fields.output_filter), served.model.task, settings.output_name)
     given = islice(fields.inputs.items(), MAX_SHOWN)
     inputs = [TensorInput(name, tensor, message.views) for name, tensor in given]
-    images = images_of(inputs, served.settings.pixel_range)
+    images = images_of(inputs, settings.pixel_range, input_name=settings.input_name)
     return Request("", images, deadline, _integers(wanted, served, images)), wanted
 
 

@@ -103,6 +103,7 @@ def read_images(
     default_range: PixelRange = PixelRange.LEVELS,
     pixel_range: PixelRange | None = None,
     *,
+    input_name: str = "",
     is_strict: bool = False,
 ) -> Images | Pending | list[Encoded]:
     """Returns the images of a request as `images_of` does."""
@@ -110,7 +111,8 @@ def read_images(
     if head.known_shape is not None:
         return np.ndarray(head.known_shape, np.uint8, message.raw[0])
     inputs = head.fields.inputs
-    images = images_of(map(partial(_Input, message), inputs), default_range, pixel_range, is_strict=is_strict)
+    tensors = map(partial(_Input, message), inputs)
+    images = images_of(tensors, default_range, pixel_range, input_name=input_name, is_strict=is_strict)
     # A model that is loaded again may be strict, and refuse parameters that were ignored.
     if message.raw and isinstance(images, np.ndarray) and inputs[0].datatype == "UINT8" and not inputs[0].parameters:
         head.known_shape = images.shape

@@ -26,8 +26,8 @@ def b64(data: bytes) -> dict[str, str]:
     return {"b64": base64.b64encode(data).decode()}
 
 
-def images(body: object) -> Any:
-    parsed = serving_body.parse(json_numbers.loads(json.dumps(body).encode()))
+def images(body: object, input_name: str = "") -> Any:
+    parsed = serving_body.parse(json_numbers.loads(json.dumps(body).encode()), input_name)
     found = images_of(parsed.inputs, PixelRange.LEVELS)
     return pickle.loads(pickle.dumps(found)).check() if isinstance(found, Pending) else found
 
@@ -43,6 +43,19 @@ def test_pixels_are_the_same_in_rows_and_in_columns(pixels: Any, dtype: type) ->
         {"inputs": {"pixels": listed}, "signature_name": "serving_default"},
     ):
         np.testing.assert_array_equal(images(body), pixels)
+
+
+def test_a_name_of_another_server_is_that_of_either_input() -> None:
+    for body, expected in (
+        ({"instances": [{"input_1": one} for one in SMALL.tolist()]}, SMALL.tolist()),
+        ({"inputs": {"input_1": SMALL.tolist()}}, SMALL.tolist()),
+        ({"instances": [{"input_1": b64(b"a")}, {"input_1": b64(b"b")}]}, [b"a", b"b"]),
+        ({"inputs": {"input_1": [b64(b"a")]}}, [b"a"]),
+        ({"inputs": {"image": [b64(b"a")]}}, [b"a"]),
+    ):
+        assert [
+            bytes(one) if isinstance(expected[0], bytes) else one.tolist() for one in images(body, "input_1")
+        ] == expected
 
 
 @pytest.mark.parametrize("data", [b"short", IMAGE], ids=["short", "long"])

@@ -12,7 +12,7 @@ import pytest
 from xlaserve.config import PixelRange
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.model.task import Classification, Detection, Embedding
-from xlaserve.protocol.inference import Parameters, check_outputs, check_parameters
+from xlaserve.protocol.inference import Parameters, all_outputs, check_outputs, check_parameters
 from xlaserve.protocol.tensors import check_count, images_of, raw_bytes
 
 
@@ -92,6 +92,14 @@ def test_at_most_all_classes_are_answered() -> None:
     assert check_outputs([("scores", [("classification", 2)])], Classification(3)).classes == 2
     assert check_outputs([("scores", [("classification", 2**60)])], Classification(3)).classes == 3
     assert check_outputs([("scores", [])], Classification(3)).classes == 0
+
+
+def test_an_only_output_may_have_a_name_of_another_server() -> None:
+    for found in (all_outputs(Embedding(4), "probs"), check_outputs([("probs", [])], Embedding(4), "probs")):
+        assert [(index, spec.name) for index, spec in found.outputs] == [(0, "probs")]
+    with pytest.raises(InvalidArgument, match="outputs: expected probs, each at most once, got 'embedding'"):
+        check_outputs([("embedding", [])], Embedding(4), "probs")
+    assert all_outputs(Detection(3, max_detections=5), "probs") == all_outputs(Detection(3, max_detections=5))
 
 
 @pytest.mark.parametrize(

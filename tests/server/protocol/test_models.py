@@ -106,6 +106,16 @@ def test_metadata_and_configuration_show_the_one_input_that_the_settings_name(
     assert metadata["properties"]["inputs"] == "pixels,image"
 
 
+def test_metadata_and_configuration_show_the_names_that_clients_of_another_server_know() -> None:
+    model = served(Bucket(1, 8, 6))
+    cast(Any, model).settings = model.settings.model_copy(update={"input_name": "input_1", "output_name": "probs"})
+    metadata, config = models(model).metadata("cats", ""), models(model).config("cats", "")
+    for described in (metadata["inputs"], config["input"]):
+        assert [one["name"] for one in described] == ["input_1"]
+    for described in (metadata["outputs"], config["output"]):
+        assert [one["name"] for one in described] == ["probs"]
+
+
 @pytest.mark.parametrize(("described", "message"), [("metadata", pb.ModelMetadataResponse), ("config", pb.ModelConfig)])
 def test_a_description_is_json_and_has_the_fields_of_the_contract(described: str, message: Any) -> None:
     plain = getattr(models(served(Bucket(1, 8, 6))), described)("cats", "")

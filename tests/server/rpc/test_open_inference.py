@@ -193,7 +193,7 @@ def test_a_request_with_thousands_of_outputs_and_inputs_is_refused_without_readi
     """They are read on the event loop."""
     task, read = Classification(3), Mock(wraps=infer_message.parameter_items)
     monkeypatch.setattr(open_inference, "parameter_items", read)
-    with pytest.raises(InvalidArgument, match="outputs: expected each"):
+    with pytest.raises(InvalidArgument, match="outputs: expected scores"):
         parse(message(1, True, *["scores"] * 4000), task)
     assert read.call_count < 10
 

@@ -42,6 +42,20 @@ def pixels_request(levels: np.ndarray, datatype: str, raw: bool) -> pb.ModelInfe
     return request
 
 
+def test_a_name_of_another_server_is_that_of_either_input() -> None:
+    pixels = pixels_request(np.zeros((1, 2, 2, 3)), "UINT8", raw=True)
+    image = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"\3\0\0\0abc"])
+    image.inputs.add(datatype="BYTES", shape=[1])
+    for request, expected in ((pixels, [bytes(12)]), (image, [b"abc"])):
+        request.inputs[0].name = "input_1"
+        message = infer_message.InferMessages().parse(request.SerializeToString())
+        assert message is not None
+        with pytest.raises(InvalidArgument, match="inputs: expected one tensor, 'pixels' or 'image', got 'input_1'"):
+            tensors.read_images(message)
+        found = tensors.read_images(message, input_name="input_1")
+        assert [*map(bytes, found)] == [*map(bytes, expected)]
+
+
 @given(
     levels=SHAPES.flatmap(lambda shape: arrays.arrays(np.uint8, shape)),
     datatype=st.sampled_from(sorted(FIELDS)),
