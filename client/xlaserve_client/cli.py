@@ -59,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="print JSON")
     found = Parser(
         prog="xlaserve-client",
-        description=f"Asks an xlaserve server. {TOKEN_VARIABLE} says who calls: an API key or a token.",
+        description=f"Asks an xlaserve server. {TOKEN_VARIABLE} holds the API key or the token, if it needs one.",
+        epilog="Options follow the command: xlaserve-client classify --target HOST:PORT MODEL IMAGE",
     )
     found.add_argument("--version", action="version", version=version("xlaserve"))
     commands = found.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -10,6 +10,7 @@ from scripts.shapes_data import HELD_OUT_SEED, LABELS, scene
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.program import Executable, Images, Outputs, Program
+from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.sources import shapes
 from xlaserve.model.task import Detection, Segmentation
@@ -95,3 +96,9 @@ def test_company_in_a_batch_never_changes_a_row(
     for model in (detector, segmenter):
         for in_batch, among_garbage in zip(run(model, images, mode), run(model, garbage, mode), strict=True):
             np.testing.assert_array_equal(in_batch[0], among_garbage[0])
+
+
+def test_a_name_for_the_only_output_is_refused_where_there_are_several() -> None:
+    settings = ModelSettings(name="shapes", source="builtin:shapes-detector", output_name="probs")
+    with pytest.raises(ModelFailed, match=r"output_name: expected none, as the model has several outputs \(boxes, "):
+        catalog.load(settings)
