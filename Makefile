@@ -64,7 +64,7 @@ sbom: setup ## Write what is installed in ENVIRONMENT (.venv) into build/sbom.js
 	$(VENV)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json $(or $(ENVIRONMENT),$(VENV))
 
 hashes: setup ## Write build/requirements-hashed.txt: what a server is installed from here, with hashes
-	$(BIN)/python scripts/pin_hashes.py $(BUILD),jwt
+	$(BIN)/python scripts/pin_hashes.py $(BUILD),jwt,otel
 
 format: setup ## Format the code
 	$(BIN)/ruff check --fix

@@ -65,6 +65,7 @@ from xlaserve.telemetry import gpus
 from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, build_info, counter, gauge
+from xlaserve.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,8 @@ class App:
         self._lanes = Lanes(self.device.lanes, self.device.count)
         if self._cache and self.device.replicas:
             log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
+        self._close_tracing: Callable[[], None] = lambda: None
+        self._tracer = self._make_tracer() if settings.tracing else None
         worker = Worker(self.device.lanes, self.device.count)
         self._watch = CompileWatch(self._on_compiled, worker.is_lane)
         self._is_watching = xla_events is not None
@@ -132,7 +135,14 @@ class App:
         self._pipeline = Pipeline(settings)
         self._shadows = Shadows(self.repository, ImageLimits.of(settings), self._metrics)
         log_of_requests = AccessLog(settings.access_log)
-        self._calls = Calls(self.repository, self._metrics, self._pipeline, self._shadows, log_of_requests)
+        self._calls = Calls(
+            self.repository,
+            self._metrics,
+            self._pipeline,
+            self._shadows,
+            log_of_requests,
+            is_tracing=self._tracer is not None,
+        )
         self._streams = OpenStreams()
         self._health = Health(self._is_ready, self.repository.serving, self._streams)
         self._intake = Intake(
@@ -160,6 +170,16 @@ class App:
             return None
         return CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
 
+    def _make_tracer(self) -> Tracer:
+        """Raises ConfigError."""
+        try:
+            from xlaserve.telemetry.otlp import Exporter  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ConfigError("tracing: it needs the extra otel: pip install 'xlaserve[otel]'") from None
+        exporter = Exporter(self._settings.trace_endpoint)
+        self._close_tracing = exporter.close
+        return Tracer(self._settings.trace_sample_ratio, exporter.send)
+
     def _make_loader(self, worker: Worker) -> Loader:
         settings, device, stop = self._settings, self.device, Stop()
         has_preparer = self._has_tensorflow and settings.load_process and device.kind == "cpu"
@@ -170,6 +190,7 @@ class App:
             worker=worker,
             expecting=self._watch.expecting,
             on_crash=self._crash,
+            on_traced=None if self._tracer is None else self._tracer.batch_ran,
             preparer=Preparer(settings, device, stop, self._cache) if has_preparer else None,
             stop=stop,
             has_tf32=device.tf32,
@@ -199,6 +220,7 @@ class App:
             metrics=self._metrics,
             on_failed=calls.note_failure,
             on_crash=self._crash,
+            tracer=self._tracer,
         )
 
     def _make_http_server(self, admissions: Admissions, models: Models) -> HttpServer:
@@ -210,6 +232,7 @@ class App:
             self._metrics.count_refused,
             self._door,
             on_failed=calls.note_failure,
+            tracer=self._tracer,
         )
         methods = routes.operations(
             HttpOpenInference(calls, models, settings.cors_origins),
@@ -415,6 +438,7 @@ class App:
         await self._streams.end(FLUSH_S)
         await asyncio.gather(self._grpc.stop(FLUSH_S), self._http.stop(FLUSH_S))
         self._pipeline.stop()
+        await asyncio.to_thread(self._close_tracing)
         self._calls.access_log.flush()
         log.info("stopped")
 

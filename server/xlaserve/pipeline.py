@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Mode, PixelRange, Settings
 from xlaserve.decoding import DecodingThreads, Memory
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result
+from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, whole, within
@@ -24,6 +25,7 @@ from xlaserve.image import Encoded, ImageLimits, Place, check_pixels, decode
 from xlaserve.model.version import Served
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.timings import Timings
+from xlaserve.trace_context import TraceContext
 
 CHANNELS: Final = 3
 MAX_INLINE_BYTES: Final = 2**19
@@ -112,6 +114,8 @@ class Request(NamedTuple):
     rendering: Rendering | Drawn | None = None
     priority: int = DEFAULT_PRIORITY
     """A key of `engine.batching.queue.WEIGHTS`."""
+    trace: TraceContext | None = None
+    """Its span, where it is recorded."""
 
     def __reduce__(self) -> tuple[type[Request], tuple[object, ...]]:
         """Pickles images that lie in a message as bytes of their own."""
@@ -135,6 +139,8 @@ class Answer(NamedTuple):
     """The stages so far."""
     at: float
     """When the model had answered, in seconds of the clock."""
+    traced: Sequence[TracedBatch] = ()
+    """The batches that it was in, where it is traced."""
 
 
 class Group(NamedTuple):
@@ -179,7 +185,7 @@ class Pipeline:
             if not has_buckets:
                 assert served.background is not None
                 mode = await served.background.open((height, width), mode)
-            result = await batcher.run(images, mode, request.deadline, request.priority)
+            result = await batcher.run(images, mode, request.deadline, request.priority, request.trace)
             return await self._answer(served, request, mode, [whole(height, width)] * count, result)
         finally:
             batcher.admission.leave(count, size_bytes)
@@ -219,7 +225,7 @@ class Pipeline:
         self, served: Served, request: Request, mode: Mode, frames: Sequence[Frame], result: Result
     ) -> Answer:
         """Puts together what the batches gave, and renders it where the request names a rendering."""
-        batches, timings = result
+        batches, timings, traced = result
         if len(batches) == 1:
             outputs = batches[0].outputs
         else:
@@ -229,7 +235,7 @@ class Pipeline:
             began = self.clock()
             rendered = await self._render(served, request, outputs, frames)
             timings.encode_s = self.clock() - began
-        return Answer(mode, len(frames), outputs, frames, rendered, timings, self.clock())
+        return Answer(mode, len(frames), outputs, frames, rendered, timings, self.clock(), traced)
 
     async def _checked(self, served: Served, pending: Pending, deadline: float) -> Images:
         (images,) = await self._threads.map(served.settings.name, lambda row: pending.check(), 1, deadline)
@@ -315,9 +321,9 @@ class Pipeline:
 async def _run_groups(served: Served, groups: Sequence[Group], mode: Mode, request: Request) -> Result:
     """Returns what the batches gave, in any order, and the slowest stages; where one group fails, so do the others."""
     if len(groups) == 1:
-        return await served.batcher.run(groups[0].pixels, mode, request.deadline, request.priority)
+        return await served.batcher.run(groups[0].pixels, mode, request.deadline, request.priority, request.trace)
     running = [
-        asyncio.ensure_future(served.batcher.run(group.pixels, mode, request.deadline, request.priority))
+        asyncio.ensure_future(served.batcher.run(group.pixels, mode, request.deadline, request.priority, request.trace))
         for group in groups
     ]
     try:
@@ -330,7 +336,8 @@ async def _run_groups(served: Served, groups: Sequence[Group], mode: Mode, reque
         for group, result in zip(groups, results, strict=True)
         for rows, outputs in result.batches
     ]
-    return Result(gathered, Timings.slowest(result.timings for result in results))
+    traced = [batch for result in results for batch in result.traced]
+    return Result(gathered, Timings.slowest(result.timings for result in results), traced)
 
 
 def _check_without_buckets(served: Served, pixels: Images | Pending) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from random import getrandbits
 from typing import Final, NamedTuple
 
 TRACEPARENT: Final = "traceparent"
@@ -31,6 +32,11 @@ class TraceContext(NamedTuple):
     def traceparent(self) -> str:
         """The header that says this."""
         return f"00-{self.trace_id}-{self.span_id}-{self.is_sampled:02x}"
+
+
+def new() -> TraceContext:
+    """Returns the first span of a new trace, which is recorded."""
+    return TraceContext(f"{getrandbits(128):032x}", f"{getrandbits(64):016x}", True)
 
 
 def parse(traceparent: str, tracestate: str = "") -> TraceContext | None:

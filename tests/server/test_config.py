@@ -301,6 +301,8 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
         ("models: [{name: a}]", ["models.0.source: Field required"]),
         ("models: [{name: a, source: b, batch: 3}]", ["models.0.batch: no such field"]),
         ("{grpc_port: -1, lanes: x}", ["grpc_port: ", "got -1", "lanes: ", "got 'x'"]),
+        ("trace_endpoint: localhost:4317", ["trace_endpoint: expected an address such as http://localhost:4317, got "]),
+        ("trace_sample_ratio: 1.5", ["trace_sample_ratio: ", "less than or equal to 1", "got 1.5"]),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(

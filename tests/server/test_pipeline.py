@@ -33,6 +33,7 @@ from xlaserve.model.version import Served
 from xlaserve.pipeline import Pending, Pipeline, Request
 from xlaserve.rpc.open_inference import TypedValues
 from xlaserve.timings import Timings
+from xlaserve.trace_context import TraceContext
 
 DEADLINE = 123.0
 PATIENCE_S = 20
@@ -71,7 +72,9 @@ class Batcher:
         if self.unreachable:
             raise self.unreachable
 
-    async def run(self, pixels: Images, mode: Mode, deadline: float, priority: int) -> Result:
+    async def run(
+        self, pixels: Images, mode: Mode, deadline: float, priority: int, trace: TraceContext | None = None
+    ) -> Result:
         self.ran.append((pixels, mode, deadline))
         self.priorities.append(priority)
         if self.hold:
@@ -455,7 +458,9 @@ async def test_large_outputs_of_several_batches_are_put_together_off_the_event_l
     batcher.cuts = (1, 3)
     run = batcher.run
 
-    async def run_watched(pixels: Images, mode: Mode, deadline: float, priority: int) -> Result:
+    async def run_watched(
+        pixels: Images, mode: Mode, deadline: float, priority: int, trace: TraceContext | None = None
+    ) -> Result:
         result = await run(pixels, mode, deadline, priority)
         watched = [BatchRows(rows, (cast(Any, Watched(outputs[0], threads)),)) for rows, outputs in result.batches]
         return result._replace(batches=watched)
@@ -539,7 +544,9 @@ async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_i
     cancelled = []
     run = batcher.run
 
-    async def fail_one(pixels: Images, mode: Mode, deadline: float, priority: int) -> Result:
+    async def fail_one(
+        pixels: Images, mode: Mode, deadline: float, priority: int, trace: TraceContext | None = None
+    ) -> Result:
         if pixels.shape[1] == 8:
             raise DeadlineExceeded("too late")
         try:

@@ -18,6 +18,7 @@ from xlaserve.config.model import BUILTIN_MODELS, ModelSettings
 
 MIB: Final = 1024 * 1024
 ORIGIN: Final = re.compile(r"\*|https?://[^/\s*?#@]+")
+ENDPOINT: Final = re.compile(r"https?://[^/\s?#@]+/?")
 EXPAND: Final = object()
 """Context of a validation that takes folders of versions for those versions."""
 DEVICE: Final = re.compile(r"auto|cpu|gpu(:(all|[0-9]{1,3}(,[0-9]{1,3})*))?")
@@ -177,6 +178,16 @@ class Settings(Frozen):
 
     triton_metrics: bool = False
     """Also show metrics of models by Triton's names (`nv_inference_request_success` and others), for its dashboards."""
+    tracing: bool = False
+    """Record spans of calls and batches, and send them to an OpenTelemetry collector by OTLP over gRPC; needs the extra
+    `otel`. The standard variables count: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_EXPORTER_OTLP_*`,
+    `OTEL_BSP_*`."""
+    trace_endpoint: str | None = None
+    """The collector, such as `http://localhost:4317`, or `https://` for TLS; by default `OTEL_EXPORTER_OTLP_ENDPOINT`,
+    or port 4317 of this machine."""
+    trace_sample_ratio: float = Field(1.0, ge=0, le=1)
+    """Share of the calls without a `traceparent` that are recorded. The others are where their client records them."""
+
     watch_compilations: bool = True
     """Count what XLA itself says it compiles, and log what it compiles while serving as an error. What libraries write
     to stderr then goes through a small process next to the server; all but XLA's events comes out unchanged."""
@@ -227,6 +238,13 @@ class Settings(Frozen):
         for origin in value:
             if not ORIGIN.fullmatch(origin):
                 raise ValueError(f"expected origins such as https://example.org or http://localhost:3000, got {origin}")
+        return value
+
+    @field_validator("trace_endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str | None) -> str | None:
+        if value is not None and not ENDPOINT.fullmatch(value):
+            raise ValueError("expected an address such as http://localhost:4317")
         return value
 
     @field_validator("models")

@@ -26,7 +26,8 @@ from xlaserve.protocol.admission import Admissions, CallAdmission, CallTask, cur
 from xlaserve.protocol.intake import Intake
 from xlaserve.status import RETRY_AFTER, explain, retry_after_s, status_of
 from xlaserve.telemetry import request_context
-from xlaserve.telemetry.request_context import Endpoint, RequestContext
+from xlaserve.telemetry.request_context import RequestContext
+from xlaserve.telemetry.tracing import Endpoint, Span, Tracer
 
 PIECE_BYTES: Final = 256 * 1024
 """Bytes of an answer that are handed to the connection at a time."""
@@ -35,6 +36,9 @@ LARGE_BYTES: Final = 64 * 1024
 ASK: Final = ("www-authenticate", "Bearer")
 IDENTITY: Final = "identity"
 MAX_QUERY_FIELDS: Final = 64
+MAX_PATH_LENGTH: Final = 256
+"""Characters of a path that traces show."""
+VERBS: Final = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 CLOSE: Final = ("connection", "close")
 
 
@@ -69,6 +73,8 @@ class CallsIn:
     end: Ending = field(default_factory=Ending)
     on_failed: Callable[[str, Exception], None] = lambda method, error: None
     """Called with the method and the error of every call that is answered with one."""
+    tracer: Tracer | None = None
+    """Records the calls of all methods but probes."""
 
     def application(
         self, name: str, method: Method, roles: Sequence[Role], *, route: str = "", is_probe: bool = False
@@ -78,7 +84,8 @@ class CallsIn:
         `route` is the verb and the path that it answers, with parameters in braces; empty for any.
         """
         admission = self.admissions.probes if is_probe else self.admissions.calls
-        return HttpCalls(self, name, _endpoint(name, route), method, roles, admission)
+        tracer = None if is_probe else self.tracer
+        return HttpCalls(self, name, _endpoint(name, route), method, roles, admission, tracer)
 
 
 @dataclass(eq=False)
@@ -91,13 +98,16 @@ class HttpCalls:
     method: Method
     roles: Sequence[Role]
     admission: CallAdmission
+    tracer: Tracer | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
         connection: Connection = scope["extensions"][CONNECTION]
         task = connection.call = current_call()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        request = request_context.begin(self.endpoint, headers.items())
+        request = request_context.begin(self.endpoint, headers.items(), self.tracer)
+        if request.span is not None:
+            _describe(request.span, scope)
         try:
             answer = await self._answer(task, scope, headers, receive)
             if connection.awaits_leave:
@@ -208,6 +218,8 @@ def read_query(query: bytes) -> dict[str, str]:
 
 async def _send(answer: HttpAnswer, request: RequestContext, send: Send) -> None:
     """Sends an answer; returns once at most some 64 KiB of it still wait for the client."""
+    if request.span is not None:
+        request.span.http_status = answer.status
     headers = [
         ("content-type", answer.media_type),
         ("content-length", str(answer.size_bytes)),
@@ -244,9 +256,17 @@ def _pieces(parts: Sequence[Part]) -> Iterator[Part]:
 
 def _endpoint(name: str, route: str) -> Endpoint:
     if not route:
-        return Endpoint(name, {}, is_http=True)
+        return Endpoint("", {}, is_http=True)  # named by its verb
     verb, path = route.split(" ")
     return Endpoint(route, {"http.request.method": verb, "http.route": path}, is_http=True)
+
+
+def _describe(span: Span, scope: Scope) -> None:
+    """Notes what a request asks for, by OpenTelemetry's semantic conventions."""
+    verb = scope["method"] if scope["method"] in VERBS else "_OTHER"
+    path, scheme = scope["path"][:MAX_PATH_LENGTH], scope["scheme"]
+    span.attributes |= {"http.request.method": verb, "url.path": path, "url.scheme": scheme}
+    span.name = span.name or verb
 
 
 def _refusal(error: Exception, *headers: tuple[str, str]) -> HttpAnswer:

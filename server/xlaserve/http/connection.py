@@ -28,7 +28,7 @@ from xlaserve.errors import InvalidArgument, MessageTooLarge
 from xlaserve.http.head import MAX_HEAD_BYTES, MAX_HEADERS, Ambiguous, TooMuch, check_head
 from xlaserve.protocol.admission import CROWDED_TRANSFER_S
 from xlaserve.telemetry import request_context
-from xlaserve.telemetry.request_context import Endpoint
+from xlaserve.telemetry.tracing import Endpoint
 
 MAX_PIPELINED: Final = 16
 """Requests that one connection may have sent before the first of them is answered."""

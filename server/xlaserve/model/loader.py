@@ -20,6 +20,7 @@ from xlaserve.cache.cache import CompileCache
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
+from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
@@ -58,6 +59,8 @@ class Loader:
     worker: Worker
     expecting: Callable[[], AbstractContextManager[object]] = nullcontext
     on_crash: Callable[[], None] = lambda: None
+    on_traced: Callable[[TracedBatch], None] | None = None
+    """Called with each batch that requests are in which are traced."""
     preparer: Preparer | None = None
     stop: Stop = field(default_factory=Stop)
     """Set to end loads and warm-ups as soon as possible; `preparer` has the same."""
@@ -145,6 +148,7 @@ class Loader:
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
             on_crash=self.on_crash,
             on_retired=version.retired,
+            on_traced=self.on_traced,
         )
 
     def _make_background(self, version: Version, model: Model, batcher: Batcher, any_size: Executable) -> Background:

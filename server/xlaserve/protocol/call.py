@@ -25,9 +25,9 @@ from xlaserve.status import status_of
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.tracing import CANCELLED, Answered, Failure, Span
 from xlaserve.timings import Timings
 
-CANCELLED: Final = "CANCELLED"
 REPORTED: Final = "reported_in"
 """The attribute of an error that names the call whose failure it was, once the log has a line of it."""
 
@@ -46,6 +46,8 @@ class Calls:
     pipeline: Pipeline
     shadows: Shadows | None = None
     access_log: AccessLog = field(default_factory=AccessLog)
+    is_tracing: bool = False
+    """Whether calls may have spans."""
     in_flight: int = 0
     """Requests that were accepted and not yet answered."""
 
@@ -134,7 +136,10 @@ class Calls:
         if request is not None and vars(error).get(REPORTED) is request:
             return
         vars(error)[REPORTED] = request
-        self.access_log.failed(method, *outcome(error), model=model, seconds=seconds)
+        status, reason = outcome(error)
+        if request is not None and request.span is not None:
+            request.span.fail(Failure(type(error).__name__, status, reason))
+        self.access_log.failed(method, status, reason, model=model, seconds=seconds)
 
 
 def outcome(error: BaseException) -> tuple[str, str]:
@@ -148,7 +153,7 @@ def outcome(error: BaseException) -> tuple[str, str]:
 class Call:
     """One request in flight. An error that leaves its `with` block is counted as its failure."""
 
-    __slots__ = ("_answer", "_calls", "_method", "began", "deadline", "request", "served")
+    __slots__ = ("_answer", "_calls", "_method", "_span", "began", "deadline", "request", "served")
 
     def __init__(self, calls: Calls, method: str, served: Served, deadline: float, began: float) -> None:
         self._calls = calls
@@ -160,6 +165,7 @@ class Call:
         self.request: Request | None = None
         """What it asks for, once that is parsed: it runs."""
         self._answer: Answer | None = None
+        self._span = _current_span() if calls.is_tracing else None
 
     def __enter__(self) -> Self:
         self._calls.in_flight += 1
@@ -178,6 +184,8 @@ class Call:
         caller = CURRENT.get()
         if request.priority < caller.priority:
             request = request._replace(priority=caller.priority)
+        if self._span is not None:
+            request = request._replace(trace=self._span.context)
         self.request = request
         if caller.limits:
             with self._calls.limiter.hold(caller, self.served.settings.name, len(request.images)):
@@ -200,12 +208,21 @@ class Call:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._calls.leave()
         self.served.leave()
+        if self._span is not None:
+            self._describe(self._span)
         if error is not None:
             self._count_failure(error)
         elif answer := self._answer:
             self.served.version.telemetry.request_answered(self._method, answer.mode, answer.images, answer.timings)
             if (log := self._calls.access_log).has_answers:
                 log.answered(self._method, self.served.settings.name, answer.mode, answer.images, answer.timings)
+
+    def _describe(self, span: Span) -> None:
+        settings, answer = self.served.settings, self._answer
+        span.attributes |= {"xlaserve.model.name": settings.name, "xlaserve.model.version": settings.version}
+        if answer is not None:
+            span.attributes |= {"xlaserve.mode": str(answer.mode), "xlaserve.images": answer.images}
+            span.answer(Answered(self.began + answer.timings.total_s, answer.timings, answer.traced))
 
     def _count_failure(self, error: BaseException) -> None:
         now = self._calls.clock()
@@ -222,3 +239,8 @@ class Call:
             mode=mode if mode in settings.modes else "",
             seconds=now - self.began,
         )
+
+
+def _current_span() -> Span | None:
+    request = request_context.current()
+    return None if request is None else request.span

@@ -11,6 +11,7 @@ import grpc
 
 from xlaserve.access.address import network_of
 from xlaserve.telemetry import request_context
+from xlaserve.telemetry.request_context import RequestContext
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -21,10 +22,11 @@ def address(context: Context) -> str:
     return network_of(unquote(host).strip("[]"))
 
 
-def name_answer(context: Context) -> None:
-    """Has the call's answer carry its request id, and its trace where it has one."""
+def name_answer(context: Context) -> RequestContext | None:
+    """Has the call's answer carry its request id, and its trace where it has one. Returns what names the call."""
     if (request := request_context.current()) is not None:
         context.set_trailing_metadata(request.headers)
+    return request
 
 
 def deadline(context: Context, clock: Callable[[], float]) -> float:

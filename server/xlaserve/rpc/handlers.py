@@ -37,7 +37,7 @@ from xlaserve.rpc.streaming import stream_in, stream_out
 from xlaserve.rpc.unary import Answer, ReceivedCall, UnaryMethod
 from xlaserve.status import status_of
 from xlaserve.telemetry import request_context
-from xlaserve.telemetry.request_context import Endpoint
+from xlaserve.telemetry.tracing import Endpoint, Tracer
 
 PROBES: Final = frozenset(
     f"/{method}"
@@ -61,12 +61,13 @@ def add(
     parsers: Mapping[str, Parser] | None = None,
     on_refused: Callable[[str, str], None] = lambda method, status: None,
     on_failed: Callable[[str, Exception], None] = lambda method, error: None,
+    tracer: Tracer | None = None,
 ) -> None:
     """Makes `server` answer the methods of `service` with those of `servicer` that have their names.
 
     `parsers` replace protobuf's for the input messages that they are named for. `on_refused` is called with the method
     and the status of each message that is refused, `on_failed` with the method and the error of every call that is
-    answered with one.
+    answered with one. `tracer` records the calls of all methods but probes.
     """
     parsers = parsers or {}
     roles = ROLES.get(service.full_name, {})
@@ -82,7 +83,8 @@ def add(
             partial(on_failed, method.name),
         )
         endpoint = Endpoint(path[1:], {"rpc.system.name": "grpc", "rpc.method": path[1:]})
-        methods[path] = _method(getattr(servicer, method.name), method, reader, endpoint)
+        handling = _method(getattr(servicer, method.name), method, reader, endpoint)
+        methods[path] = handling._replace(tracer=None if path in PROBES else tracer)
     server.add_generic_rpc_handlers((_Service(service.full_name, methods, intake),))
 
 
@@ -93,6 +95,7 @@ class _Method(NamedTuple):
     """The handler that asks for its messages."""
     answer: Answer | None = None
     """Answers a unary method's message that gRPC has received by itself."""
+    tracer: Tracer | None = None
 
 
 def _method(
@@ -125,7 +128,7 @@ class _Service(grpc.ServiceRpcHandler):
         method = self._methods.get(handler_call_details.method)
         if method is None:
             return None
-        request_context.begin(method.endpoint, handler_call_details.invocation_metadata or ())
+        request_context.begin(method.endpoint, handler_call_details.invocation_metadata or (), method.tracer)
         try:
             method.reader.entrance.check_details(handler_call_details)
             method.reader.admission.enter(self._end)

@@ -145,11 +145,13 @@ class OpenInference(OpenInferenceModels):
             return wire
 
     async def _stream_infer(self, message: InferMessage | None, until: float, context: Context) -> Wire:
-        request_context.begin_message(message.head.id if message else "")
+        request = request_context.begin_message(message.head.id if message else "")
         try:
             if message is None:
                 raise no_message()
             wire = await self._infer("ModelStreamInfer", message, until, context)
+            if request is not None:
+                request.succeed()
             return parts.record(_STREAMED, *wire, _FINAL_RESPONSE)
         except Exception as error:
             self.calls.note_failure("ModelStreamInfer", error)

@@ -28,6 +28,7 @@ from xlaserve.rpc.surplus import close_surplus
 from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.tracing import Tracer
 from xlaserve_proto import admin_pb2, open_inference_pb2, tensorflow_serving_pb2, vision_pb2
 
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
@@ -96,6 +97,7 @@ class GrpcServer:
         metrics: Metrics,
         on_failed: Callable[[str, Exception], None] = lambda method, error: None,
         on_crash: Callable[[], None],
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._services = services
@@ -104,6 +106,7 @@ class GrpcServer:
         self._metrics = metrics
         self._on_failed = on_failed
         self._on_crash = on_crash
+        self._tracer = tracer
         self._intake = intake
         self._admissions = admissions
         self._door = door
@@ -140,6 +143,7 @@ class GrpcServer:
                 parsers=parsers,
                 on_refused=self._metrics.count_refused,
                 on_failed=self._on_failed,
+                tracer=self._tracer,
             )
         add = partial(
             handlers.add,

@@ -26,10 +26,12 @@ def stream_in(
 
     async def answer(_: object, context: Context) -> None:
         messages = Messages(reader, context)
-        name_answer(context)
+        request = name_answer(context)
         try:
             reader.check_client(context)
             await method(messages, context)
+            if request is not None:
+                request.succeed()
         except Exception as error:
             await refuse(context, error, reader.on_failed)
         finally:
@@ -46,7 +48,7 @@ def stream_out(
     """Returns a handler for `method`, which answers one message with a stream."""
 
     async def answer(_: object, context: Context) -> AsyncIterator[Message]:
-        name_answer(context)
+        request = name_answer(context)
         try:
             reader.check_client(context)
             message, size_bytes = reader.parse_unary(await reader.receive_only(context))
@@ -55,6 +57,8 @@ def stream_out(
             async with aclosing(method(message, context)) as responses:
                 async for response in responses:
                     yield response
+            if request is not None:
+                request.succeed()
         except Exception as error:
             await refuse(context, error, reader.on_failed)
 

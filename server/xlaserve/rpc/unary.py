@@ -107,7 +107,8 @@ class UnaryMethod:
                 intake.hold(answer_bytes)
                 current_call().add_done_callback(lambda _: intake.release(answer_bytes))
             joined = await parts.join(wire, answer_bytes)
-            name_answer(context)
+            if (request := name_answer(context)) is not None:
+                request.succeed()
             self._admission.transfer(current_call())
             return joined
         except Exception as error:

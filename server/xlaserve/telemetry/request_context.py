@@ -8,8 +8,9 @@ import weakref
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from random import getrandbits
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from xlaserve.telemetry.tracing import Endpoint, Span, Tracer
 from xlaserve.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse
 
 REQUEST_ID: Final = "x-request-id"
@@ -24,19 +25,10 @@ _ID: Final = re.compile(rf"[\w.:;/+=,@~-]{{1,{MAX_LENGTH}}}", re.ASCII)
 Headers = tuple[tuple[str, str], ...]
 
 
-class Endpoint(NamedTuple):
-    """A method of a protocol, as traces name it."""
-
-    name: str
-    attributes: Mapping[str, str]
-    """By OpenTelemetry's semantic conventions."""
-    is_http: bool = False
-
-
 class RequestContext:
     """What names one call, or one message of a stream."""
 
-    __slots__ = ("_id", "_task", "endpoint", "given_id", "message_id", "own", "parent")
+    __slots__ = ("_id", "_task", "endpoint", "given_id", "message_id", "parent", "span", "tracer")
 
     def __init__(
         self, endpoint: Endpoint, headers: Iterable[tuple[str, Any]] = (), *, stream: RequestContext | None = None
@@ -46,8 +38,10 @@ class RequestContext:
         """The `id` of a stream's message: any text of its client."""
         self.parent: TraceContext | None = None if stream is None else stream.parent
         """The client's span."""
-        self.own: TraceContext | None = None
+        self.span: Span | None = None
         """The server's span, where it records one."""
+        self.tracer: Tracer | None = None if stream is None else stream.tracer
+        """Records spans; None where that is off, or not wanted for this call."""
         self.given_id: str = "" if stream is None else stream.given_id
         """The client's id, empty where it gave none."""
         self._id = "" if stream is None else stream.id
@@ -72,13 +66,18 @@ class RequestContext:
     @property
     def trace(self) -> TraceContext | None:
         """The span that logs and answers name."""
-        return self.own or self.parent
+        return self.parent if self.span is None else self.span.context
 
     @property
     def headers(self) -> Headers:
         """What the answer carries."""
         trace = self.trace
         return ((REQUEST_ID, self.id),) if trace is None else ((REQUEST_ID, self.id), (TRACEPARENT, trace.traceparent))
+
+    def succeed(self) -> None:
+        """Notes that the call was answered, where it is traced."""
+        if self.span is not None:
+            self.span.succeed()
 
     @property
     def has_ended(self) -> bool:
@@ -92,21 +91,48 @@ class RequestContext:
 _CURRENT: Final[ContextVar[RequestContext | None]] = ContextVar("request", default=None)
 
 
-def begin(endpoint: Endpoint, headers: Iterable[tuple[str, Any]]) -> RequestContext:
-    """Returns what names the call of the current task from now on. A protocol calls this before anything else."""
+def begin(endpoint: Endpoint, headers: Iterable[tuple[str, Any]], tracer: Tracer | None = None) -> RequestContext:
+    """Returns what names the call of the current task from now on. A protocol calls this before anything else.
+
+    With a `tracer`, its span lasts until the task ends.
+    """
     request = RequestContext(endpoint, headers)
+    if tracer is not None:
+        request.tracer = tracer
+        _record(request, tracer)
     _CURRENT.set(request)
     return request
 
 
-def begin_message(message_id: str) -> None:
-    """Notes that the current task answers one message of the stream that began it."""
+def begin_message(message_id: str) -> RequestContext | None:
+    """Returns what names the message that the current task answers, of the stream that began it.
+
+    It is recorded as a call of its own, linked to the stream: one trace of all that a long stream carries would be
+    more than others can show.
+    """
     stream = _CURRENT.get()
     if stream is None:
-        return
+        return None
     message = RequestContext(stream.endpoint, stream=stream)
     message.message_id = message_id
+    if message.tracer is not None:
+        _record(message, message.tracer)
+        if message.span is not None:
+            message.span.name += " message"
+            message.span.attributes["xlaserve.message_id"] = message_id[:MAX_LENGTH]
+            message.span.links = () if stream.span is None else (stream.span.context,)
     _CURRENT.set(message)
+    return message
+
+
+def _record(request: RequestContext, tracer: Tracer) -> None:
+    """Begins the span of the current task's call, if it is recorded."""
+    request.span = span = tracer.begin(request.endpoint, request.parent)
+    if span is not None:
+        span.attributes["xlaserve.request_id"] = request.id
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(span.end)
 
 
 def current() -> RequestContext | None:

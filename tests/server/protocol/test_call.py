@@ -26,7 +26,7 @@ from xlaserve.protocol.call import Calls
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
-from xlaserve.telemetry.request_context import Endpoint
+from xlaserve.telemetry.tracing import Endpoint
 from xlaserve.timings import Timings
 
 SETTINGS = ModelSettings(name="digits", source="builtin:digits", modes=(Mode.XLA, Mode.GRAPH))

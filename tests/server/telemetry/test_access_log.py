@@ -10,7 +10,7 @@ from xlaserve.access.caller import CURRENT, Caller
 from xlaserve.config import Mode
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import BURST_LINES, LEFT_OUT_S, LINES_PER_S, AccessLog
-from xlaserve.telemetry.request_context import Endpoint
+from xlaserve.telemetry.tracing import Endpoint
 from xlaserve.timings import Timings
 
 TIMINGS = Timings(queue_s=0.001, execute_s=0.002, total_s=0.0035)

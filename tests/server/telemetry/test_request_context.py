@@ -8,7 +8,8 @@ import weakref
 import pytest
 
 from xlaserve.telemetry import request_context
-from xlaserve.telemetry.request_context import MAX_LENGTH, Endpoint, RequestContext
+from xlaserve.telemetry.request_context import MAX_LENGTH, RequestContext
+from xlaserve.telemetry.tracing import Endpoint
 
 ENDPOINT = Endpoint("service/Method", {})
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -41,12 +41,14 @@ from xlaserve.engine.batching.queue import (
     scatter,
 )
 from xlaserve.engine.batching.spare import IdleRuns
+from xlaserve.engine.batching.traced import MAX_REQUESTS, TracedBatch
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import Demand, note
 from xlaserve.engine.buckets.planner import Cost, Step
 from xlaserve.engine.program import Images, Warmed, is_finite
 from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, OutOfDeviceMemory, ShuttingDown
 from xlaserve.timings import Timings
+from xlaserve.trace_context import TraceContext, new
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,8 @@ class Batcher:
 
     `max_images` and `max_bytes` bound its `admission`. `on_crash` is called if the batch loop dies, which is a defect:
     the process should end. A bucket for which the device's memory did not suffice is retired with all larger ones,
-    `on_retired` is called, and its batch runs in smaller ones, if there are any.
+    `on_retired` is called, and its batch runs in smaller ones, if there are any. `on_traced`, where there is one, is
+    called with each batch that requests are in which are traced.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Batcher:
     clock: Callable[[], float] = time.perf_counter
     on_crash: Callable[[], None] = lambda: None
     on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None
+    on_traced: Callable[[TracedBatch], None] | None = None
 
     def __post_init__(self, programs: Mapping[tuple[Mode, Bucket], Warmed], max_images: int, max_bytes: int) -> None:
         self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
@@ -131,19 +135,27 @@ class Batcher:
         """Requests of which images are in the queues."""
         return sum(len(line.jobs) for queue in self._queues.values() for line in queue.lines.values())
 
-    async def run(self, pixels: Images, mode: Mode, deadline: float, priority: int = DEFAULT_PRIORITY) -> Result:
+    async def run(
+        self,
+        pixels: Images,
+        mode: Mode,
+        deadline: float,
+        priority: int = DEFAULT_PRIORITY,
+        trace: TraceContext | None = None,
+    ) -> Result:
         """Runs `pixels` `[n, height, width, 3]`, n >= 1, in a `mode` that has buckets of that size.
 
-        `deadline` is in seconds of the clock. Raises DeadlineUnreachable, DeadlineExceeded, ExecutionFailed or
-        ShuttingDown. A cancelled call takes its images out of the queue.
+        `deadline` is in seconds of the clock; `trace` is the request's span, where it is recorded. Raises
+        DeadlineUnreachable, DeadlineExceeded, ExecutionFailed or ShuttingDown. A cancelled call takes its images out of
+        the queue.
         """
         if self._has_ended:
             raise ModelNotReady(f"model {self.name} was unloaded")
         queue = self._queues[mode, pixels.shape[1], pixels.shape[2]]
         is_brief = len(pixels) in queue.costs.brief and not queue.images and not self.max_queue_delay_s
         if is_brief and self.lanes.try_acquire(self._share):
-            return self._run_here(queue, pixels)
-        job = Job(queue, pixels, deadline, self.clock(), self._loop.create_future(), priority)
+            return self._run_here(queue, pixels, trace)
+        job = Job(queue, pixels, deadline, self.clock(), self._loop.create_future(), priority, trace)
         self.forecast.check(job)
         self._unsettled.add(job)
         if not queue.images:
@@ -234,7 +246,7 @@ class Batcher:
         queue = self._next_queue(self.clock())
         return queue is not None and queue.is_full
 
-    def _run_here(self, queue: Queue, pixels: Images) -> Result:
+    def _run_here(self, queue: Queue, pixels: Images, trace: TraceContext | None) -> Result:
         """Runs a request that fills a brief program on the event loop, in the free lane that was acquired for it.
 
         Its time is not observed: plans are for batches that are handed over.
@@ -249,14 +261,20 @@ class Batcher:
             run = Run(outputs, 0.0, 0.0, self.clock() - began, is_finite(outputs))
         except Exception as error:
             run = error
-        execute_s = self.clock() - began
+        ended = self.clock()
+        execute_s = ended - began
         queue.virtual_s = max(queue.virtual_s, self._virtual_s)
         self._charge(queue, execute_s)
         note(self.demand[height, width], images, images)
         self.lanes.release()
         self._observe(mode, bucket, images, run)
+        traced: Sequence[TracedBatch] = ()
+        if trace is not None:
+            times = (began, began, began, ended)
+            traced = [TracedBatch(new(), [trace], self.name, mode, bucket, images, *times, _error(run))]
+            self._tell(traced[0])
         if isinstance(run, Run):
-            return Result([BatchRows(range(images), run.outputs)], Timings(execute_s=execute_s))
+            return Result([BatchRows(range(images), run.outputs)], Timings(execute_s=execute_s), traced)
         raise ExecutionFailed(f"model {self.name} could not run this batch") from run
 
     def _start_batch(self) -> bool:
@@ -337,6 +355,7 @@ class Batcher:
         A batch that failed stays charged with its expected seconds.
         """
         is_again = False
+        traced = None if self.on_traced is None else self._traced(taken, run)
         # Jobs are settled first, so that no observer can prevent it.
         try:
             if isinstance(run, Run):
@@ -355,6 +374,33 @@ class Batcher:
         finally:
             self.lanes.release()
         self._observe(taken.mode, taken.bucket, taken.images, run)
+        if traced is not None:
+            self._tell(traced._replace(error=_error(run)))
+
+    def _traced(self, taken: TakenBatch, run: Run | BaseException) -> TracedBatch | None:
+        """Returns what traces tell of a batch, and has its jobs know it; None where none of them is traced."""
+        jobs = [piece.job for piece in taken.pieces if piece.job.trace is not None]
+        if not jobs:
+            return None
+        if isinstance(run, Run):
+            started = run.ended - run.execute_s
+            gathered = started - run.wait_s
+            times = (gathered - run.gather_s, gathered, started, run.ended)
+        else:
+            times = (taken.at, taken.at, taken.at, self.clock())
+        requests = [job.trace for job in jobs[:MAX_REQUESTS] if job.trace is not None]
+        traced = TracedBatch(new(), requests, self.name, taken.mode, taken.bucket, taken.images, *times)
+        for job in jobs:
+            job.traced += (traced,)
+        return traced
+
+    def _tell(self, traced: TracedBatch) -> None:
+        """Hands over what traces tell of a batch. Raises nothing."""
+        try:
+            if self.on_traced is not None:
+                self.on_traced(traced)
+        except Exception:
+            log.exception("model %s: a batch could not be traced", self.name)
 
     def _has_smaller(self, taken: TakenBatch) -> bool:
         """Returns whether a batch that the device's memory did not hold has smaller buckets; only those go on."""
@@ -388,6 +434,10 @@ class Batcher:
         self.admission.is_closed = self._has_ended = True
         fail(self._unsettled, ExecutionFailed, f"model {self.name} stopped serving")
         self.on_crash()
+
+
+def _error(run: Run | BaseException) -> str:
+    return "" if isinstance(run, Run) else type(run).__name__
 
 
 def _costs_by_shape(programs: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Shape, dict[int, Cost]]:

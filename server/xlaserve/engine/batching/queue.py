@@ -21,11 +21,13 @@ import numpy as np
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.costs import Costs
+from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.batching.worker import Run
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import XlaserveError
 from xlaserve.expectation import Expectation
 from xlaserve.timings import Timings
+from xlaserve.trace_context import TraceContext
 
 Shape = tuple[Mode, int, int]
 """Mode, height and width: images share a batch only where all three agree."""
@@ -54,6 +56,8 @@ class Result(NamedTuple):
     batches: list[BatchRows]
     """One where the job was not split; several come in any order, as putting them together may take long."""
     timings: Timings
+    traced: Sequence[TracedBatch] = ()
+    """The batches that it was in, where it is traced."""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +71,8 @@ class Job:
     settled: asyncio.Future[Result]
     priority: int = DEFAULT_PRIORITY
     """A key of `WEIGHTS`."""
+    trace: TraceContext | None = None
+    """The request's span, where it is recorded."""
     rank: float = field(init=False)
     """When it should be answered: of its priority, the job that ranks least is next."""
     expected_s: float | None = None
@@ -79,6 +85,7 @@ class Job:
     """Images whose outputs are there."""
     batches: list[BatchRows] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
+    traced: tuple[TracedBatch, ...] = ()
 
     def __post_init__(self) -> None:
         self.rank = min(self.deadline, self.arrived + PATIENCE_S)
@@ -285,7 +292,7 @@ def scatter(pieces: Sequence[Piece], run: Run) -> None:
         if start == 0:
             timings.queue_s += run.wait_s
         if job.answered == len(job.pixels):
-            job.settled.set_result(Result(job.batches, timings))
+            job.settled.set_result(Result(job.batches, timings, job.traced))
 
 
 def _kinds(outputs: Outputs) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:

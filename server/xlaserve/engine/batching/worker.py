@@ -37,6 +37,8 @@ class Run(NamedTuple):
     execute_s: float
     is_finite: bool = True
     """Whether no output holds NaN or infinity."""
+    ended: float = 0.0
+    """When it ended, in seconds of the worker's clock."""
 
 
 Done = Callable[[Run | BaseException], object]
@@ -117,7 +119,7 @@ class Worker:
         if buffer is not None and len(free := self._buffers.get(batch.bucket, [])) < self._places:
             free.append(buffer)  # to a throw-away list where the bucket is no longer reserved
         # Padding repeats a real row: it is as finite as that.
-        return Run(outputs, gathered - begin, start - gathered, end - start, is_finite(outputs))
+        return Run(outputs, gathered - begin, start - gathered, end - start, is_finite(outputs), end)
 
     def _work(self) -> None:
         while submitted := self._submitted.get():

@@ -24,6 +24,7 @@ from xlaserve.engine.batching import worker as worker_module
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS, Result
+from xlaserve.engine.batching.traced import MAX_REQUESTS, TracedBatch
 from xlaserve.engine.batching.worker import Batch, Worker, gather
 from xlaserve.engine.buckets.planner import Cost, Planner
 from xlaserve.engine.program import Images, Outputs, Warmed
@@ -38,6 +39,7 @@ from xlaserve.errors import (
     ShuttingDown,
     XlaserveError,
 )
+from xlaserve.trace_context import TraceContext, new
 
 COST_S = {1: 1.0, 2: 1.25, 4: 2.0, 8: 3.0}
 NO_DEADLINE = math.inf
@@ -60,6 +62,7 @@ class Model:
         max_images: int = 1000,
         max_bytes: int = 1_000_000,
         max_queue_delay_s: float = 0.0,
+        traces: bool = False,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.lanes = lanes or Lanes(1)
@@ -67,6 +70,7 @@ class Model:
         self.observer = Observer()
         self.crashes = 0
         self.retired: list[list[int]] = []
+        self.traced: list[TracedBatch] = []
         self.executables = {mode: Executable(mode, echo) for mode in modes}
         self.batcher = Batcher(
             name="model",
@@ -84,6 +88,7 @@ class Model:
             max_queue_delay_s=max_queue_delay_s,
             clock=loop.time,
             on_crash=self._crash,
+            on_traced=self.traced.append if traces else None,
             on_retired=lambda mode, buckets: self.retired.append([bucket.batch for bucket in buckets]),
         )
         self._pictures = pictures
@@ -98,13 +103,15 @@ class Model:
         deadline: float = NO_DEADLINE,
         size: tuple[int, int] = (2, 2),
         priority: int = DEFAULT_PRIORITY,
+        *,
+        trace: TraceContext | None = None,
     ) -> Result:
         """Runs images as a request does: admits them, runs them, and leaves."""
         pixels = self._pictures(numbers)
         pixels = np.broadcast_to(pixels[:, :1, :1], (len(pixels), *size, 3))
         self.batcher.admission.admit(len(pixels), pixels.nbytes)
         try:
-            return await self.batcher.run(pixels, mode, deadline, priority)
+            return await self.batcher.run(pixels, mode, deadline, priority, trace)
         finally:
             self.batcher.admission.leave(len(pixels), pixels.nbytes)
 
@@ -115,8 +122,10 @@ class Model:
         deadline: float = NO_DEADLINE,
         size: tuple[int, int] = (2, 2),
         priority: int = DEFAULT_PRIORITY,
+        *,
+        trace: TraceContext | None = None,
     ) -> asyncio.Task[Result]:
-        return asyncio.create_task(self.answer(numbers, mode, deadline, size, priority))
+        return asyncio.create_task(self.answer(numbers, mode, deadline, size, priority, trace=trace))
 
     @property
     def started(self) -> list[Started]:
@@ -1186,3 +1195,56 @@ async def test_a_bucket_that_is_added_takes_what_waits_already(virtual_time: obj
     assert [numbers_of(await job) for job in waiting] == [[number] for number in range(5)]
     # The second was gathered while the first ran.
     assert [started.bucket for started in model.started] == [1, 1, 4]
+
+
+async def test_a_batch_names_the_requests_that_are_traced_and_they_know_it(virtual_time: object, make: Make) -> None:
+    model = make(traces=True)
+    first, second = new(), new()
+    running = model.ask([0])
+    await asyncio.sleep(0)
+    asked = [model.ask([1, 2], trace=first), model.ask([3]), model.ask([4], trace=second)]
+    results = await asyncio.gather(*asked)
+    await running
+    (batch,) = model.traced
+    assert (batch.model, batch.mode, batch.bucket, batch.images) == ("model", Mode.XLA, Bucket(4, 2, 2), 4)
+    assert batch.requests == [first, second]
+    assert [[known.span for known in result.traced] for result in results] == [[batch.span], [], [batch.span]]
+    assert not batch.error
+
+
+async def test_a_request_in_several_batches_knows_all_of_them(virtual_time: object, make: Make) -> None:
+    model = make(traces=True)
+    result = await model.answer(range(11), trace=new())
+    assert [batch.images for batch in result.traced] == [batch.images for batch in model.traced]
+    assert sum(batch.images for batch in model.traced) == 11
+    assert len({batch.span.trace_id for batch in model.traced}) == len(model.traced) > 1
+
+
+async def test_a_failed_batch_tells_its_trace_why(virtual_time: object, make: Make) -> None:
+    model = make(traces=True)
+
+    def fail() -> None:
+        raise MemoryError
+
+    model.executables[Mode.XLA].before = fail
+    with pytest.raises(ExecutionFailed):
+        await model.answer([1], trace=new())
+    assert [batch.error for batch in model.traced] == ["MemoryError"]
+
+
+async def test_a_batch_names_a_bounded_number_of_requests(virtual_time: object, make: Make) -> None:
+    model = make(traces=True, cost_s={1: 1.0, 2 * MAX_REQUESTS: 1.5})
+    running = model.ask([0])
+    await asyncio.sleep(0)
+    await asyncio.gather(running, *(model.ask([1], trace=new()) for _ in range(2 * MAX_REQUESTS)))
+    assert [len(batch.requests) for batch in model.traced] == [MAX_REQUESTS]
+
+
+async def test_a_tracer_that_raises_keeps_no_job_from_its_answer(
+    virtual_time: object, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make(traces=True)
+    model.batcher.on_traced = lambda batch: 1 / 0  # type: ignore[assignment]
+    assert numbers_of(await model.answer([1], trace=new())) == [1]
+    assert "could not be traced" in caplog.text
+    assert lanes_are_free(model.lanes)
