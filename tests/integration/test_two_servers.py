@@ -33,14 +33,18 @@ def test_two_servers_are_compared_by_one_command(
     assert not summary.failures
     found = {(one.arm, one.baseline): one for one in summary.comparisons}
     assert set(found) == {("theirs", "ours"), ("ours (again)", "ours")}
-    assert found["theirs", "ours"].verdict == "slower", found["theirs", "ours"].reason
-    assert found["theirs", "ours"].pairs >= 4
+    compared, control = found["theirs", "ours"], found["ours (again)", "ours"]
+    assert compared.pairs >= 4
+    assert compared.ratio is not None
+    assert compared.ratio.value < 0.6, "60 ms against 20"
+    # Chance alone makes one control in twenty fail, and a busy machine more.
+    assert compared.verdict == ("inconclusive" if control.has_failed else "slower"), compared.reason
     assert {server.pid for server in summary.servers} == {ours.pid, theirs.pid}
     assert all(equality.is_equal for equality in summary.equalities)
     # The control is sent to the server of its baseline, so the verdict claims no more than these processes.
     assert {point.arm: point.requests > 0 for point in summary.points} == dict.fromkeys(
         ("ours", "ours (again)", "theirs"), True
     )
-    assert "theirs is slower than ours at 1 at a time" in out
+    assert ("theirs is slower than ours at 1 at a time" in out) != control.has_failed
     assert "in the same processes" in out
     assert "which an A/A control in the process of its baseline can't show" in out
