@@ -17,6 +17,7 @@ from bench.figures import Figure, at_most, finish, ratio
 from bench.generator import closed_loop, pixels_request
 from bench.generator_ceiling import generator
 from bench.overload import overload
+from bench.plan import plan
 from bench.reload import reload
 from bench.rest import rest
 from bench.stalls import stalls
@@ -34,7 +35,7 @@ STARTS = 3
 """How often servers are started: one process may be slower than another of the same program for as long as it runs."""
 MAX_GROWTH = 0.02
 MEMORY_REQUESTS = 50_000
-ALONE = {"overload"}
+ALONE = {"overload", "plan"}
 """What runs only where it is asked for: it takes several minutes."""
 
 
@@ -118,7 +119,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
         "--only",
-        choices=("buckets", "efficiency", "generator", "memory", "overhead", "overload", "reload", "rest", "stalls"),
+        choices=(
+            "buckets",
+            "efficiency",
+            "generator",
+            "memory",
+            "overhead",
+            "overload",
+            "plan",
+            "reload",
+            "rest",
+            "stalls",
+        ),
     )
     parser.add_argument("--json", type=Path, default=Path("build/bench.json"))
     parser.add_argument("--buckets", type=lambda text: tuple(map(int, text.split(","))), default=BUCKETS)
@@ -137,6 +149,7 @@ def main() -> None:
         "buckets": lambda: bucket_sets(blocks, requests // 50),
         "efficiency": lambda: efficiency(blocks, block_s, options.buckets, options.images_per_request),
         "overload": lambda: overload(blocks, block_s),
+        "plan": lambda: plan(blocks, block_s),
     }
     print(f"{cpu_name()}, {os.cpu_count()} cores, {blocks} pairs of blocks of {block_s:g} s", flush=True)
     chosen = [options.only] if options.only else [name for name in benches if name not in ALONE]

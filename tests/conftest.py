@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from hypothesis import settings
-from tests.fakes import VirtualTimeLoop
 
 from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.oracle.virtual_time import VirtualTimeLoop
 
 # The same examples in every run; `--hypothesis-profile=default` looks for new ones.
 settings.register_profile("steady", deadline=None, derandomize=True)

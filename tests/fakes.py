@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -29,40 +28,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time stands still while anything can happen, and then jumps to the next timer.
-
-    It knows nothing of threads: what they would do later looks to it as if nothing would ever happen. Times that are
-    to meet exactly should be multiples of a power of two.
-    """
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.when_quiet: list[Callable[[], None]] = []
-        """Called each time when everything has been done and time is about to move."""
-        super().__init__(_Selector(self))
-
-    def time(self) -> float:
-        return self.now
-
-
-class _Selector(selectors.SelectSelector):
-    def __init__(self, loop: VirtualTimeLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
-        if ready or timeout == 0:
-            return ready
-        for check in self._loop.when_quiet:
-            check()
-        if timeout is None:
-            raise RuntimeError("everybody waits and nothing will ever happen")
-        self._loop.now += timeout
-        return []
 
 
 def outputs_of(result: Result) -> Outputs:

@@ -694,6 +694,9 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     UNEXPECTED_COMPILATIONS_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
+    lanes: _builtins.int
+    """Batches that the device runs at the same time."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
     @_builtins.property
@@ -707,10 +710,11 @@ class ListModelsResponse(_message.Message):
         *,
         models: _abc.Iterable[Global___Model] | None = ...,
         unexpected_compilations: _abc.Iterable[Global___UnexpectedCompilation] | None = ...,
+        lanes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "unexpected_compilations", b"unexpected_compilations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lanes", b"lanes", "models", b"models", "unexpected_compilations", b"unexpected_compilations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes import VirtualTimeLoop
 from tests.loadtest.known_servers import measured
 from tests.loadtest.run_files import compared, run_file
 
+from xlaserve.oracle.virtual_time import VirtualTimeLoop
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor

@@ -18,7 +18,7 @@ from xlaserve.config import AutoBuckets, Mode
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.choice import OVERHEAD_S
 from xlaserve.engine.buckets.report import Choice, Report, report
-from xlaserve.errors import ConfigError, ModelNotFound, ModelNotReady
+from xlaserve.errors import ConfigError, ModelNotReady
 from xlaserve_proto import vision_pb2 as pb
 
 
@@ -26,7 +26,7 @@ def run(invocation: Invocation) -> int:
     """Prints the sets of buckets of each resolution that was asked for, and what to configure."""
     own = invocation.own
     server = own.server or remote.address(invocation.settings)
-    model = _ask(server, own.model)
+    model = remote.ready_model(remote.list_models(server).models, own.model, server)
     reports = reports_of(model, own.mode, own.max_batch, own.max_buckets)
     if not reports:
         raise ModelNotReady(f"model {model.name}: {server} has run no batch of it yet, so that no demand is known")
@@ -86,14 +86,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-buckets", type=arguments.count, metavar="N", default=most, help=f"{most} by default")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the demand, for auto_buckets.demand")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def _ask(server: str, name: str) -> pb.Model:
-    models = remote.list_models(server).models
-    if found := [model for model in models if model.name == name and model.state == pb.Model.STATE_READY]:
-        return max(found, key=lambda model: int(model.version))
-    ready = ", ".join(model.name for model in models if model.state == pb.Model.STATE_READY)
-    raise ModelNotFound(f"no model {name!r} is ready on {server}; there are: {ready or 'none'}")
 
 
 def _heading(model: pb.Model, one: Report) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 
 from xlaserve.config import Settings
-from xlaserve.errors import XlaserveError
+from xlaserve.errors import ModelNotFound, XlaserveError
 from xlaserve_client.connection import call_metadata
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc
@@ -40,6 +40,16 @@ def list_models(server: str) -> pb.ListModelsResponse:
     with channel(server) as connected:
         stub = vision_pb2_grpc.VisionStub(connected)
         return stub.ListModels(pb.ListModelsRequest(), timeout=LIST_TIMEOUT_S, metadata=metadata())
+
+
+def ready_model(models: Collection[pb.Model], name: str, server: str) -> pb.Model:
+    """Returns the highest ready version of model `name`, or of the only one where it is empty. Raises ModelNotFound."""
+    ready = [model for model in models if model.state == pb.Model.STATE_READY]
+    names = sorted({model.name for model in ready})
+    wanted = name or (names[0] if len(names) == 1 else "")
+    if found := [model for model in ready if model.name == wanted]:
+        return max(found, key=lambda model: int(model.version))
+    raise ModelNotFound(f"no model {name!r} is ready on {server}; there are: {', '.join(names) or 'none'}")
 
 
 def metadata() -> tuple[tuple[str, str], ...]:

@@ -50,6 +50,7 @@ class Vision:
         return pb.ListModelsResponse(
             models=map(vision_models.model, self.models.visible()),
             unexpected_compilations=map(vision_models.unexpected, self._unexpected()),
+            lanes=self.models.device.lanes,
         )
 
     def _unexpected(self) -> tuple[XlaCompilation, ...]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes import VirtualTimeLoop
 from tests.server.http.wire import (
     CROWDED_S,
     HIGH_WATER_BYTES,
@@ -26,6 +25,7 @@ from xlaserve.http.calls import PIECE_BYTES
 from xlaserve.http.connection import HEAD_TIMEOUT_S, LINGER_S, MAX_PIPELINED
 from xlaserve.http.head import MAX_HEAD_BYTES, MAX_HEADERS
 from xlaserve.http.message import HttpAnswer, Part
+from xlaserve.oracle.virtual_time import VirtualTimeLoop
 from xlaserve.protocol.admission import CROWDED_TRANSFER_S
 
 LARGE = HttpAnswer([bytes(HIGH_WATER_BYTES + 1), bytes(100)])

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from unittest.mock import Mock
 
 import pytest
-from tests.fakes import VirtualTimeLoop
 
 from xlaserve.access.door import OPEN
 from xlaserve.errors import QueueFull
+from xlaserve.oracle.virtual_time import VirtualTimeLoop
 from xlaserve.protocol.admission import STALL_CHECK_S, CallAdmission, CallTask, current_call
 from xlaserve.protocol.intake import Intake
 from xlaserve.rpc.entrance import Entrance

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.fakes import Executable, FakeWorker, Observer, VirtualTimeLoop, lanes_are_free, outputs_of
+from tests.fakes import Executable, FakeWorker, Observer, lanes_are_free, outputs_of
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.batcher import Batcher
@@ -22,6 +22,7 @@ from xlaserve.engine.program import Images, Outputs, Warmed
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.errors import ExecutionFailed
+from xlaserve.oracle.virtual_time import VirtualTimeLoop
 
 COST_S = {1: 1.0, 2: 1.5, 4: 2.0}
 SIZES = [(2, 2), (2, 4), (4, 2), (4, 4)]

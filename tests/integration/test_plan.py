@@ -1,0 +1,71 @@
+"""`xlaserve plan` as it is called."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import Server
+
+
+def plan(*arguments: str, status: int = 0) -> str:
+    """Returns what the command prints; on stderr where it fails."""
+    command = [sys.executable, "-m", "xlaserve", "plan", "--slo", "p99<50ms", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
+
+
+def test_a_servers_own_costs_say_how_many_are_needed(server: Server) -> None:
+    found = json.loads(plan("--server", server.grpc, "--model", "digits", "--rate", "100", "--json"))
+    assert found["servers"] == 1
+    (one,) = (each for each in found["simulations"] if each["servers"] == 1)
+    assert 0 < one["p50_s"] <= one["p99_s"] < 0.05
+
+
+def test_costs_and_a_trace_need_no_server(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text("".join(f"{number / 300}\n" for number in range(900)))
+    shown = plan("--costs", "1=9", "--trace", str(trace), "--price", "2.5")
+    assert "3 servers are enough. Scale on xlaserve_queued_work_seconds above" in shown
+    assert "a million images" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--costs", "1=9"), "--rate: expected requests a second, or --trace"),
+        (("--costs", "1:9", "--rate", "5"), "--costs: expected buckets and milliseconds such as 1=4.2,8=21, got '1:9'"),
+        (("--server", "127.0.0.1:1", "--rate", "5"), "127.0.0.1:1"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], message: str) -> None:
+    assert message in plan(*arguments, status=1)
+
+
+def test_a_limit_that_no_number_of_servers_meets_is_said() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "xlaserve",
+            "plan",
+            "--slo",
+            "p99<5ms",
+            "--costs",
+            "1=9",
+            "--rate",
+            "100",
+            "--max-servers",
+            "4",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "4 servers are not enough" in done.stdout
