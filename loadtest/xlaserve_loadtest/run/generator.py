@@ -23,7 +23,8 @@ from xlaserve_loadtest.targets.target import ModelInfo, Target
 DRAWS: Final = 1024
 """Indices of requests that are drawn at a time."""
 SPIN_S: Final = 0.0015
-"""How long before a send is due the clock is polled: the event loop's timers are a millisecond coarse."""
+"""How long before a send is due the clock is polled, without an alarm: the event loop's timers are a millisecond
+coarse."""
 
 
 class Generator:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
+from xlaserve_loadtest.run.alarm import Alarm
 from xlaserve_loadtest.run.strain import Strain, StrainWatch
 from xlaserve_loadtest.schedule.arrivals import Places, Schedule
 from xlaserve_loadtest.schedule.payload import Request
@@ -23,6 +24,9 @@ FAILURE_PAUSE_S: Final = 0.05
 LATE_NS: Final = 1_000_000
 MAX_SILENCE_S: Final = 30.0
 """How long a closed loop goes on while its coordinator, which stands still, does not look at the answers."""
+
+ALARM_SPIN_NS: Final = 300_000
+"""How long before a send is due the clock is polled, where an alarm wakes the sender, which takes a while."""
 
 _POLL_S: Final = 0.01
 _LOOK_S: Final = 1.0
@@ -118,6 +122,8 @@ class Sender:
         self._feed = feed
         self._clock = clock
         self._spin_s = spin_s
+        self._alarm: Alarm | None = None
+        """What an open loop waits with; None where time is virtual, or the system has none."""
         self._rows: list[tuple[Any, ...]] = []
         self._dropped: list[tuple[int, int]] = []
         """When each request that could not be sent was due, and its model."""
@@ -139,6 +145,8 @@ class Sender:
         """Starts sending at `start_ns`."""
         self._cpu_before_s = time.process_time()
         self._watch.start()
+        if self._task.schedule_ns is not None and self._clock is time.monotonic_ns:
+            self._alarm = Alarm.or_none()
         if self._task.slots:  # a schedule ends by itself
             self._guard = asyncio.create_task(self._end_when_abandoned())
         self._main = asyncio.create_task(self._run(start_ns))
@@ -156,6 +164,8 @@ class Sender:
             await asyncio.wait((self._main,))
             if not self._main.cancelled():
                 self._main.result()
+        if self._alarm:
+            self._alarm.close()
         result = self._result
         result.cpu_s = time.process_time() - self._cpu_before_s
         result.strain = self._watch.stop()
@@ -276,5 +286,7 @@ class Sender:
             self.is_settled.set()
 
     async def _sleep_until(self, due_ns: int) -> None:
+        if self._alarm and (before_ns := due_ns - ALARM_SPIN_NS) > self._clock():
+            await self._alarm.wait_until(before_ns)
         while (left_s := (due_ns - self._clock()) / 1e9) > 0:  # noqa: ASYNC110 - time, not an event, is waited for
             await asyncio.sleep(left_s - self._spin_s if left_s > self._spin_s else 0)
