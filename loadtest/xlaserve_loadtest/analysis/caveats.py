@@ -95,11 +95,17 @@ def notes(
             "Errors: NaN and infinity are looked for in each model's first answer of a block and in one of "
             f"{CHECK_EVERY}, and in all once one is wrong. A small share of such answers may be missed."
         )
-    own_ms = max((point.generator.own_ms for point in points if point.generator.own_ms is not None), default=None)
-    if own_ms is not None:
+    own: dict[str, dict[str, None]] = {}
+    for point in points:
+        if point.generator.own_ms is not None:
+            own.setdefault(f"{point.generator.own_ms:.2g} ms", {})[point.arm] = None
+    if own:
+        # Protocols differ, and with them arms.
+        about = ", ".join(f"{own_ms} ({', '.join(arms)})" if len(own) > 1 else own_ms for own_ms, arms in own.items())
         yield (
-            f"Of every latency, about {own_ms:.2g} ms is not the target's: what a request took, one at a time, to a "
-            "server on the generator's machine that does nothing (both ends of gRPC included). It is not subtracted."
+            f"Of every latency, about {about} is not the target's: what a request took, one at a time, to a "
+            "server on the generator's machine that does nothing (both ends of the protocol included). It is not "
+            "subtracted."
         )
     unsupported = sorted(
         {percentile.percentile for point in points for percentile in point.percentiles if percentile.value_ms is None}

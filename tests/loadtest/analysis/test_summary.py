@@ -377,6 +377,13 @@ def test_what_of_a_latency_is_the_generators_is_noted_and_not_subtracted(run_fil
     assert any(note.startswith("Of every latency, about 0.31 ms is not the target's") for note in summary.notes)
 
 
+def test_what_of_a_latency_is_the_generators_is_noted_for_each_protocol(run_file: NewRun) -> None:
+    run = run_file().header(("grpc", "rest"))
+    for arm, own_ms in (("grpc", 0.51), ("rest", 0.2)):
+        run.block(arm, [1.0] * 100, generator=GeneratorUse(1, 0.1, sends=100, own_ms=own_ms))
+    assert any("about 0.51 ms (grpc), 0.2 ms (rest) is not" in note for note in summarize(run.read()).notes)
+
+
 def test_what_weakens_a_comparison_is_noted(compared: NewRun) -> None:
     notes = " ".join(summarize(compared().read()).notes)
     assert "No A/A control" in notes
