@@ -346,8 +346,15 @@ def test_what_administrators_do_and_are_refused_is_in_the_log(place: Place, lock
         stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=THEIRS), metadata=metadata("root"))
         forged = pb.RepositoryModelUnloadRequest(model_name="x by root: OK\n12:00:00 INFO  audit: unload y")
         assert status_of(stub.RepositoryModelUnload, forged, metadata=metadata("root"))[0] == "NOT_FOUND"
+        status_of(stub.RepositoryModelUnload, forged, metadata=metadata("shop"))
+        status_of(stub.SystemSharedMemoryRegister, pb.SystemSharedMemoryRegisterRequest(), metadata=metadata("root"))
     assert http(place, locked, f"/v2/repository/models/{NONE}/load", bearer("root"), body=b"")[0] == 404
-    lines = re.findall(r"^[\d:]{8} INFO  audit: (.*) \[request [0-9a-f]{32}\]$", locked.stderr, re.MULTILINE)
+    assert http(place, locked, f"/v2/repository/models/{THEIRS}/load", bearer("ops"), body=b"")[0] == 403
+    assert http(place, locked, f"/v2/repository/models/{THEIRS}/load", body=b"")[0] == 401
+    lines = re.findall(r"^[\d:]{8} (?:INFO|WARN)  ?audit: (.*) \[request [0-9a-f]{32}\]$", locked.stderr, re.MULTILINE)
+    assert {"RepositoryModelUnload by shop: PERMISSION_DENIED", "load by ops: PERMISSION_DENIED"} <= {*lines}
+    assert "load by stranger: UNAUTHENTICATED" in lines
+    assert any(line.startswith("register") and line.endswith("by root: UNIMPLEMENTED") for line in lines)
     assert f"load {THEIRS} by root: OK" in lines
     assert f"load {NONE} by root: NOT_FOUND" in lines
     assert sum("unload" in line for line in lines) == 1

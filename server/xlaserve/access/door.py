@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from xlaserve.access import file
+from xlaserve.access.audit import Refusals
 from xlaserve.access.caller import ANYBODY, Caller
 from xlaserve.access.tokens import TokenReader
 from xlaserve.access.watch import Watch
@@ -18,6 +19,17 @@ AUTHORIZATION: Final = "authorization"
 BEARER: Final = "bearer "
 
 
+class _Known(NamedTuple):
+    """Whom one reading of the access file lets in."""
+
+    by_key: Mapping[str, Caller] = {}
+    """By the SHA-256 of their key."""
+    by_certificate: Mapping[str, Caller] = {}
+    """By a name in their certificate."""
+    tokens: TokenReader | None = None
+    anybody: file.Anybody | None = None
+
+
 class Door:
     """Lets in those whom the access file names; everybody where there is none.
 
@@ -26,10 +38,9 @@ class Door:
 
     def __init__(self, path: Path | None = None) -> None:
         """Raises ConfigError."""
-        self._by_key: Mapping[str, Caller] = {}
-        self._by_certificate: Mapping[str, Caller] = {}
-        self._tokens: TokenReader | None = None
-        self._anybody: file.Anybody | None = None
+        self._known = _Known()
+        """Replaced as a whole, on another thread."""
+        self.refusals = Refusals()
         self.watch: Watch | None = None
         if path is not None:
 
@@ -46,12 +57,12 @@ class Door:
     @property
     def asks_for_certificates(self) -> bool:
         """Whether somebody is recognised by a certificate."""
-        return bool(self._by_certificate)
+        return bool(self._known.by_certificate)
 
     @property
     def asks_connections(self) -> bool:
         """Whether somebody without credentials in their headers may be let in."""
-        return self.asks_for_certificates or self._anybody is not None
+        return self.asks_for_certificates or self._known.anybody is not None
 
     def by_headers(self, headers: Mapping[str, str]) -> Caller | None:
         """Returns who sent these headers, by their names in lower case; None where they have no credentials.
@@ -68,9 +79,10 @@ class Door:
         if authorization[: len(BEARER)].lower() != BEARER:
             raise unauthenticated()
         credential = authorization[len(BEARER) :].strip()
-        if self._tokens is None or credential.count(".") != 2:
+        tokens = self._known.tokens
+        if tokens is None or credential.count(".") != 2:
             return self._of_key(credential)
-        if (caller := self._tokens.caller(credential)) is None:
+        if (caller := tokens.caller(credential)) is None:
             raise unauthenticated()
         return caller
 
@@ -79,26 +91,29 @@ class Door:
 
         Raises Unauthenticated.
         """
+        known = self._known
         for name in names:
-            if caller := self._by_certificate.get(name):
+            if caller := known.by_certificate.get(name):
                 return caller
-        if self._anybody is None:
+        if known.anybody is None:
             raise unauthenticated()
-        return self._anybody.at(address)
+        return known.anybody.at(address)
 
     def _of_key(self, key: str) -> Caller:
         # How long a look-up takes tells at most something of the hash, and nothing of keys.
-        caller = self._by_key.get(hashlib.sha256(key.encode("utf-8", "replace")).hexdigest())
+        caller = self._known.by_key.get(hashlib.sha256(key.encode("utf-8", "replace")).hexdigest())
         if caller is None:
             raise unauthenticated()
         return caller
 
     def _read(self, path: Path) -> Sequence[Path]:
         found = file.read(path)
-        self._tokens = TokenReader(found.tokens) if found.tokens else None
-        self._anybody = found.anybody
-        self._by_key = {known.key_sha256: known.caller for known in found.callers if known.key_sha256}
-        self._by_certificate = {known.certificate: known.caller for known in found.callers if known.certificate}
+        self._known = _Known(
+            {known.key_sha256: known.caller for known in found.callers if known.key_sha256},
+            {known.certificate: known.caller for known in found.callers if known.certificate},
+            TokenReader(found.tokens) if found.tokens else None,
+            found.anybody,
+        )
         return [path, *([found.tokens.jwks] if found.tokens else [])]
 
 

@@ -13,13 +13,15 @@ from xlaserve.errors import ConfigError
 
 MAX_TOKEN_BYTES: Final = 16 * 1024
 MAX_ACCEPTED: Final = 1024
+SIGNATURE: Final = "sig"
+"""The `use` of keys that are for signatures."""
 LEEWAY_S: Final = 30
 """By how much clocks may differ."""
 _ROLES: Final = {role.value for role in Role}
 
 
 class TokenReader:
-    """Reads tokens that are signed by a key of a set. Keys for other algorithms are left out."""
+    """Reads tokens that are signed by a key of a set. Keys for other algorithms or uses are left out."""
 
     def __init__(self, settings: Tokens, clock: Callable[[], float] = time.time) -> None:
         """Raises ConfigError."""
@@ -39,7 +41,11 @@ class TokenReader:
         except Exception as error:  # whatever libraries raise of what is no such set
             reason = " ".join(str(error).split())
             raise ConfigError(f"access: tokens.jwks: {settings.jwks}: expected a JSON Web Key Set: {reason}") from None
-        self._keys = {key.key_id: key for key in keys.keys if key.algorithm_name in settings.algorithms}
+        self._keys = {
+            key.key_id: key
+            for key in keys.keys
+            if key.algorithm_name in settings.algorithms and key.public_key_use in (None, SIGNATURE)
+        }
         if not self._keys:
             expected = f"public keys for {', '.join(settings.algorithms)}"
             raise ConfigError(f"access: tokens.jwks: {settings.jwks}: expected {expected}, got none")

@@ -168,7 +168,7 @@ class Settings(Frozen):
 
     # What it says.
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level of lines that are written."""
+    """The least level of lines that are written. Those of the audit always are."""
     log_format: Literal["human", "json"] = "human"
     """Log lines for people or for machines."""
     access_log: Literal["off", "errors", "all"] = "errors"

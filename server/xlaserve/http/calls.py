@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
-from xlaserve.access.caller import CURRENT, Role
+from xlaserve.access.caller import CURRENT, STRANGER, Role
 from xlaserve.access.door import OPEN, Door
-from xlaserve.errors import InvalidArgument, QueueFull, ShuttingDown, Unauthenticated
+from xlaserve.errors import InvalidArgument, PermissionDenied, QueueFull, ShuttingDown, Unauthenticated
 from xlaserve.http.body import ENCODINGS, decompress, read_body
 from xlaserve.http.connection import CONNECTION, Connection
 from xlaserve.http.message import HttpAnswer, HttpRequest, Part, json_answer, too_large
@@ -149,13 +149,19 @@ class HttpCalls:
 
     def _recognise(self, headers: Mapping[str, str], connection: Connection) -> None:
         """Notes who calls. Raises Unauthenticated or PermissionDenied."""
-        if not (self.roles and self.all.door.is_locked):
+        door = self.all.door
+        if not door.is_locked:
             return
-        caller = self.all.door.by_headers(headers) or self.all.door.by_connection(
-            connection.certificate_names(), connection.address
-        )
-        caller.check_role(*self.roles)
-        CURRENT.set(caller)
+        CURRENT.set(STRANGER)
+        if not self.roles:
+            return
+        try:
+            caller = door.by_headers(headers) or door.by_connection(connection.certificate_names(), connection.address)
+            CURRENT.set(caller)
+            caller.check_role(*self.roles)
+        except (Unauthenticated, PermissionDenied) as error:
+            door.refusals.note(self.name, self.roles, error)
+            raise
 
     async def _receive(
         self, task: CallTask, scope: Scope, headers: Mapping[str, str], receive: Receive, held: _Held

@@ -13,6 +13,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from xlaserve.access.caller import CURRENT
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.config.versions import STABLE, VersionSet, grouped
 from xlaserve.engine.program import Dismantled
@@ -95,8 +96,7 @@ class Repository:
         if versions:
             there = ", ".join(dict.fromkeys((*(one.settings.version for one in versions), *labels)))
             raise ModelNotFound(f"model {name} has no version {version[:32]!r}; it has {there}")
-        known = ", ".join(sorted(self._versions)) or "none"
-        raise ModelNotFound(f"no model {name[:128]!r}; there are: {known}")
+        raise ModelNotFound(f"no model {name[:128]!r}; there are: {_usable(sorted(self._versions))}")
 
     def index(self) -> list[Version]:
         """Returns every version, in the order of the configuration; a newcomer after the one that serves."""
@@ -253,7 +253,7 @@ class Repository:
             log.error("model %s: %s", name[:128], error)
             raise ModelFailed("the configuration is no longer valid; the server's log says why") from error
         if name not in models:
-            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {', '.join(models)}")
+            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {_usable(models)}")
         return models[name]
 
     async def _start(self, version: Version) -> None:
@@ -397,3 +397,8 @@ def _free(ended: list[Model | None]) -> None:
             model.program.dismantle()
         del model
     gc.collect()  # what is left of a model refers to itself
+
+
+def _usable(names: Iterable[str]) -> str:
+    """Returns those of the models that the caller may use, for a refusal."""
+    return ", ".join(filter(CURRENT.get().may_use, names)) or "none"

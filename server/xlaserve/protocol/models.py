@@ -124,20 +124,20 @@ class Models:
 
     async def load(self, repository_name: str, name: str, parameters: Collection[str]) -> None:
         """Loads a model, or loads it again. Raises UnsupportedFeature, InvalidArgument and what a load raises."""
-        self._check_control(repository_name)
-        if parameters:
-            raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")
         with audited("load", name):
+            self._check_control(repository_name)
+            if parameters:
+                raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")
             CURRENT.get().check_model(name)
             await self.repository.load(name)
 
     async def unload(self, repository_name: str, name: str, parameters: Collection[str]) -> None:
         """Drains and unloads a model. Raises UnsupportedFeature, InvalidArgument and what that raises."""
-        self._check_control(repository_name)
-        for key in parameters:
-            if key != "unload_dependents":
-                raise InvalidArgument("parameters", "unload_dependents at most", repr(key[:64]))
         with audited("unload", name):
+            self._check_control(repository_name)
+            for key in parameters:
+                if key != "unload_dependents":
+                    raise InvalidArgument("parameters", "unload_dependents at most", repr(key[:64]))
             CURRENT.get().check_model(name)
             await self.repository.unload(name)
 

@@ -18,7 +18,7 @@ class Admin(pb_grpc.AdminServicer):
 
     async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
         """Records a profile."""
-        with audited("profile", f"{request.seconds:g} s"):
+        with audited("profile", f"{request.seconds:g}s"):
             CURRENT.get().check_all_models()
             recording = await self._profiler.record(request.seconds)
         return pb.ProfileResponse(folder=recording.name, size_bytes=recording.size_bytes, seconds=request.seconds)

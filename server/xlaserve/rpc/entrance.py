@@ -9,7 +9,7 @@ import grpc
 
 from xlaserve.access.caller import ANYONE, CURRENT, INFER, OBSERVE, READ, STRANGER, Caller, Role
 from xlaserve.access.door import Door, unauthenticated
-from xlaserve.errors import Unauthenticated
+from xlaserve.errors import PermissionDenied, Unauthenticated
 from xlaserve.rpc.context import Context, address
 
 ROLES: Final[dict[str, dict[str, Sequence[Role]]]] = {
@@ -55,9 +55,10 @@ _UNKNOWN: Final = Caller("unknown", frozenset())
 class Entrance:
     """Checks the calls of one method."""
 
-    __slots__ = ("_door", "_is_open", "_roles")
+    __slots__ = ("_action", "_door", "_is_open", "_roles")
 
-    def __init__(self, door: Door, roles: Sequence[Role]) -> None:
+    def __init__(self, door: Door, roles: Sequence[Role], action: str = "") -> None:
+        self._action = action
         self._door = door
         self._roles = roles
         self._is_open = not door.is_locked
@@ -72,15 +73,15 @@ class Entrance:
         if self._is_open:
             return
         headers = {key: value for key, value in metadata if isinstance(value, str)}
+        CURRENT.set(STRANGER)
         try:
             caller = self._door.by_headers(headers)
             if caller is None and not self._door.asks_connections:
                 raise unauthenticated()
-        except Unauthenticated:
-            if self._roles:
-                raise
-            caller = STRANGER
-        CURRENT.set(_UNKNOWN if caller is None else self._with_role(caller))
+        except Unauthenticated as error:
+            self._turn_away(error)
+        else:
+            self._let_in(caller)
 
     def check_connection(self, context: Context) -> None:
         """Notes who calls where the metadata did not tell. Raises Unauthenticated or PermissionDenied."""
@@ -88,14 +89,14 @@ class Entrance:
             return
         names = context.auth_context()
         found = (*names.get("x509_common_name", ()), *names.get("x509_subject_alternative_name", ()))
+        CURRENT.set(STRANGER)
         try:
             decoded = (name.decode("utf-8", "replace") for name in found)
             caller = self._door.by_connection(decoded, address(context))
-        except Unauthenticated:
-            if self._roles:
-                raise
-            caller = STRANGER
-        CURRENT.set(self._with_role(caller))
+        except Unauthenticated as error:
+            self._turn_away(error)
+        else:
+            self._let_in(caller)
 
     def check_again(self, context: Context) -> None:
         """Checks a call that goes on: keys are withdrawn and tokens expire. Raises what the other checks do."""
@@ -104,7 +105,18 @@ class Entrance:
         self.check_metadata(context.invocation_metadata() or ())
         self.check_connection(context)
 
-    def _with_role(self, caller: Caller) -> Caller:
+    def _let_in(self, caller: Caller | None) -> None:
+        """Notes who calls; None where the connection has to tell. Raises PermissionDenied."""
+        CURRENT.set(_UNKNOWN if caller is None else caller)
+        if caller is not None and self._roles:
+            try:
+                caller.check_role(*self._roles)
+            except PermissionDenied as error:
+                self._door.refusals.note(self._action, self._roles, error)
+                raise
+
+    def _turn_away(self, error: Unauthenticated) -> None:
+        """Raises `error` unless the method is for anyone."""
         if self._roles:
-            caller.check_role(*self._roles)
-        return caller
+            self._door.refusals.note(self._action, self._roles, error)
+            raise error

@@ -77,7 +77,7 @@ def add(
         reader = MessageReader(
             intake,
             admissions.probes if path in PROBES else admissions.calls,
-            Entrance(door, roles.get(method.name, ADMIN)),
+            Entrance(door, roles.get(method.name, ADMIN), method.name),
             parsers.get(method.input_type.name) or parser_of(GetMessageClass(method.input_type)),
             partial(on_refused, method.name),
             partial(on_failed, method.name),

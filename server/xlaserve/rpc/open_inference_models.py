@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from xlaserve.access.audit import audited
+from xlaserve.access.caller import CURRENT
 from xlaserve.protocol.models import Models, server_metadata
 from xlaserve.protocol.server_settings import log_settings, trace_settings
 from xlaserve.protocol.shared_memory import SharedMemory
@@ -86,20 +88,23 @@ class OpenInferenceModels(pb_grpc.GRPCInferenceServiceServicer):
         self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """Registers a region."""
-        memory = for_peer(self.shared_memory, context)
-        memory.register(request.name, request.key, request.offset, request.byte_size)
+        with audited("register", request.name):
+            memory = for_peer(self.shared_memory, context)
+            memory.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """Forgets one region, or all of them."""
-        for_peer(self.shared_memory, context).unregister(request.name)
+        with audited("unregister", request.name or "*"):
+            for_peer(self.shared_memory, context).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def TraceSetting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
         """Says that nothing is traced."""
         if request.model_name:
+            CURRENT.get().check_model(request.model_name)
             self.models.repository.find(request.model_name)
         settings = trace_settings({key: one.value for key, one in request.settings.items()})
         shown = {key: pb.TraceSettingResponse.SettingValue(value=values) for key, values in settings.items()}

@@ -9,12 +9,14 @@ from typing import Final
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.json_format import ParseDict
 
+from xlaserve.access.audit import audited
 from xlaserve.config import ModelSettings
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.protocol import serving
 from xlaserve.protocol.call import Calls
 from xlaserve.protocol.models import Models
 from xlaserve.protocol.serving import SIGNATURE_DEF, check_label, check_signature
+from xlaserve.protocol.tensors import MAX_SHOWN
 from xlaserve.rpc import serving_messages as messages
 from xlaserve.rpc.context import Context, deadline
 from xlaserve.rpc.parts import Wire
@@ -101,12 +103,13 @@ class ModelService:
         self, request: pb.ReloadConfigRequest, context: Context
     ) -> pb.ReloadConfigResponse:
         """Loads models again as they are configured now."""
-        if request.config.WhichOneof("config") != "model_config_list":
-            raise InvalidArgument("config", "model_config_list", request.config.WhichOneof("config") or "nothing")
         wanted = request.config.model_config_list.config
-        for config in wanted:
-            found = [one.settings for one in self.models.versions(config.name, "")]
-            _check_config(config, found[0])
+        with audited("reload", ",".join(config.name for config in wanted[:MAX_SHOWN])):
+            if request.config.WhichOneof("config") != "model_config_list":
+                raise InvalidArgument("config", "model_config_list", request.config.WhichOneof("config") or "nothing")
+            for config in wanted:
+                found = [one.settings for one in self.models.versions(config.name, "")]
+                _check_config(config, found[0])
         for name in dict.fromkeys(config.name for config in wanted):
             await self.models.load("", name, ())
         return pb.ReloadConfigResponse(status=pb.StatusProto(error_code=pb.OK))

@@ -16,11 +16,14 @@ from typing import Final, Literal
 
 from xlaserve.telemetry import request_context
 
+AUDIT: Final = "xlaserve.access.audit"
+"""The logger of what administrators do."""
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 def configure(level: str, format: Literal["human", "json"]) -> None:
-    """Sends xlaserve's records from `level` on to stderr, and other libraries' from warnings on.
+    """Sends xlaserve's records from `level` on to stderr, those of the audit always, and other libraries' from warnings
+    on.
 
     `human`: `12:34:56 INFO  the message`, in local time; a traceback follows, indented. `json`: one object a line with
     `time` (UTC, milliseconds), `level`, `logger`, `message`, every field given as `extra`, and `exception` where there
@@ -33,6 +36,7 @@ def configure(level: str, format: Literal["human", "json"]) -> None:
     handler.addFilter(_name_call)
     logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
     logging.getLogger("xlaserve").setLevel(threshold)
+    logging.getLogger(AUDIT).setLevel(min(threshold, logging.INFO))
     logging.captureWarnings(True)
     warnings.formatwarning = _format_warning
     # What Pillow warns of is what a client sent, and each wording of it would be remembered for good.

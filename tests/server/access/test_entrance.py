@@ -155,8 +155,13 @@ def test_a_key_is_enough_and_its_roles_count(write: Write) -> None:
     assert CURRENT.get().name == "shop"
     Entrance(door, INFER).check_connection(certified("ops"))
     assert CURRENT.get().name == "shop"
+    CURRENT.set(ANYBODY)
     with pytest.raises(PermissionDenied):
         Entrance(door, ADMIN).check_metadata(BEARER)
+    assert CURRENT.get().name == "shop", "the log names who was refused"
+    with pytest.raises(Unauthenticated):
+        Entrance(door, INFER).check_metadata([("authorization", "Bearer wrong")])
+    assert CURRENT.get() is STRANGER
 
 
 def test_a_certificate_counts_where_there_is_no_key(write: Write) -> None:
@@ -167,8 +172,8 @@ def test_a_certificate_counts_where_there_is_no_key(write: Write) -> None:
     entrance.check_connection(certified("ops"))
     assert CURRENT.get().name == "ops"
 
-    entrance.check_metadata([])
     for names in ((), ("other",)):
+        entrance.check_metadata([])
         with pytest.raises(Unauthenticated, match=re.escape(str(unauthenticated()))):
             entrance.check_connection(certified(*names))
     infers = Entrance(door, INFER)

@@ -220,6 +220,12 @@ def test_a_secret_in_the_set_is_no_key(tmp_path: Path) -> None:
         TokenReader(Tokens(jwks=tmp_path / "keys.json", issuer=ISSUER, audience=AUDIENCE))
 
 
+def test_a_key_that_is_not_for_signatures_is_left_out(tmp_path: Path) -> None:
+    path = write_keys(tmp_path, jwk("RS256", use="enc"))
+    with pytest.raises(ConfigError, match="expected public keys"):
+        TokenReader(Tokens(jwks=path, issuer=ISSUER, audience=AUDIENCE))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": []}', '{"keys": [{"kty": "?"}]}', '{"keys": 3}', "[" * 999])
 def test_a_set_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys.json"

@@ -14,6 +14,7 @@ import pytest
 from tests.required import required
 from tests.server.model.house import PATIENCE_S, GateAt, House, model
 
+from xlaserve.access.caller import CURRENT, Caller, Role
 from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
@@ -84,6 +85,18 @@ async def test_an_unknown_model_is_refused_with_those_that_there_are(house: Hous
     with pytest.raises(ModelNotFound):
         await house.repository.unload("z")
     assert house.repository.get("a", "1") is house.repository.get("a")
+
+
+async def test_a_refusal_names_no_model_that_its_caller_may_not_use(house: House) -> None:
+    await house.repository.load_all()
+    token = CURRENT.set(Caller("shop", frozenset(Role), ("z*",)))
+    try:
+        with pytest.raises(ModelNotFound, match=r"^no model 'z'; there are: none$"):
+            house.repository.get("z")
+        with pytest.raises(ModelNotFound, match=r"^no model 'z' is configured; there are: none$"):
+            await house.repository.load("z")
+    finally:
+        CURRENT.reset(token)
 
 
 async def test_a_flood_of_made_up_names_reads_the_configuration_twice_at_most(house: House) -> None:

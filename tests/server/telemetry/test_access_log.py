@@ -8,8 +8,9 @@ import pytest
 
 from xlaserve.access.caller import CURRENT, Caller
 from xlaserve.config import Mode
+from xlaserve.log_lines import BURST_LINES, LEFT_OUT_S, LINES_PER_S
 from xlaserve.telemetry import request_context
-from xlaserve.telemetry.access_log import BURST_LINES, LEFT_OUT_S, LINES_PER_S, AccessLog
+from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.tracing import Endpoint
 from xlaserve.timings import Timings
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from xlaserve.access.audit import audited
 from xlaserve.telemetry import logs
 
 LOGGER = logging.getLogger("xlaserve.engine.batching.batcher")
@@ -18,7 +19,7 @@ LOGGER = logging.getLogger("xlaserve.engine.batching.batcher")
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("xlaserve")
+    root, ours, audit = logging.getLogger(), logging.getLogger("xlaserve"), logging.getLogger(logs.AUDIT)
     format_warning = warnings.formatwarning
     handlers, levels = root.handlers[:], (root.level, ours.level)
     root.handlers = []  # or pytest's own would be closed
@@ -29,6 +30,7 @@ def _as_it_was() -> Iterator[None]:
     root.handlers = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
+    audit.setLevel(logging.NOTSET)
 
 
 def written(capsys: pytest.CaptureFixture[str]) -> str:
@@ -168,3 +170,10 @@ def test_tensorflow_is_quiet_unless_the_environment_says_otherwise(monkeypatch: 
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
     logs.quiet_tensorflow()
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
+
+
+def test_lines_of_the_audit_are_written_at_any_level(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("error", "human")
+    with audited("load", "digits"):
+        LOGGER.warning("model digits: random weights")
+    assert re.fullmatch(r"[\d:]{8} INFO  audit: load digits by anybody: OK\n", written(capsys))
