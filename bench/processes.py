@@ -52,7 +52,16 @@ def xlaserve(config: Mapping[str, object], poll_s: float = POLL_S, module: str =
     with tempfile.TemporaryDirectory() as folder:
         file, ready = Path(folder, "config.json"), Path(folder, "ready.json")
         file.write_text(
-            json.dumps({**config, "grpc_port": 0, "http_port": 0, "metrics_port": 0, "log_level": "warning"})
+            json.dumps(
+                {
+                    **config,
+                    "grpc_port": 0,
+                    "http_port": 0,
+                    "metrics_port": 0,
+                    "log_level": "warning",
+                    "access_log": "off",
+                }
+            )
         )
         command = (sys.executable, "-m", module, "serve", "--config", str(file), "--ready-file", str(ready))
         with _started(command, ready, poll_s) as server:

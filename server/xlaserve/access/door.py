@@ -80,11 +80,9 @@ class Door:
             raise unauthenticated()
         credential = authorization[len(BEARER) :].strip()
         tokens = self._known.tokens
-        if tokens is None or credential.count(".") != 2:
-            return self._of_key(credential)
-        if (caller := tokens.caller(credential)) is None:
-            raise unauthenticated()
-        return caller
+        if tokens is not None and credential.count(".") == 2 and (caller := tokens.caller(credential)):
+            return caller
+        return self._of_key(credential)
 
     def by_connection(self, names: Iterable[str], address: str) -> Caller:
         """Returns who has a certificate, that was verified, with these names, or else anybody who may call from there.

@@ -12,7 +12,7 @@ from xlaserve.access.caller import Caller, Limit, is_among
 from xlaserve.errors import DeadlineUnreachable, InvalidArgument, LimitExceeded, QueueFull
 
 MAX_REMEMBERED: Final = 16_384
-"""Counts that are kept, as callers with tokens may have any number of names."""
+"""Counts that are kept of callers whom the access file does not name, as there may be any number of them."""
 FORGOTTEN_AT_ONCE: Final = 4
 """Counts that are looked at for each request, whether they are worth keeping."""
 RATE: Final = "images_per_s"
@@ -20,7 +20,8 @@ UNDER_WAY: Final = "max_images"
 TOLERANCE: Final = 1e-6
 """Of an image, by which floating-point numbers may be too small."""
 
-_Key = tuple[bool, str, tuple[str, ...]]
+_Counts = dict[tuple[str, tuple[str, ...]], "_Count"]
+"""By the caller's name and the models of the limit. Those used last come last."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,11 +62,12 @@ class Limiter:
     ) -> None:
         self._clock = clock
         self._on_refused = on_refused
-        self._counts: dict[_Key, _Count] = {}
-        """Those used last come last."""
+        self._listed: _Counts = {}
+        self._others: _Counts = {}
+        """Of callers whom the access file does not name: however many come, the others' counts stay."""
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._listed) + len(self._others)
 
     @contextmanager
     def hold(self, caller: Caller, model: str, images: int) -> Iterator[None]:
@@ -73,8 +75,9 @@ class Limiter:
 
         Raises LimitExceeded, which counts nothing, and InvalidArgument for more images than are ever allowed.
         """
-        self._forget()
-        counts = [self._count(caller, limit) for limit in caller.limits if is_among(model, limit.models)]
+        kept = self._listed if caller.is_listed else self._others
+        self._forget(kept)
+        counts = [self._count(kept, caller, limit) for limit in caller.limits if is_among(model, limit.models)]
         self._check(caller, counts, images)
         for count in counts:
             count.level -= images
@@ -107,21 +110,21 @@ class Limiter:
             rate = f"{RATE} {slowest.limit.images_per_s:g}"
             raise LimitExceeded(f"{images} more images exceed {rate} of this caller for {wait_s:.3g} s", wait_s)
 
-    def _count(self, caller: Caller, limit: Limit) -> _Count:
-        now, key = self._clock(), (caller.is_listed, caller.name, limit.models)
-        count = self._counts.pop(key, None)
+    def _count(self, kept: _Counts, caller: Caller, limit: Limit) -> _Count:
+        now, key = self._clock(), (caller.name, limit.models)
+        count = kept.pop(key, None)
         if count is None:
             count = _Count(limit, limit.burst, now)
         count.refill(limit, now)
-        self._counts[key] = count
+        kept[key] = count
         return count
 
-    def _forget(self) -> None:
+    def _forget(self, kept: _Counts) -> None:
         """Drops old counts that say nothing, and the oldest where there are too many."""
         now = self._clock()
-        for key, count in [*islice(self._counts.items(), FORGOTTEN_AT_ONCE)]:
+        for key, count in [*islice(kept.items(), FORGOTTEN_AT_ONCE)]:
             if count.is_new(now):
-                del self._counts[key]
-        while len(self._counts) >= MAX_REMEMBERED:
-            oldest = next(iter(self._counts))
-            del self._counts[next((key for key, count in self._counts.items() if not count.under_way), oldest)]
+                del kept[key]
+        while len(kept) >= MAX_REMEMBERED:
+            oldest = next(iter(kept))
+            del kept[next((key for key, count in kept.items() if not count.under_way), oldest)]

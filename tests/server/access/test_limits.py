@@ -193,18 +193,30 @@ def test_what_says_nothing_is_forgotten_and_the_oldest_where_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(limits, "MAX_REMEMBERED", 10)
     limit = {"images_per_s": 1, "burst_images": 4, "max_images": 8}
-    with world.limiter.hold(shop(limit, name="busy"), "digits", 8):
+    busy = shop(limit, name="busy", is_listed=False)
+    with world.limiter.hold(busy, "digits", 8):
         for number in range(100):
             world.ask(shop(limit, name=f"caller {number}", is_listed=False), 4)
         assert len(world.limiter) == 10
         assert world.wait_s(shop(limit, name="caller 99", is_listed=False)) == 1.0
-        assert world.wait_s(shop(limit, name="busy")) is None
+        assert world.wait_s(busy) is None
         world.clock.now += 100
         for number in range(20):
             world.ask(shop(limit, name=f"new {number}", is_listed=False))
             world.clock.now += 100
         assert len(world.limiter) <= 3
-        assert world.wait_s(shop(limit, name="busy")) is None
+        assert world.wait_s(busy) is None
+
+
+def test_however_many_strangers_come_the_counts_of_callers_in_the_file_stay(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_REMEMBERED", 10)
+    limit = {"images_per_s": 1, "burst_images": 4}
+    world.ask(shop(limit), 4)
+    for number in range(100):
+        world.ask(shop(limit, name=f"caller {number}", is_listed=False), 4)
+    assert world.wait_s(shop(limit)) == 1.0
 
 
 @pytest.mark.parametrize(

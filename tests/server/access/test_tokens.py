@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from tests.fakes import Clock
+from tests.server.access.conftest import entry
 
 from xlaserve.access.caller import Caller, Limit, Role
 from xlaserve.access.door import Door, unauthenticated
@@ -248,6 +249,13 @@ def test_the_door_takes_tokens_and_refuses_them_with_its_own_words(tmp_path: Pat
     with pytest.raises(Unauthenticated) as refused:
         door.by_headers({"authorization": f"Bearer {token(sub=None)}"})
     assert str(refused.value) == str(unauthenticated())
+
+
+def test_a_key_may_look_like_a_token(tmp_path: Path) -> None:
+    write_keys(tmp_path)
+    path = access_file(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "callers": [entry("dotted", "a.b.c")]}))
+    assert Door(path).by_headers({"authorization": "Bearer a.b.c"}) == Caller("dotted", frozenset([Role.INFER]))
 
 
 def test_keys_are_read_again_when_they_change(tmp_path: Path) -> None:
