@@ -22,8 +22,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 stubs: setup ## Generate the Python stubs from proto/
 	$(BIN)/python scripts/generate_stubs.py
 
-reference: setup ## Generate docs/reference from the code
-	$(BIN)/python scripts/generate_docs.py
+reference: setup ## Generate docs/reference from the code, and Prometheus's rules and Grafana's dashboards
+	$(BIN)/python -m scripts.generate_docs
+	$(BIN)/python -m scripts.monitoring
 
 docs: setup ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -33,6 +34,7 @@ demo: setup ## Serve, ask about real images, compare XLA with graph mode
 
 test: setup ## Run the test suite
 	scripts/install_chromium.sh
+	scripts/install_prometheus.sh
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow"
 
 test-pages: setup ## Look at every kind of report in a browser, at several widths, light and dark
@@ -55,7 +57,8 @@ check: setup ## Lint, types, layers, fresh stubs and reference
 	$(BIN)/mypy bench scripts tests
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_stubs.py --check
-	$(BIN)/python scripts/generate_docs.py --check
+	$(BIN)/python -m scripts.generate_docs --check
+	$(BIN)/python -m scripts.monitoring --check
 
 sbom: setup ## Write what is installed in ENVIRONMENT (.venv) into build/sbom.json, as CycloneDX
 	$(PYTHON) -m venv $(VENV)-sbom

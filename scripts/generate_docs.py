@@ -35,6 +35,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, PlainSerializer
 from pydantic.fields import FieldInfo
+from scripts.monitoring import questions
 
 from xlaserve import cli as server_cli
 from xlaserve.app import App
@@ -267,6 +268,20 @@ def metrics_page() -> Iterator[str]:
     yield _metrics(_collected(lambda: CollectorRegistry().register(Watch())))
 
 
+def queries_page() -> Iterator[str]:
+    """Yields the page of the questions that metrics answer."""
+    yield from _title("Queries")
+    yield (
+        "What to ask Prometheus about servers. The [dashboards and alerts](../operations.md#watch-it) ask the same."
+        f" Ranges are {questions.WINDOW} here; what stands after `by` is what there is a number for each of."
+    )
+    for heading, section in questions.SECTIONS.items():
+        yield f"## {heading}"
+        for question in section:
+            yield f"**{_escaped(question.text)}** ({question.unit.value})"
+            yield f"```promql\n{question.promql()}\n```"
+
+
 async def _server_metrics() -> list[tuple[Metric, tuple[str, ...]]]:
     noop = ModelSettings(name="noop", source="builtin:noop")
     return _collected(lambda: App(Settings(models=(noop,))))
@@ -446,6 +461,7 @@ def pages() -> dict[str, str]:
         "settings.md": settings_page,
         "commands.md": commands_page,
         "metrics.md": metrics_page,
+        "queries.md": queries_page,
         "open-inference.md": partial(found["open_inference"].page, "Open Inference Protocol"),
         "vision.md": partial(found["vision"].page, "Vision API"),
         "admin.md": partial(found["admin"].page, "Admin API"),

@@ -525,6 +525,11 @@ class App:
         yield counter(
             "xlaserve_lane_busy_seconds", "Time for which lanes were in use, all together.", self._lanes.busy_s
         )
+        yield gauge(
+            "xlaserve_certificate_expiry_timestamp_seconds",
+            "When the server's certificate ends, in seconds since the epoch; absent without TLS.",
+            self._certificates.pem.expiry_s if self._certificates is not None else None,
+        )
         is_blind = self._watch.is_blind
         yield gauge(
             "xlaserve_compile_watch",

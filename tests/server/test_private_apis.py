@@ -6,6 +6,7 @@ these tests passed with are kept out by upper bounds in pyproject.toml: raise a 
 
 from __future__ import annotations
 
+import _ssl
 import argparse
 import ast
 import asyncio
@@ -14,8 +15,10 @@ import io
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
+import time
 import tomllib
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,6 +30,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import tensorflow as tf
+import trustme
 import uvicorn
 from PIL import Image
 from tensorflow.python.eager import context
@@ -59,6 +63,7 @@ PRIVATE_NAMES: Final = {
     "parser._action_groups",
     "group._group_actions",
     "cygrpc._ServicerContext",
+    "_ssl._test_decode_cert",
 }
 PRIVATE_MODULES: Final = {
     "tensorflow.python.eager",
@@ -846,3 +851,12 @@ def test_uvicorns_connection_and_request_are_what_ours_adds_bounds_to() -> None:
         assert {"connections", "tasks", "default_headers"} <= vars(connection.server_state).keys()
         assert STATUS_LINE[431].startswith(b"HTTP/1.1 431 ")
         assert 0 < HIGH_WATER_LIMIT <= 2**17
+
+
+def test_python_decodes_the_certificate_of_a_file(tmp_path: Path) -> None:
+    certificate = tmp_path / "certificate.pem"
+    trustme.CA().issue_cert("localhost").cert_chain_pems[0].write_to_path(certificate)
+    with needed("_ssl._test_decode_cert", by="access/certificates.py", breaks="the gauge of when a certificate ends"):
+        assert ssl.cert_time_to_seconds(_ssl._test_decode_cert(str(certificate))["notAfter"]) > time.time()  # type: ignore[attr-defined]
+        with pytest.raises(ssl.SSLError):
+            _ssl._test_decode_cert(str(tmp_path))  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ssl
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ class Pem(NamedTuple):
     """The server's, then those that lead to its authority."""
     client_ca: bytes | None
     """Authorities whose certificates clients must show; None asks for none."""
+    expiry_s: float
+    """When the server's certificate ends, in seconds since the epoch."""
 
 
 class Certificates:
@@ -88,8 +91,9 @@ class Certificates:
         key, certificate, client_ca = self._key, self._certificate, self._client_ca
         context = self._bare_context()
         try:
-            pem = Pem(key.read_bytes(), certificate.read_bytes(), client_ca.read_bytes() if client_ca else None)
+            read = key.read_bytes(), certificate.read_bytes(), client_ca.read_bytes() if client_ca else None
             context.load_cert_chain(certificate, key, password=_no_password)
+            pem = Pem(*read, _expiry_s(certificate))
             if client_ca is not None:
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(client_ca)
@@ -105,6 +109,13 @@ class Certificates:
 def _unusable(reason: object) -> ConfigError:
     expected = "a certificate, its private key and the clients' authorities in PEM"
     return ConfigError(f"tls: expected {expected}, got files that can't be used: {reason}")
+
+
+def _expiry_s(certificate: Path) -> float:
+    """Returns when the first certificate of a file ends. Raises ssl.SSLError where there is none, OSError."""
+    # Python shows a certificate's dates only of the other side of a connection.
+    decoded: dict[str, str] = _ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
+    return ssl.cert_time_to_seconds(decoded["notAfter"])
 
 
 def _no_password() -> bytes:

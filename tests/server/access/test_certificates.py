@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import ssl
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ class Files:
         self.issue()
         self.clients.cert_pem.write_to_path(self.client_ca)
 
-    def issue(self) -> None:
-        issued = self.authority.issue_cert(NAME)
+    def issue(self, ends: datetime | None = None) -> None:
+        issued = self.authority.issue_cert(NAME, not_after=ends)
         self.key.write_bytes(issued.private_key_pem.bytes())
         self.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
 
@@ -181,6 +182,16 @@ def test_a_key_of_another_certificate_is_refused(files: Files) -> None:
     files.key.write_bytes(key)
     with pytest.raises(ConfigError, match="KEY_VALUES_MISMATCH"):
         files.read()
+
+
+def test_it_is_known_when_the_certificate_ends_and_a_new_one_ends_later(files: Files) -> None:
+    ends = datetime(2030, 2, 3, 4, 5, 6, tzinfo=UTC)
+    files.issue(ends)
+    certificates = files.read()
+    assert certificates.pem.expiry_s == ends.timestamp()
+    files.issue(ends + timedelta(days=1))
+    certificates.watch.look()
+    assert certificates.pem.expiry_s == ends.timestamp() + 24 * 3600
 
 
 def test_names_are_the_common_name_and_the_alternative_ones() -> None:
