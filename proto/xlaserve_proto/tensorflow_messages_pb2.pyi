@@ -1163,6 +1163,69 @@ class Unsupported(_message.Message):
 Global___Unsupported: _TypeAlias = Unsupported  # noqa: Y015
 
 @_typing.final
+class FileSystemStoragePathSourceConfig(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ServableVersionPolicy(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        @_typing.final
+        class Specific(_message.Message):
+            DESCRIPTOR: _descriptor.Descriptor
+
+            VERSIONS_FIELD_NUMBER: _builtins.int
+            @_builtins.property
+            def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+            def __init__(
+                self,
+                *,
+                versions: _abc.Iterable[_builtins.int] | None = ...,
+            ) -> None: ...
+            _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+            def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+            _ClearFieldArgType: _TypeAlias = _typing.Literal["versions", b"versions"]  # noqa: Y015
+            def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+            def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+        LATEST_FIELD_NUMBER: _builtins.int
+        ALL_FIELD_NUMBER: _builtins.int
+        SPECIFIC_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def latest(self) -> Global___Unsupported:
+            """UNIMPLEMENTED, as the next: the server's file says it."""
+
+        @_builtins.property
+        def all(self) -> Global___Unsupported: ...
+        @_builtins.property
+        def specific(self) -> Global___FileSystemStoragePathSourceConfig.ServableVersionPolicy.Specific: ...
+        def __init__(
+            self,
+            *,
+            latest: Global___Unsupported | None = ...,
+            all: Global___Unsupported | None = ...,
+            specific: Global___FileSystemStoragePathSourceConfig.ServableVersionPolicy.Specific | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "latest", b"latest", "policy_choice", b"policy_choice", "specific", b"specific"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "latest", b"latest", "policy_choice", b"policy_choice", "specific", b"specific"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType_policy_choice: _TypeAlias = _typing.Literal["latest", "all", "specific"]  # noqa: Y015
+        _WhichOneofArgType_policy_choice: _TypeAlias = _typing.Literal["policy_choice", b"policy_choice"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType_policy_choice) -> _WhichOneofReturnType_policy_choice | None: ...
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileSystemStoragePathSourceConfig: _TypeAlias = FileSystemStoragePathSourceConfig  # noqa: Y015
+
+@_typing.final
 class ModelConfig(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1200,12 +1263,16 @@ class ModelConfig(_message.Message):
     """`tensorflow`, or empty."""
     @_builtins.property
     def logging_config(self) -> Global___Unsupported:
-        """UNIMPLEMENTED, as all that follows."""
+        """UNIMPLEMENTED."""
 
     @_builtins.property
-    def model_version_policy(self) -> Global___Unsupported: ...
+    def model_version_policy(self) -> Global___FileSystemStoragePathSourceConfig.ServableVersionPolicy:
+        """The versions that the server's file has, or nothing."""
+
     @_builtins.property
-    def version_labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def version_labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """What labels name from now on; nothing leaves them as they are."""
+
     def __init__(
         self,
         *,
@@ -1213,7 +1280,7 @@ class ModelConfig(_message.Message):
         base_path: _builtins.str = ...,
         model_platform: _builtins.str = ...,
         logging_config: Global___Unsupported | None = ...,
-        model_version_policy: Global___Unsupported | None = ...,
+        model_version_policy: Global___FileSystemStoragePathSourceConfig.ServableVersionPolicy | None = ...,
         version_labels: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logging_config", b"logging_config", "model_version_policy", b"model_version_policy"]  # noqa: Y015

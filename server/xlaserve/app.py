@@ -42,6 +42,7 @@ from xlaserve.model.poll import Poll
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.repository import Repository
 from xlaserve.model.triton_metrics import triton_metrics
+from xlaserve.model.version import Version
 from xlaserve.pipeline import Pipeline
 from xlaserve.protocol.admission import Admissions
 from xlaserve.protocol.call import Calls
@@ -63,6 +64,7 @@ from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry import gpus
 from xlaserve.telemetry.access_log import AccessLog
+from xlaserve.telemetry.departures import Departures
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, build_info, counter, gauge
 from xlaserve.telemetry.tracing import Tracer
@@ -124,12 +126,13 @@ class App:
         if xla_events is not None:
             xla_events.restore_environment()
             xla_events.listen(self._watch.read)
+        self._departures = Departures(self._metrics.forget)
         self.repository = Repository(
             settings=settings,
             loader=self._make_loader(worker),
             read_models=lambda: self._read_settings().models,
             metrics=self._metrics,
-            on_change=lambda version: self._health.refresh(),
+            on_change=self._on_change,
             on_record=on_record,
         )
         self._pipeline = Pipeline(settings)
@@ -502,7 +505,15 @@ class App:
     def _take_snapshot(self) -> None:
         """Reads on the event loop what the HTTP endpoint shows on its own thread."""
         self._was_ready = self._is_ready()
+        self._see_versions()
         self._metrics.read_gauges()
+
+    def _on_change(self, version: Version) -> None:
+        self._health.refresh()
+        self._see_versions()
+
+    def _see_versions(self) -> None:
+        self._departures.see((version.name, version.settings.version) for version in self.repository.index())
 
     def _gauges(self) -> Iterable[Metric]:
         versions = self.repository.versions()

@@ -16,7 +16,9 @@ import pytest
 from tests.integration.conftest import UNLIMITED, Server, StartServer
 
 from xlaserve_proto import tensorflow_messages_pb2 as pb
+from xlaserve_proto import vision_pb2 as vision_pb
 from xlaserve_proto.tensorflow_serving_pb2_grpc import ModelServiceStub, PredictionServiceStub
+from xlaserve_proto.vision_pb2_grpc import VisionStub
 
 GRAPH: dict[str, Any] = {"modes": ["graph"], "buckets": [1, 2, 4]}
 CONFIG: dict[str, Any] = {
@@ -213,7 +215,7 @@ def test_models_are_reloaded_by_operators_alone(start_server: StartServer, tmp_p
         assert reload("operator") is grpc.StatusCode.INVALID_ARGUMENT
         config.base_path = ""
         config.version_labels["stable"] = 1
-        assert reload("operator") is grpc.StatusCode.UNIMPLEMENTED
+        assert reload("reader") is grpc.StatusCode.PERMISSION_DENIED
         config.version_labels.clear()
         config.name = "unknown"
         assert reload("operator") is grpc.StatusCode.NOT_FOUND
@@ -226,6 +228,50 @@ def test_models_are_reloaded_by_operators_alone(start_server: StartServer, tmp_p
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert ask(server, "/v1/models/noop:predict", {"instances": [1]})[0] == 401
     assert ask(server, "/v1/models/noop", headers=dict([bearer["reader"]]))[0] == 200
+
+
+def test_a_reload_moves_labels_without_loading_and_checks_the_policy(start_server: StartServer) -> None:
+    noop = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1]}
+    labelled = {**noop, "version": 1, "version_labels": {"stable": 1}}
+    server = start_server({"models": [labelled, {**noop, "version": 2}]})
+    with grpc.insecure_channel(server.grpc) as channel:
+        models, vision = ModelServiceStub(channel), VisionStub(channel)
+
+        def answering(label: str) -> str:
+            pixels = vision_pb.Pixels(images=1, height=224, width=224, rgb=bytes(224 * 224 * 3))
+            request = vision_pb.ClassifyRequest(model="noop", version=label, pixels=pixels)
+            return str(vision.Classify(request, timeout=60).version)
+
+        def reload(**settings: Any) -> tuple[grpc.StatusCode, str]:
+            request = pb.ReloadConfigRequest()
+            request.config.model_config_list.config.add(name="noop", **settings)
+            try:
+                models.HandleReloadConfigRequest(request, timeout=60)
+            except grpc.RpcError as error:
+                return error.code(), str(error.details())
+            return grpc.StatusCode.OK, ""
+
+        ok, invalid = (grpc.StatusCode.OK, ""), grpc.StatusCode.INVALID_ARGUMENT
+        assert answering("") == "1"
+        both = {"specific": {"versions": [1, 2]}}
+        assert reload(version_labels={"stable": 2, "old": 1}, model_version_policy=both) == ok
+        assert [answering(label) for label in ("", "stable", "old")] == ["2", "2", "1"]
+        assert server.stderr.count("noop version 1: ready") == 1, "nothing was loaded again"
+        for labels, said in (
+            ({"stable": 3}, "version_labels.stable: expected a version that is ready (1, 2), got 3"),
+            ({"2": 1}, "version_labels: expected labels such as stable, got '2'"),
+            ({"": 1}, "version_labels: expected labels such as stable, got ''"),
+        ):
+            assert reload(version_labels=labels) == (invalid, said)
+            assert answering("") == "2", "what is refused moves nothing"
+        code, said = reload(model_version_policy={"specific": {"versions": [2]}})
+        assert code is invalid
+        assert "expected the versions that the server's file has (1, 2), got 2" in said
+        code, said = reload(model_version_policy={"latest": {}})
+        assert (code, "set `versions` in the server's file" in said) == (grpc.StatusCode.UNIMPLEMENTED, True)
+        assert answering("") == "2"
+        assert reload() == ok
+        assert answering("") == "1", "the file has it so"
 
 
 def test_the_state_of_a_model_that_failed_says_why(start_server: StartServer) -> None:

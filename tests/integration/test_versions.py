@@ -198,6 +198,8 @@ def test_every_protocol_asks_versions_and_labels_while_they_are_rolled(
     listed = asker.status(serving_pb.GetModelStatusRequest(model_spec=serving_pb.ModelSpec(name="noop")))
     assert {one.version for one in listed.model_version_status} == {2, 4, 5}
     assert server.metric("xlaserve_requests_total", model="noop", version="5", status="OK") > 0
+    assert server.metric("xlaserve_requests_total", model="noop", version="3", status="OK") > 0, "it is scraped later"
+    assert server.metric("xlaserve_model_state", version="3") == 0
 
 
 def test_an_unknown_label_is_not_found_with_what_there_is_and_counts_for_no_version(

@@ -88,6 +88,17 @@ def test_versions_that_are_not_there_are_named(cats: Path, settings: dict[str, A
         read(cats, **settings)
 
 
+def test_a_version_that_goes_while_it_is_read_is_an_error_of_the_configuration(
+    cats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(folder: Path) -> Path:
+        raise FileNotFoundError(2, "No such file or directory", str(folder))
+
+    monkeypatch.setattr("xlaserve.config.versions._source", gone)
+    with pytest.raises(ConfigError, match="model cats: source: No such file or directory"):
+        read(cats)
+
+
 def test_a_policy_without_a_folder_of_versions_is_refused() -> None:
     with pytest.raises(ConfigError, match="versions: expected numbered folders in its source"):
         load(flags={"models": [{"name": "a", "source": "builtin:noop", "versions": "all"}]}, environ={})

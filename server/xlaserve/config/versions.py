@@ -88,9 +88,12 @@ def expanded(models: Iterable[ModelSettings]) -> tuple[ModelSettings, ...]:
 
 def _expanded(model: ModelSettings) -> Iterator[ModelSettings]:
     try:
-        folders = _folders(model.source)
-    except OSError as error:
+        yield from _of_folder(model, _folders(model.source))
+    except OSError as error:  # a folder that went meanwhile, too
         raise ValueError(f"model {model.name}: source: {error.strerror}") from None
+
+
+def _of_folder(model: ModelSettings, folders: Mapping[str, Path]) -> Iterator[ModelSettings]:
     if not folders and model.versions is None:
         yield model
         return

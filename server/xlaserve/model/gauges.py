@@ -23,6 +23,8 @@ class _Gauge(NamedTuple):
     help_text: str
     labels: tuple[str, ...]
     read: Read
+    of_unloaded: bool
+    """Whether it says something of versions that were unloaded and stay listed."""
 
 
 _GAUGES: Final[list[_Gauge]] = []
@@ -35,16 +37,20 @@ def gauges(versions: Collection[Version]) -> Iterator[Metric]:
     for gauge in _GAUGES:
         family = gauge_family(gauge.name, gauge.help_text, gauge.labels)
         for version in versions:
+            if version.state is State.UNLOADED and not gauge.of_unloaded:
+                continue
             for values, number in gauge.read(version):
                 family.add_metric((version.name, version.settings.version, *values), float(number))
         yield family
 
 
-def _gauge(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Callable[[Read], Read]:
+def _gauge(
+    name: str, help_text: str, labels: tuple[str, ...] = (), *, of_unloaded: bool = False
+) -> Callable[[Read], Read]:
     """Registers a gauge with `labels` after `model` and `version`."""
 
     def register(read: Read) -> Read:
-        _GAUGES.append(_Gauge(name, help_text, ("model", "version", *labels), read))
+        _GAUGES.append(_Gauge(name, help_text, ("model", "version", *labels), read, of_unloaded))
         return read
 
     return register
@@ -93,7 +99,7 @@ def _model_info(version: Version) -> Series:
         yield (version.served.model.task.name, settings.effective_default_mode, settings.precision), 1
 
 
-@_gauge("xlaserve_model_state", "1 for the state that a version is in.", ("state",))
+@_gauge("xlaserve_model_state", "1 for the state that a version is in.", ("state",), of_unloaded=True)
 def _model_state(version: Version) -> Series:
     for state in State:
         yield (state.lower(),), version.state is state

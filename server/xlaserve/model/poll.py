@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +54,9 @@ class Poll:
             except ConfigError as error:
                 log.warning("versions are as before: %s", error)
                 continue
+            except Exception:  # the next look may be better
+                log.exception("versions are as before: a look at them failed")
+                continue
             settled = {name for name in {*now, *last} if now.get(name) == last.get(name)}
             changed = {name for name in settled if now.get(name) != applied.get(name)}
             last = now
@@ -68,8 +73,9 @@ def _look(models: Iterable[ModelSettings]) -> dict[str, Seen]:
 def _files(model: VersionSet) -> Iterable[File]:
     """Yields the files of versions that come from files."""
     for settings in model.versions.values():
-        source = Path(settings.source)
-        for path in (source, *source.rglob("*")):
-            with suppress(OSError):  # it was removed meanwhile, or is none
+        # What is removed meanwhile, or is no file, is left out.
+        within = (Path(folder, name) for folder, *names in os.walk(settings.source) for name in chain(*names))
+        for path in chain([Path(settings.source)], within):
+            with suppress(OSError):
                 found = path.stat()
                 yield str(path), found.st_size, found.st_mtime_ns

@@ -152,6 +152,16 @@ class Repository:
         """Does as `load`, with those versions alone that have other settings or do not serve."""
         await self._changes.make(name, "update", partial(self._load, name, again=False))
 
+    def labels(self, name: str) -> Mapping[str, str]:
+        """Returns the version that each label of a model names now."""
+        return self._labels.get(name, {})
+
+    def move_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        """Has labels name these versions of a model, and no others, until its configuration is applied again."""
+        if name in self._versions:
+            self._labels[name] = dict(labels)
+            self._publish(name)
+
     async def unload(self, name: str) -> None:
         """Takes no new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
         self.find(name)
@@ -300,12 +310,13 @@ class Repository:
         return [one for one in versions if one is not newcomer and one.settings.version == newcomer.settings.version]
 
     async def _unload(self, name: str) -> None:
-        versions = self._versions[name]
+        versions = self._versions.get(name, [])  # a configuration without the model may have come first
         await self._finish(versions)
         kept: dict[str, Version] = {}
         for version in versions:
             kept.setdefault(version.settings.version, version)
-        self._versions[name] = [*kept.values()]
+        if kept:
+            self._versions[name] = [*kept.values()]
 
     async def _retire(self, name: str, ended: Collection[Version]) -> None:
         """Finishes versions and forgets them."""
@@ -316,7 +327,7 @@ class Repository:
     async def _finish(self, versions: Collection[Version]) -> None:
         """Drains versions and frees them."""
         for version in versions:
-            for other in self._versions[version.name]:
+            for other in self._versions.get(version.name, ()):
                 other.forget_shadow(version.settings.version)
         models = [*map(_to_dismantle, versions)]
         await asyncio.gather(*(self._end(version, self.settings.drain_timeout_s) for version in versions))

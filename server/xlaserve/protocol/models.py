@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from xlaserve import __version__
 from xlaserve.access.audit import audited
 from xlaserve.access.caller import CURRENT
+from xlaserve.config.model import LABEL
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS
-from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature
+from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature, XlaserveError
 from xlaserve.model.repository import Repository
 from xlaserve.model.task import TensorSpec
 from xlaserve.model.version import Served, State, Version
@@ -130,6 +132,45 @@ class Models:
                 raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")
             CURRENT.get().check_model(name)
             await self.repository.load(name)
+
+    async def update(self, name: str, labels: Mapping[str, str], versions: Collection[str] = ()) -> None:
+        """Loads those versions of a model that are new, have other settings, or do not serve; moves `labels`, if any.
+
+        They stay so until the configuration is applied again. Raises what `load` raises, and InvalidArgument where the
+        configuration has other versions than `versions`, if given, or labels name none that is ready; labels are then
+        as they were.
+        """
+        with audited("load", name):
+            self._check_control("")
+            CURRENT.get().check_model(name)
+            before = self.repository.labels(name)
+            try:
+                await self.repository.update(name)
+                self._check_versions(name, versions)
+                self._check_labels(name, labels)
+            except XlaserveError:
+                ready = self._ready_versions(name)
+                kept = {label: version for label, version in before.items() if version in ready}
+                self.repository.move_labels(name, {**self.repository.labels(name), **kept})
+                raise
+            if labels:
+                self.repository.move_labels(name, labels)
+
+    def _check_versions(self, name: str, versions: Collection[str]) -> None:
+        there = [one.settings.version for one in self.repository.versions(name)]
+        if versions and {*versions} != {*there}:
+            expected = f"the versions that the server's file has ({', '.join(there)})"
+            wanted = ", ".join(sorted(versions, key=int)[:16])
+            raise InvalidArgument("model_version_policy.specific", expected, wanted)
+
+    def _check_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        ready = self._ready_versions(name)
+        for label, version in labels.items():
+            if not re.fullmatch(LABEL, label):
+                raise InvalidArgument("version_labels", "labels such as stable", repr(label[:64]))
+            if version not in ready:
+                expected = f"a version that is ready ({', '.join(ready)})"
+                raise InvalidArgument(f"version_labels.{label}", expected, version)
 
     async def unload(self, repository_name: str, name: str, parameters: Collection[str]) -> None:
         """Drains and unloads a model. Raises UnsupportedFeature, InvalidArgument and what that raises."""

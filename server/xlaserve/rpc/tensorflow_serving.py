@@ -25,6 +25,8 @@ from xlaserve_proto import tensorflow_messages_pb2 as pb
 
 SIGNATURE_DEF_MAP: Final = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 PLATFORM: Final = "tensorflow"
+SPOKEN: Final = ("name", "base_path", "model_platform", "model_version_policy", "version_labels")
+"""The fields of a model's configuration that may be sent."""
 
 
 @dataclass(eq=False)
@@ -102,7 +104,7 @@ class ModelService:
     async def HandleReloadConfigRequest(
         self, request: pb.ReloadConfigRequest, context: Context
     ) -> pb.ReloadConfigResponse:
-        """Loads models again as they are configured now."""
+        """Loads what changed of models as they are configured now, and moves labels."""
         wanted = request.config.model_config_list.config
         with audited("reload", ",".join(config.name for config in wanted[:MAX_SHOWN])):
             if request.config.WhichOneof("config") != "model_config_list":
@@ -110,8 +112,10 @@ class ModelService:
             for config in wanted:
                 found = [one.settings for one in self.models.versions(config.name, "")]
                 _check_config(config, found[0])
-        for name in dict.fromkeys(config.name for config in wanted):
-            await self.models.load("", name, ())
+        for config in wanted:
+            labels = {label: str(version) for label, version in config.version_labels.items()}
+            versions = [*map(str, config.model_version_policy.specific.versions)]
+            await self.models.update(config.name, labels, versions)
         return pb.ReloadConfigResponse(status=pb.StatusProto(error_code=pb.OK))
 
 
@@ -119,8 +123,10 @@ def _check_config(config: pb.ModelConfig, settings: ModelSettings) -> None:
     """Raises InvalidArgument or UnsupportedFeature for what is not as the server's file configures a model."""
     where = f"config.{config.name[:64]}"
     for field, value in config.ListFields():
-        if field.name not in ("name", "base_path", "model_platform"):
+        if field.name not in SPOKEN:
             raise UnsupportedFeature(f"{where}.{field.name}: models are configured in the server's file")
+        if field.name == "model_version_policy" and (choice := value.WhichOneof("policy_choice")) != "specific":
+            raise UnsupportedFeature(f"{where}.{field.name}.{choice or ''}: set `versions` in the server's file")
         if field.name == "model_platform" and value != PLATFORM:
             raise UnsupportedFeature(f"{where}.model_platform: expected {PLATFORM!r} or nothing, got {value[:64]!r}")
     source = PurePath(settings.source)

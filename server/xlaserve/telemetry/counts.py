@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -71,6 +72,10 @@ class LoopCounter(Collector):
         """What was counted, by label values."""
         return self._series
 
+    def remove_by_labels(self, labels: Mapping[str, str]) -> None:
+        """Removes the series that have these labels; who holds one counts in vain."""
+        _remove(self._series, self._labels, labels)
+
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Returns what was counted."""
         family = CounterMetricFamily(self._name, self._help_text, labels=self._labels)
@@ -103,6 +108,10 @@ class LoopHistogram(Collector):
         """Returns the series of these label values, which begins without observations."""
         return self._series.setdefault(values, Distribution(self._bounds))
 
+    def remove_by_labels(self, labels: Mapping[str, str]) -> None:
+        """Removes the series that have these labels; who holds one observes in vain."""
+        _remove(self._series, self._labels, labels)
+
     def collect(self) -> Iterable[HistogramMetricFamily]:
         """Returns what was observed."""
         family = HistogramMetricFamily(self._name, self._help_text, labels=self._labels)
@@ -113,3 +122,10 @@ class LoopHistogram(Collector):
                 buckets.append((*counted, exemplars[index]) if index in exemplars else counted)
             family.add_metric(values, buckets, series.total)
         return [family]
+
+
+def _remove(series: dict[tuple[str, ...], Any], names: Sequence[str], labels: Mapping[str, str]) -> None:
+    """/metrics may be reading the series, on another thread."""
+    for values in [*series]:
+        if labels.items() <= dict(zip(names, values, strict=True)).items():
+            del series[values]

@@ -1,7 +1,8 @@
 """Prometheus metrics, in one explicit registry.
 
 Labels are bounded: a model's name and a version become labels only once they are in the repository, a mode and a status
-come from their enumerations. All counts but those of compilations are written on the event loop.
+come from their enumerations; series of versions that left are forgotten (`departures`). All counts but those of
+compilations are written on the event loop.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,6 +34,8 @@ EXPECTED: Final = "expected"
 SERVING: Final = "serving"
 COMPILE_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
+MetricT = TypeVar("MetricT", LoopCounter, LoopHistogram, Counter, Histogram)
+
 
 class Metrics:
     """Every counter and histogram of the server; `registry`, which gauges join, is what /metrics shows."""
@@ -42,16 +45,20 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry(auto_describe=True)
 
+        self._of_versions: list[tuple[Sequence[str], LoopCounter | LoopHistogram | Counter | Histogram]] = []
+        """Those with the labels `model` and `version`, and all labels of each."""
+
         def counter(name: str, help_text: str, labels: Sequence[str]) -> LoopCounter:
-            return LoopCounter(f"xlaserve_{name}", help_text, labels, registry=registry)
+            return self._kept(LoopCounter(f"xlaserve_{name}", help_text, labels, registry=registry), labels)
 
         def histogram(
             name: str, help_text: str, labels: Sequence[str], bounds: Sequence[float] = SECONDS
         ) -> LoopHistogram:
-            return LoopHistogram(f"xlaserve_{name}", help_text, labels, bounds=bounds, registry=registry)
+            made = LoopHistogram(f"xlaserve_{name}", help_text, labels, bounds=bounds, registry=registry)
+            return self._kept(made, labels)
 
         def any_threads_counter(name: str, help_text: str, labels: Sequence[str]) -> Counter:
-            return Counter(f"xlaserve_{name}", help_text, labels, registry=registry)
+            return self._kept(Counter(f"xlaserve_{name}", help_text, labels, registry=registry), labels)
 
         self.requests = counter(
             "requests",
@@ -153,15 +160,31 @@ class Metrics:
             "Programs read from the compile cache instead of being compiled.",
             ("model", "version", "mode"),
         )
-        self.compile_s = Histogram(
-            "xlaserve_compile_seconds",
-            "Tracing and compiling a program.",
-            ("model", "version", "mode"),
-            buckets=COMPILE_SECONDS,
-            registry=registry,
+        of_program = ("model", "version", "mode")
+        self.compile_s = self._kept(
+            Histogram(
+                "xlaserve_compile_seconds",
+                "Tracing and compiling a program.",
+                of_program,
+                buckets=COMPILE_SECONDS,
+                registry=registry,
+            ),
+            of_program,
         )
         ProcessCollector(registry=registry)
         self._gauges: list[_Gauges] = []
+
+    def _kept(self, made: MetricT, labels: Sequence[str]) -> MetricT:
+        if "version" in labels:
+            self._of_versions.append((labels, made))
+        return made
+
+    def forget(self, model: str, version: str) -> None:
+        """Removes what was counted of a version, as what answered or as a shadow."""
+        for labels, metric in self._of_versions:
+            for label in ("version", "shadow_version"):
+                if label in labels:
+                    metric.remove_by_labels({"model": model, label: version})
 
     def count_refused(self, method: str, status: str) -> None:
         """Counts a request of any protocol that was not taken in."""

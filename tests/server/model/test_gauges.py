@@ -96,3 +96,9 @@ def test_what_waits_is_shown_of_a_version_that_serves() -> None:
         "in_flight_bytes_limit": {("cats", "7"): 700.0},
     }
     assert shown["xlaserve_model_info"] == {("cats", "7", "detection", "xla", "bfloat16"): 1.0}
+
+
+def test_of_a_version_that_was_unloaded_only_its_state_is_shown() -> None:
+    shown = {name: series for name, series in values(version(state=State.UNLOADED)).items() if series}
+    assert [*shown] == ["xlaserve_model_state"]
+    assert shown["xlaserve_model_state"]["cats", "7", "unloaded"] == 1

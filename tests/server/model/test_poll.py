@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -91,3 +93,22 @@ async def test_a_configuration_that_is_not_valid_changes_nothing(
     assert "not YAML" in caplog.text
     folder.error = None
     assert await folder.look() == ["1", "2"]
+
+
+async def test_a_folder_that_goes_while_it_is_looked_at_ends_no_look_for_ever(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await folder.look() == []
+    folder.add(2)
+    scan = os.scandir
+
+    def scan_with_gaps(path: Any) -> Any:
+        if Path(path) == folder.path / "1":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_with_gaps)
+    async with asyncio.timeout(10):
+        assert [await folder.look(), await folder.look()] == [[], []]
+        monkeypatch.undo()
+        assert [await folder.look(), await folder.look()] == [[], ["1", "2"]]

@@ -428,6 +428,18 @@ async def test_a_configuration_that_no_longer_asks_for_what_failed_forgets_it(ho
         house.repository.get("c")
 
 
+async def test_an_unload_that_comes_to_a_model_that_was_just_forgotten_changes_nothing(
+    make_house: Callable[..., House],
+) -> None:
+    house = make_house(exit_on_model_failure=False)
+    house.configured = [model("a"), model("b")]
+    house.load_errors["b"] = ModelFailed("weights: expected a file")
+    await house.repository.load_all()
+    house.configured = [model("a")]
+    await asyncio.gather(house.repository.unload("b"), house.repository.reconfigure(house.configured))
+    assert [version.name for version in house.repository.index()] == ["a"]
+
+
 async def test_what_a_client_loads_before_start_up_comes_to_it_is_compiled_once(house: House) -> None:
     house.configured = [model("a"), model("b")]
     house.loading.close()

@@ -8,8 +8,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from xlaserve.config import Bucket, Mode
+from xlaserve.engine.batching.worker import Run
 from xlaserve.telemetry.counts import LoopCounter, LoopHistogram
 from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.model import ModelTelemetry
+from xlaserve.timings import Timings
 
 Metrics()  # has prometheus-client show as little as we do
 LABELS = ("model", "mode")
@@ -30,6 +34,34 @@ def test_a_counter_shows_what_that_of_prometheus_shows(increments: Sequence[tupl
         counter.labels(label, "xla").inc(amount)
         reference.labels(label, "xla").inc(amount)
     assert exposed(ours) == exposed(theirs)
+
+
+def test_what_was_counted_of_a_version_is_forgotten_whatever_it_did() -> None:
+    def series(metrics: Metrics) -> int:
+        return sum(len(family.samples) for family in metrics.registry.collect() if "process" not in family.name)
+
+    metrics = Metrics()
+    kept = ModelTelemetry(metrics, "cats", "1")
+    before = series(metrics)
+    for version in map(str, range(2, 50)):
+        telemetry = ModelTelemetry(metrics, "cats", version)
+        telemetry.compiled(Mode.XLA, 1.0, in_background=False)
+        telemetry.loaded(Mode.XLA)
+        telemetry.buckets_retired(Mode.XLA, 1)
+        telemetry.batch_ran(Mode.XLA, Bucket(1, 2, 3), 1, Run((), 0.0, 0.0, 0.0, is_finite=False))
+        telemetry.request_answered("ModelInfer", Mode.XLA, 1, Timings())
+        telemetry.request_failed("ModelInfer", "xla", "INTERNAL", 1.0)
+        telemetry.request_refused("late", 1.0)
+        as_shadow = "cats", "1", "xla", version, "xla"
+        metrics.shadow_agreement.labels(*as_shadow).observe(1.0)
+        metrics.shadow_dropped.labels(*as_shadow, "busy").inc()
+        assert series(metrics) > before
+        metrics.forget("cats", version)
+        assert series(metrics) == before
+    metrics.forget("dogs", "1")
+    assert series(metrics) == before
+    kept.request_answered("ModelInfer", Mode.XLA, 1, Timings())
+    assert metrics.requests.series[("cats", "1", "ModelInfer", "xla", "OK")].value == 1
 
 
 @given(st.lists(st.one_of(st.sampled_from(BOUNDS), st.floats(0, 1000))))
