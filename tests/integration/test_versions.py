@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import pytest
 from PIL import Image
-from tests.integration.conftest import Connect, NoopClient, Server, StartServer
+from tests.integration.conftest import Brake, Connect, NoopClient, Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import tensorflow_messages_pb2 as serving_pb
@@ -242,6 +242,24 @@ def test_requests_without_an_id_go_by_that_of_their_call_in_every_method(
     methods += [asker.vision, asker.vision_over_rest, asker.predict]
     for ask in methods:
         assert [ask("", header=id_) for id_ in ids] == answered
+
+
+def test_a_flood_of_one_version_leaves_another_its_half_of_the_device(
+    start_server: StartServer, askers: Callable[[Server], Asker], brake: Brake
+) -> None:
+    settings = {"lanes": 1, "threads_per_lane": 1, "models": versions(1, 2)}
+    server = start_server(settings, {**brake.env, "BATCH_S": "0.02"})
+    asker = askers(server)
+    with traffic([(asker.open_inference, "1")] * 12) as flood:
+        server.wait_for(lambda: server.metric("xlaserve_images_total", version="1") > 12, "no flood")
+        before = server.metric("xlaserve_images_total", version="1")
+        with traffic([(asker.open_inference, "2")] * 3) as others:
+            server.wait_for(lambda: server.metric("xlaserve_images_total", version="2") >= 50, "it starved")
+        flooded = server.metric("xlaserve_images_total", version="1") - before
+    assert set(flood) == {("1", "1")}
+    assert set(others) == {("2", "2")}
+    share = others["2", "2"] / (others["2", "2"] + flooded)
+    assert 0.35 < share < 0.65, share
 
 
 def test_statistics_metadata_and_the_index_show_each_version(
