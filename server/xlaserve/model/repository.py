@@ -284,6 +284,7 @@ class Repository:
         unloads_first = self.settings.version_order == "unload_first"
         if unloads_first:
             await self._retire(name, self._left(name, model))
+            self._point(name, model)  # what asks for a label that named one of them waits for what it names now
         serving = self._serving(name)
         failures = []
         for number, settings in model.versions.items():

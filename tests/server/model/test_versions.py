@@ -120,6 +120,24 @@ async def test_where_memory_is_short_the_old_version_leaves_before_the_new_one_i
     assert house.answering("", "2", "3") == ["3", "2", "3"]
 
 
+async def test_a_label_whose_version_left_first_is_not_ready_rather_than_unknown(
+    make_house: Callable[..., House],
+) -> None:
+    house = make_house(version_order="unload_first")
+    house.configured = versions(1, version_labels={"stable": 1})
+    await house.repository.load_all()
+    house.configured = versions(2, version_labels={"stable": 2})
+    house.loading.close()
+    rolling = asyncio.create_task(house.repository.reconfigure(house.configured))
+    await house.loading.reached()
+    for version in ("stable", "2", ""):
+        with pytest.raises(ModelNotReady, match="model a version 2 is loading"):
+            house.repository.get("a", version)
+    house.loading.open()
+    await rolling
+    assert house.answering("", "stable") == ["2", "2"]
+
+
 async def test_labels_move_without_a_reload(house: House) -> None:
     house.configured = versions(1, 2, version_labels={"stable": 1})
     await house.repository.load_all()
