@@ -31,6 +31,7 @@ from xlaserve.http.calls import CallsIn
 from xlaserve.http.cors import with_cors
 from xlaserve.http.open_inference import OpenInference as HttpOpenInference
 from xlaserve.http.server import HttpServer
+from xlaserve.http.status import Status
 from xlaserve.http.tensorflow_serving import TensorflowServing as HttpTensorflowServing
 from xlaserve.http.vision import Vision as HttpVision
 from xlaserve.image import ImageLimits
@@ -48,6 +49,7 @@ from xlaserve.protocol.admission import Admissions
 from xlaserve.protocol.call import Calls
 from xlaserve.protocol.intake import Intake
 from xlaserve.protocol.models import Models
+from xlaserve.protocol.overview import Overview
 from xlaserve.protocol.shadow import Shadows
 from xlaserve.protocol.shared_memory import SharedMemory
 from xlaserve.rpc.admin import Admin
@@ -112,6 +114,7 @@ class App:
         self._has_crashed = False
         self._last_signal_at = -math.inf
         self._metrics = Metrics()
+        self._gpus = gpus.of_machine()
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
         self._cache = self._open_cache()
         self.device: Device = configure(settings, self._has_tensorflow)
@@ -160,7 +163,7 @@ class App:
         self._http = self._make_http_server(admissions, models)
         self._telemetry = self._make_telemetry()
         self._metrics.add_gauges(self._gauges)
-        self._metrics.registry.register(gpus.of_machine())
+        self._metrics.registry.register(self._gpus)
         self._take_snapshot()
 
     def _open_cache(self) -> CompileCache | None:
@@ -241,10 +244,21 @@ class App:
             HttpOpenInference(calls, models, settings.cors_origins),
             HttpVision(calls, settings.max_message_bytes),
             HttpTensorflowServing(calls, models),
+            Status(self._make_overview(), models, self._gpus),
             metrics.shown(self._metrics.registry, self._take_snapshot),
         )
         application = with_cors(routes.application(incoming, methods), settings.cors_origins)
         return HttpServer(settings, application, self._certificates, calls.note_failure)
+
+    def _make_overview(self) -> Overview:
+        return Overview(
+            self._calls,
+            self.device,
+            self._watch,
+            is_ready=self._is_ready,
+            lane_busy_s=lambda: self._lanes.busy_s,
+            addresses=self._addresses,
+        )
 
     def _make_telemetry(self) -> HttpEndpoint | None:
         settings = self._settings
@@ -470,14 +484,13 @@ class App:
         self._has_crashed = True
         self._stopping.set()
 
+    def _addresses(self) -> dict[str, str | None]:
+        """Returns where each protocol is found: HOST:PORT."""
+        return {"grpc": self._grpc.address, "http": self._http.address, "metrics": self._metrics_address}
+
     def _write_ready_file(self) -> None:
         if path := self._settings.ready_file:
-            ready = {
-                "grpc": self._grpc.address,
-                "http": self._http.address,
-                "metrics": self._metrics_address,
-                "pid": os.getpid(),
-            }
+            ready = {**self._addresses(), "pid": os.getpid()}
             # Readers that wait for the file must never see half of it.
             partial = path.with_name(f"{path.name}.partial")
             try:

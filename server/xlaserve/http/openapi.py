@@ -72,6 +72,61 @@ _WANTED: Final = _object(
     ["name"], name=STRING, parameters=_object(binary_data={"type": "boolean"}, classification=INTEGER)
 )
 _PIXELS: Final = _object(["index", "label", "pixels"], index=INTEGER, label=STRING, pixels=INTEGER)
+_COUNTS: Final = {
+    "description": "A histogram: observations up to each of `bounds_s` and above the one before, without the zeros at"
+    " the end.",
+    **_object(["counts", "total_s"], counts=_list(INTEGER), total_s={"type": "number"}),
+}
+_SUMMARY: Final = _object(
+    ["name", "version", "state", "reason", "programs", "programs_total", "images", "requests", "failed", "total"],
+    name=STRING,
+    version=STRING,
+    state=STRING,
+    reason=STRING,
+    task=STRING,
+    mode=STRING,
+    programs=INTEGER,
+    programs_total=INTEGER,
+    warnings={},
+    images=INTEGER,
+    requests=INTEGER,
+    failed=INTEGER,
+    total=_COUNTS,
+    waiting_images=INTEGER,
+    queued_work_s={"type": "number"},
+    in_flight_images=INTEGER,
+    in_flight_images_limit=INTEGER,
+)
+_DETAILS: Final = _object(
+    ["stages", "buckets", "padded_rows", "ledger"],
+    stages=_object(),
+    buckets=_list(_object()),
+    padded_rows=INTEGER,
+    ledger=_list(_object()),
+)
+_FAILURE: Final = _object(
+    ["at_s", "method", "status", "reason", "model", "caller", "request_id", "total_s"],
+    at_s={"type": "number", "description": "Seconds since the epoch."},
+    total_s=NUMBER,
+    **dict.fromkeys(("method", "status", "reason", "model", "caller", "request_id"), STRING),
+)
+_STATUS: Final = _object(
+    ["version", "is_ready", "clock_s", "device", "lanes", "bounds_s", "gpus", "models", "failures"],
+    name=STRING,
+    version=STRING,
+    is_ready={"type": "boolean"},
+    clock_s={"type": "number", "description": "When it was read: counts grew by as much in the seconds between two."},
+    up_s={"type": "number"},
+    device=_object(),
+    lanes=_object(),
+    process=_object(),
+    in_flight_requests=INTEGER,
+    compiled_while_serving=INTEGER,
+    bounds_s=_list({"type": "number"}),
+    gpus=_list(_object()),
+    models=_list(_SUMMARY),
+    failures=_list(_FAILURE),
+)
 
 SCHEMAS: Final[dict[str, Json]] = {
     "Error": _object(["error"], error=STRING),
@@ -116,6 +171,8 @@ SCHEMAS: Final[dict[str, Json]] = {
     )
     | {"oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}]},
     "Predictions": _object(predictions=_list({}), outputs={}),
+    "Status": _STATUS,
+    "ModelStatus": {"allOf": [_SUMMARY, _DETAILS]},
     "Object": _object(),
     "List": _list(_object()),
 }
@@ -132,7 +189,7 @@ OF_TASKS: Final[dict[str, tuple[str, dict[str, Json]]]] = {
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/webp")
 DRAWN: Final = ("classify", "detect", "segment")
 """Methods that draw their answer into the image, for who accepts that."""
-OTHER_ANSWERS: Final = {"predict": "Predictions"}
+OTHER_ANSWERS: Final = {"predict": "Predictions", "status": "Status", "status_of_model": "ModelStatus"}
 
 TEXTS: Final = {"metrics": "text/plain", "docs": "text/html"}
 """Methods whose answers are no JSON."""

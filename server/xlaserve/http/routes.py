@@ -10,18 +10,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from xlaserve.access.caller import ADMIN, ANYONE, INFER, OBSERVE, READ, Role
 from xlaserve.errors import NotFound, shown
+from xlaserve.http import docs as docs_page
+from xlaserve.http import page
 from xlaserve.http.calls import CallsIn
 from xlaserve.http.message import HttpAnswer, HttpRequest, json_answer
 from xlaserve.http.open_inference import OpenInference
 from xlaserve.http.openapi import document
 from xlaserve.http.operation import Method, Operation
-from xlaserve.http.page import page
 from xlaserve.http.serving_body import has_examples
+from xlaserve.http.status import Status
 from xlaserve.http.tensorflow_serving import TensorflowServing
 from xlaserve.http.vision import Vision
 
 MODEL: Final = "/v2/models/{model}"
 MODELS: Final = (MODEL, f"{MODEL}/versions/{{version}}")
+MODEL_VERSION: Final = "/models/{model}/versions/{version}"
 TASKS: Final = (
     "/v1/models/{model}",
     "/v1/models/{model}/versions/{version}",
@@ -30,7 +33,7 @@ TASKS: Final = (
 
 
 def operations(
-    open_inference: OpenInference, vision: Vision, serving: TensorflowServing, metrics: Method
+    open_inference: OpenInference, vision: Vision, serving: TensorflowServing, status: Status, metrics: Method
 ) -> list[Operation]:
     """Returns all operations, the most frequent first: they are tried in turn."""
     one = open_inference
@@ -57,6 +60,8 @@ def operations(
         Operation("GET", ["/v2/health/ready"], "ready", one.ready, ANYONE, is_probe=True),
         Operation("GET", ["/v2"], "server_metadata", one.server_metadata, READ),
         Operation("GET", ["/metrics"], "metrics", metrics, OBSERVE),
+        Operation("GET", ["/v1/status"], "status", status.status, OBSERVE),
+        Operation("GET", [f"/v1/status{MODEL_VERSION}"], "status_of_model", status.model, OBSERVE),
         Operation("GET", ["/v2/models/stats"], "model_statistics", one.model_statistics, OBSERVE),
         of_model("GET", "/ready", "model_ready", one.model_ready, READ),
         of_model("GET", "", "model_metadata", one.model_metadata, READ),
@@ -68,7 +73,7 @@ def operations(
         Operation("POST", ["/v2/repository/models/{model}/load"], "load", one.load, ADMIN),
         Operation("POST", ["/v2/repository/models/{model}/unload"], "unload", one.unload, ADMIN),
     ]
-    return [*found, *_descriptions(found)]
+    return [*found, *_descriptions(found), *page.operations()]
 
 
 def _descriptions(found: Sequence[Operation]) -> list[Operation]:
@@ -84,11 +89,11 @@ def _descriptions(found: Sequence[Operation]) -> list[Operation]:
 
     own = [
         Operation("GET", ["/openapi.json"], "openapi", openapi, READ),
-        Operation("GET", ["/docs", "/"], "docs", docs, READ),
+        Operation("GET", ["/docs"], "docs", docs, READ),
     ]
     everything = [*found, *own]
     described = json_answer(document(everything))  # once: it takes milliseconds
-    shown = HttpAnswer([page(everything).encode()], media_type="text/html; charset=utf-8")
+    shown = HttpAnswer([docs_page.page(everything).encode()], media_type="text/html; charset=utf-8")
     return own
 
 

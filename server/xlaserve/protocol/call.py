@@ -24,6 +24,7 @@ from xlaserve.protocol.shadow import Shadows
 from xlaserve.status import status_of
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import AccessLog
+from xlaserve.telemetry.failures import Failures
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.tracing import CANCELLED, Answered, Failure, Span
 from xlaserve.timings import Timings
@@ -46,6 +47,7 @@ class Calls:
     pipeline: Pipeline
     shadows: Shadows | None = None
     access_log: AccessLog = field(default_factory=AccessLog)
+    failures: Failures = field(default_factory=Failures)
     is_tracing: bool = False
     """Whether calls may have spans."""
     in_flight: int = 0
@@ -131,7 +133,7 @@ class Calls:
         self.note_failure(method, error, model=model, seconds=seconds)
 
     def note_failure(self, method: str, error: BaseException, *, model: str = "", seconds: float | None = None) -> None:
-        """Leaves a line of a failure in the log: one, though several parts of its call may see it."""
+        """Leaves a line of a failure in the log and keeps it: one, though several parts of its call may see it."""
         request = request_context.current()
         if request is not None and vars(error).get(REPORTED) is request:
             return
@@ -139,7 +141,8 @@ class Calls:
         status, reason = outcome(error)
         if request is not None and request.span is not None:
             request.span.fail(Failure(type(error).__name__, status, reason))
-        self.access_log.failed(method, status, reason, model=model, seconds=seconds)
+        for note in (self.access_log.failed, self.failures.note):
+            note(method, status, reason, model=model, seconds=seconds)
 
 
 def outcome(error: BaseException) -> tuple[str, str]:

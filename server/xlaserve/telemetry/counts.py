@@ -108,6 +108,11 @@ class LoopHistogram(Collector):
         """Returns the series of these label values, which begins without observations."""
         return self._series.setdefault(values, Distribution(self._bounds))
 
+    @property
+    def series(self) -> Mapping[tuple[str, ...], Distribution]:
+        """What was observed, by label values."""
+        return self._series
+
     def remove_by_labels(self, labels: Mapping[str, str]) -> None:
         """Removes the series that have these labels; who holds one observes in vain."""
         _remove(self._series, self._labels, labels)

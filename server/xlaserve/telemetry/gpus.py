@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 LABELS: Final = ("gpu", "name")
+PREFIX: Final = "xlaserve_gpu_"
 
 _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
@@ -63,6 +64,17 @@ class Gpus(Collector):
                 self._gpus.append((str(index), str(nvml.nvmlDeviceGetName(gpu)), gpu))
         except nvml.NVMLError:  # no driver
             return
+
+    def __len__(self) -> int:
+        return len(self._gpus)
+
+    def levels(self) -> list[dict[str, float | str]]:
+        """Returns what each GPU tells now, by the names of the metrics without `xlaserve_gpu_`. Blocks."""
+        levels: dict[str, dict[str, float | str]] = {index: {"name": name} for index, name, _ in self._gpus}
+        for family in self.collect():
+            for sample in family.samples:
+                levels[sample.labels["gpu"]][family.name.removeprefix(PREFIX)] = sample.value
+        return [*levels.values()]
 
     def collect(self) -> Iterable[Metric]:
         """Yields every family; a GPU that does not tell something is left out of it."""

@@ -230,7 +230,7 @@ def build_info(device_kind: str, device_name: str) -> GaugeMetricFamily:
     labels = {
         "version": xlaserve.__version__,
         "python": platform.python_version(),
-        "tensorflow": _tensorflow_version(),
+        "tensorflow": tensorflow_version(),
         "device": device_kind,
         "device_name": device_name,
     }
@@ -240,7 +240,7 @@ def build_info(device_kind: str, device_name: str) -> GaugeMetricFamily:
 
 
 @cache
-def _tensorflow_version() -> str:
+def tensorflow_version() -> str:
     """Returns the version that is installed; empty where none is. Does not import it."""
     for package in ("tensorflow", "tensorflow-cpu"):
         with suppress(PackageNotFoundError):

@@ -12,7 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from tests.server.access.conftest import KEY, Write, entry
 
-from xlaserve.access.caller import ADMIN, ANYBODY, ANYONE, CURRENT, INFER, STRANGER, Caller, Limit, Role
+from xlaserve.access.caller import ADMIN, ANYBODY, ANYONE, CURRENT, INFER, OBSERVE, STRANGER, Caller, Limit, Role
 from xlaserve.access.door import Door, unauthenticated
 from xlaserve.errors import PermissionDenied, Unauthenticated
 from xlaserve.http import routes
@@ -60,7 +60,7 @@ class Anything:
 
 def operations() -> list[Operation]:
     anything = cast(Any, Anything())
-    return routes.operations(anything, anything, anything, anything)
+    return routes.operations(anything, anything, anything, anything, anything)
 
 
 def test_every_method_of_grpc_has_a_role_or_is_known_to_be_open_or_for_admins() -> None:
@@ -70,11 +70,17 @@ def test_every_method_of_grpc_has_a_role_or_is_known_to_be_open_or_for_admins() 
     assert METHODS - {*listed} == FOR_ADMINS
 
 
-def test_every_operation_of_http_has_a_role_and_health_alone_is_open() -> None:
+def test_every_operation_of_http_has_a_role_but_health_and_the_files_of_the_page() -> None:
     found = operations()
     assert {path for one in found if one.roles == ANYONE for path in one.paths} == {
         "/v2/health/live",
         "/v2/health/ready",
+        "/",
+        "/page/{file}",
+    }
+    assert {path for one in found if one.roles == OBSERVE for path in one.paths} >= {
+        "/v1/status",
+        "/v1/status/models/{model}/versions/{version}",
     }
     assert {path for one in found if one.roles == ADMIN for path in one.paths} == {
         "/v2/repository/models/{model}/load",

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from itertools import takewhile
@@ -124,6 +124,12 @@ class Batcher:
     def has_queue(self, mode: Mode, height: int, width: int) -> bool:
         """Returns whether there are buckets for images of this mode and resolution."""
         return (mode, height, width) in self._queues
+
+    def turns(self) -> Iterator[tuple[Mode, Bucket, Cost]]:
+        """Yields the buckets that serve, and what a batch of each is expected to take from the queue to its answers."""
+        for (mode, height, width), queue in self._queues.items():
+            for batch, cost in queue.costs.turns().items():
+                yield mode, Bucket(batch, height, width), cost
 
     @property
     def waiting_images(self) -> int:

@@ -109,6 +109,10 @@ class Costs:
         """Returns the seconds that a batch is expected to take when `running` lanes run, this one included."""
         return self._turns[bucket].at(running, self._lanes)
 
+    def turns(self) -> Mapping[int, Cost]:
+        """Returns what a batch of each bucket is expected to take."""
+        return self._turns
+
     def observe(self, bucket: int, running: int, *, turn_s: float, execute_s: float, now: float) -> None:
         """Takes into account what a batch took that began when `running` lanes ran."""
         self._least_s = self.cheapest_s = min(self._least_s, execute_s)

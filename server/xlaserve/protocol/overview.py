@@ -1,0 +1,223 @@
+"""What operators see of the server and its models at a moment, as plain data, with the keys and values of its JSON.
+
+Counts only grow while a version is loaded, so that rates are differences of two looks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar
+
+from xlaserve import __version__
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.memory import resident_bytes
+from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.model.version import Version
+from xlaserve.protocol.call import Calls
+from xlaserve.protocol.models import source_name
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.watch.compile_watch import CompileWatch
+from xlaserve.telemetry.counts import Distribution, LoopHistogram
+from xlaserve.telemetry.metrics import SECONDS, Metrics, tensorflow_version
+
+Json = dict[str, Any]
+Series = TypeVar("Series")
+
+OK: Final = "OK"
+MAX_REASON_LENGTH: Final = 1000
+"""Characters of why a model failed: it may be a trace."""
+
+
+@dataclass(eq=False)
+class Overview:
+    """Reads the state of one server. All methods run on its event loop."""
+
+    calls: Calls
+    device: Device
+    watch: CompileWatch
+    is_ready: Callable[[], bool]
+    lane_busy_s: Callable[[], float]
+    addresses: Callable[[], Json]
+    """HOST:PORT by protocol, null where it does not listen."""
+
+    def __post_init__(self) -> None:
+        self._started_at = time.monotonic()
+
+    def server(self) -> Json:
+        """Returns what the server is, and its counts."""
+        device = self.device
+        return {
+            "name": "xlaserve",
+            "version": __version__,
+            "python": platform.python_version(),
+            "tensorflow": tensorflow_version(),
+            "addresses": self.addresses(),
+            "is_ready": self.is_ready(),
+            "clock_s": time.monotonic(),
+            "up_s": time.monotonic() - self._started_at,
+            "device": {"kind": device.kind, "name": device.name, "count": device.count},
+            "lanes": {"count": device.lanes, "threads": device.threads_per_lane, "busy_s": self.lane_busy_s()},
+            "process": {"cpu_s": time.process_time(), "cores": os.cpu_count(), "resident_bytes": _resident_bytes()},
+            "in_flight_requests": self.calls.in_flight,
+            "compiled_while_serving": len(self.watch.unexpected),
+            "is_watched": None if self.watch.is_blind is None else not self.watch.is_blind,
+            "bounds_s": [*SECONDS],
+        }
+
+    def versions(self) -> list[Version]:
+        """Returns each version of each model once."""
+        return self.calls.repository.versions()
+
+    def models(self, versions: Iterable[Version]) -> Iterator[Json]:
+        """Yields what a list of models shows of each of `versions`."""
+        latency = _by_version(self.calls.metrics.request_s)
+        for version in versions:
+            yield _summary(version, latency[_key(version)])
+
+    def model(self, version: Version) -> Json:
+        """Returns all that is known of a version."""
+        return {
+            **_summary(version, _by_version(self.calls.metrics.request_s)[_key(version)]),
+            **_description(version),
+            "stages": _stages(version, self.calls.metrics),
+            "buckets": [*_buckets(version, self.calls.metrics)],
+            "padded_rows": sum(
+                count.value for labels, count in _of(version, self.calls.metrics.padded_rows.series.items())
+            ),
+            "ledger": [*map(_program, version.ledger)],
+        }
+
+    def failures(self) -> list[tuple[str, Json]]:
+        """Returns the last requests that failed, the newest first, each after the model that it named."""
+        return [(failure.model, asdict(failure)) for failure in self.calls.failures]
+
+
+def _summary(version: Version, latency: Collection[Distribution]) -> Json:
+    statistics, served = version.telemetry.statistics, version.served
+    found = {
+        "name": version.name,
+        "version": version.settings.version,
+        "state": str(version.state),
+        "reason": version.reason[:MAX_REASON_LENGTH],
+        "task": version.model.task.name if version.model else "",
+        "mode": str(version.settings.effective_default_mode),
+        "programs": len(version.ledger),
+        "programs_total": version.programs_total,
+        "warnings": len(version.warnings),
+        "images": statistics.images,
+        "requests": statistics.success.count,
+        "failed": statistics.fail.count,
+        "total": _histogram(latency),
+    }
+    if served is not None:
+        batcher = served.batcher
+        found |= {
+            "waiting_images": batcher.waiting_images,
+            "queued_work_s": batcher.forecast.work_s(),
+            "in_flight_images": batcher.admission.images,
+            "in_flight_images_limit": batcher.admission.max_images,
+        }
+    return found
+
+
+def _description(version: Version) -> Json:
+    settings, model = version.settings, version.model
+    return {
+        "source": source_name(settings.source),
+        "weights": model.weights if model else "",
+        "fit": model.fit if model else "",
+        "precision": version.precision_text,
+        "modes": [*settings.modes],
+        "warnings": [*version.warnings],
+    }
+
+
+def _stages(version: Version, metrics: Metrics) -> Json:
+    by_stage = {
+        "decode": metrics.decode_s,
+        "queue": metrics.queue_s,
+        "gather": metrics.gather_s,
+        "execute": metrics.execute_s,
+        "encode": metrics.encode_s,
+    }
+    return {
+        stage: _histogram([series for _, series in _of(version, histogram.series.items())])
+        for stage, histogram in by_stage.items()
+    }
+
+
+def _buckets(version: Version, metrics: Metrics) -> Iterator[Json]:
+    """Yields the buckets that serve, with what a batch takes."""
+    if version.served is None:
+        return
+    measured = {(entry.mode, entry.bucket): entry.cost for entry in version.ledger}
+    ran = Counter({labels[2:]: count.value for labels, count in _of(version, metrics.bucket_batches.series.items())})
+    for mode, bucket, turn in version.served.batcher.turns():
+        runs_in = version.auto.get(bucket, mode) if mode not in version.settings.compiled_modes else mode
+        yield {
+            "mode": mode,
+            "runs_in": runs_in,
+            "bucket": str(bucket),
+            "batch": bucket.batch,
+            "run": _cost(measured.get((runs_in, bucket))),
+            "turn": _cost(turn),
+            "batches": ran[mode, str(bucket)],
+        }
+
+
+def _program(entry: Entry) -> Json:
+    verified = entry.verified
+    return {
+        "mode": entry.mode,
+        "bucket": str(entry.bucket),
+        "at_s": entry.at.timestamp(),
+        "trace_s": entry.trace_s,
+        "compile_s": entry.compile_s,
+        "run": _cost(entry.cost),
+        "from_cache": entry.from_cache,
+        "in_background": entry.in_background,
+        "difference": verified.difference.largest if verified and verified.difference else None,
+        "fault": verified.fault if verified else "",
+    }
+
+
+def _cost(cost: Cost | None) -> Json | None:
+    return None if cost is None else {"alone_s": cost.alone_s, "loaded_s": cost.loaded_s}
+
+
+def _histogram(series: Collection[Distribution]) -> Json:
+    """Returns their sum: observations up to each bound and above the one before, without the zeros at the end."""
+    counts = [sum(column) for column in zip(*(one.counts for one in series), strict=True)]
+    while counts and not counts[-1]:
+        counts.pop()
+    return {"counts": counts, "total_s": sum(one.total for one in series)}
+
+
+def _by_version(request_s: LoopHistogram) -> defaultdict[tuple[str, ...], list[Distribution]]:
+    """Returns how long requests took that succeeded, by model and version."""
+    found: defaultdict[tuple[str, ...], list[Distribution]] = defaultdict(list)
+    for labels, series in request_s.series.items():
+        if labels[-1] == OK:
+            found[labels[:2]].append(series)
+    return found
+
+
+def _of(version: Version, series: Iterable[tuple[tuple[str, ...], Series]]) -> Iterator[tuple[tuple[str, ...], Series]]:
+    key = _key(version)
+    return (each for each in series if each[0][:2] == key)
+
+
+def _key(version: Version) -> tuple[str, str]:
+    return version.name, version.settings.version
+
+
+def _resident_bytes() -> int | None:
+    try:
+        return resident_bytes()
+    except OSError:
+        return None
