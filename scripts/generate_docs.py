@@ -39,6 +39,7 @@ from scripts.monitoring import questions
 
 from xlaserve import cli as server_cli
 from xlaserve.app import App
+from xlaserve.commands import health
 from xlaserve.config import ENV_PREFIX, ModelSettings, Settings
 from xlaserve_client import cli as client_cli
 from xlaserve_loadtest import cli as loadtest_cli
@@ -189,7 +190,7 @@ def _documented_values(kind: type[Enum]) -> Iterator[tuple[str, str]]:
 
 def parsers() -> Iterator[argparse.ArgumentParser]:
     """Yields the parser of every command and subcommand."""
-    for top in (server_cli.parser(), client_cli.parser(), loadtest_cli.parser()):
+    for top in (server_cli.parser(), health.parser(), client_cli.parser(), loadtest_cli.parser()):
         yield top
         for action in top._actions:
             if isinstance(action, argparse._SubParsersAction):

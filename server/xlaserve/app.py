@@ -64,6 +64,7 @@ from xlaserve.runtimes.tf.device import Device, configure
 from xlaserve.runtimes.watch.compile_watch import CompileWatch
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.service_manager import ServiceManager
 from xlaserve.telemetry import gpus
 from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.departures import Departures
@@ -112,6 +113,7 @@ class App:
         self._has_news = asyncio.Event()
         """Set when the configuration is to be read again."""
         self._has_crashed = False
+        self._service_manager = ServiceManager()
         self._last_signal_at = -math.inf
         self._metrics = Metrics()
         self._gpus = gpus.of_machine()
@@ -290,6 +292,7 @@ class App:
             self._certificates.follow(partial(loop.call_soon_threadsafe, self._close_connections))
         if self._telemetry is not None:
             self._telemetry.start()
+        watching = asyncio.create_task(self._service_manager.watch())
         try:
             await self._http.start()
             await self._grpc.start()
@@ -297,10 +300,12 @@ class App:
             addresses = (self._grpc.address, self._http.address, self._metrics_address or "off")
             log.info("listening: gRPC %s, HTTP %s, metrics %s", *addresses)
             self._warn_of_strangers()
+            self._service_manager.tell_status("compiling")
             try:
                 if await self._load():
                     if self._is_ready():
                         self._write_ready_file()
+                    self._service_manager.tell_ready(self._serving)
                     await self._serve()
             finally:
                 await self._stop()
@@ -308,6 +313,8 @@ class App:
             if self._telemetry is not None:
                 self._telemetry.stop()
             self._remove_ready_file()
+            watching.cancel()
+            self._service_manager.close()
         return CRASHED if self._has_crashed else 0
 
     def _close_connections(self) -> None:
@@ -376,9 +383,14 @@ class App:
             self._cache.stop_filling()
         self._on_loaded()
         self._health.refresh()
-        ready = [name for name, serves in self.repository.serving().items() if serves]
-        log.info("ready: %s", ", ".join(ready) or "no model")
+        log.info(self._serving)
         return True
+
+    @property
+    def _serving(self) -> str:
+        """Which models serve, in words."""
+        ready = [name for name, serves in self.repository.serving().items() if serves]
+        return f"ready: {', '.join(ready) or 'no model'}"
 
     async def _load_all(self) -> None:
         await asyncio.to_thread(self._settle)
@@ -409,7 +421,9 @@ class App:
             await self._has_news.wait()
             self._has_news.clear()
             log.info("reading the configuration again")
+            self._service_manager.tell_reloading()
             await self._reconfigure()
+            self._service_manager.tell_ready(self._serving)
 
     async def _reconfigure(self, only: Collection[str] | None = None) -> None:
         """Reads the configuration again, and has models served as it says: all, or `only` these."""
@@ -431,6 +445,7 @@ class App:
     async def _stop(self) -> None:
         """Lets accepted work finish and refuses new, as clients see it: first health, then calls, then the port."""
         delay_s = self._settings.shutdown_delay_s if self.repository.is_ready and not self._has_crashed else 0
+        self._service_manager.tell_stopping()
         self.repository.stop_loading()
         self._health.stop()
         if delay_s:

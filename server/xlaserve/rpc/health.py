@@ -22,6 +22,9 @@ SERVER: Final = (
     *(service.full_name for service in tensorflow_serving_pb2.DESCRIPTOR.services_by_name.values()),
 )
 """The services that stand for the server as a whole."""
+LIVENESS: Final = "liveness"
+"""The service that serves for as long as the event loop answers, while models compile and while the server drains: for
+supervisors that restart what does not answer."""
 STATUS: Final = {
     True: pb.HealthCheckResponse.SERVING,
     False: pb.HealthCheckResponse.NOT_SERVING,
@@ -52,6 +55,7 @@ class Health(pb_grpc.HealthServicer):
         """Updates all states from `is_ready` and `models`."""
         services = {**dict.fromkeys(SERVER, self._is_ready()), **self._models()}
         self._serves = {name: serves and not self._has_stopped for name, serves in services.items()}
+        self._serves[LIVENESS] = True
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -80,5 +84,5 @@ class Health(pb_grpc.HealthServicer):
 
     def _seen(self, service: str) -> bool | None:
         """Returns whether a service serves, None where there is none that the caller may know of."""
-        is_known = service in SERVER or CURRENT.get().may_use(service)
+        is_known = service in (*SERVER, LIVENESS) or CURRENT.get().may_use(service)
         return self._serves.get(service) if is_known else None

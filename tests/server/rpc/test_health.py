@@ -7,7 +7,7 @@ import pytest
 from grpc_health.v1 import health_pb2 as pb
 
 from xlaserve.errors import NotFound, ShuttingDown
-from xlaserve.rpc.health import SERVER, Health
+from xlaserve.rpc.health import LIVENESS, SERVER, Health
 from xlaserve.rpc.open_streams import OpenStreams
 
 SERVING = pb.HealthCheckResponse.SERVING
@@ -44,6 +44,14 @@ async def test_services_follow_the_server_and_models_follow_themselves(world: Wo
     world.health.refresh()
     assert [await world.check(service) for service in SERVER] == [SERVING] * len(SERVER)
     assert (await world.check("digits"), await world.check("broken")) == (SERVING, NOT_SERVING)
+
+
+async def test_liveness_is_there_from_the_start_to_the_end(world: World) -> None:
+    assert await world.check(LIVENESS) == SERVING
+    world.models = {LIVENESS: False}
+    world.health.refresh()
+    world.health.stop()
+    assert await world.check(LIVENESS) == SERVING
 
 
 async def test_an_unknown_service_is_not_found(world: World) -> None:
