@@ -10,7 +10,7 @@ import platform
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from xlaserve import __version__
@@ -94,7 +94,7 @@ class Overview:
 
     def failures(self) -> list[tuple[str, Json]]:
         """Returns the last requests that failed, the newest first, each after the model that it named."""
-        return [(failure.model, asdict(failure)) for failure in self.calls.failures]
+        return [(failure.model, failure._asdict()) for failure in self.calls.failures]
 
 
 def _summary(version: Version, latency: Collection[Distribution]) -> Json:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from heapq import merge
-from typing import Final
+from typing import Final, NamedTuple
 
 from xlaserve.access.caller import CURRENT
 from xlaserve.telemetry import request_context
@@ -18,8 +17,7 @@ KEPT: Final = 20
 MAX_REASON_LENGTH: Final = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """A request that failed. Its texts may be a client's."""
 
     at_s: float

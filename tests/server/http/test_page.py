@@ -281,6 +281,7 @@ def test_it_shows_models_buckets_stages_and_rates(state: State, page: Page, tmp_
     is_shown(page, "compiling 1/8")
     is_shown(page, "queue_full: 512 images wait")
     is_shown(page, "cats, version 1")
+    is_shown(page, "32 GiB of 256 GiB")
     page.wait_for("Number(document.querySelector('#tiles .tile dd').textContent) > 80")
     assert page.evaluate("Number(document.querySelector('#tiles .tile dd').textContent)") == pytest.approx(100, abs=20)
     assert page.text("#buckets-rows").startswith("1x224x224\tauto: xla\t2.72\t31.4\t31.4\t1\t")

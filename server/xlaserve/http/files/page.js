@@ -193,8 +193,13 @@
     tile("Waiting", number(waiting), waiting === 1 ? "image" : "images", `${ms(work)} ms of work`);
     tile("Lanes busy", percent(busy), "", `${count(look.lanes.count, "lane")}, ${look.in_flight_requests} in flight`);
     tile("Processor", cpu === null ? NONE : number(Math.round(cpu * 100) / 100), "cores", `of ${look.process.cores}, ${bytes(look.process.resident_bytes)}`);
-    look.gpus.forEach((gpu, i) => tile(`GPU ${i}`, percent(gpu.utilization_ratio ?? null), "", `${bytes(gpu.memory_used_bytes ?? null)} of ${bytes(gpu.memory_size_bytes ?? null)}`));
-    tile("Compiled in traffic", number(look.compiled_while_serving), "", look.is_watched ? "XLA is watched" : "XLA is not watched", { isAlarm: look.compiled_while_serving > 0 });
+    if (look.gpus.length) {
+      const total = (name) => look.gpus.reduce((all, gpu) => all + (gpu[name] ?? 0), 0);
+      const busiest = Math.max(...look.gpus.map((gpu) => gpu.utilization_ratio ?? 0));
+      tile(look.gpus.length > 1 ? `${look.gpus.length} GPUs busy` : "GPU busy", percent(total("utilization_ratio") / look.gpus.length),
+        look.gpus.length > 1 ? `most ${percent(busiest)}` : "", `${bytes(total("memory_used_bytes"))} of ${bytes(total("memory_size_bytes"))}`);
+    }
+    tile("Late compiles", number(look.compiled_while_serving), "", look.is_watched ? "while serving" : "not watched", { isAlarm: look.compiled_while_serving > 0 });
   };
 
   const showServer = (look) => {
