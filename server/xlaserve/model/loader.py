@@ -30,10 +30,11 @@ from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
 from xlaserve.engine.warmup.verify import Verifier
+from xlaserve.errors import ShuttingDown
 from xlaserve.model import verification
 from xlaserve.model.advice import slower
 from xlaserve.model.catalog import Model
-from xlaserve.model.changes import Stop
+from xlaserve.model.changes import NO_MORE_LOADS, Stop
 from xlaserve.model.preparer import Preparer
 from xlaserve.model.version import Served, State, Version
 from xlaserve.priority import yield_to_traffic
@@ -199,7 +200,12 @@ class Loader:
         beside = self._beside(version, model)
 
         def time_beside(executable: Executable, bucket: Bucket) -> Cost:
-            turns = asyncio.run_coroutine_threadsafe(beside.time(executable, bucket, noise(bucket)), loop)
+            timed = beside.time(executable, bucket, noise(bucket))
+            try:
+                turns = asyncio.run_coroutine_threadsafe(timed, loop)
+            except RuntimeError:  # the loop has ended meanwhile
+                timed.close()
+                raise ShuttingDown(NO_MORE_LOADS) from None
             seconds = turns.result()
             return Cost(seconds, seconds)  # measured beside traffic, so idle and loaded cost are not told apart
 
