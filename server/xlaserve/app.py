@@ -65,7 +65,7 @@ from xlaserve.runtimes.watch.compile_watch import CompileWatch
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.service_manager import ServiceManager
-from xlaserve.telemetry import gpus
+from xlaserve.telemetry import gpus, log_writer
 from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.departures import Departures
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
@@ -81,6 +81,8 @@ FLUSH_S: Final = 1.0
 answers may take to leave. Idle streams end with it."""
 SECOND_SIGNAL_S: Final = 0.5
 """A signal that comes sooner after another is the same one: supervisors send it to a process and to its group."""
+LAST_WORDS_S: Final = 0.2
+"""How long the log may take to be written where it stops at once."""
 RESIDENT_SHARE: Final = 0.8
 """Share of the usable memory that `max_resident_bytes` is by default."""
 CRASHED: Final = 1
@@ -493,6 +495,7 @@ class App:
             log.warning("another signal: stopping at once")
             with suppress(ConfigError):
                 self._remove_ready_file()
+            log_writer.finish(LAST_WORDS_S)
             os._exit(128 + number)
 
     def _crash(self) -> None:

@@ -10,6 +10,7 @@ from xlaserve.commands.command import Command, Invocation, run_loop
 from xlaserve.config import check_files
 from xlaserve.model import catalog
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
+from xlaserve.telemetry import log_writer
 
 
 def run(invocation: Invocation) -> int:
@@ -25,6 +26,7 @@ def run(invocation: Invocation) -> int:
             tap: StderrTap | None = None
             if settings.watch_compilations and any(map(catalog.uses_tensorflow, settings.models)):
                 tap = stack.enter_context(StderrTap())
+            stack.enter_context(log_writer.in_background())
             progress = stack.enter_context(console.WarmUp(settings))
             app = App(
                 settings,

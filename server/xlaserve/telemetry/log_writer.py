@@ -1,0 +1,115 @@
+"""Writes the log on a thread of its own: who reads stderr slowly, or not at all, must not hold up requests."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TextIO
+
+log = logging.getLogger(__name__)
+
+MAX_LINES: Final = 10_000
+"""Lines that wait to be written. More are dropped, and counted."""
+FLUSH_S: Final = 2.0
+"""How long the end of the process waits for what is not yet written."""
+
+
+class LogWriter(io.TextIOBase):
+    """A stream of lines to `stream`, which never blocks its writers."""
+
+    def __init__(self, stream: TextIO, max_lines: int = MAX_LINES) -> None:
+        self._stream = stream
+        self._max_lines = max_lines
+        self._lines: deque[str] = deque()
+        self._dropped = 0
+        self._changed = threading.Condition()
+        self._is_writing = False
+        self._has_ended = False
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def write(self, text: str) -> int:
+        """Has `text` written, soon."""
+        with self._changed:
+            if len(self._lines) >= self._max_lines:
+                self._dropped += 1
+                return len(text)
+            self._lines.append(text)
+            self._changed.notify_all()
+        self._report()
+        return len(text)
+
+    def flush(self) -> None:
+        """Does nothing: lines are flushed as they are written."""
+
+    def finish(self, timeout_s: float = FLUSH_S) -> None:
+        """Writes what waits, for at most `timeout_s`, and ends the thread."""
+        until = time.monotonic() + timeout_s
+        self._wait(until)
+        self._report()
+        self._wait(until)
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _report(self) -> None:
+        """Says how many lines were dropped, where there is room for that."""
+        with self._changed:
+            if len(self._lines) >= self._max_lines:
+                return
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            log.warning("%d lines of the log were dropped: they were not read in time", dropped)
+
+    def _wait(self, until: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines and not self._is_writing, until - time.monotonic())
+
+    def _run(self) -> None:
+        while lines := self._next():
+            try:
+                self._stream.write(lines)
+                self._stream.flush()
+            except (OSError, ValueError):  # nobody reads any more
+                pass
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+
+    def _next(self) -> str:
+        """Waits for lines and takes them; empty once there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._has_ended)
+            lines = "".join(self._lines)
+            self._lines.clear()
+            self._is_writing = bool(lines)
+            return lines
+
+
+@contextmanager
+def in_background() -> Iterator[None]:
+    """Has all log lines written in the background, and directly again at the end."""
+    direct = [(handler, handler.stream) for handler in _handlers()]
+    for handler, stream in direct:
+        handler.setStream(LogWriter(stream))
+    try:
+        yield
+    finally:
+        finish()
+        for handler, stream in direct:
+            handler.setStream(stream)
+
+
+def finish(timeout_s: float = FLUSH_S) -> None:
+    """Writes what waits, for at most `timeout_s`."""
+    for handler in _handlers():
+        if isinstance(handler.stream, LogWriter):
+            handler.stream.finish(timeout_s)
+
+
+def _handlers() -> list[logging.StreamHandler[Any]]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TextIO
+
+import pytest
+
+from xlaserve.telemetry import log_writer
+
+LOGGER = logging.getLogger("xlaserve.telemetry.log_writer")
+PIPE_BYTES = 65_536
+LINE = "x" * 100
+COUNT = 20 * PIPE_BYTES // len(LINE)
+
+
+class Pipe:
+    """A pipe whose reader reads only when it is told to."""
+
+    def __init__(self) -> None:
+        reading, writing = os.pipe()
+        self.writing: TextIO = os.fdopen(writing, "w")
+        self.handler = logging.StreamHandler(self.writing)
+        self._reading = os.fdopen(reading)
+        self.lines: list[str] = []
+        self._thread = threading.Thread(target=lambda: self.lines.extend(self._reading))
+
+    def read(self) -> None:
+        self._thread.start()
+
+    def close(self) -> list[str]:
+        """Returns all lines that came."""
+        if self._thread.ident is None and not self._reading.closed:
+            self._thread.start()
+        with suppress(BrokenPipeError):
+            self.writing.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._reading.close()
+        return self.lines
+
+    def hang_up(self) -> None:
+        """Closes the reader's end."""
+        self._reading.close()
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """What the root logger writes to."""
+    root, pipe = logging.getLogger(), Pipe()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = [pipe.handler]
+    root.setLevel(logging.INFO)
+    yield pipe
+    pipe.close()
+    root.handlers = handlers
+    root.setLevel(level)
+
+
+def test_a_reader_that_stalls_holds_up_nobody(pipe: Pipe) -> None:
+    with log_writer.in_background():
+        began = time.perf_counter()
+        for _ in range(COUNT):
+            LOGGER.info(LINE)
+        assert time.perf_counter() - began < 5
+        pipe.read()
+    assert [line.rstrip() for line in pipe.close()].count(LINE) >= min(COUNT, log_writer.MAX_LINES)
+
+
+def test_lines_that_find_no_room_are_counted(pipe: Pipe) -> None:
+    writer = log_writer.LogWriter(pipe.writing, max_lines=10)
+    pipe.handler.setStream(writer)  # type: ignore[arg-type]
+    for number in range(COUNT):
+        LOGGER.info("%d %s", number, LINE)
+    pipe.read()
+    writer.finish()
+    lines = pipe.close()
+    dropped = sum(int(line.split()[0]) for line in lines if "were dropped" in line)
+    assert dropped + sum(line.endswith(f"{LINE}\n") for line in lines) == COUNT
+
+
+def test_lines_come_in_order_and_all_at_the_end(pipe: Pipe) -> None:
+    with log_writer.in_background():
+        for number in range(1000):
+            LOGGER.info("%d", number)
+        pipe.read()
+    LOGGER.info("after")
+    assert pipe.close() == [*(f"{number}\n" for number in range(1000)), "after\n"]
+
+
+def test_the_end_does_not_wait_for_a_reader_for_ever(pipe: Pipe) -> None:
+    writer = log_writer.LogWriter(pipe.writing)
+    writer.write(f"{LINE}\n" * PIPE_BYTES)
+    began = time.perf_counter()
+    writer.finish(timeout_s=0.1)
+    assert 0.1 <= time.perf_counter() - began < 5
+
+
+def test_a_reader_that_has_gone_is_no_error(pipe: Pipe) -> None:
+    pipe.hang_up()
+    with log_writer.in_background():
+        LOGGER.info(LINE)
