@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference docs demo test test-pages test-clients attack prove-loadtest check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
+.PHONY: help setup stubs reference docs demo test test-pages test-clients image attack prove-loadtest check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,10 @@ test-pages: setup ## Look at every kind of report in a browser, at several width
 
 test-clients: setup ## Run clients of KServe, Triton and TensorFlow Serving unmodified, and write what works into docs/clients.md
 	$(BIN)/python -m tests.clients
+
+image: setup ## Build the images of deploy/ with buildah, as root, and try them out
+	scripts/build_image.sh $(BUILD)
+	$(BIN)/python -m pytest tests/deploy/test_image.py
 
 attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run
 	$(BIN)/python -m tests.attack $(if $(SEED),--seed $(SEED))

@@ -87,14 +87,18 @@ def test_the_environment_takes_every_type() -> None:
     assert settings.models[0].buckets == (BucketSettings(1), BucketSettings(2, 8, 8))
 
 
-def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
+@pytest.mark.parametrize("service", ["XLASERVE", "XLASERVE_GRPC", "XLASERVE_CATS_PREDICTOR"])
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting(service: str) -> None:
     environ = {
-        "XLASERVE_SERVICE_HOST": "10.0.0.1",
-        "XLASERVE_SERVICE_PORT_GRPC": "8001",
-        "XLASERVE_PORT": "tcp://10.0.0.1:8001",
-        "XLASERVE_PORT_8001_TCP_ADDR": "10.0.0.1",
+        f"{service}_SERVICE_HOST": "10.0.0.1",
+        f"{service}_SERVICE_PORT": "8001",
+        f"{service}_SERVICE_PORT_GRPC": "8001",
+        f"{service}_PORT": "tcp://10.0.0.1:8001",
+        f"{service}_PORT_8001_TCP": "tcp://10.0.0.1:8001",
+        f"{service}_PORT_8001_TCP_ADDR": "10.0.0.1",
     }
     assert load(environ=environ) == Settings()
+    assert load(environ={"XLASERVE_GRPC_PORT": "9001"}).grpc_port == 9001
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}", "---"])

@@ -56,6 +56,19 @@ def test_each_version_has_the_source_in_its_folder(cats: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("inside", ["net.keras", "model.savedmodel/saved_model.pb"])
+def test_a_folder_with_one_model_is_that_model(tmp_path: Path, inside: str) -> None:
+    file = tmp_path / inside
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    (tmp_path / "README").touch()
+    (model,) = read(tmp_path)
+    assert model.source == str(tmp_path / inside.partition("/")[0])
+    (tmp_path / "another.keras").touch()
+    (model,) = read(tmp_path)
+    assert model.source == str(tmp_path)
+
+
 def test_what_is_shown_of_versions_is_read_back(cats: Path, tmp_path: Path) -> None:
     settings = load(
         flags={"models": [{"name": "cats", "source": str(cats), "versions": "all", "version_labels": {"stable": 2}}]},

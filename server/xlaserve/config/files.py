@@ -31,8 +31,8 @@ _EXPECTED: Final = {
 }
 _PYDANTIC: Final = re.compile("^(Input should be|(Tuple|String) should have)")
 
-# What Kubernetes sets in every pod of a namespace that has a Service called xlaserve.
-_FROM_KUBERNETES: Final = re.compile(rf"{ENV_PREFIX}(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")
+# What Kubernetes sets in every pod of a namespace that has Services whose names begin with xlaserve.
+_SERVICE: Final = re.compile(rf"{ENV_PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 
 
 def load(
@@ -145,7 +145,7 @@ def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, text in environ.items():
-        if not name.startswith(ENV_PREFIX) or name in _NO_SETTINGS or _FROM_KUBERNETES.match(name):
+        if not name.startswith(ENV_PREFIX) or name in _NO_SETTINGS or _is_from_kubernetes(name, text):
             continue
         field = name.removeprefix(ENV_PREFIX).lower()
         if field not in Settings.model_fields:
@@ -155,6 +155,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
         except ValueError as error:
             raise ConfigError(f"environment variable {name}: not YAML: {error}") from None
     return values
+
+
+def _is_from_kubernetes(name: str, text: str) -> bool:
+    return _SERVICE.fullmatch(name) is not None or (name.endswith("_PORT") and "://" in text)
 
 
 def _is_within(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:

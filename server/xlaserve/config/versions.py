@@ -95,7 +95,10 @@ def _expanded(model: ModelSettings) -> Iterator[ModelSettings]:
 
 def _of_folder(model: ModelSettings, folders: Mapping[str, Path]) -> Iterator[ModelSettings]:
     if not folders and model.versions is None:
-        yield model
+        folder = Path(model.source)
+        is_folder = sources.looks_like_path(model.source) and folder.is_dir()
+        found = _source(folder) if is_folder else folder
+        yield model if found == folder else model.model_copy(update={"source": str(found)})
         return
     where = f"model {model.name}"
     if not folders:
@@ -138,7 +141,7 @@ def _folders(source: str) -> dict[str, Path]:
 
 
 def _source(folder: Path) -> Path:
-    """Returns the model in a version's folder: the folder itself, or the only SavedModel or .keras file in it."""
+    """Returns the model in a folder: the folder itself, or the only SavedModel or .keras file in it."""
     if _is_saved_model(folder):
         return folder
     found = [one for one in folder.iterdir() if one.suffix == ".keras" or (one.is_dir() and _is_saved_model(one))]
