@@ -70,3 +70,17 @@ def test_a_machine_without_a_driver_or_the_library_has_no_gpus() -> None:
         registry = CollectorRegistry()
         registry.register(Gpus(module))
         assert "xlaserve_gpu_memory_used_bytes{" not in generate_latest(registry).decode()
+
+
+def test_levels_are_listed_by_gpu_for_those_who_show_them() -> None:
+    first, second = Gpus(nvml()).levels()
+    assert first == {
+        "name": "H200",
+        "utilization_ratio": 0.25,
+        "memory_used_bytes": 3 * 2**30,
+        "memory_size_bytes": 8 * 2**30,
+        "power_watts": 120.0,
+        "energy_joules": 7.5,
+    }
+    assert second == {name: level for name, level in first.items() if name != "energy_joules"}
+    assert (len(Gpus(nvml())), len(Gpus(None)), Gpus(None).levels()) == (2, 0, [])
