@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference docs demo test test-pages test-clients image attack prove-loadtest check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
+.PHONY: help setup stubs reference pictures docs demo test test-pages test-clients image attack prove-loadtest check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,6 +25,11 @@ stubs: setup ## Generate the Python stubs from proto/
 reference: setup ## Generate docs/reference from the code, and Prometheus's rules and Grafana's dashboards
 	$(BIN)/python -m scripts.generate_docs
 	$(BIN)/python -m scripts.monitoring
+
+pictures: setup ## Draw the dashboards into docs/, from a server and a load test that run for it
+	scripts/install_chromium.sh
+	scripts/install_prometheus.sh
+	$(BIN)/python -m scripts.monitoring.pictures
 
 docs: setup ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

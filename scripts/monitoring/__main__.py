@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from scripts.monitoring import rules
+from scripts.monitoring import dashboards, rules
 
 DEPLOY: Final = Path(__file__).resolve().parents[2] / "deploy"
 
 
 def files() -> dict[str, str]:
     """Returns the contents of every file that is generated, by its path in deploy/."""
-    return {f"prometheus/{name}": text for name, text in rules.files()}
+    found = {f"prometheus/{name}": text for name, text in rules.files()}
+    return found | {f"grafana/dashboards/{name}": text for name, text in dashboards.files()}
 
 
 def stale(folder: Path = DEPLOY) -> list[str]:

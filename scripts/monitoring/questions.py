@@ -305,7 +305,7 @@ SECTIONS: Final[Mapping[str, tuple[Question, ...]]] = {
         ),
     ),
     "What serves": (
-        _server("ready", "Which servers are ready?", "min by ($by) (xlaserve_ready{$where})", Unit.COUNT),
+        _server("ready", "Which servers are ready?", "sum by ($by) (xlaserve_ready{$where})", Unit.COUNT),
         _server(
             "builds",
             "How many servers run which version, on what?",

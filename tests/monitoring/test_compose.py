@@ -1,0 +1,101 @@
+"""deploy/compose.yaml: valid to the specification, with files that there are, and commands that run as written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from scripts.monitoring.__main__ import DEPLOY
+from scripts.monitoring.compose import FILE, SERVICES, command, here
+
+from xlaserve import cli as server_cli
+from xlaserve.config import ENV_PREFIX, Settings
+from xlaserve.config.files import load as load_settings
+from xlaserve_loadtest import cli as loadtest_cli
+from xlaserve_loadtest.option_checks import settings_of
+
+PATIENCE_S = 30
+
+
+def test_it_is_valid_to_the_specification() -> None:
+    compose_spec = pytest.importorskip("compose_spec")
+    text = FILE.read_text()
+    assert set(compose_spec.PyCompose.from_yaml(text).service_names()) == SERVICES.keys()
+    with pytest.raises(ValueError, match="restrat"):
+        compose_spec.PyCompose.from_yaml(text.replace("restart:", "restrat:", 1))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_images_are_pinned_volumes_exist_and_ports_are_for_this_machine_alone(name: str) -> None:
+    service = SERVICES[name]
+    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", service["image"])
+    for source, *_ in (volume.split(":") for volume in service.get("volumes", ())):
+        assert source in yaml.safe_load(FILE.read_text())["volumes"] or (DEPLOY / source).exists(), source
+    for port in service.get("ports", ()):
+        assert port.startswith("127.0.0.1:")
+    for needed, how in service.get("depends_on", {}).items():
+        assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[needed], needed
+
+
+def test_the_server_takes_its_command_and_the_load_test_its_own() -> None:
+    options = server_cli.parser().parse_args(command("xlaserve"))
+    assert {"digits", "shapes-detector"} == {model.name for model in load_settings(Path(options.config), {}, {}).models}
+    variables = [name for name in SERVICES["xlaserve"]["environment"] if name.startswith(ENV_PREFIX)]
+    assert {name.removeprefix(ENV_PREFIX).lower() for name in variables} <= Settings.model_fields.keys()
+    found = settings_of(loadtest_cli.parser().parse_args(command("loadtest")), loadtest_cli.parser())
+    assert found.targets == ("xlaserve:8001",)
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[str]:
+    """The address of a Prometheus that was started with the service's command; its port and its data are others."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("no prometheus; scripts/install_prometheus.sh installs it")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+    words = [re.sub("(?<=tsdb.path=).*", str(tmp_path / "tsdb"), word) for word in command("prometheus")]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [program, *words, f"--web.listen-address={address}"], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+    try:
+        yield address
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+
+
+def test_prometheus_gets_ready_as_its_health_check_asks(prometheus: str) -> None:
+    path = SERVICES["prometheus"]["healthcheck"]["test"][-1].partition("9090")[2]
+    give_up_at = time.monotonic() + PATIENCE_S
+    status = 0
+    while status != 200 and time.monotonic() < give_up_at:
+        with suppress(OSError), urllib.request.urlopen(f"http://{prometheus}{path}", timeout=5) as answer:
+            status = answer.status
+        time.sleep(0.05)
+    assert status == 200
+
+
+def test_prometheus_looks_where_the_services_listen_and_grafana_where_prometheus_does() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
+    live_port = next(word for word in SERVICES["loadtest"]["command"] if "--live-port" in word).rpartition(":")[2]
+    assert targets == {"xlaserve": ["xlaserve:8002"], "loadtest": [f"loadtest:{live_port}"]}
+    provisioned = DEPLOY / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioned / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+    (provider,) = yaml.safe_load((provisioned / "dashboards" / "xlaserve.yaml").read_text())["providers"]
+    assert Path(here(provider["options"]["path"], "grafana")).resolve() == DEPLOY / "grafana" / "dashboards"
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert Path(here(home, "grafana")).exists()

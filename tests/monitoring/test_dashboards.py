@@ -1,0 +1,92 @@
+"""Every query of every dashboard, asked of a Prometheus that watches a server under load."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scripts.monitoring import grafana
+from scripts.monitoring.dashboards import BOARDS
+from scripts.monitoring.live import Prometheus, live
+
+PATIENCE_S = 40
+RATE_INTERVAL = "10s"
+NAMES = [board.name for board in BOARDS]
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no prometheus; scripts/install_prometheus.sh installs it"
+)
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[Prometheus]:
+    with live(has_fake_gpu=True) as prometheus:
+        yield prometheus
+
+
+def has_data(prometheus: Prometheus, query: grafana.Query, text: str) -> bool:
+    """Whether there is a number in the answer."""
+    if query.is_instant:
+        values = [series["value"] for series in prometheus.now(text)]
+    else:
+        now = time.time()
+        values = [value for series in prometheus.range(text, now - 10, now, 1) for value in series["values"]]
+    return any(math.isfinite(float(value)) for _, value in values)
+
+
+@needs_prometheus
+@pytest.mark.parametrize("name", NAMES)
+def test_every_query_of_every_panel_has_an_answer(name: str, prometheus: Prometheus) -> None:
+    dashboard = grafana.load(name)
+    values = grafana.chosen(dashboard, prometheus)
+    left = {(query.panel, query.legend): query for query in grafana.queries(dashboard)}
+    assert len(left) > 10
+    give_up_at = time.monotonic() + PATIENCE_S
+    while left and time.monotonic() < give_up_at:
+        for key, query in list(left.items()):
+            if has_data(prometheus, query, query.filled(values, RATE_INTERVAL)):
+                del left[key]
+        time.sleep(0.2)
+    assert list(left) == []
+
+
+@needs_prometheus
+def test_a_query_for_nothing_is_noticed(prometheus: Prometheus) -> None:
+    for is_instant in (True, False):
+        nothing = grafana.Query("panel", "sum(xlaserve_nothing)", "", is_instant)
+        assert not has_data(prometheus, nothing, nothing.text)
+        assert has_data(prometheus, nothing, "sum(xlaserve_ready)")
+        assert not has_data(prometheus, nothing, "sum(xlaserve_ready) * NaN")
+
+
+@needs_prometheus
+def test_no_rule_fails_and_the_objectives_are_recorded(prometheus: Prometheus) -> None:
+    groups: list[dict[str, Any]] = prometheus.get("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) > 20
+    assert [rule["name"] for rule in rules if rule.get("lastError")] == []
+    assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
+    assert "unknown" not in {rule["health"] for rule in rules if rule["name"].startswith("job:")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_do_not_overlap_and_no_two_queries_of_one_share_a_letter(name: str) -> None:
+    taken: set[tuple[int, int]] = set()
+    panels = grafana.load(name)["panels"]
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+        letters = [target["refId"] for target in panel.get("targets", ())]
+        assert len(set(letters)) == len(letters), panel["title"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
