@@ -38,6 +38,9 @@ STOP_S: Final = 30
 SCRAPE: Final = "1s"
 DETECTOR: Final = "shapes-detector"
 KEY: Final = "a key of a caller with narrow limits"
+TRACE_ID: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACE: Final = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
+"""A trace that is recorded somewhere."""
 FAKE_GPU: Final = Path(__file__).parent / "fake_gpu"
 SAMPLES: Final = DEPLOY.parent / "scripts" / "samples"
 
@@ -174,7 +177,7 @@ def _asked(address: str, authority: Path) -> Iterator[None]:
 
     def ask() -> None:
         with (
-            VisionClient(address, credentials=credentials) as client,
+            VisionClient(address, credentials=credentials, metadata=[("traceparent", TRACE)]) as client,
             VisionClient(address, credentials=credentials, token=KEY) as limited,
         ):
             while not ending.wait(0.2):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scripts.monitoring import grafana
 from scripts.monitoring.dashboards import BOARDS
-from scripts.monitoring.live import Prometheus, live
+from scripts.monitoring.live import TRACE_ID, Prometheus, live
 
 PATIENCE_S = 40
 RATE_INTERVAL = "10s"
@@ -61,6 +61,13 @@ def test_a_query_for_nothing_is_noticed(prometheus: Prometheus) -> None:
         assert not has_data(prometheus, nothing, nothing.text)
         assert has_data(prometheus, nothing, "sum(xlaserve_ready)")
         assert not has_data(prometheus, nothing, "sum(xlaserve_ready) * NaN")
+
+
+@needs_prometheus
+def test_prometheus_keeps_the_traces_that_buckets_name(prometheus: Prometheus) -> None:
+    now = time.time()
+    found = prometheus.get("query_exemplars", query="xlaserve_request_seconds_bucket", start=now - 60, end=now)
+    assert {exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]} == {TRACE_ID}
 
 
 @needs_prometheus
