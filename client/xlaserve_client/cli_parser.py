@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,10 +16,18 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parses, and rejects unknown arguments here: argparse would report them in the name of the whole program."""
-        found, unknown = super().parse_known_args(args, namespace)
+        given = sys.argv[1:] if args is None else [*args]
+        self._check_order(given)
+        found, unknown = super().parse_known_args(given, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def _check_order(self, given: Sequence[str]) -> None:
+        """Rejects an option of a subcommand before its name: argparse would take the option's value for the name."""
+        option = given[0].partition("=")[0] if given else ""
+        if option in {name for command in _subcommands(self) for name in _options(command)} - _options(self):
+            self.error(f"argument {option}: options follow the command: {self.prog} COMMAND {option} ...")
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
@@ -30,8 +39,16 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
     shtab.add_argument_to(parser, "--print-completion", help="print what completes the command in a shell, and exit")
     parsers = [parser]
     for each in parsers:
+        parsers += _subcommands(each)
         for action in each._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                parsers += action.choices.values()
-            elif action.type is Path:
+            if action.type is Path:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    return {name for action in parser._actions for name in action.option_strings}
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [command for action in actions for command in action.choices.values()]

@@ -201,6 +201,17 @@ def test_an_unreachable_server_is_said_in_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("target", [["--target", "host:1"], ["--target=host:1"]])
+def test_an_option_before_the_command_is_refused_with_where_it_belongs(
+    target: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*target, "classify", "digits", "three.png"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "argument --target: options follow the command: xlaserve-client COMMAND --target ...;" in line
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

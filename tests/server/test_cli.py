@@ -211,6 +211,7 @@ def test_the_version_is_printed() -> None:
         (("nonsense",), "xlaserve", "invalid choice: 'nonsense'"),
         (("serve", "--nonsense"), "xlaserve serve", "unrecognized arguments: --nonsense"),
         (("--nonsense", "serve"), "xlaserve", "unrecognized arguments: --nonsense"),
+        (("--grpc-port=0", "serve"), "xlaserve", "options follow the command: xlaserve COMMAND --grpc-port ..."),
         (("config", "--models", "a: ["), "xlaserve config", "argument --models: not YAML"),
     ],
 )
