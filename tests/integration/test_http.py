@@ -242,6 +242,15 @@ def test_a_misspelt_method_is_answered_with_those_that_there_are(server: Server)
     assert error == f"path: expected one of {known} after the colon, got 'clasify'"
 
 
+def test_an_unknown_path_is_answered_with_those_that_there_are(server: Server) -> None:
+    reply = ask(server, "GET", "/v1/models")
+    known = (
+        "/, /docs, /metrics, /v1/models/{model}, /v1/status, /v2, /v2/health/live, /v2/health/ready, "
+        "/v2/models/stats, /v2/models/{model}, /v2/repository/index"
+    )
+    assert (reply.status, reply.json()["error"]) == (404, f"path: expected one that /docs lists, such as {known}")
+
+
 def test_a_body_may_have_a_size_and_a_deadline(server: Server) -> None:
     for headers in ({}, {"expect": "100-continue"}):
         with connected(server) as connection:

@@ -109,7 +109,7 @@ def application(calls: CallsIn, found: Sequence[Operation]) -> ASGIApp:
     # Before those of models, whose names would take the method's in.
     at = [*by_path].index(TASKS[0])
     routes[at:at] = [Route(f"{path}:{{method}}", no_method) for path in TASKS]
-    not_found = calls.application("unknown", _not_found, ANYONE)
+    not_found = calls.application("unknown", _not_found(by_path), ANYONE)
     router = Router(routes, redirect_slashes=False, default=not_found)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,8 +138,14 @@ class _Verbs:
         return json_answer({"error": f"method: expected {allowed} for this path"}, 405, [("allow", allowed)])
 
 
-async def _not_found(request: HttpRequest) -> HttpAnswer:
-    raise NotFound("path: expected one that /docs lists")
+def _not_found(paths: Iterable[str]) -> Method:
+    """Returns what answers a path that there is not, naming those of the server and of a model."""
+    known = ", ".join(sorted({TASKS[0], MODEL, *(path for path in paths if "{" not in path and "." not in path)}))
+
+    async def answer(request: HttpRequest) -> HttpAnswer:
+        raise NotFound(f"path: expected one that /docs lists, such as {known}")
+
+    return answer
 
 
 def _no_method(paths: Iterable[str]) -> Method:
