@@ -70,7 +70,8 @@ def test_an_answer_and_its_line_have_the_clients_id_and_trace(
     assert response.id == "mine"
     assert trailing(call) == {"x-request-id": "shop-17", "traceparent": PARENT}
     line = line_of(logging_server, "shop-17")
-    assert (line["method"], line["model"], line["status"], line["images"]) == ("ModelInfer", "noop", "OK", 2)
+    assert (line["method"], line["model"], line["version"], line["status"]) == ("ModelInfer", "noop", "1", "OK")
+    assert line["images"] == 2
     assert (line["caller"], line["level"], line["trace_id"]) == ("anybody", "info", PARENT.split("-")[1])
     assert line["total_s"] >= line["execute_s"] > 0
 
@@ -90,6 +91,7 @@ def test_an_answer_without_a_usable_id_has_one_that_was_made(
     ("request_", "status", "reason"),
     [
         (pb.ModelInferRequest(model_name="cat status=OK"), "NOT_FOUND", "no model"),
+        (pb.ModelInferRequest(model_name="noop", model_version="9"), "NOT_FOUND", "version"),
         (pb.ModelInferRequest(model_name="noop"), "INVALID_ARGUMENT", "inputs"),
     ],
 )
@@ -105,6 +107,7 @@ def test_an_error_names_the_request_and_leaves_one_line(
     made = trailing(caught.value)["x-request-id"]
     line = line_of(logging_server, made)
     assert (line["status"], line["model"], line["method"]) == (status, request_.model_name, "ModelInfer")
+    assert line.get("version") == (None if status == "NOT_FOUND" else "1")
     assert reason in line["reason"]
     assert line["level"] == "info"
 

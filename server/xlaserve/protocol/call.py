@@ -121,18 +121,28 @@ class Calls:
         `mode` is empty where it failed before its mode was known.
         """
         status, _ = outcome(error)
+        failed = ""
         try:
             CURRENT.get().check_model(model)
             known = version or self.repository.find(model, named)
         except (ModelNotFound, PermissionDenied):  # strangers don't change what is counted of a model
             self.metrics.count_refused(method, status)
         else:
+            failed = known.settings.version
             known.telemetry.request_failed(method, mode, status, seconds)
             if isinstance(error, OverloadError):
                 known.telemetry.request_refused(error.reason, seconds)
-        self.note_failure(method, error, model=model, seconds=seconds)
+        self.note_failure(method, error, model=model, version=failed, seconds=seconds)
 
-    def note_failure(self, method: str, error: BaseException, *, model: str = "", seconds: float | None = None) -> None:
+    def note_failure(
+        self,
+        method: str,
+        error: BaseException,
+        *,
+        model: str = "",
+        version: str = "",
+        seconds: float | None = None,
+    ) -> None:
         """Leaves a line of a failure in the log and keeps it: one, though several parts of its call may see it."""
         request = request_context.current()
         if request is not None and vars(error).get(REPORTED) is request:
@@ -141,8 +151,8 @@ class Calls:
         status, reason = outcome(error)
         if request is not None and request.span is not None:
             request.span.fail(Failure(type(error).__name__, status, reason))
-        for note in (self.access_log.failed, self.failures.note):
-            note(method, status, reason, model=model, seconds=seconds)
+        self.access_log.failed(method, status, reason, model=model, version=version, seconds=seconds)
+        self.failures.note(method, status, reason, model=model, seconds=seconds)
 
 
 def outcome(error: BaseException) -> tuple[str, str]:
@@ -218,7 +228,8 @@ class Call:
         elif answer := self._answer:
             self.served.version.telemetry.request_answered(self._method, answer.mode, answer.images, answer.timings)
             if (log := self._calls.access_log).has_answers:
-                log.answered(self._method, self.served.settings.name, answer.mode, answer.images, answer.timings)
+                name, version = self.served.settings.name, self.served.settings.version
+                log.answered(self._method, name, version, answer.mode, images=answer.images, timings=answer.timings)
 
     def _describe(self, span: Span) -> None:
         settings, answer = self.served.settings, self._answer

@@ -39,18 +39,27 @@ class AccessLog:
         self._least_level = logging.ERROR if lines == "off" else logging.INFO
         self._bounds = {level: LineBound(log, level, "failures", clock) for level in (logging.INFO, *LEVELS.values())}
 
-    def answered(self, method: str, model: str, mode: Mode, images: int, timings: Timings) -> None:
+    def answered(self, method: str, model: str, version: str, mode: Mode, *, images: int, timings: Timings) -> None:
         """Writes a line for a request that succeeded."""
-        what = {"method": method, "status": "OK", "model": model, "mode": str(mode), "images": images}
-        _write(logging.INFO, what | asdict(timings))
+        what = {"method": method, "status": "OK", "model": model, "version": version, "mode": str(mode)}
+        _write(logging.INFO, what | {"images": images} | asdict(timings))
 
-    def failed(self, method: str, status: str, reason: str, *, model: str = "", seconds: float | None = None) -> None:
-        """Writes a line for a request that failed, after `seconds` where they were measured."""
+    def failed(
+        self,
+        method: str,
+        status: str,
+        reason: str,
+        *,
+        model: str = "",
+        version: str = "",
+        seconds: float | None = None,
+    ) -> None:
+        """Writes a line for a request that failed, with the `version` and the `seconds` if they are known."""
         level = LEVELS.get(status, logging.INFO)
         if level < self._least_level or not log.isEnabledFor(level) or not self._bounds[level].admits(status):
             return
         timed = {} if seconds is None else {"total_s": seconds}
-        what = {"method": method, "status": status, "model": model[:MAX_TEXT_LENGTH]}
+        what = {"method": method, "status": status, "model": model[:MAX_TEXT_LENGTH], "version": version}
         _write(level, what | timed | {"reason": reason})
 
     def flush(self) -> None:

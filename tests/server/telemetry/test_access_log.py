@@ -24,7 +24,7 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 def answer(log: AccessLog) -> None:
     if log.has_answers:
-        log.answered("ModelInfer", "digits", Mode.XLA, 3, TIMINGS)
+        log.answered("ModelInfer", "digits", "2", Mode.XLA, images=3, timings=TIMINGS)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,14 @@ async def test_the_setting_says_which_requests_have_lines(
 async def test_a_line_of_a_failure_has_all_that_is_known_of_it(caplog: pytest.LogCaptureFixture) -> None:
     CURRENT.set(Caller("shop", frozenset()))
     request_context.begin(Endpoint("service/Method", {}), [("x-request-id", "7")])
-    AccessLog().failed("ModelInfer", "NOT_FOUND", "no model 'cat'", model="cat", seconds=0.00025)
+    AccessLog().failed("ModelInfer", "NOT_FOUND", "no model 'cat'", model="cat", version="2", seconds=0.00025)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "method=ModelInfer status=NOT_FOUND model=cat total_s=0.000250 reason=\"no model 'cat'\" caller=shop"
+        "method=ModelInfer status=NOT_FOUND model=cat version=2 total_s=0.000250 reason=\"no model 'cat'\" caller=shop"
     )
     fields: Any = record
     assert (fields.request_id, fields.caller, fields.model, fields.status) == ("7", "shop", "cat", "NOT_FOUND")
+    assert fields.version == "2"
     assert (fields.reason, fields.total_s, fields.method) == ("no model 'cat'", 0.00025, "ModelInfer")
 
 
@@ -62,7 +63,7 @@ async def test_a_line_of_an_answer_has_its_stages(caplog: pytest.LogCaptureFixtu
     answer(AccessLog("all"))
     (record,) = caplog.records
     assert record.getMessage() == (
-        "method=ModelInfer status=OK model=digits mode=xla images=3 decode_s=0.000000 queue_s=0.001000 "
+        "method=ModelInfer status=OK model=digits version=2 mode=xla images=3 decode_s=0.000000 queue_s=0.001000 "
         "gather_s=0.000000 execute_s=0.002000 encode_s=0.000000 total_s=0.003500 caller=anybody"
     )
 
