@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference pictures docs demo test test-pages test-clients image attack prove-loadtest check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
+.PHONY: help setup stubs reference pictures docs demo test test-pages test-clients image attack prove-loadtest prove-sockets check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,9 @@ attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run
 
 prove-loadtest: setup ## Simulate load tests: what loadtest claims, and what is true
 	$(BIN)/python -m tests.prove $(if $(SEED),--seed $(SEED))
+
+prove-sockets: setup ## Run loadtest against a server of known times, for seven minutes on a quiet machine
+	$(BIN)/python -m tests.prove.sockets
 
 check: setup ## Lint, types, layers, fresh stubs and reference
 	$(BIN)/ruff check

@@ -11,25 +11,21 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
+from tests.clients import timed_server
 from tests.clients.registry import perf_analyzer
 
 from xlaserve_loadtest.analysis.intervals import estimate
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import answered
-from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.run import environment
 
 SERVICE_S: Final = 0.005
@@ -37,7 +33,6 @@ CONSTANT_PER_S: Final = 50
 POISSON_PER_S: Final = 60
 WINDOWS: Final = 3
 """Windows of perf_analyzer, which takes three at least."""
-START_TIMEOUT_S: Final = 30.0
 
 
 class Case(NamedTuple):
@@ -95,24 +90,6 @@ def cases(folder: Path, seconds: float) -> list[Case]:
     ]
 
 
-@contextmanager
-def server(seconds: float) -> Iterator[str]:
-    """Runs the server, and yields its address."""
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Path(folder, "ready.json")
-        process = subprocess.Popen([sys.executable, "-m", "tests.clients.timed_server", str(seconds), str(ready)])
-        try:
-            until_s = time.monotonic() + START_TIMEOUT_S
-            while not ready.exists():
-                if process.poll() is not None or time.monotonic() > until_s:
-                    raise RuntimeError("the server does not start")
-                time.sleep(0.05)
-            yield json.loads(ready.read_text())["grpc"]
-        finally:
-            process.terminate()
-            process.wait()
-
-
 def by_perf_analyzer(address: str, case: Case, folder: Path, seconds: float) -> Figures:
     """Measures with perf_analyzer."""
     file = folder / "perf_analyzer.csv"
@@ -128,15 +105,7 @@ def by_perf_analyzer(address: str, case: Case, folder: Path, seconds: float) -> 
 
 def by_loadtest(address: str, case: Case, folder: Path, seconds: float) -> Figures:
     """Measures with loadtest."""
-    file = folder / "loadtest.run.jsonl.gz"
-    file.unlink(missing_ok=True)
-    files = ("--record", str(file), "--out", str(folder))
-    asked = ("--target", address, "--model", "timed", "--warmup", "1", "--duration", f"{seconds:g}", *case.loadtest)
-    command = (sys.executable, "-m", "xlaserve_loadtest", *asked, *files)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"loadtest: {done.stdout}{done.stderr}")
-    run = read_run(file)
+    run = timed_server.by_loadtest(address, folder, "--duration", f"{seconds:g}", *case.loadtest)
     (point,) = summarize(run).points
     rows = answered(run.requests)
     sent_p50_ms = float(np.median(rows["end_ns"] - rows["start_ns"])) / 1e6
@@ -168,7 +137,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each measures a load")
     options = parser.parse_args()
     tools = (by_perf_analyzer, by_loadtest)
-    with tempfile.TemporaryDirectory() as name, server(SERVICE_S) as timed, server(0.0) as idle:
+    running = timed_server.running
+    with tempfile.TemporaryDirectory() as name, running(SERVICE_S) as timed, running(0.0) as idle:
         folder = Path(name)
         found: list[tuple[Case, list[tuple[Figures, Figures]]]] = [
             (case, []) for case in cases(folder, options.seconds)
@@ -176,7 +146,7 @@ def main() -> None:
         for turn in range(options.rounds):
             order = 1 if turn % 2 else -1
             for case, rounds in found:
-                address = timed if case.service_s else idle
+                address = (timed if case.service_s else idle).address
                 theirs, ours = [tool(address, case, folder, options.seconds) for tool in tools[::order]][::order]
                 rounds.append((theirs, ours))
                 print(f"round {turn + 1}, {case.name}: {theirs}, {ours}", file=sys.stderr, flush=True)
