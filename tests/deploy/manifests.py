@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def read(file: Path) -> list[Manifest]:
     return [document for document in yaml.safe_load_all(file.read_text()) if document]
 
 
+@cache
 def kustomized(folder: Path) -> list[Manifest]:
     """Returns what `kubectl apply --kustomize FOLDER` would apply; skips the test where there is no kubectl."""
     if shutil.which("kubectl") is None:
