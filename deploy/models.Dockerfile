@@ -1,9 +1,10 @@
-# An image with models, and what XLA compiled of them, which starts in seconds:
-#   docker build --file deploy/models.Dockerfile --build-arg CONFIG=deploy/demo.yaml --tag my-models .
+# An image with models, and what XLA compiled of them, which starts in seconds. Its context is a folder with a
+# configuration, and models if they are yours; copy this file beside them, and change it:
+#   docker build --file deploy/models.Dockerfile --build-arg CONFIG=demo.yaml --tag demo deploy
 # Build it on the kind of processor, and with as many cores, as it will run with: elsewhere it compiles again.
 ARG IMAGE=xlaserve:latest
 FROM ${IMAGE}
-ARG CONFIG=deploy/demo.yaml
+ARG CONFIG=xlaserve.yaml
 COPY ${CONFIG} /etc/xlaserve/xlaserve.yaml
 # COPY models /mnt/models
 ENV XLASERVE_COMPILE_CACHE=/var/cache/xlaserve

@@ -23,8 +23,9 @@ for path in /etc/ssl/certs /etc/pip.conf; do
     [ ! -e "$path" ] || shared+=(--volume "$path:$path:ro")
 done
 # chroot: no container runtime is needed. docker: the format that has health checks.
-build() { buildah build --isolation chroot --format docker --quiet "${shared[@]}" "$@" . >/dev/null; }
+build() { buildah build --isolation chroot --format docker --quiet "${shared[@]}" "$@" >/dev/null; }
 build --file deploy/Dockerfile --layers --tag xlaserve:latest --build-arg BASE="$base" --build-arg BUILD="$build" \
-    --build-arg REVISION="$(git rev-parse HEAD)"
-build --file deploy/models.Dockerfile --tag xlaserve:demo --build-arg IMAGE=localhost/xlaserve:latest
+    --build-arg REVISION="$(git rev-parse HEAD)" .
+build --file deploy/models.Dockerfile --tag xlaserve:demo --build-arg IMAGE=localhost/xlaserve:latest \
+    --build-arg CONFIG=demo.yaml deploy
 buildah images
