@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import math
 import os
@@ -45,6 +44,7 @@ from xlaserve.model.repository import Repository
 from xlaserve.model.triton_metrics import triton_metrics
 from xlaserve.model.version import Version
 from xlaserve.pipeline import Pipeline
+from xlaserve.ports import Ports
 from xlaserve.protocol.admission import Admissions
 from xlaserve.protocol.call import Calls
 from xlaserve.protocol.intake import Intake
@@ -52,6 +52,7 @@ from xlaserve.protocol.models import Models
 from xlaserve.protocol.overview import Overview
 from xlaserve.protocol.shadow import Shadows
 from xlaserve.protocol.shared_memory import SharedMemory
+from xlaserve.ready_file import ReadyFile
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.open_inference import OpenInference
@@ -163,9 +164,15 @@ class App:
         self._door = Door(settings.access)
         self._certificates = _certificates(settings)
         admissions, models = Admissions.of(settings), Models(self.repository, self.device, settings.has_model_control)
-        self._grpc = self._make_grpc_server(admissions, models)
-        self._http = self._make_http_server(admissions, models)
-        self._telemetry = self._make_telemetry()
+        self._ports = Ports(
+            settings,
+            self._make_grpc_server(admissions, models),
+            self._make_http_server(admissions, models),
+            self._make_telemetry(),
+            self._door,
+            self._certificates,
+        )
+        self._ready_file = ReadyFile(settings.ready_file)
         self._metrics.add_gauges(self._gauges)
         self._metrics.registry.register(self._gpus)
         self._take_snapshot()
@@ -261,7 +268,7 @@ class App:
             self._watch,
             is_ready=self._is_ready,
             lane_busy_s=lambda: self._lanes.busy_s,
-            addresses=self._addresses,
+            addresses=lambda: self._ports.addresses(),  # noqa: PLW0108 - they are made later
         )
 
     def _make_telemetry(self) -> HttpEndpoint | None:
@@ -287,64 +294,26 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._has_news.set)
-        self._remove_ready_file()
-        if self._door.watch is not None:
-            self._door.watch.follow()
-        if self._certificates is not None:
-            self._certificates.follow(partial(loop.call_soon_threadsafe, self._close_connections))
-        if self._telemetry is not None:
-            self._telemetry.start()
+        self._ready_file.remove()
         watching = asyncio.create_task(self._service_manager.watch())
         try:
-            await self._http.start()
-            await self._grpc.start()
             log.info("device: %s", self.device)
-            addresses = (self._grpc.address, self._http.address, self._metrics_address or "off")
-            log.info("listening: gRPC %s, HTTP %s, metrics %s", *addresses)
-            self._warn_of_strangers()
+            await self._ports.open()
             self._service_manager.tell_status("compiling")
             try:
                 if await self._load():
                     if self._is_ready():
-                        self._write_ready_file()
+                        self._ready_file.write(self._ports.addresses())
                     self._service_manager.tell_ready(self._serving)
                     await self._serve()
             finally:
                 await self._stop()
         finally:
-            if self._telemetry is not None:
-                self._telemetry.stop()
-            self._remove_ready_file()
+            self._ports.close()
+            self._ready_file.remove()
             watching.cancel()
             self._service_manager.close()
         return CRASHED if self._has_crashed else 0
-
-    def _close_connections(self) -> None:
-        """Has all clients shake hands again."""
-        log.info("tls: the authorities of clients have changed; connections are closed")
-        self._grpc.close_connections()
-        self._http.close_connections()
-
-    def _warn_of_strangers(self) -> None:
-        settings = self._settings
-        if settings.is_loopback:
-            if not self._door.is_locked:
-                log.info("only this machine can call: host is %s", settings.host)
-        elif not self._door.is_locked:
-            log.warning(
-                "anybody who reaches %s may call, since `access` is not set; loading, unloading and profiles are off",
-                settings.host,
-            )
-        elif self._certificates is None:
-            log.warning("keys and tokens travel in the clear: set `tls_certificate`, unless a proxy in front has one")
-        if self._door.is_locked and not settings.is_loopback and self._metrics_address:
-            log.info("metrics are in the clear, for anybody who reaches %s; see `metrics_port`", self._metrics_address)
-        if self._door.asks_for_certificates and settings.tls_client_ca is None:
-            log.warning("access: callers with a `certificate` can't be recognised, since `tls_client_ca` is not set")
-
-    @property
-    def _metrics_address(self) -> str | None:
-        return self._telemetry.address if self._telemetry is not None else None
 
     def _load_model(self, settings: ModelSettings, prepared: CompileCache | None = None) -> catalog.Model:
         if catalog.uses_tensorflow(settings) and not self._has_tensorflow:
@@ -470,7 +439,7 @@ class App:
             async with asyncio.timeout(FLUSH_S):
                 await self._calls.quiet(QUIET_S)
         await self._streams.end(FLUSH_S)
-        await asyncio.gather(self._grpc.stop(FLUSH_S), self._http.stop(FLUSH_S))
+        await self._ports.stop_calls(FLUSH_S)
         self._pipeline.stop()
         await asyncio.to_thread(self._close_tracing)
         self._calls.access_log.flush()
@@ -494,44 +463,13 @@ class App:
         else:
             log.warning("another signal: stopping at once")
             with suppress(ConfigError):
-                self._remove_ready_file()
+                self._ready_file.remove()
             log_writer.finish(LAST_WORDS_S)
             os._exit(128 + number)
 
     def _crash(self) -> None:
         self._has_crashed = True
         self._stopping.set()
-
-    def _addresses(self) -> dict[str, str | None]:
-        """Returns where each protocol is found: HOST:PORT."""
-        return {"grpc": self._grpc.address, "http": self._http.address, "metrics": self._metrics_address}
-
-    def _write_ready_file(self) -> None:
-        if path := self._settings.ready_file:
-            ready = {**self._addresses(), "pid": os.getpid()}
-            # Readers that wait for the file must never see half of it.
-            partial = path.with_name(f"{path.name}.partial")
-            try:
-                partial.write_text(json.dumps(ready))
-                partial.replace(path)
-            except OSError as error:
-                with suppress(OSError):
-                    partial.unlink()
-                raise ConfigError(
-                    f"ready_file: expected a file that can be made, got {path}: {error.strerror}"
-                ) from None
-
-    def _remove_ready_file(self) -> None:
-        """Removes it, even one left by a killed server. Raises ConfigError where there can't be one."""
-        if path := self._settings.ready_file:
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"ready_file: expected a file that can be made, got {path}: {error.strerror}"
-                ) from None
-            if not path.parent.is_dir():
-                raise ConfigError(f"ready_file: expected a file in a folder that exists, got {path}")
 
     def _take_snapshot(self) -> None:
         """Reads on the event loop what the HTTP endpoint shows on its own thread."""

@@ -26,7 +26,7 @@ def run(invocation: Invocation) -> int:
             tap: StderrTap | None = None
             if settings.watch_compilations and any(map(catalog.uses_tensorflow, settings.models)):
                 tap = stack.enter_context(StderrTap())
-            stack.enter_context(log_writer.in_background())
+            stack.enter_context(log_writer.without_waiting())
             progress = stack.enter_context(console.WarmUp(settings))
             app = App(
                 settings,

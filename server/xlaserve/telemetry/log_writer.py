@@ -1,14 +1,21 @@
-"""Writes the log on a thread of its own: who reads stderr slowly, or not at all, must not hold up requests."""
+"""Writes the log without waiting for its reader: one that reads stderr slowly, or not at all, holds up no request.
+
+While the reader keeps up, lines are written where they are logged, so that none is lost with the process. What a pipe
+has no room for is left to a thread.
+"""
 
 from __future__ import annotations
 
 import io
 import logging
+import os
+import select
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TextIO
 
 log = logging.getLogger(__name__)
@@ -24,6 +31,8 @@ class LogWriter(io.TextIOBase):
 
     def __init__(self, stream: TextIO, max_lines: int = MAX_LINES) -> None:
         self._stream = stream
+        self._poll = _poll(stream)
+        """Asks whether a pipe or a socket has room for PIPE_BUF bytes; None for files, which always have."""
         self._max_lines = max_lines
         self._lines: deque[str] = deque()
         self._dropped = 0
@@ -33,8 +42,11 @@ class LogWriter(io.TextIOBase):
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
     def write(self, text: str) -> int:
-        """Has `text` written, soon."""
+        """Writes `text` now if the stream takes it, or has it written."""
         with self._changed:
+            if not self._lines and not self._is_writing and self._takes(text):
+                self._write(text)
+                return len(text)
             if len(self._lines) >= self._max_lines:
                 self._dropped += 1
                 return len(text)
@@ -71,14 +83,19 @@ class LogWriter(io.TextIOBase):
 
     def _run(self) -> None:
         while lines := self._next():
-            try:
-                self._stream.write(lines)
-                self._stream.flush()
-            except (OSError, ValueError):  # nobody reads any more
-                pass
+            self._write(lines)
             with self._changed:
                 self._is_writing = False
                 self._changed.notify_all()
+
+    def _takes(self, text: str) -> bool:
+        """Returns whether `text` can be written without waiting."""
+        return self._poll is None or (len(text.encode()) <= select.PIPE_BUF and bool(self._poll.poll(0)))
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads any more
+            self._stream.write(text)
+            self._stream.flush()
 
     def _next(self) -> str:
         """Waits for lines and takes them; empty once there will be no more."""
@@ -90,9 +107,22 @@ class LogWriter(io.TextIOBase):
             return lines
 
 
+def _poll(stream: TextIO) -> select.poll | None:
+    try:
+        number = stream.fileno()
+        is_file = stat.S_ISREG(os.fstat(number).st_mode)
+    except (OSError, ValueError):  # in memory
+        return None
+    if is_file:
+        return None
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return poll
+
+
 @contextmanager
-def in_background() -> Iterator[None]:
-    """Has all log lines written in the background, and directly again at the end."""
+def without_waiting() -> Iterator[None]:
+    """Has log lines that would have to wait written in the background, and all of them directly again at the end."""
     direct = [(handler, handler.stream) for handler in _handlers()]
     for handler, stream in direct:
         handler.setStream(LogWriter(stream))

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -43,6 +44,10 @@ class Pipe:
         self._reading.close()
         return self.lines
 
+    def first_line(self) -> str:
+        """Waits for a line and returns it."""
+        return self._reading.readline()
+
     def hang_up(self) -> None:
         """Closes the reader's end."""
         self._reading.close()
@@ -62,7 +67,7 @@ def pipe() -> Iterator[Pipe]:
 
 
 def test_a_reader_that_stalls_holds_up_nobody(pipe: Pipe) -> None:
-    with log_writer.in_background():
+    with log_writer.without_waiting():
         began = time.perf_counter()
         for _ in range(COUNT):
             LOGGER.info(LINE)
@@ -84,7 +89,7 @@ def test_lines_that_find_no_room_are_counted(pipe: Pipe) -> None:
 
 
 def test_lines_come_in_order_and_all_at_the_end(pipe: Pipe) -> None:
-    with log_writer.in_background():
+    with log_writer.without_waiting():
         for number in range(1000):
             LOGGER.info("%d", number)
         pipe.read()
@@ -102,5 +107,15 @@ def test_the_end_does_not_wait_for_a_reader_for_ever(pipe: Pipe) -> None:
 
 def test_a_reader_that_has_gone_is_no_error(pipe: Pipe) -> None:
     pipe.hang_up()
-    with log_writer.in_background():
+    with log_writer.without_waiting():
         LOGGER.info(LINE)
+
+
+def test_a_line_that_the_reader_has_room_for_is_there_at_once(pipe: Pipe, tmp_path: Path) -> None:
+    file = (tmp_path / "log").open("w")
+    with file, log_writer.without_waiting():
+        LOGGER.info("to a pipe")
+        assert pipe.first_line() == "to a pipe\n"
+        pipe.handler.setStream(log_writer.LogWriter(file))  # type: ignore[arg-type]
+        LOGGER.info(LINE * PIPE_BYTES)
+        assert (tmp_path / "log").read_text() == LINE * PIPE_BYTES + "\n", "files take everything"
