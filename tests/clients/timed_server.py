@@ -126,6 +126,20 @@ def running(seconds: float, slow_every: int = 0, slow_seconds: float = 0.0) -> I
         server.late_s = json.loads(_late_file(ready).read_text())
 
 
+def by_plain_client(address: str, requests: int) -> list[float]:
+    """Returns how long requests took, in seconds, one after the other: what the least of clients sees."""
+    took_s = []
+    with grpc.insecure_channel(address) as channel:
+        stub = oip_grpc.GRPCInferenceServiceStub(channel)
+        request = oip.ModelInferRequest(model_name="timed", raw_input_contents=[bytes(4 * 256)])
+        request.inputs.add(name="x", datatype="FP32", shape=[1, 256])
+        for _ in range(requests + 1):
+            began_s = time.monotonic()
+            stub.ModelInfer(request)
+            took_s.append(time.monotonic() - began_s)
+    return took_s[1:]  # the first connected
+
+
 def by_loadtest(address: str, folder: Path, *options: str) -> Run:
     """Measures the server with loadtest's command, and returns what it recorded."""
     file = folder / "loadtest.run.jsonl.gz"
