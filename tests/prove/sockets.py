@@ -34,7 +34,7 @@ OFF: Final = 0.01
 """Share of the truth by which a figure may be off."""
 TRACE: Final = "arrivals.jsonl"
 """Where the Poisson load's requests are kept, in the folder that loadtest runs in."""
-SLO: Final = "p90<100ms"
+SLO: Final = "p50<100ms"
 SERVER_SERVICE_S: Final = 0.002
 SERVER_LOAD: Final = 0.7
 """Share of its capacity at which the p99 of the Server scenario is at its limit."""
@@ -87,8 +87,8 @@ def closed(slots: int) -> Truth:
 
 
 def offline(found: Measured) -> Iterator[Figure]:
-    """As `closed`, of requests of 8 images."""
-    yield _exact("images/s", 8 / found.service_s, _scenario(found))
+    """The lane is always busy; of a server that names no buckets, a request holds one image."""
+    yield _exact("images/s", 1 / found.service_s, _scenario(found))
 
 
 def one_query_at_a_time(found: Measured) -> Iterator[Figure]:
@@ -209,14 +209,14 @@ LOADS: Final = (
     Load("offline", ("--scenario", "offline", "--duration", "15"), offline),
     Load(
         "single-stream",
-        ("--scenario", "single-stream", "--duration", "12"),
+        ("--scenario", "single-stream", "--duration", "12", "--full-duration"),
         one_query_at_a_time,
         service_s=0.025,
         slow=(5, 0.4),
     ),
     Load(
         "multi-stream",
-        ("--scenario", "multi-stream", "--duration", "33"),
+        ("--scenario", "multi-stream", "--duration", "40", "--full-duration"),
         one_query_at_a_time,
         service_s=0.025,
         slow=(25, 0.4),
