@@ -82,7 +82,8 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         generators=tuple(options.generator),
         generator_key=_generator_key(options, parser),
         max_in_flight=options.max_in_flight,
-        ends_when_steady=not options.full_duration,
+        # What a scenario reports needs a least number of requests, however steady they are.
+        ends_when_steady=not options.full_duration and options.scenario is None,
         scenario=options.scenario,
         slo=slo,
         search_arrivals=options.arrivals or "poisson",

@@ -202,7 +202,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="least length of one turn of an arm, whatever --duration (about 1): a queue needs time to settle",
     )
-    load.add_argument("--full-duration", action="store_true", help="go on when every arm is steady")
+    load.add_argument("--full-duration", action="store_true", help="go on when every arm is steady, as scenarios do")
     load.add_argument("--deadline", type=_POSITIVE, default=10.0, metavar="S", help="of a request")
     load.add_argument(
         "--workers", type=_workers, default="auto", metavar="N", help="processes that send; with --generator, on each"

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from xlaserve_loadtest import cli, options
+from xlaserve_loadtest.option_checks import settings_of
 from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.reports import compare_cli
@@ -116,3 +117,18 @@ def test_a_bad_value_is_refused_with_what_was_expected_and_what_came(
         assert "\x1b" not in line
         assert len(line) < 700
         assert "got" not in line or printable(value)[:20] in line or repr(value)[:20] in line, line
+
+
+@pytest.mark.parametrize(
+    ("words", "may_end"),
+    [
+        ((), True),
+        (("--full-duration",), False),
+        (("--scenario", "multi-stream"), False),
+        (("--scenario", "offline"), False),
+    ],
+)
+def test_a_run_may_end_once_it_is_steady_but_a_scenario_never_does(words: tuple[str, ...], *, may_end: bool) -> None:
+    own = options.parser()
+    chosen = own.parse_args(["--target", "127.0.0.1:1", "--model", "digits", *words])
+    assert settings_of(chosen, own).ends_when_steady is may_end
