@@ -949,20 +949,65 @@ class RegressionRequest(_message.Message):
 Global___RegressionRequest: _TypeAlias = RegressionRequest  # noqa: Y015
 
 @_typing.final
+class Regression(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    value: _builtins.float
+    def __init__(
+        self,
+        *,
+        value: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Regression: _TypeAlias = Regression  # noqa: Y015
+
+@_typing.final
+class RegressionResult(_message.Message):
+    """One for each example."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGRESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def regressions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Regression]: ...
+    def __init__(
+        self,
+        *,
+        regressions: _abc.Iterable[Global___Regression] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["regressions", b"regressions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegressionResult: _TypeAlias = RegressionResult  # noqa: Y015
+
+@_typing.final
 class RegressionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RESULT_FIELD_NUMBER: _builtins.int
     MODEL_SPEC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> Global___RegressionResult: ...
     @_builtins.property
     def model_spec(self) -> Global___ModelSpec: ...
     def __init__(
         self,
         *,
+        result: Global___RegressionResult | None = ...,
         model_spec: Global___ModelSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model_spec", b"model_spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model_spec", b"model_spec", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_spec", b"model_spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_spec", b"model_spec", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,7 +19,17 @@ from xlaserve_proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from xlaserve_proto.vision_pb2_grpc import VisionStub
 
 VISION = {"Classify", "Detect", "Embed", "Segment"}
-METHODS = {"ModelInfer", "ModelStreamInfer", "Predict", "infer", "predict", *VISION, *map(str.lower, VISION)}
+METHODS = {
+    "ModelInfer",
+    "ModelStreamInfer",
+    "Predict",
+    "Regress",
+    "infer",
+    "predict",
+    "regress",
+    *VISION,
+    *map(str.lower, VISION),
+}
 STATES = {"loading", "compiling", "ready", "draining", "unloaded", "failed"}
 LABELS = {
     "reason",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
+import warnings
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from PIL import Image
 from tests.integration.conftest import UNLIMITED, Server, StartServer
 
 from xlaserve_proto import tensorflow_messages_pb2 as pb
@@ -38,6 +41,23 @@ def serving(start_module_server: StartServer, tmp_path_factory: pytest.TempPathF
     names.write_text("\n".join(f"digit {number}" for number in range(10)))
     digits, *others = CONFIG["models"]
     return start_module_server({"models": [{**digits, "labels": str(names)}, *others]})
+
+
+@pytest.fixture(scope="module")
+def brightness(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """Serves a model that answers an image with the mean of its pixels."""
+    from xlaserve.model.networks.keras_runtime import keras
+
+    third = keras.initializers.Constant(1 / 3)
+    layers = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1, kernel_initializer=third, use_bias=False)]
+    source = tmp_path_factory.mktemp("brightness") / "brightness.keras"
+    with warnings.catch_warnings():
+        # Where it saves them, Keras hands its variables to NumPy 2 in the way of NumPy 1.
+        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
+        keras.Sequential([keras.Input((8, 8, 3)), *layers]).save(source)
+    return start_module_server(
+        {"models": [{"name": "brightness", "source": str(source), "preprocess": "none", **GRAPH}]}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +190,9 @@ def test_errors_over_rest_say_what_is_wrong(serving: Server, path: str, body: ob
 def test_what_is_not_spoken_is_unimplemented(prediction: PredictionServiceStub) -> None:
     large = pb.Input(example_list=pb.ExampleList(examples=[pb.Example()] * 3000))
     with pytest.raises(grpc.RpcError) as refused:
-        prediction.Regress(pb.RegressionRequest(input=large))
+        prediction.Regress(pb.RegressionRequest(model_spec=pb.ModelSpec(name="digits"), input=large))
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "one number, this has scores [-1, 10]" in str(refused.value.details())
     with pytest.raises(grpc.RpcError) as refused:
         prediction.MultiInference(pb.MultiInferenceRequest(input=large))
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -282,3 +303,26 @@ def test_the_state_of_a_model_that_failed_says_why(start_server: StartServer) ->
     (version,) = answered["model_version_status"]
     assert (code, version["state"], version["status"]["error_code"]) == (200, "END", "FAILED_PRECONDITION")
     assert "secret" not in version["status"]["error_message"]
+
+
+def test_a_model_of_one_number_for_an_image_answers_regressions(brightness: Server) -> None:
+    images = []
+    for grey in (20, 200):
+        held = io.BytesIO()
+        Image.new("RGB", (16, 16), (grey, grey, grey)).save(held, "PNG")
+        images.append(held.getvalue())
+    examples = pb.ExampleList()
+    for image in images:
+        entry = examples.examples.add().features.feature.add(key="image/encoded")
+        entry.value.bytes_list.value.append(image)
+    request = pb.RegressionRequest(model_spec=pb.ModelSpec(name="brightness"), input=pb.Input(example_list=examples))
+    with grpc.insecure_channel(brightness.grpc, UNLIMITED) as channel:
+        answered = PredictionServiceStub(channel).Regress(request)
+    assert [one.value for one in answered.result.regressions] == pytest.approx([20, 200], abs=0.01)
+    assert (answered.model_spec.name, answered.model_spec.version.value) == ("brightness", 1)
+    body = {"examples": [{"image": b64(image)} for image in images]}
+    code, listed = ask(brightness, "/v1/models/brightness:regress", body)
+    assert code == 200
+    assert listed["results"] == pytest.approx([20, 200], abs=0.01)
+    none, few = ask(brightness, "/v1/models/brightness:regress", {"examples": []})
+    assert (none, "at least one and at most" in few["error"]) == (400, True)

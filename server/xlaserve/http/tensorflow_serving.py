@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.engine.program import Outputs, Value
-from xlaserve.errors import UnsupportedFeature
 from xlaserve.frame import Frame
 from xlaserve.http import serving_body
 from xlaserve.http.message import HttpAnswer, HttpRequest, Part, json_answer, separated, to_json
@@ -63,8 +62,17 @@ class TensorflowServing:
             return HttpAnswer([b'{"results":[', *separated(answer.rendered), b"]}"])
 
     async def regress(self, request: HttpRequest) -> HttpAnswer:
-        """Returns 501: no model answers an image with one number."""
-        raise UnsupportedFeature("regress: no task answers an image with one number; use predict")
+        """Answers the images of `examples` with one number each."""
+        name, version = _model(request)
+        with self.calls.enter("regress", name, version, math.inf) as call:
+            serving.check_regression(call.served.model.task)
+            images = serving_body.examples(await request.json())
+            answer = await call.run(Request("", images, call.deadline))
+            call.end(answer)
+            (values,) = answer.outputs
+            return json_answer(
+                {"results": [value if math.isfinite(value) else None for value in values[:, 0].tolist()]}
+            )
 
     async def model_status(self, request: HttpRequest) -> HttpAnswer:
         """Returns the state of each version of a model, as TensorFlow Serving does."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from xlaserve.errors import InvalidArgument, ModelFailed
+from xlaserve.errors import InvalidArgument, ModelFailed, UnsupportedFeature
+from xlaserve.model.task import Task
 from xlaserve.model.version import State, Version
 from xlaserve.protocol.models import Models
 from xlaserve.status import status_of
@@ -42,6 +43,13 @@ def check_signature(name: str) -> None:
     """Raises InvalidArgument for a signature that models don't have."""
     if name not in ("", SIGNATURE):
         raise InvalidArgument("signature_name", f"{SIGNATURE!r}, the only one", repr(name[:64]))
+
+
+def check_regression(task: Task) -> None:
+    """Raises UnsupportedFeature for a task that does not answer an image with one number."""
+    if [(spec.datatype, spec.shape[1:]) for spec in task.outputs] != [("FP32", (1,))]:
+        answers = ", ".join(f"{spec.name} {[*spec.shape]}" for spec in task.outputs)
+        raise UnsupportedFeature(f"regress: expected a model that answers an image with one number, this has {answers}")
 
 
 def metadata(models: Models, name: str, version: str) -> Json:

@@ -18,7 +18,7 @@ from xlaserve.model.task import Classification, Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Answer, Pending, Render, Request
 from xlaserve.protocol.inference import Wanted, check_outputs, fits_inline
-from xlaserve.protocol.serving import SIGNATURE
+from xlaserve.protocol.serving import SIGNATURE, check_regression
 from xlaserve.protocol.tensors import MAX_IMAGES, MAX_SHOWN, images_of
 from xlaserve.protocol.vision import DEFAULT_TOP_K, task_of
 from xlaserve.rpc import parts
@@ -75,8 +75,8 @@ def _view(message: type[MessageT], fields: parts.Fields, least: int, data: bytes
 PARSERS: Final[dict[str, Parser]] = {
     "PredictRequest": partial(_view, pb.PredictRequest, _TENSORS, LARGE_BYTES),
     "ClassificationRequest": partial(_view, pb.ClassificationRequest, _EXAMPLES, 0),
-    # Refused, however large their inputs are.
-    "RegressionRequest": partial(_view, pb.RegressionRequest, {2: INPUT}, LARGE_BYTES),
+    "RegressionRequest": partial(_view, pb.RegressionRequest, _EXAMPLES, 0),
+    # Refused, however large its inputs are.
     "MultiInferenceRequest": partial(_view, pb.MultiInferenceRequest, {2: INPUT}, LARGE_BYTES),
 }
 """By the message of each method that may be large."""
@@ -138,9 +138,7 @@ def respond_predict(wanted: Wanted, served: Served, answer: Answer) -> Wire:
 def parse_classify(message: ServingMessage[pb.ClassificationRequest], served: Served, deadline: float) -> Request:
     """Returns the request for an image of each example. Raises InvalidArgument or UnsupportedFeature."""
     task = task_of(served, Classification)
-    images = [*_images(message)]
-    if not 1 <= len(images) <= MAX_IMAGES:
-        raise InvalidArgument("input", f"at least one example and at most {MAX_IMAGES}", len(images))
+    images = _images(message)
     k = min(DEFAULT_TOP_K, task.classes)
     return Request("", images, deadline, None if fits_inline(images, k, task.classes) else Likeliest(k))
 
@@ -175,12 +173,35 @@ def respond_classify(served: Served, answer: Answer) -> Wire:
     ]
 
 
-def _images(message: ServingMessage[pb.ClassificationRequest]) -> Iterator[Encoded]:
-    given = message.fields.input
+def parse_regress(message: ServingMessage[pb.RegressionRequest], served: Served, deadline: float) -> Request:
+    """Returns the request for an image of each example. Raises InvalidArgument or UnsupportedFeature."""
+    check_regression(served.model.task)
+    return Request("", _images(message), deadline)
+
+
+def respond_regress(served: Served, answer: Answer) -> Wire:
+    """Returns a RegressionResponse."""
+    settings, (values,) = served.settings, answer.outputs
+    result = pb.RegressionResult(regressions=[pb.Regression(value=value) for value in values[:, 0].tolist()])
+    return [
+        *parts.record(pb.RegressionResponse.RESULT_FIELD_NUMBER, result.SerializeToString()),
+        _answered_by(pb.RegressionResponse.MODEL_SPEC_FIELD_NUMBER, settings.name, settings.version),
+    ]
+
+
+def _images(message: ServingMessage[pb.ClassificationRequest] | ServingMessage[pb.RegressionRequest]) -> list[Encoded]:
+    """Returns the image of each example. Raises InvalidArgument or UnsupportedFeature."""
+    images = [*_images_of(message.fields.input, message.views)]
+    if not 1 <= len(images) <= MAX_IMAGES:
+        raise InvalidArgument("input", f"at least one example and at most {MAX_IMAGES}", len(images))
+    return images
+
+
+def _images_of(given: pb.Input, views: Mapping[str, Sequence[memoryview]]) -> Iterator[Encoded]:
     if given.HasField("example_list_with_context"):
         raise UnsupportedFeature("example_list_with_context: images have no context; send example_list")
     # What was viewed left features without a kind behind, in the same order.
-    lists = iter(message.views.get(BYTES_LIST, ()))
+    lists = iter(views.get(BYTES_LIST, ()))
     for example in given.example_list.examples:
         found = [
             (entry.key, next(lists, memoryview(b"")))

@@ -62,8 +62,16 @@ class PredictionService:
             return wire
 
     async def Regress(self, request: ServingMessage[pb.RegressionRequest], context: Context) -> Wire:
-        """Refuses."""
-        raise UnsupportedFeature("Regress: no task answers an image with one number; use Predict")
+        """Answers images with one number each."""
+        spec = request.fields.model_spec
+        until = deadline(context, self.calls.clock)
+        with self.calls.enter("Regress", spec.name, version_of(spec), until) as call:
+            check_label(spec.version_label)
+            check_signature(spec.signature_name)
+            answer = await call.run(messages.parse_regress(request, call.served, until))
+            wire = messages.respond_regress(call.served, answer)
+            call.end(answer)
+            return wire
 
     async def MultiInference(self, request: ServingMessage[pb.MultiInferenceRequest], context: Context) -> Wire:
         """Refuses."""
