@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference pictures docs demo test test-pages test-clients image attack prove-loadtest prove-sockets check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
+.PHONY: help setup stubs reference pictures docs demo test test-slow test-pages test-clients image attack prove-loadtest prove-sockets check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,11 @@ test: setup ## Run the test suite
 	scripts/install_chromium.sh
 	scripts/install_prometheus.sh
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow"
+
+test-slow: setup ## Run what `make test` leaves out: pods, every dashboard's queries, more pages and ends of servers
+	scripts/install_chromium.sh
+	scripts/install_prometheus.sh
+	$(BIN)/python -m pytest -m slow --ignore tests/deploy/test_image.py
 
 test-pages: setup ## Look at every kind of report in a browser, at several widths, light and dark
 	scripts/install_chromium.sh

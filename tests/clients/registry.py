@@ -191,7 +191,6 @@ CLIENTS: Final = (
         "schemathesis",
         ("`schemathesis run http://HOST:PORT/openapi.json`: no error of the server, and answers as documented",),
         schemathesis_results,
-        is_quick=True,
     ),
     with_access(
         python_client(

@@ -20,6 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.deploy.manifests import ROOT, Manifest, instruction
 
 import xlaserve
+import xlaserve_client
+import xlaserve_proto
 
 PORTS = ("GRPC", "HTTP", "METRICS")
 NUMBERS = {"grpc": ("8001", "9000"), "http": ("8000", "8080"), "metrics": ("8002", "8082")}
@@ -147,7 +149,9 @@ class Pod:
         image = dict(part.split("=", 1) for part in line.split())
         image["PATH"] = os.environ["PATH"]
         manifest = {variable["name"]: variable["value"] for variable in self._container["env"]}
-        sources = [str(Path(module.__file__ or "").parents[1]) for module in (xlaserve, numpy)]
+        sources = [
+            str(Path(module.__file__ or "").parents[1]) for module in (xlaserve, xlaserve_client, xlaserve_proto, numpy)
+        ]
         path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), *sources])
         return {name: self._mapped(value) for name, value in {**image, **manifest}.items()} | {"PYTHONPATH": path}
 

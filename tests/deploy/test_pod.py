@@ -39,6 +39,8 @@ keras.Sequential(layers).save(sys.argv[1])
 
 StartPod = Callable[..., Pod]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:

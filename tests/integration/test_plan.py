@@ -46,7 +46,9 @@ def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], message: 
     assert message in plan(*arguments, status=1)
 
 
-def test_a_limit_that_no_number_of_servers_meets_is_said() -> None:
+def test_a_limit_that_no_number_of_servers_meets_is_said(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text("".join(f"{number / 100}\n" for number in range(500)))
     done = subprocess.run(
         [
             sys.executable,
@@ -57,8 +59,8 @@ def test_a_limit_that_no_number_of_servers_meets_is_said() -> None:
             "p99<5ms",
             "--costs",
             "1=9",
-            "--rate",
-            "100",
+            "--trace",
+            str(trace),
             "--max-servers",
             "4",
         ],

@@ -37,14 +37,15 @@ def test_two_servers_are_compared_by_one_command(
     assert compared.pairs >= 4
     assert compared.ratio is not None
     assert compared.ratio.value < 0.6, "60 ms against 20"
-    # Chance alone makes one control in twenty fail, and a busy machine more.
-    assert compared.verdict == ("inconclusive" if control.has_failed else "slower"), compared.reason
+    # Chance alone makes one control in twenty fail, and a busy machine more; or it starves the generator.
+    is_unsure = control.has_failed or compared.reason.startswith("generator-limited")
+    assert compared.verdict == ("inconclusive" if is_unsure else "slower"), compared.reason
     assert {server.pid for server in summary.servers} == {ours.pid, theirs.pid}
     assert all(equality.is_equal for equality in summary.equalities)
     # The control is sent to the server of its baseline, so the verdict claims no more than these processes.
     assert {point.arm: point.requests > 0 for point in summary.points} == dict.fromkeys(
         ("ours", "ours (again)", "theirs"), True
     )
-    assert ("theirs is slower than ours at 1 at a time" in out) != control.has_failed
+    assert ("theirs is slower than ours at 1 at a time" in out) != is_unsure
     assert "in the same processes" in out
     assert "which an A/A control in the process of its baseline can't show" in out

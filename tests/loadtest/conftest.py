@@ -16,6 +16,7 @@ from tests.loadtest.run_files import compared, run_file
 
 from xlaserve.oracle.virtual_time import VirtualTimeLoop
 from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.run import strain
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply
@@ -29,8 +30,9 @@ StartPuppet = Callable[..., str]
 
 
 @pytest.fixture
-def in_virtual_time() -> Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]:
-    """Runs a coroutine function on a `VirtualTimeLoop`."""
+def in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]:
+    """Runs a coroutine function on a `VirtualTimeLoop`, whose time no hypervisor steals."""
+    monkeypatch.setattr(strain, "stolen_share", lambda before, after: 0.0)
 
     def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:

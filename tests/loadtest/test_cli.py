@@ -175,7 +175,7 @@ def test_running_servers_are_compared_as_arms(loadtest: Loadtest, start_puppet: 
     ours, theirs = start_puppet("--delay-s", "0.3"), start_puppet("--delay-s", "0.6")
     ran = loadtest(
         *("--arm", f"ours={ours}", "--arm", f"theirs={theirs},mode=xla", "--baseline", "theirs"),
-        *("--duration", "5", "--warmup", "0.2", "--concurrency", "4", "--deadline", "5"),
+        *("--duration", "3", "--warmup", "0.2", "--concurrency", "4", "--deadline", "5"),
     )
     assert ran.status == 0
     assert [(arm.name, arm.mode, arm.target, arm.is_control_of) for arm in ran.run.header.arms] == [
@@ -188,7 +188,9 @@ def test_running_servers_are_compared_as_arms(loadtest: Loadtest, start_puppet: 
         (theirs, ("theirs", "theirs (again)")),
     ]
     found = {one.arm: one for one in summarize(ran.run).comparisons}
-    assert (found["ours"].baseline, found["ours"].unit, found["ours"].verdict) == ("theirs", "blocks", "faster")
+    assert (found["ours"].baseline, found["ours"].unit) == ("theirs", "blocks")
+    # A machine that takes the processor away from the generator leaves no verdict.
+    assert found["ours"].verdict == "faster" or found["ours"].reason.startswith("generator-limited"), found["ours"]
     # What the clients and the network add is the same for both: it draws the ratio to 1, by more on a busy machine.
     assert required(found["ours"].ratio).value == pytest.approx(2, rel=0.05)
     (equality,) = ran.run.equalities

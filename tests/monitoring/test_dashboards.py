@@ -17,9 +17,14 @@ PATIENCE_S = 40
 RATE_INTERVAL = "10s"
 NAMES = [board.name for board in BOARDS]
 
-needs_prometheus = pytest.mark.skipif(
+has_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no prometheus; scripts/install_prometheus.sh installs it"
 )
+
+
+def needs_prometheus(test: Any) -> Any:
+    """Marks a test of a real Prometheus that scrapes real servers."""
+    return pytest.mark.slow(has_prometheus(test))
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,7 @@ PRIVATE_NAMES: Final = {
     "argparse._SubParsersAction",
     "argparse.HelpFormatter(parser.prog)._expand_help",
     "each._actions",
+    "parser._actions",
     "top._actions",
     "action._choices_actions",
     "parser._action_groups",

@@ -261,6 +261,7 @@ def check_views(page: Page, name: str, pictures: Path) -> None:
     page.look(1280)
 
 
+@pytest.mark.slow
 def test_it_shows_models_buckets_stages_and_rates(state: State, page: Page, tmp_path: Path) -> None:
     state.models += [
         state.model("dogs", state="COMPILING", programs=1, programs_total=8),
@@ -381,6 +382,7 @@ def test_the_policy_stops_markup_and_scripts_from_elsewhere(browser: Page, state
         assert sum("Content Security Policy" in said for said in browser.said) >= 2
 
 
+@pytest.mark.slow
 def test_hundreds_of_models_and_buckets_can_be_found(state: State, page: Page, tmp_path: Path) -> None:
     state.models = [state.model(f"model-{number:03}-of-a-rather-long-name") for number in range(200)]
     state.buckets = 64
@@ -444,6 +446,7 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(state: State, browser: Page)
         browser.wait_for("document.activeElement.id === 'key'")
 
 
+@pytest.mark.slow
 def test_nobody_is_asked_while_the_page_is_hidden(state: State, page: Page) -> None:
     is_shown(page, "cats, version 1")
     page.evaluate(
