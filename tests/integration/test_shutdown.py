@@ -193,9 +193,7 @@ def test_nothing_is_lost_when_the_end_comes_in_the_middle_of_heavy_traffic(
     assert outcomes[Status.OK] >= 500
 
 
-@pytest.mark.parametrize(
-    "group", [0, pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("group", [0, *(pytest.param(group, marks=pytest.mark.slow) for group in (1, 2, 3))])
 def test_every_call_of_many_clients_is_answered_or_refused_whenever_the_end_comes(
     start_server: StartServer, connect: Connect, group: int
 ) -> None:

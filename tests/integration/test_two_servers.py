@@ -23,6 +23,7 @@ def compare(tmp_path: Path, *arms: str) -> tuple[int, Summary]:
     return status, summarize(read_run(record))
 
 
+@pytest.mark.slow
 def test_two_servers_are_compared_by_one_command(
     tmp_path: Path, start_server: StartServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
