@@ -51,8 +51,6 @@ class Device(Worker):
     loop: VirtualTimeLoop
     profile: Profile
     chance: Random
-    busy_s: float = 0.0
-    """Seconds of all lanes together."""
     _running: int = 0
     _staged: deque[tuple[float, Batch, Done]] = field(default_factory=deque)
 
@@ -77,9 +75,7 @@ class Device(Worker):
     def draw_s(self, batch: int, running: int) -> float:
         """Returns what a batch takes that runs beside `running` - 1 others."""
         cost_s = self.profile.costs[batch].at(running, self.profile.lanes)
-        took_s = cost_s * math.exp(self.chance.gauss(0.0, self.profile.spread)) if self.profile.spread else cost_s
-        self.busy_s += took_s
-        return took_s
+        return cost_s * math.exp(self.chance.gauss(0.0, self.profile.spread)) if self.profile.spread else cost_s
 
     def _start(self) -> None:
         while self._staged and self._running < self.profile.lanes:

@@ -17,7 +17,6 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Run
-from xlaserve.engine.buckets.demand import Demand
 from xlaserve.errors import XlaserveError
 from xlaserve.oracle.device import MODE, SIDE, Device, Profile
 from xlaserve.oracle.load import Load
@@ -49,7 +48,6 @@ class Outcome:
     """Images that ran, by bucket."""
     batches: Counter[int] = field(default_factory=Counter)
     """Batches that ran, by bucket."""
-    demand: Demand = field(default_factory=Counter)
 
     def percentile_s(self, percent: float) -> float:
         """Returns the latency that `percent` of the requests did not exceed: one that was observed."""
@@ -195,7 +193,6 @@ async def _run(
         float(np.mean(queued_s)),
         sum((server.images for server in servers), Counter()),
         sum((server.batches for server in servers), Counter()),
-        sum((server.batcher.demand[SIDE, SIDE] for server in servers), Counter()),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Final
+from typing import Final, TypeVar
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.json_format import ParseDict
@@ -12,6 +13,8 @@ from google.protobuf.json_format import ParseDict
 from xlaserve.access.audit import audited
 from xlaserve.config import ModelSettings
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
+from xlaserve.model.version import Served
+from xlaserve.pipeline import Answer, Request
 from xlaserve.protocol import serving
 from xlaserve.protocol.call import Calls
 from xlaserve.protocol.models import Models
@@ -27,6 +30,8 @@ SIGNATURE_DEF_MAP: Final = "type.googleapis.com/tensorflow.serving.SignatureDefM
 PLATFORM: Final = "tensorflow"
 SPOKEN: Final = ("name", "base_path", "model_platform", "model_version_policy", "version_labels")
 """The fields of a model's configuration that may be sent."""
+
+ExamplesT = TypeVar("ExamplesT", pb.ClassificationRequest, pb.RegressionRequest)
 
 
 @dataclass(eq=False)
@@ -51,27 +56,11 @@ class PredictionService:
 
     async def Classify(self, request: ServingMessage[pb.ClassificationRequest], context: Context) -> Wire:
         """Names what is in the images."""
-        spec = request.fields.model_spec
-        until = deadline(context, self.calls.clock)
-        with self.calls.enter("Classify", spec.name, version_of(spec), until) as call:
-            check_label(spec.version_label)
-            check_signature(spec.signature_name)
-            answer = await call.run(messages.parse_classify(request, call.served, until))
-            wire = messages.respond_classify(call.served, answer)
-            call.end(answer)
-            return wire
+        return await self._answer("Classify", request, context, messages.parse_classify, messages.respond_classify)
 
     async def Regress(self, request: ServingMessage[pb.RegressionRequest], context: Context) -> Wire:
         """Answers images with one number each."""
-        spec = request.fields.model_spec
-        until = deadline(context, self.calls.clock)
-        with self.calls.enter("Regress", spec.name, version_of(spec), until) as call:
-            check_label(spec.version_label)
-            check_signature(spec.signature_name)
-            answer = await call.run(messages.parse_regress(request, call.served, until))
-            wire = messages.respond_regress(call.served, answer)
-            call.end(answer)
-            return wire
+        return await self._answer("Regress", request, context, messages.parse_regress, messages.respond_regress)
 
     async def MultiInference(self, request: ServingMessage[pb.MultiInferenceRequest], context: Context) -> Wire:
         """Refuses."""
@@ -95,6 +84,25 @@ class PredictionService:
         response = pb.GetModelMetadataResponse(model_spec=ParseDict(described["model_spec"], pb.ModelSpec()))
         response.metadata[SIGNATURE_DEF].CopyFrom(held)
         return response
+
+    async def _answer(
+        self,
+        method: str,
+        request: ServingMessage[ExamplesT],
+        context: Context,
+        parse: Callable[[ServingMessage[ExamplesT], Served, float], Request],
+        respond: Callable[[Served, Answer], Wire],
+    ) -> Wire:
+        """Answers a request of examples."""
+        spec = request.fields.model_spec
+        until = deadline(context, self.calls.clock)
+        with self.calls.enter(method, spec.name, version_of(spec), until) as call:
+            check_label(spec.version_label)
+            check_signature(spec.signature_name)
+            answer = await call.run(parse(request, call.served, until))
+            wire = respond(call.served, answer)
+            call.end(answer)
+            return wire
 
 
 @dataclass(eq=False)
