@@ -48,7 +48,8 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def traced(start_module_server: StartServer, collector: Collector) -> Server:
     """A server that records what its clients do, and nothing else."""
-    models = [{**DIGITS, "modes": ["graph"]}, NOOP]
+    # With one bucket, a request is always one batch.
+    models = [{**DIGITS, "modes": ["graph"], "buckets": [4]}, NOOP]
     settings = {"tracing": True, "trace_endpoint": f"http://{collector.address}", "trace_sample_ratio": 0}
     server = start_module_server({"models": models, **settings, "log_format": "json", "access_log": "all"}, env=SPEED)
     server.wait_until_ready()
