@@ -64,7 +64,7 @@ attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run
 prove-loadtest: setup ## Simulate load tests: what loadtest claims, and what is true
 	$(BIN)/python -m tests.prove $(if $(SEED),--seed $(SEED))
 
-prove-sockets: setup ## Run loadtest against a server of known times, for seven minutes on a quiet machine
+prove-sockets: setup ## Run loadtest against a server of known times, for thirteen minutes on a quiet machine
 	$(BIN)/python -m tests.prove.sockets
 
 check: setup ## Lint, types, layers, fresh stubs and reference

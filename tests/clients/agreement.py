@@ -4,7 +4,10 @@ python -m tests.clients.agreement [--rounds 9] [--seconds 6]
 
 Each measures every load once in a round, in turn. The table has the medians of all rounds, and the difference of the
 two p50 of a round with its 95% interval: of both from when a request was sent, as perf_analyzer counts. The trace, of a
-Poisson process, is the same for both. A second server, which takes no time, shows what each adds by itself.
+Poisson process, is the same for both.
+
+What each adds by itself shows with a second server, which takes no time, under the same load: the difference there is
+the clients' own. Where requests wait at the server it is hidden.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class Case(NamedTuple):
     perf_analyzer: tuple[str, ...]
     p50_ms: float
     """The true one, of the server alone."""
-    service_s: float = SERVICE_S
+    hides_clients: bool = False
+    """Whether what the clients add is hidden, as the server always has another request to answer."""
 
 
 class Figures(NamedTuple):
@@ -56,8 +60,26 @@ class Figures(NamedTuple):
     p90_ms: float
 
 
-Rounds = Sequence[tuple[Figures, Figures]]
-"""What perf_analyzer and loadtest said in each round."""
+class Round(NamedTuple):
+    """What the two say of the server of 5 ms, and of the one that takes no time."""
+
+    perf_analyzer: Figures
+    loadtest: Figures
+    idle_perf_analyzer: Figures | None
+    """None where the load hides what clients add."""
+    idle_loadtest: Figures | None
+
+    @property
+    def difference_ms(self) -> float:
+        """By how much p50 is higher with loadtest."""
+        return self.loadtest.sent_p50_ms - self.perf_analyzer.p50_ms
+
+    @property
+    def own_ms(self) -> float:
+        """How much of that the clients add."""
+        if not (self.idle_loadtest and self.idle_perf_analyzer):
+            return 0.0
+        return self.idle_loadtest.sent_p50_ms - self.idle_perf_analyzer.p50_ms
 
 
 def cases(folder: Path, seconds: float) -> list[Case]:
@@ -70,11 +92,9 @@ def cases(folder: Path, seconds: float) -> list[Case]:
     intervals.write_text("".join(f"{(end - at) * 1e6:.0f}\n" for at, end in zip(due_s, ends_s, strict=True)))
     free_s = accumulate(due_s, lambda free, at: max(free, at) + SERVICE_S, initial=0.0)
     waited_ms = [max(free - at, 0) * 1000 for free, at in zip(free_s, due_s, strict=False)]
-    one = (("--concurrency", "1"), ("--concurrency-range", "1"))
     return [
-        Case("one at a time, of 0 ms", *one, 0.0, service_s=0.0),
-        Case("one at a time", *one, service_ms),
-        Case("4 at a time", ("--concurrency", "4"), ("--concurrency-range", "4"), 4 * service_ms),
+        Case("one at a time", ("--concurrency", "1"), ("--concurrency-range", "1"), service_ms),
+        Case("4 at a time", ("--concurrency", "4"), ("--concurrency-range", "4"), 4 * service_ms, hides_clients=True),
         Case(
             f"constant, {CONSTANT_PER_S}/s",
             ("--rate", str(CONSTANT_PER_S), "--arrivals", "constant"),
@@ -115,19 +135,34 @@ def by_loadtest(address: str, case: Case, folder: Path, seconds: float) -> Figur
     return Figures(rate.value, p50, sent_p50_ms, p90)
 
 
-def table(found: Sequence[tuple[Case, Rounds]]) -> Iterator[str]:
+def both(address: str, case: Case, folder: Path, seconds: float, order: int) -> tuple[Figures, Figures]:
+    """Measures with perf_analyzer and loadtest, in this order or, where `order` is -1, the other way round."""
+    theirs, ours = [tool(address, case, folder, seconds) for tool in (by_perf_analyzer, by_loadtest)[::order]][::order]
+    return theirs, ours
+
+
+def table(found: Sequence[tuple[Case, Sequence[Round]]]) -> Iterator[str]:
     """Yields the lines of a table in Markdown."""
-    yield "| load | true p50, ms | perf_analyzer | loadtest, from sent | difference | from due | p90 of both | 1/s |"
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    yield (
+        "| load | true p50, ms | perf_analyzer | loadtest, from sent | difference | at a server of 0 ms | rest "
+        "| from due | p90 of both | 1/s |"
+    )
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     for case, rounds in found:
-        theirs, ours = (Figures(*side) for side in np.median(rounds, axis=0))
-        more = estimate([our.sent_p50_ms - their.p50_ms for their, our in rounds])
-        interval = "" if more.low is None else f" ({more.low:+.2f} to {more.high:+.2f})"
+        theirs, ours = (Figures(*np.median(side, axis=0)) for side in zip(*(each[:2] for each in rounds), strict=True))
+        own = "hidden" if case.hides_clients else interval([each.own_ms for each in rounds])
         yield (
             f"| {case.name} | {case.p50_ms:.2f} | {theirs.p50_ms:.2f} | {ours.sent_p50_ms:.2f} "
-            f"| {more.value:+.2f}{interval} | {ours.p50_ms:.2f} "
-            f"| {theirs.p90_ms:.2f}, {ours.p90_ms:.2f} | {theirs.per_s:,.1f}, {ours.per_s:,.1f} |"
+            f"| {interval([each.difference_ms for each in rounds])} | {own} "
+            f"| {interval([each.difference_ms - each.own_ms for each in rounds])} "
+            f"| {ours.p50_ms:.2f} | {theirs.p90_ms:.2f}, {ours.p90_ms:.2f} | {theirs.per_s:,.1f}, {ours.per_s:,.1f} |"
         )
+
+
+def interval(values_ms: Sequence[float]) -> str:
+    """Returns a mean with its 95% interval."""
+    mean = estimate(values_ms)
+    return f"{mean.value:+.2f}" + ("" if mean.low is None else f" ({mean.low:+.2f} to {mean.high:+.2f})")
 
 
 def main() -> None:
@@ -136,20 +171,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each measures a load")
     options = parser.parse_args()
-    tools = (by_perf_analyzer, by_loadtest)
     running = timed_server.running
     with tempfile.TemporaryDirectory() as name, running(SERVICE_S) as timed, running(0.0) as idle:
         folder = Path(name)
-        found: list[tuple[Case, list[tuple[Figures, Figures]]]] = [
-            (case, []) for case in cases(folder, options.seconds)
-        ]
+        found: list[tuple[Case, list[Round]]] = [(case, []) for case in cases(folder, options.seconds)]
         for turn in range(options.rounds):
             order = 1 if turn % 2 else -1
             for case, rounds in found:
-                address = (timed if case.service_s else idle).address
-                theirs, ours = [tool(address, case, folder, options.seconds) for tool in tools[::order]][::order]
-                rounds.append((theirs, ours))
-                print(f"round {turn + 1}, {case.name}: {theirs}, {ours}", file=sys.stderr, flush=True)
+                servers = (timed.address,) if case.hides_clients else (timed.address, idle.address)[::order]
+                said = {server: both(server, case, folder, options.seconds, order) for server in servers}
+                rounds.append(Round(*said[timed.address], *said.get(idle.address, (None, None))))
+                print(f"round {turn + 1}, {case.name}: {rounds[-1]}", file=sys.stderr, flush=True)
     print("\n".join(table(found)))
     machine = environment.describe()
     print(f"\n{machine.cpu}, {machine.cores} cores, {options.rounds} rounds, {options.seconds:g} s each")
