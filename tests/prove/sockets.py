@@ -35,7 +35,7 @@ OFF: Final = 0.01
 TRACE: Final = "arrivals.jsonl"
 """Where the Poisson load's requests are kept, in the folder that loadtest runs in."""
 SLO: Final = "p50<100ms"
-SERVER_SERVICE_S: Final = 0.002
+SERVER_SERVICE_S: Final = 0.005
 SERVER_LOAD: Final = 0.7
 """Share of its capacity at which the p99 of the Server scenario is at its limit."""
 
