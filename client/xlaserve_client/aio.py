@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
-import grpc.aio
-from google.protobuf.message import Message
 
 from xlaserve_client import calls, vision_calls
+from xlaserve_client.aio_connection import Connection, FleetConnection, ServerConnection, Tried
 from xlaserve_client.call import Call
 from xlaserve_client.connection import (
     DEFAULT_DEADLINE_S,
@@ -21,14 +20,15 @@ from xlaserve_client.connection import (
     LOAD_DEADLINE_S,
     READY_POLL_S,
     call_metadata,
-    channel_options,
     checked_deadline,
+    checked_hedge,
     checked_priority,
 )
-from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_call
+from xlaserve_client.errors import DeadlineExceeded, ServerError, Unavailable
 from xlaserve_client.images import Images, any_on_disk
-from xlaserve_client.overload import pause_s
+from xlaserve_client.name_service import NameService, is_fleet
 from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
+from xlaserve_client.retries import Retries
 
 Result = TypeVar("Result")
 
@@ -46,6 +46,7 @@ class AsyncVisionClient:
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
         retry_overload: bool = False,
+        hedge_after_s: float | None = None,
         priority: int = 0,
         credentials: grpc.ChannelCredentials | None = None,
         token: str | None = None,
@@ -54,9 +55,10 @@ class AsyncVisionClient:
         self._target = target
         self._deadline_s = checked_deadline(deadline_s)
         self._metadata = call_metadata(token, metadata)
-        self._retry_overload = retry_overload
+        self._hedge_after_s = checked_hedge(hedge_after_s, is_fleet=is_fleet(target))
+        self._retries = Retries(overload=retry_overload, unavailable=is_fleet(target))
         self._priority = checked_priority(priority)
-        self._options = channel_options(target)
+        self._service = NameService.parse(target) if is_fleet(target) else None
         self._credentials = credentials
 
     async def classify(
@@ -133,7 +135,7 @@ class AsyncVisionClient:
 
     async def close(self) -> None:
         """Closes the connection; calls in progress are cancelled."""
-        await self._channel.close()
+        await self._connection.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -144,40 +146,32 @@ class AsyncVisionClient:
         await self.close()
 
     @cached_property
-    def _channel(self) -> grpc.aio.Channel:
+    def _connection(self) -> Connection:
         # Made at the first call, because gRPC binds a channel to the event loop that runs then.
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(self._target, options=self._options)
-        return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
+        if self._service is None:
+            return ServerConnection(self._target, self._credentials, self._metadata)
+        return FleetConnection(self._service, self._credentials, self._metadata, self._hedge_after_s)
 
     async def _ask(self, build: Callable[[], Call[Result]], images: Images, deadline_s: float | None) -> Result:
         call = await asyncio.to_thread(build) if any_on_disk(images) else build()
         return await self._answer(call, deadline_s)
 
     async def _answer(self, call: Call[Result], deadline_s: float | None, *, wait_for_ready: bool = False) -> Result:
-        invoke: grpc.aio.UnaryUnaryMultiCallable[Message, Any] = self._channel.unary_unary(
-            call.method.path,
-            request_serializer=type(call.request).SerializeToString,
-            response_deserializer=call.method.response.FromString,
-        )
         left_s = self._deadline_s if deadline_s is None else checked_deadline(deadline_s)
         give_up_at = time.monotonic() + left_s
         if self._priority:
             calls.set_priority(call.request, self._priority)
-        attempt = 1
+        attempt, tried = 1, Tried()
         while True:
             try:
-                response = await invoke(
-                    call.request, timeout=left_s, wait_for_ready=wait_for_ready, metadata=self._metadata
-                )
-                return call.parse(response)
-            except grpc.aio.AioRpcError as error:
-                refusal = from_call(self._target, error)
-            wait_s = pause_s(call, refusal, attempt, give_up_at - time.monotonic()) if self._retry_overload else None
+                return call.parse(await self._connection.invoke(call, left_s, tried, wait_for_ready=wait_for_ready))
+            except ServerError as error:
+                refusal = error.with_traceback(None)  # which would refer to this frame, and so to the request
+            wait_s = self._retries.pause_s(call, refusal, attempt, give_up_at - time.monotonic())
             if wait_s is None:
                 try:
                     raise refusal
                 finally:
-                    del refusal  # its traceback refers to this frame, and so to the request
+                    del refusal  # it has a traceback again
             await asyncio.sleep(wait_s)
             left_s, attempt = give_up_at - time.monotonic(), attempt + 1

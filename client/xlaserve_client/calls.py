@@ -27,6 +27,8 @@ _UNLOAD: Final = Method(_OIP, "RepositoryModelUnload", oip.RepositoryModelUnload
 
 IDEMPOTENT: Final = (*vision_calls.METHODS.values(), _MODEL_INFER)
 """The methods that are retried."""
+OF_ONE_SERVER: Final = (_LOAD, _UNLOAD)
+"""The methods that change the server."""
 
 
 def infer(images: Images, *, model: str, mode: str | None) -> Call[InferResult]:

@@ -46,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     common = Parser(add_help=False)
-    common.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="the server (%(default)s)")
+    common.add_argument(
+        "--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="the server, or fleet://HOST:PORT (%(default)s)"
+    )
     common.add_argument(
         "--deadline", type=_deadline, default=DEFAULT_DEADLINE_S, metavar="S", help="seconds for a call (%(default)g)"
     )

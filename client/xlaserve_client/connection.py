@@ -6,9 +6,10 @@ import ipaddress
 import json
 import math
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
-from xlaserve_client.calls import IDEMPOTENT
+from xlaserve_client.call import Call
+from xlaserve_client.calls import IDEMPOTENT, OF_ONE_SERVER
 
 DEFAULT_TARGET: Final = "127.0.0.1:8001"
 DEFAULT_DEADLINE_S: Final = 10.0
@@ -17,7 +18,12 @@ LOAD_DEADLINE_S: Final = 600.0
 READY_POLL_S: Final = 0.1
 MAX_PRIORITY: Final = 3
 
+Metadata = tuple[tuple[str, str], ...]
+Options = list[tuple[str, int | str]]
+
 _MAX_MESSAGE_BYTES: Final = 1 << 30
+_CONNECT_TIMEOUT_MS: Final = 2_000
+"""For servers of a fleet: there are others. gRPC's own is 20 s."""
 MAX_ATTEMPTS: Final = 5
 """The most that gRPC allows."""
 
@@ -36,27 +42,53 @@ def checked_priority(priority: int) -> int:
     return priority
 
 
-def channel_options(target: str) -> list[tuple[str, int | str]]:
+def checked_hedge(hedge_after_s: float | None, *, is_fleet: bool) -> float | None:
+    """Returns `hedge_after_s`. Raises ValueError unless it is finite and greater than 0, and for a single server."""
+    if hedge_after_s is not None and not is_fleet:
+        raise ValueError("hedge_after_s: expected a fleet as the target, fleet://HOST:PORT")
+    if hedge_after_s is not None and not (math.isfinite(hedge_after_s) and hedge_after_s > 0):
+        raise ValueError(f"hedge_after_s: expected seconds greater than 0, got {hedge_after_s}")
+    return hedge_after_s
+
+
+def check_for_fleet(call: Call[Any]) -> None:
+    """Raises ValueError for a call that changes one server, which would then differ from the others."""
+    if call.method in OF_ONE_SERVER:
+        raise ValueError(f"{call.method.name}: expected a client of one server, HOST:PORT, got one of a fleet")
+
+
+def channel_options(target: str) -> Options:
     """Returns the gRPC channel options for `target`.
 
     gRPC itself retries idempotent calls that got UNAVAILABLE, within their deadline, with exponential backoff and
     jitter.
     """
-    options: list[tuple[str, int | str]] = [
-        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    return [
+        *_common_options(target),
         # A call whose request does not fit here (256 KiB by default) is silently not retried.
         ("grpc.per_rpc_retry_buffer_size", _MAX_MESSAGE_BYTES),
+        ("grpc.service_config", _service_config()),
+    ]
+
+
+def member_options(address: str) -> Options:
+    """Returns the gRPC channel options for a server of a fleet: calls are retried on another one, not by gRPC."""
+    return [*_common_options(address), ("grpc.min_reconnect_backoff_ms", _CONNECT_TIMEOUT_MS)]
+
+
+def _common_options(target: str) -> Options:
+    options: Options = [
+        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
-        ("grpc.service_config", _service_config()),
     ]
     if _is_loopback(target):
         options.append(("grpc.enable_http_proxy", 0))
     return options
 
 
-def call_metadata(token: str | None, metadata: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+def call_metadata(token: str | None, metadata: Iterable[tuple[str, str]]) -> Metadata:
     """Returns what goes along with every call. Raises ValueError for a token that can't be sent."""
     if token is None:
         return (*metadata,)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 
 from xlaserve_client import calls, vision_calls
 from xlaserve_client.call import Call
@@ -18,26 +17,31 @@ from xlaserve_client.connection import (
     LOAD_DEADLINE_S,
     READY_POLL_S,
     call_metadata,
-    channel_options,
     checked_deadline,
+    checked_hedge,
     checked_priority,
 )
-from xlaserve_client.errors import DeadlineExceeded, Unavailable, from_call
+from xlaserve_client.errors import DeadlineExceeded, ServerError, Unavailable
 from xlaserve_client.images import Images
-from xlaserve_client.overload import pause_s
+from xlaserve_client.name_service import NameService, is_fleet
 from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
+from xlaserve_client.retries import Retries
+from xlaserve_client.sync_connection import Connection, FleetConnection, ServerConnection, Tried
 
 Result = TypeVar("Result")
 
 
 class VisionClient:
-    """Talks to one server. Safe to use from several threads; close it, or use it as a context manager.
+    """Talks to a server or a fleet. Safe to use from several threads; close it, or use it as a context manager.
 
-    `target` is HOST:PORT. `deadline_s` bounds each call, retries included; each call may set its own. Inference and
-    listing are retried a few times when the server can't be reached or is draining, and with `retry_overload` when it
-    refuses them for lack of room, when it says; loading and unloading never are. `credentials` turns TLS on. `token`,
-    an API key or a JSON Web Token, says who calls; `metadata` goes along with every call. `priority` is that of
-    inference, 1 (the highest) to 3; 0 leaves it to the server.
+    `target` is HOST:PORT, or fleet://HOST:PORT for the servers that the name service there lists: each call goes to the
+    one with the fewest outstanding calls of this client, and is retried on another. `deadline_s` bounds each call,
+    retries included; each call may set its own. Inference and listing are retried a few times when the server can't be
+    reached or is draining, and with `retry_overload` when it refuses them for lack of room, when it says; loading and
+    unloading never are. `hedge_after_s` sends inference of a fleet that has no answer by then to a second server as
+    well, in the long run at most one call in 20, and takes the first answer. `credentials` turns TLS on. `token`, an
+    API key or a JSON Web Token, says who calls; `metadata` goes along with every call. `priority` is that of inference,
+    1 (the highest) to 3; 0 leaves it to the server.
 
         with VisionClient("127.0.0.1:8001") as client:
             print(client.classify("three.png", model="digits").classifications[0].top.label)
@@ -49,6 +53,7 @@ class VisionClient:
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
         retry_overload: bool = False,
+        hedge_after_s: float | None = None,
         priority: int = 0,
         credentials: grpc.ChannelCredentials | None = None,
         token: str | None = None,
@@ -57,13 +62,15 @@ class VisionClient:
         self._target = target
         self._deadline_s = checked_deadline(deadline_s)
         self._metadata = call_metadata(token, metadata)
-        self._retry_overload = retry_overload
+        self._retries = Retries(overload=retry_overload, unavailable=is_fleet(target))
         self._priority = checked_priority(priority)
-        options = channel_options(target)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(target, options=options)
+        hedge_after_s = checked_hedge(hedge_after_s, is_fleet=is_fleet(target))
+        self._connection: Connection
+        if is_fleet(target):
+            service = NameService.parse(target)
+            self._connection = FleetConnection(service, credentials, self._metadata, hedge_after_s)
         else:
-            self._channel = grpc.secure_channel(target, credentials, options=options)
+            self._connection = ServerConnection(target, credentials, self._metadata)
 
     def classify(
         self, images: Images, *, model: str, top_k: int = 5, mode: str | None = None, deadline_s: float | None = None
@@ -137,16 +144,17 @@ class VisionClient:
         raise DeadlineExceeded(self._target, grpc.StatusCode.DEADLINE_EXCEEDED, f"not ready after {timeout_s:g} s")
 
     def load(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:
-        """Loads a configured model, or reloads it; returns when it is ready. Raises ServerError."""
+        """Loads a configured model, or reloads it; returns when it is ready. Raises ServerError; ValueError for a
+        fleet."""
         self._answer(calls.load(model), deadline_s)
 
     def unload(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:
-        """Lets a model finish what it accepted and frees it. Raises ServerError."""
+        """Lets a model finish what it accepted and frees it. Raises ServerError; ValueError for a fleet."""
         self._answer(calls.unload(model), deadline_s)
 
     def close(self) -> None:
         """Closes the connection; calls in progress are cancelled."""
-        self._channel.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -157,27 +165,21 @@ class VisionClient:
         self.close()
 
     def _answer(self, call: Call[Result], deadline_s: float | None, *, wait_for_ready: bool = False) -> Result:
-        invoke: grpc.UnaryUnaryMultiCallable[Message, Any] = self._channel.unary_unary(
-            call.method.path,
-            request_serializer=type(call.request).SerializeToString,
-            response_deserializer=call.method.response.FromString,
-        )
         left_s = self._deadline_s if deadline_s is None else checked_deadline(deadline_s)
         give_up_at = time.monotonic() + left_s
         if self._priority:
             calls.set_priority(call.request, self._priority)
-        attempt = 1
+        attempt, tried = 1, Tried()
         while True:
             try:
-                response = invoke(call.request, timeout=left_s, wait_for_ready=wait_for_ready, metadata=self._metadata)
-                return call.parse(response)
-            except grpc.RpcError as error:
-                refusal = from_call(self._target, error)
-            wait_s = pause_s(call, refusal, attempt, give_up_at - time.monotonic()) if self._retry_overload else None
+                return call.parse(self._connection.invoke(call, left_s, tried, wait_for_ready=wait_for_ready))
+            except ServerError as error:
+                refusal = error.with_traceback(None)  # which would refer to this frame, and so to the request
+            wait_s = self._retries.pause_s(call, refusal, attempt, give_up_at - time.monotonic())
             if wait_s is None:
                 try:
                     raise refusal
                 finally:
-                    del refusal  # its traceback refers to this frame, and so to the request
+                    del refusal  # it has a traceback again
             time.sleep(wait_s)
             left_s, attempt = give_up_at - time.monotonic(), attempt + 1

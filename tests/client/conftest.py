@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -55,6 +56,11 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         self.target = ""
         self.seen: list[Any] = []
         self.seen_at: list[float] = []
+        self.tokens: list[str] = []
+        self.cancelled = threading.Event()
+        """Set when a call ends that is held."""
+        self.kill: Callable[[], object] = lambda: None
+        """Stops the server at once; what is under way fails."""
         self.failures: list[Failure] = []
         """Each call takes one from the front and fails with it."""
         self.details: bytes | None = None
@@ -69,6 +75,8 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
     def _enter(self, request: Any, context: grpc.ServicerContext) -> None:
         self.seen.append(request)
         self.seen_at.append(time.monotonic())
+        self.tokens += [str(value) for key, value in context.invocation_metadata() if key == "authorization"]
+        context.add_callback(self._ended)
         if self.hold is not None:
             self.hold.wait(timeout=20)
         if self.failures:
@@ -77,6 +85,10 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
             if details is not None:
                 context.set_trailing_metadata((("grpc-status-details-bin", details),))
             context.abort(code, message)
+
+    def _ended(self) -> None:
+        if self.hold is not None and not self.hold.is_set():
+            self.cancelled.set()
 
     def ServerReady(self, request: oip.ServerReadyRequest, context: grpc.ServicerContext) -> oip.ServerReadyResponse:
         self._enter(request, context)
@@ -197,19 +209,28 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         )
 
 
-@pytest.fixture
-def puppet() -> Iterator[Puppet]:
+@contextmanager
+def running_puppet(credentials: grpc.ServerCredentials | None = None) -> Iterator[Puppet]:
     servicer = Puppet()  # type: ignore[abstract]  # gRPC answers UNIMPLEMENTED for the other methods
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(16) as pool:
         server = grpc.server(pool, options=[("grpc.max_receive_message_length", -1)])
         oip_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
         vision_grpc.add_VisionServicer_to_server(servicer, server)
-        servicer.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        address = "127.0.0.1:0"
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+        servicer.target = f"127.0.0.1:{port}"
+        servicer.kill = lambda: server.stop(grace=None)
         server.start()
         yield servicer
         if servicer.hold is not None:
             servicer.hold.set()
         server.stop(grace=None).wait()
+
+
+@pytest.fixture
+def puppet() -> Iterator[Puppet]:
+    with running_puppet() as puppet:
+        yield puppet
 
 
 @pytest.fixture

@@ -1,0 +1,200 @@
+"""The name service of a fleet, `fleet://HOST:PORT`: which servers there are, over HTTP.
+
+`GET /v1/servers` answers
+
+    {"servers": [{"address": "10.0.0.3:40121", "state": "ready", "id": "a"}], "generation": 7}
+
+and `GET /v1/servers?after=7&wait_s=20` the same once the generation is another, or after 20 s. Calls may be sent to
+servers whose state is `ready`, and to no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
+from io import BytesIO
+from typing import Any, Final, NamedTuple, Protocol, Self, cast
+
+SCHEME: Final = "fleet://"
+
+WAIT_S: Final = 20.0
+"""How long the name service may hold back an answer that says nothing new."""
+ANSWER_S: Final = 5.0
+"""How long it may take to answer beyond that."""
+FIRST_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 10.0
+"""The pause after a failure doubles from one to the other."""
+
+_READY: Final = "ready"
+_MIN_POLL_S: Final = 1.0
+"""The least time between two answers that say the same: a name service need not know how to wait."""
+_MAX_ANSWER_BYTES: Final = 16 << 20
+_MAX_SHOWN: Final = 200
+_TARGET: Final = re.compile(r"fleet://(\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]?#@]+):(\d{1,5})/?")
+
+
+def is_fleet(target: str) -> bool:
+    """Whether a client's target is a fleet, and not a server."""
+    return target.startswith(SCHEME)
+
+
+class Listed(NamedTuple):
+    """A server, as the name service lists it."""
+
+    address: str
+    """HOST:PORT of its gRPC port."""
+    id: str
+    """Another one for another server at the same address."""
+    is_ready: bool
+    """Whether it takes calls."""
+
+
+class Listing(NamedTuple):
+    """What the name service says."""
+
+    generation: int
+    """Grows with each change."""
+    servers: tuple[Listed, ...]
+
+
+class Listener(Protocol):
+    """Is told what the name service says."""
+
+    def hear(self, listing: Listing) -> None:
+        """Takes the list of servers."""
+
+    def miss(self, problem: str) -> None:
+        """Takes the reason why there was no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameService:
+    """Where a name service listens."""
+
+    host: str
+    """Without brackets."""
+    port: int
+
+    @classmethod
+    def parse(cls, target: str) -> Self:
+        """Parses `fleet://HOST:PORT`. Raises ValueError."""
+        match = _TARGET.fullmatch(target)
+        if match is None or not 0 < int(match[2]) < 1 << 16:
+            raise ValueError(f"target: expected fleet://HOST:PORT, got {target!r}")
+        return cls(match[1].strip("[]"), int(match[2]))
+
+    @property
+    def authority(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def target(self) -> str:
+        """What a client is given."""
+        return f"{SCHEME}{self.authority}"
+
+    @property
+    def url(self) -> str:
+        """What is asked."""
+        return f"http://{self.authority}/v1/servers"
+
+    async def ask(self, after: int | None = None) -> Listing:
+        """Returns the list of servers; with `after` once its generation is another, or after WAIT_S.
+
+        Raises OSError, HTTPException or ValueError.
+        """
+        query = "" if after is None else f"?after={after}&wait_s={WAIT_S:g}"
+        asked = f"GET /v1/servers{query} HTTP/1.1\r\nhost: {self.authority}\r\nconnection: close\r\n\r\n"
+        limit_s = ANSWER_S if after is None else WAIT_S + ANSWER_S
+        try:
+            async with asyncio.timeout(limit_s):
+                reader, writer = await asyncio.open_connection(self.host, self.port)
+                try:
+                    writer.write(asked.encode())
+                    received = b""
+                    while part := await reader.read(_MAX_ANSWER_BYTES):
+                        received += part
+                        if len(received) > _MAX_ANSWER_BYTES:
+                            raise ValueError(f"expected an answer of up to {_MAX_ANSWER_BYTES} bytes")
+                finally:
+                    writer.close()
+        except TimeoutError:
+            raise TimeoutError(f"no answer within {limit_s:g} s") from None
+        return _read(received)
+
+
+async def follow(service: NameService, listener: Listener) -> None:
+    """Tells `listener` what the name service says, at once and then at each change, until it is cancelled.
+
+    After a failure it is asked again with growing pauses, from the beginning: one that was restarted counts anew.
+    """
+    generation: int | None = None
+    failures = 0
+    while True:
+        asked_at = time.monotonic()
+        try:
+            listing = await service.ask(generation)
+        except (OSError, HTTPException, ValueError) as error:
+            listener.miss(in_words(error))
+            generation = None
+            await asyncio.sleep(random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**failures, MAX_PAUSE_S))
+            failures = min(failures + 1, 10)
+            continue
+        failures = 0
+        listener.hear(listing)
+        if listing.generation == generation:
+            await asyncio.sleep(max(0.0, asked_at + _MIN_POLL_S - time.monotonic()))
+        generation = listing.generation
+
+
+def in_words(error: OSError | HTTPException | ValueError) -> str:
+    """Returns why a name service could not be asked."""
+    if isinstance(error, HTTPException):
+        return f"expected HTTP: {error!r}"
+    if isinstance(error, OSError) and (error.errno or 0) > 0:
+        return os.strerror(error.errno or 0)  # asyncio's own words name an address and no reason
+    return str(error) or type(error).__name__
+
+
+def _read(received: bytes) -> Listing:
+    """Reads an answer. Raises HTTPException, ValueError."""
+    response = HTTPResponse(cast(Any, _Received(received)))
+    response.begin()
+    body = response.read()
+    if response.status != HTTPStatus.OK:
+        said = body[:_MAX_SHOWN].decode(errors="replace").strip()
+        raise ValueError(f"expected status 200, got {response.status} {response.reason}: {said}")
+    try:
+        document = json.loads(body)
+        servers = tuple(
+            Listed(_address(each["address"]), str(each.get("id", "")), each["state"] == _READY)
+            for each in document["servers"]
+        )
+        return Listing(int(document["generation"]), servers)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+        expected = '{"servers": [{"address": "HOST:PORT", "state": "ready"}], "generation": 1}'
+        raise ValueError(f"expected {expected}, got {body[:_MAX_SHOWN]!r}") from None
+
+
+class _Received:
+    """Bytes, as HTTPResponse reads them from a socket."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, mode: str) -> BytesIO:
+        return BytesIO(self._data)
+
+
+def _address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(value)
+    return value
