@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference pictures docs demo test test-slow test-pages test-clients image attack prove-loadtest prove-sockets check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
+.PHONY: help setup stubs reference pictures docs demo test test-slow test-pages test-clients test-fleet image attack prove-loadtest prove-sockets check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,7 +40,7 @@ demo: setup ## Serve, ask about real images, compare XLA with graph mode
 test: setup ## Run the test suite
 	scripts/install_chromium.sh
 	scripts/install_prometheus.sh
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow and not fleet"
 
 test-slow: setup ## Run what `make test` leaves out: pods, every dashboard's queries, more pages and ends of servers
 	scripts/install_chromium.sh
@@ -53,6 +53,10 @@ test-pages: setup ## Look at every kind of report in a browser, at several width
 
 test-clients: setup ## Run clients of KServe, Triton and TensorFlow Serving unmodified, and write what works into docs/clients.md
 	$(BIN)/python -m tests.clients
+
+test-fleet: setup ## Run fleets on a real Ray cluster of several nodes on this machine, and kill every part of them
+	scripts/install_haproxy.sh
+	$(BIN)/python -m tests.fleet
 
 image: setup ## Build the images of deploy/ with buildah, as root, and try them out
 	scripts/build_image.sh $(BUILD)

@@ -41,6 +41,7 @@ from xlaserve import cli as server_cli
 from xlaserve.app import App
 from xlaserve.commands import health
 from xlaserve.config import ENV_PREFIX, ModelSettings, Settings
+from xlaserve.fleet.settings import FleetSettings
 from xlaserve_client import cli as client_cli
 from xlaserve_loadtest import cli as loadtest_cli
 from xlaserve_loadtest.reports import prometheus as loadtest_metrics
@@ -73,6 +74,10 @@ def settings_page() -> Iterator[str]:
         yield f"## Fields of `{prefix.rstrip('.')}`"
         for name, field in model.model_fields.items():
             yield from _field(f"{prefix}{name}", field, explained)
+    yield "## A fleet"
+    yield "Of the file that `xlaserve fleet` takes, in a file of its own."
+    for name, field in FleetSettings.model_fields.items():
+        yield from _field(f"fleet.{name}", field, explained)
 
 
 def _field(name: str, field: FieldInfo, explained: set[type[Enum]], *elsewhere: str) -> Iterator[str]:
@@ -117,6 +122,8 @@ def _kind(kind: Any, metadata: Iterable[object] = ()) -> str:
     elif origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
         values = parts if origin is Literal else [member.value for member in kind]
         words = f"one of {', '.join(f'`{value}`' for value in values)}"
+    elif origin is dict:
+        words = "mapping of fields"
     elif origin is tuple:
         words = f"list of {_kind(parts[0])}" if ... in get_args(kind) else f"[{', '.join(map(_kind, parts))}]"
     elif fields := getattr(kind, "_fields", None):
@@ -191,14 +198,18 @@ def _documented_values(kind: type[Enum]) -> Iterator[tuple[str, str]]:
 def parsers() -> Iterator[argparse.ArgumentParser]:
     """Yields the parser of every command and subcommand."""
     for top in (server_cli.parser(), health.parser(), client_cli.parser(), loadtest_cli.parser()):
-        yield top
-        for action in top._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for choice in action._choices_actions:
-                    subparser = action.choices[choice.dest]
-                    help_text = choice.help or ""
-                    subparser.description = subparser.description or f"{help_text[:1].upper()}{help_text[1:]}."
-                    yield subparser
+        yield from _with_subcommands(top)
+
+
+def _with_subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for choice in action._choices_actions:
+                subparser = action.choices[choice.dest]
+                help_text = choice.help or ""
+                subparser.description = subparser.description or f"{help_text[:1].upper()}{help_text[1:]}."
+                yield from _with_subcommands(subparser)
 
 
 def commands_page() -> Iterator[str]:

@@ -23,6 +23,7 @@ from xlaserve.commands import (
     check,
     compare_versions,
     explain,
+    fleet,
     import_config,
     key,
     ledger,
@@ -43,6 +44,7 @@ COMMANDS: Final = (
     warm.COMMAND,
     buckets.COMMAND,
     plan.COMMAND,
+    fleet.COMMAND,
     compare_versions.COMMAND,
     check.COMMAND,
     explain.COMMAND,
@@ -63,11 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 1 with a message on stderr otherwise."""
     options = vars(parser().parse_args(arguments))
     command: Command = options.pop("command")
-    file = options.pop("config")
+    file = options.pop("config", None)
     flags = {name: options.pop(name) for name in Settings.model_fields if options.get(name) is not None}
 
     def load() -> Settings:
-        return config.load(file, flags)
+        return config.load(file, flags) if command.takes_settings else Settings()
 
     try:
         settings = load()
@@ -106,7 +108,8 @@ def parser() -> argparse.ArgumentParser:
     for name, field in Settings.model_fields.items():
         _add_flag(fields, name, field)
     for command in COMMANDS:
-        subparser = commands.add_parser(command.name, parents=[settings], help=command.help)
+        parents = [settings] if command.takes_settings else []
+        subparser = commands.add_parser(command.name, parents=parents, help=command.help)
         if command is serve.COMMAND:
             subparser.formatter_class = argparse.RawDescriptionHelpFormatter
             subparser.epilog = _models_explained()

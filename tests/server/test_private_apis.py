@@ -45,7 +45,7 @@ from xlaserve.runtimes.watch.xla_log import Reader
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 120
-BOUNDED: Final = {"grpcio", "uvicorn", "pillow", "tensorflow-cpu", "tensorflow", "keras", "keras-cv"}
+BOUNDED: Final = {"grpcio", "uvicorn", "pillow", "tensorflow-cpu", "tensorflow", "keras", "keras-cv", "ray"}
 OURS: Final = {"self", "cls", "os._exit", "argparse._ActionsContainer", "argparse._ArgumentGroup"}
 NAMED_TUPLES: Final = {"_asdict", "_field_defaults", "_fields", "_replace"}
 PRIVATE_NAMES: Final = {
@@ -131,6 +131,7 @@ def test_what_is_reached_into_has_an_upper_bound_that_the_pinned_version_keeps()
         *project["optional-dependencies"]["cpu"],
         *project["optional-dependencies"]["gpu"],
         *project["optional-dependencies"]["loadtest"],
+        *project["optional-dependencies"]["ray"],
     ]
     bounds = {}
     for requirement in wanted:

@@ -26,13 +26,15 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of `xlaserve`; all take the settings as flags as well."""
+    """A command of `xlaserve`."""
 
     name: str
     help: str
     run: Callable[[Invocation], int]
     """Returns the exit status. Raises XlaserveError for what a person can mend."""
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    takes_settings: bool = True
+    """Whether it is about a server with the settings, which it takes from a file, the environment and flags."""
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:

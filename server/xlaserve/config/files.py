@@ -55,7 +55,7 @@ def load(
     try:
         return Settings.model_validate(values, context=EXPAND)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain(error)) from None
 
 
 def check_files(settings: Settings) -> None:
@@ -75,6 +75,11 @@ def dump(settings: Settings) -> str:
 
 
 def _from_file(file: Path) -> dict[str, object]:
+    return dict(resolved(read_mapping(file), [Settings], file.parent.absolute()))
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """Returns the fields of a file as they are written; none where it is empty. Raises ConfigError."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -87,7 +92,7 @@ def _from_file(file: Path) -> dict[str, object]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {file}: expected a mapping of fields, got {type(values).__name__}")
-    return dict(resolved(values, [Settings], file.parent.absolute()))
+    return values
 
 
 def resolved(value: Any, kinds: Sequence[object], folder: Path) -> Any:
@@ -165,7 +170,8 @@ def _is_within(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bo
     return len(place) > len(other) and place[: len(other)] == other
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
+    """Returns one line that names each wrong field, its value and what was expected."""
     lines = []
     details = error.errors()
     for detail in details:

@@ -1,0 +1,214 @@
+"""`xlaserve fleet`: many servers on many machines, placed by Ray."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from rich.table import Table
+
+from xlaserve import console
+from xlaserve.commands import arguments
+from xlaserve.commands.command import Command, Invocation
+from xlaserve.errors import ConfigError
+from xlaserve.fleet import follow, haproxy, settings
+from xlaserve.fleet.addresses import Entry
+from xlaserve.fleet.policy import BUSY, WAIT
+from xlaserve.fleet.settings import LOCAL, FleetSettings
+
+TIMEOUT_S: Final = 600.0
+POLL_S: Final = 0.5
+GRPC_PORT: Final = 8001
+HTTP_PORT: Final = 8000
+
+
+def run(invocation: Invocation) -> int:
+    """Does what the action says."""
+    action: Callable[[argparse.Namespace], int] = invocation.own.run
+    return action(invocation.own)
+
+
+def up(own: argparse.Namespace) -> int:
+    """Starts the fleet, or makes one that is there what the file says."""
+    fleet = settings.load(own.file)
+    cluster = _cluster()
+    if fleet.ray == LOCAL:
+        # What ends this command ends Ray, and so the servers: they drain first.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with cluster.connected(fleet):
+        if fleet.ray != LOCAL:
+            _deploy(cluster, fleet, own, fleet.revision)
+            return 0
+        try:
+            _deploy(cluster, fleet, own, fleet.revision)
+            _say("Ctrl-C stops it")
+            while cluster.is_up(fleet):
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            _say("draining")
+            cluster.down(fleet)
+    return 0
+
+
+def update(own: argparse.Namespace) -> int:
+    """Makes a fleet what the file says, while some of its servers serve."""
+    fleet = settings.load(own.file)
+    cluster = _cluster()
+    with cluster.connected(_joined(fleet)):
+        _need(cluster, fleet)
+        revision = f"{fleet.revision}-{secrets.token_hex(3)}" if own.restart else fleet.revision
+        _deploy(cluster, fleet, own, revision)
+    return 0
+
+
+def status(own: argparse.Namespace) -> int:
+    """Shows the servers."""
+    fleet = settings.load(own.file)
+    cluster = _cluster()
+    with cluster.connected(_joined(fleet)):
+        seen = cluster.status(fleet)
+    if seen is None:
+        raise _absent(fleet)
+    if own.json:
+        servers = [
+            {"id": one.id, "address": one.address, "http": one.http, "state": one.state, **one.about}
+            for one in seen.servers
+        ]
+        found = {"state": seen.state, "message": seen.message, "replicas": seen.replicas, "names": seen.names}
+        console.print_json({**found, "servers": servers})
+    else:
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(seen.replicas.items()) if count)
+        out = console.stdout(120)
+        out.print(f"{fleet.name}: {seen.state.lower()}: {counts}; at fleet://{seen.names or '(no name service)'}")
+        if seen.message:
+            out.print(seen.message.strip(), markup=False)
+        out.print(_table(seen.servers))
+    return 0
+
+
+def down(own: argparse.Namespace) -> int:
+    """Drains and stops the servers, and the name service."""
+    fleet = settings.load(own.file)
+    cluster = _cluster()
+    with cluster.connected(_joined(fleet)):
+        _need(cluster, fleet)
+        cluster.down(fleet)
+    _say("stopped")
+    return 0
+
+
+def following(own: argparse.Namespace) -> int:
+    """Writes files whenever the servers change, for ever."""
+    if not own.addresses_file and not own.haproxy:
+        raise ConfigError("fleet follow: expected --addresses-file, --haproxy or both")
+    for servers in follow.lists(own.names):
+        if own.addresses_file:
+            follow.write(own.addresses_file, follow.addresses(servers))
+        if own.haproxy:
+            follow.write(own.haproxy, haproxy.configuration(servers, own.grpc_port, own.http_port))
+        if own.reload:
+            follow.reload(own.reload)
+        _say(f"{len(servers)} servers")
+        if own.once:
+            break
+    return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the actions, and the options of each."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+
+    def add(name: str, action: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        found = actions.add_parser(name, help=text)
+        found.set_defaults(run=action)
+        return found
+
+    def add_file(found: argparse.ArgumentParser) -> None:
+        found.add_argument("--config", dest="file", type=Path, required=True, metavar="FILE", help="the fleet's YAML")
+
+    def add_timeout(found: argparse.ArgumentParser) -> None:
+        found.add_argument(
+            "--timeout-s",
+            type=arguments.positive,
+            default=TIMEOUT_S,
+            metavar="S",
+            help=f"how long to wait until all servers are ready; {TIMEOUT_S:g} by default",
+        )
+
+    starting = add("up", up, "start servers, and wait until they are ready")
+    add_file(starting)
+    add_timeout(starting)
+    shown = add("status", status, "show the servers")
+    add_file(shown)
+    shown.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    changed = add("update", update, "apply a changed file: servers are replaced while others serve")
+    add_file(changed)
+    add_timeout(changed)
+    changed.add_argument(
+        "--restart", action="store_true", help="replace the servers even where the file is as before: for new weights"
+    )
+    add_file(add("down", down, "drain and stop all servers"))
+    followed = add("follow", following, "write files for proxies and others whenever the servers change")
+    followed.add_argument("names", metavar="HOST:PORT", help="the fleet's name service")
+    followed.add_argument("--addresses-file", type=Path, metavar="FILE", help="where to write an address a line")
+    followed.add_argument("--haproxy", type=Path, metavar="FILE", help="where to write HAProxy's configuration")
+    followed.add_argument("--grpc-port", type=int, default=GRPC_PORT, metavar="N", help="HAProxy's, for gRPC; 8001")
+    followed.add_argument("--http-port", type=int, default=HTTP_PORT, metavar="N", help="HAProxy's, for HTTP; 8000")
+    followed.add_argument("--reload", metavar="COMMAND", help="what to run when the files have changed")
+    followed.add_argument("--once", action="store_true", help="write them once, and end")
+
+
+def _cluster() -> ModuleType:
+    """Returns the module that needs Ray. Raises ConfigError where that is missing."""
+    try:
+        from xlaserve.fleet import cluster  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigError(f"fleet: it needs the extra ray: pip install 'xlaserve[ray]' ({error})") from None
+    return cluster
+
+
+def _joined(fleet: FleetSettings) -> FleetSettings:
+    """Returns the settings with which a second command finds the cluster that `up` has started."""
+    return fleet.model_copy(update={"ray": "auto"}) if fleet.ray == LOCAL else fleet
+
+
+def _deploy(cluster: Any, fleet: FleetSettings, own: argparse.Namespace, revision: str) -> None:
+    names = cluster.deploy(fleet, revision)
+    seen = cluster.wait(fleet, revision, own.timeout_s, _say)
+    _say(f"{len(seen.servers)} servers are ready at fleet://{names}")
+
+
+def _need(cluster: Any, fleet: FleetSettings) -> None:
+    if not cluster.is_up(fleet):
+        raise _absent(fleet)
+
+
+def _absent(fleet: FleetSettings) -> ConfigError:
+    return ConfigError(f"name: there is no fleet {fleet.name} in this cluster")
+
+
+def _table(servers: list[Entry]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("server", "gRPC", "HTTP", "state", "wait ms", "lanes busy", "revision", "node", "pid"):
+        table.add_column(title)
+    for one in servers:
+        about = one.about
+        load = (f"{about[WAIT] * 1000:.3g}", f"{about[BUSY]:.0%}") if WAIT in about else ("", "")
+        revision, node = str(about.get("revision", "")), str(about.get("node", ""))[:8]
+        table.add_row(one.id, one.address, one.http, one.state, *load, revision, node, str(about.get("pid", "")))
+    return table
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+COMMAND = Command("fleet", "many servers on many machines, placed by Ray", run, add_options, takes_settings=False)

@@ -1,0 +1,300 @@
+"""The only room that knows Ray: the servers as replicas of Ray Serve, and the name service as an actor on the head.
+
+Serve's controller places a replica for each server, checks it every second, starts another for one that fails, adds and
+stops them as the policy says, and replaces them when what they are started with has changed. Nothing is ever sent to
+a replica: Serve's proxies are off, and its handles unused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from xlaserve.errors import ConfigError, XlaserveError
+from xlaserve.fleet import policy
+from xlaserve.fleet.addresses import Entry
+from xlaserve.fleet.member import Member
+from xlaserve.fleet.name_service import NameService
+from xlaserve.fleet.process import GRACE_S, ServerProcess
+from xlaserve.fleet.settings import LOCAL, SHUTDOWN_DELAY_S, FleetSettings, flags
+
+NAMESPACE: Final = "xlaserve"
+DEPLOYMENT: Final = "server"
+HEAD: Final = "node:__internal_head__"
+"""A resource that Ray gives to the head's node alone."""
+LOOPBACK: Final = "127.0.0.1"
+CHECK_S: Final = 1.0
+CHECK_TIMEOUT_S: Final = 5.0
+REPORT_S: Final = 1.0
+LOOK_BACK_S: Final = 5.0
+"""The policy sees the average of this time."""
+SURGE_PERCENT: Final = 25
+TRIES: Final = 3
+"""How often servers may fail to start before an update is given up."""
+POLL_S: Final = 0.25
+FAILED: Final = "DEPLOY_FAILED"
+RUNNING: Final = "RUNNING"
+
+
+class Names:
+    """The actor that is the name service."""
+
+    def __init__(self, fleet: FleetSettings) -> None:
+        self._service = NameService(_node_address(fleet), fleet.port)
+
+    def renew(self, entry: Entry) -> None:
+        """See `NameService`."""
+        self._service.renew(entry)
+
+    def remove(self, key: str) -> None:
+        """See `NameService`."""
+        self._service.remove(key)
+
+    def entries(self) -> list[Entry]:
+        """See `NameService`."""
+        return self._service.entries()
+
+    def address(self) -> str:
+        """Returns where it listens, HOST:PORT."""
+        return self._service.address
+
+
+class RemoteNames:
+    """The name service, for a server on any node. It is started where there is none."""
+
+    def __init__(self, fleet: FleetSettings) -> None:
+        self._fleet = fleet
+        self._finding: asyncio.Task[Any] | None = None
+        """Finds the actor, once: without the head it may take as long as that is away."""
+
+    async def renew(self, entry: Entry) -> None:
+        """See `Names`. Raises RayError."""
+        await self._call("renew", entry)
+
+    async def remove(self, key: str) -> None:
+        """See `Names`. Raises RayError."""
+        await self._call("remove", key)
+
+    async def _call(self, method: str, argument: object) -> None:
+        if self._finding is None:
+            self._finding = asyncio.create_task(asyncio.to_thread(_names, self._fleet))
+        try:
+            actor = await asyncio.shield(self._finding)
+            await getattr(actor, method).remote(argument)
+        except RayError:
+            self._finding = None
+            raise
+
+
+class Replica:
+    """A replica of Ray Serve: it has a server process beside it, and takes no requests itself."""
+
+    async def __init__(self, fleet: FleetSettings, revision: str) -> None:  # type: ignore[misc]  # Serve awaits it
+        context = serve.get_replica_context()
+        key, node = context.replica_tag, _node_address(fleet)
+        given = fleet.server_settings()
+        delay_s = flags(fleet, node).get("shutdown_delay_s", given.shutdown_delay_s)
+        process = ServerProcess(
+            fleet.server,
+            flags(fleet, node),
+            Path(tempfile.gettempdir()) / f"{fleet.name}-fleet" / key,
+            float(str(delay_s)) + given.drain_timeout_s,
+        )
+        about = {
+            "node": ray.get_runtime_context().get_node_id(),
+            "revision": revision,
+            "supervisor": os.getpid(),
+        }
+        self._member = Member(key, process, RemoteNames(fleet), about)
+        await self._member.start()
+
+    async def check_health(self) -> None:
+        """Raises where the server is to be replaced: Serve calls it."""
+        await self._member.check()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Returns how loaded the server is: Serve calls it, for the policy."""
+        return await self._member.load()
+
+    async def __del__(self) -> None:
+        """Drains the server: Serve awaits it before it ends a replica."""
+        if hasattr(self, "_member"):
+            await self._member.stop()
+
+
+@contextmanager
+def connected(fleet: FleetSettings) -> Iterator[None]:
+    """Connects to Ray's cluster, or starts a local one for the time being. Raises ConfigError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    where: dict[str, Any] = {"address": fleet.ray}
+    if fleet.ray == LOCAL:
+        where = {"address": "local", "include_dashboard": False}
+    try:
+        ray.init(**where, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"ray: expected a cluster at {fleet.ray}: {str(error).splitlines()[0]}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def deploy(fleet: FleetSettings, revision: str) -> str:
+    """Has Serve make the fleet what it should be, and returns the name service's HOST:PORT. Does not wait.
+
+    Servers that were started for another `revision` are replaced. Raises ConfigError.
+    """
+    serve.start(proxy_location="Disabled")
+    address = _address_of(_names(fleet), fleet)
+    given = fleet.server_settings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the interval is to become a variable of the environment
+        scaling = serve.config.AutoscalingConfig(
+            min_replicas=fleet.min_servers,
+            max_replicas=fleet.most_servers,
+            metrics_interval_s=REPORT_S,
+            look_back_period_s=LOOK_BACK_S,
+            upscale_delay_s=fleet.scale_up_after_s,
+            downscale_delay_s=fleet.scale_down_after_s,
+            policy={
+                "policy_function": f"{policy.__name__}:{policy.Policy.__name__}",
+                "policy_kwargs": {"target_wait_s": fleet.target_wait_s},
+            },
+        )
+    deployment = serve.deployment(
+        Replica,
+        name=DEPLOYMENT,
+        ray_actor_options={"num_cpus": fleet.cores, "num_gpus": fleet.gpus},
+        autoscaling_config=scaling,
+        health_check_period_s=CHECK_S,
+        health_check_timeout_s=CHECK_TIMEOUT_S,
+        graceful_shutdown_timeout_s=max(given.shutdown_delay_s, SHUTDOWN_DELAY_S) + given.drain_timeout_s + 2 * GRACE_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        max_constructor_retry_count=TRIES,
+        max_surge_percent=SURGE_PERCENT if fleet.update == "start_first" else 0,
+    )
+    # Without a version of ours Serve takes each deployment for a new one, and replaces all servers.
+    deployment = deployment.options(version=revision, _internal=True)
+    target = serve.RunTarget(target=deployment.bind(fleet, revision), name=fleet.name, route_prefix=None)
+    serve.run_many([target], wait_for_applications_running=False)
+    return address
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A fleet as Serve and the name service see it."""
+
+    state: str
+    """Serve's word for the application: RUNNING, DEPLOYING, DEPLOY_FAILED."""
+    message: str
+    replicas: dict[str, int]
+    """How many servers are in each of Serve's states, in lower case."""
+    names: str
+    """HOST:PORT of the name service; empty where it does not answer."""
+    servers: list[Entry]
+
+
+def status(fleet: FleetSettings) -> Status | None:
+    """Returns how the fleet is; None where there is none."""
+    application = serve.status().applications.get(fleet.name)
+    if application is None:
+        return None
+    deployment = application.deployments.get(DEPLOYMENT)
+    replicas = (
+        {str(getattr(k, "value", k)).lower(): n for k, n in deployment.replica_states.items()} if deployment else {}
+    )
+    message = application.message or (deployment.message if deployment else "")
+    names, servers = "", []
+    with suppress(RayError, ValueError):
+        actor = ray.get_actor(_actor_name(fleet), namespace=NAMESPACE)
+        names, servers = ray.get([actor.address.remote(), actor.entries.remote()], timeout=CHECK_TIMEOUT_S)
+    return Status(str(application.status.value), message, replicas, names, servers)
+
+
+def wait(fleet: FleetSettings, revision: str, timeout_s: float, say: Callable[[str], None]) -> Status:
+    """Returns once all servers that there should be serve as `revision`. Raises XlaserveError where they can't."""
+    give_up_at = time.monotonic() + timeout_s
+    said = ""
+    while True:
+        seen = status(fleet)
+        assert seen is not None, "it was deployed"
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(seen.replicas.items()) if count)
+        if counts != said:
+            say(counts)
+            said = counts
+        if seen.state == FAILED:
+            raise XlaserveError(f"fleet {fleet.name}: {_cause(seen.message)}")
+        if seen.state == RUNNING and all(entry.about.get("revision") == revision for entry in seen.servers):
+            return seen
+        if time.monotonic() > give_up_at:
+            raise XlaserveError(f"fleet {fleet.name}: not ready after {timeout_s:g} s: {counts} {seen.message}".strip())
+        time.sleep(POLL_S)
+
+
+def is_up(fleet: FleetSettings) -> bool:
+    """Returns whether there is such a fleet."""
+    return fleet.name in serve.status().applications
+
+
+def down(fleet: FleetSettings) -> None:
+    """Drains and stops all servers, then the name service, and Serve where it has nothing else to run."""
+    serve.delete(fleet.name, _blocking=False)  # which waits for a minute at most
+    while is_up(fleet):
+        time.sleep(POLL_S)
+    with suppress(ValueError):
+        ray.kill(ray.get_actor(_actor_name(fleet), namespace=NAMESPACE))
+    if not serve.status().applications:
+        serve.shutdown()
+
+
+def _node_address(fleet: FleetSettings) -> str:
+    return LOOPBACK if fleet.ray == LOCAL else str(ray.util.get_node_ip_address())
+
+
+def _actor_name(fleet: FleetSettings) -> str:
+    return f"{fleet.name}-names"
+
+
+def _names(fleet: FleetSettings) -> Any:
+    """Returns the name service's actor, which Ray starts again on the head whenever it ends."""
+    options = {
+        "name": _actor_name(fleet),
+        "namespace": NAMESPACE,
+        "get_if_exists": True,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "num_cpus": 0,
+        "resources": {HEAD: 0.001},
+    }
+    return ray.remote(Names).options(**options).remote(fleet)
+
+
+def _address_of(names: Any, fleet: FleetSettings) -> str:
+    try:
+        address = str(ray.get(names.address.remote()))
+    except RayError as error:
+        ray.kill(names)
+        raise ConfigError(_cause(str(error))) from None
+    if not address.endswith(f":{fleet.port}"):
+        raise ConfigError(f"port: the fleet's name service is at {address}; only a new fleet can have it elsewhere")
+    return address
+
+
+def _cause(text: str) -> str:
+    """Returns the last line of a remote error, which says what was raised there."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "failed"

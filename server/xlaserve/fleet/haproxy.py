@@ -1,0 +1,51 @@
+"""HAProxy's configuration for the servers of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+HEAD: Final = """\
+# Written by `xlaserve fleet follow`; it is written again whenever the servers change.
+defaults
+    mode http
+    balance leastconn
+    option redispatch
+    retries 2
+    retry-on conn-failure
+    timeout connect 2s
+    timeout client 10m
+    timeout server 10m
+    option httpchk GET /v2/health/ready
+    default-server check inter 1s fall 2 rise 1
+"""
+
+
+def configuration(servers: Sequence[Mapping[str, str]], grpc_port: int, http_port: int) -> str:
+    """Returns the configuration for `servers`, with `address`, `http` and `id` each.
+
+    Both ports take requests in the clear, gRPC as HTTP/2 without TLS; each goes to the server with the fewest. Health
+    is asked of the HTTP port.
+    """
+    grpc = [
+        f"server {one['id']} {one['address']} proto h2 check port {_port(one['http'])} check-proto h1"
+        for one in servers
+    ]
+    http = [f"server {one['id']} {one['http']}" for one in servers]
+    return "\n".join(
+        (
+            HEAD,
+            *_section("frontend grpc", f"bind :{grpc_port} proto h2", "default_backend grpc"),
+            *_section("backend grpc", *grpc),
+            *_section("frontend http", f"bind :{http_port}", "default_backend http"),
+            *_section("backend http", *http),
+        )
+    )
+
+
+def _section(title: str, *lines: str) -> list[str]:
+    return [title, *(f"    {line}" for line in lines), ""]
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]

@@ -1,0 +1,31 @@
+"""Runs a command that is asked to end, with SIGTERM, when the process that started it dies.
+
+python -m xlaserve.fleet.launcher PARENT COMMAND ...
+
+A server whose supervisor is killed would otherwise go on unseen, on cores that are given to another. The kernel sends
+the signal, so nothing has to be left of the parent. It is set up here and not between fork and exec, where a process
+with threads may run next to nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Becomes the command; ends at once where the parent has died already."""
+    parent, *command = arguments
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == int(parent):
+        os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,175 @@
+"""A server of a fleet, as a process: started, asked how it is, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from xlaserve.errors import XlaserveError
+from xlaserve.fleet.policy import BUSY, WAIT
+
+POLL_S: Final = 0.05
+ASK_TIMEOUT_S: Final = 3.0
+GRACE_S: Final = 10.0
+"""How much longer than it may take to drain a server may take to end, before it is killed."""
+TAIL_BYTES: Final = 2000
+QUEUED: Final = "xlaserve_queued_work_seconds"
+LANES: Final = "xlaserve_lanes"
+LANE_BUSY: Final = "xlaserve_lane_busy_seconds_total"
+
+
+class ServerFailed(XlaserveError):
+    """The server did not start, has ended, or does not serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a server listens, HOST:PORT each."""
+
+    grpc: str
+    http: str
+    metrics: str
+
+
+class ServerProcess:
+    """An `xlaserve serve` process with the configuration `values` and `flags` over it, which keeps files in `folder`.
+
+    `stop_s` is how long it takes to stop by its settings. It gets SIGTERM when this process dies.
+    """
+
+    def __init__(self, values: Mapping[str, Any], flags: Mapping[str, object], folder: Path, stop_s: float) -> None:
+        self._values = values
+        self._flags = flags
+        self._folder = folder
+        self._stop_s = stop_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._busy_s = 0.0
+        self._busy_at = 0.0
+        self.found = Found("", "", "")
+        """Where it listens, once it was started."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process number, once there is one."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started and is no more."""
+        return self._process is not None and self._process.poll() is not None
+
+    async def start(self) -> None:
+        """Returns once it is ready. Raises ServerFailed with the end of its log where it ends instead."""
+        ready, log = self._folder / "ready.json", self._folder / "server.log"
+        self._process = process = self._spawn(ready, log)
+        while not ready.exists():
+            if process.poll() is not None:
+                raise ServerFailed(f"the server exited with {process.returncode}; {log} ends with\n{_tail(log)}")
+            await asyncio.sleep(POLL_S)
+        addresses = json.loads(ready.read_text())
+        self.found = Found(addresses["grpc"], addresses["http"], addresses["metrics"])
+        if "tls_certificate" not in self._values:
+            self._channel = grpc.aio.insecure_channel(self.found.grpc, (("grpc.enable_http_proxy", 0),))
+        await self.load()
+
+    def _spawn(self, ready: Path, log: Path) -> subprocess.Popen[bytes]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        config = self._folder / "config.yaml"
+        config.write_text(json.dumps(self._values))  # JSON is YAML as well
+        flags = {"config": config, "ready_file": ready, **self._flags}
+        command = [sys.executable, "-m", "xlaserve", "serve", *_as_arguments(flags)]
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "xlaserve.fleet.launcher", str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # What the fleet's configuration says counts, not the environment of a node.
+                env={name: value for name, value in os.environ.items() if not name.startswith("XLASERVE_")},
+                start_new_session=True,  # a signal to the group of this process is not for the server
+            )
+
+    async def check(self) -> None:
+        """Raises ServerFailed where it has ended or does not serve."""
+        if self._process is None or self.has_ended:
+            raise ServerFailed(f"the server has ended, with {self._process and self._process.returncode}")
+        if self._channel is None:  # with TLS, for names that only its clients know
+            await self._ask("/readyz")
+            return
+        stub: Any = health_pb2_grpc.HealthStub(self._channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ASK_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise ServerFailed(f"the server does not answer: {error}") from None
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            raise ServerFailed(f"the server is {health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}")
+
+    async def load(self) -> dict[str, float]:
+        """Returns the expected wait in seconds, and the share of the lanes' time in use since the last call.
+
+        Raises ServerFailed.
+        """
+        now = time.monotonic()
+        values = totals(await self._ask("/metrics"), (QUEUED, LANES, LANE_BUSY))
+        lanes = max(1.0, values[LANES])
+        busy = (values[LANE_BUSY] - self._busy_s) / (lanes * max(now - self._busy_at, POLL_S))
+        self._busy_s, self._busy_at = values[LANE_BUSY], now
+        return {WAIT: values[QUEUED] / lanes, BUSY: min(max(busy, 0.0), 1.0)}
+
+    async def stop(self) -> None:
+        """Has it drain and end, and kills it where that takes too long. Its files go."""
+        if self._process is not None:
+            if not self.has_ended:
+                self._process.send_signal(signal.SIGTERM)
+            give_up_at = time.monotonic() + self._stop_s + GRACE_S
+            while not self.has_ended:
+                if time.monotonic() > give_up_at:
+                    self._process.kill()
+                await asyncio.sleep(POLL_S)
+        if self._channel is not None:
+            await self._channel.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _ask(self, path: str) -> str:
+        def ask() -> str:
+            with urllib.request.urlopen(f"http://{self.found.metrics}{path}", timeout=ASK_TIMEOUT_S) as answer:
+                return str(answer.read().decode())
+
+        try:
+            return await asyncio.to_thread(ask)
+        except (OSError, urllib.error.URLError) as error:
+            raise ServerFailed(f"the server does not answer {path}: {error}") from None
+
+
+def totals(text: str, names: Sequence[str]) -> dict[str, float]:
+    """Returns the sum of each metric's series in Prometheus' text; 0 for those that are not there."""
+    found = dict.fromkeys(names, 0.0)
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in found:
+            found[name] += float(line.rpartition(" ")[2])
+    return found
+
+
+def _as_arguments(flags: Mapping[str, object]) -> list[str]:
+    return [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def _tail(file: Path) -> str:
+    return file.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
