@@ -229,8 +229,11 @@ def commands_page() -> Iterator[str]:
                 is_named = group.title not in ("options", "positional arguments")
                 yield f"**{str(group.title).capitalize()}**" if is_named else ""
                 yield _table(("argument", "meaning"), rows)
-        if _settings_of(parser):
-            yield "Every [setting of the server](settings.md#the-server) is a flag too, as in `--grpc-port 9001`."
+        if settings := _settings_of(parser):
+            flags = ", ".join(f"`{action.option_strings[0]}`" for action in settings)
+            is_every = len(settings) == len(Settings.model_fields)
+            which = "Every [setting of the server](settings.md#the-server) is a flag too, as in `--grpc-port 9001`."
+            yield which if is_every else f"[Settings of the server](settings.md#the-server) that are flags: {flags}."
 
 
 def _settings_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:

@@ -66,10 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = vars(parser().parse_args(arguments))
     command: Command = options.pop("command")
     file = options.pop("config", None)
-    flags = {name: options.pop(name) for name in Settings.model_fields if options.get(name) is not None}
+    flags = {name: options.pop(name) for name in command.settings if options.get(name) is not None}
 
     def load() -> Settings:
-        return config.load(file, flags) if command.takes_settings else Settings()
+        return config.load(file, flags) if command.settings else Settings()
 
     try:
         settings = load()
@@ -94,21 +94,8 @@ def parser() -> argparse.ArgumentParser:
     found = Parser(prog="xlaserve", description="Serves vision models, compiled by XLA ahead of traffic.")
     found.add_argument("--version", action="version", version=__version__)
     commands = found.add_subparsers(required=True, metavar="COMMAND")
-    settings = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    settings.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        default=None,
-        help="YAML file of settings; without it the built-in configuration serves builtin:digits",
-    )
-    fields = settings.add_argument_group(
-        "settings", "Each overrides the environment's XLASERVE_<NAME> and the file; [defaults]."
-    )
-    for name, field in Settings.model_fields.items():
-        _add_flag(fields, name, field)
     for command in COMMANDS:
-        parents = [settings] if command.takes_settings else []
+        parents = [_settings_parser(command.settings)] if command.settings else []
         subparser = commands.add_parser(command.name, parents=parents, help=command.help)
         if command is serve.COMMAND:
             subparser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -116,6 +103,24 @@ def parser() -> argparse.ArgumentParser:
         subparser.set_defaults(command=command)
         command.add_options(subparser)
     add_completion(found)
+    return found
+
+
+def _settings_parser(names: Sequence[str]) -> Parser:
+    """Returns the parser of `--config` and of the flags of some settings."""
+    found = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    found.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        default=None,
+        help="YAML file of settings; without it the built-in configuration serves builtin:digits",
+    )
+    fields = found.add_argument_group(
+        "settings", "Each overrides the environment's XLASERVE_<NAME> and the file; [defaults]."
+    )
+    for name in names:
+        _add_flag(fields, name, Settings.model_fields[name])
     return found
 
 

@@ -195,9 +195,33 @@ def test_help_is_printed(command: str) -> None:
     done = xlaserve(*command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {' '.join(('xlaserve', *command))}")
-    if command:
-        flags = {f"--{name.replace('_', '-')}" for name in config.Settings.model_fields}
-        assert flags <= set(re.findall(r"--[a-z0-9-]+", done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("command", "takes", "others"),
+    [
+        *((command, set(config.Settings.model_fields), set()) for command in ("serve", "config")),
+        *((command, {"host", "grpc_port"}, {"models", "http_port", "lanes"}) for command in ("ledger", "buckets")),
+        ("plan", {"grpc_port", "lanes", "max_queue_images"}, {"models", "tls_key"}),
+        *(
+            (command, {"models", "device", "tf32"}, {"grpc_port", "access"})
+            for command in ("explain", "profile", "warm")
+        ),
+        ("check", {"models", "device"}, {"grpc_port", "lanes"}),
+        ("warm", {"compile_cache"}, {"ready_when", "load_process"}),
+        *((command, set(), set(config.Settings.model_fields) - {"models"}) for command in ("key", "import")),
+    ],
+)
+def test_a_command_has_flags_for_the_settings_that_concern_it(command: str, takes: set[str], others: set[str]) -> None:
+    shown = set(re.findall(r"--[a-z0-9-]+", xlaserve(command, "--help").stdout))
+    assert {f"--{name.replace('_', '-')}" for name in takes} <= shown
+    assert not {f"--{name.replace('_', '-')}" for name in others} & shown
+    assert ("--config" in shown) == bool(takes)
+
+
+def test_a_command_without_settings_reads_no_configuration() -> None:
+    done = xlaserve("key", "shop", env={"XLASERVE_GRPC_PORT": "none"})
+    assert (done.returncode, done.stdout[:4]) == (0, "xla_")
 
 
 def test_the_version_is_printed() -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from xlaserve import console
 from xlaserve.commands import arguments, remote
-from xlaserve.commands.command import Command, Invocation
+from xlaserve.commands.command import ADDRESS, Command, Invocation
 from xlaserve.config import AutoBuckets, Mode
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.choice import OVERHEAD_S
@@ -148,4 +148,4 @@ def _as_json(model: pb.Model, one: Report) -> dict[str, object]:
     }
 
 
-COMMAND = Command("buckets", "propose buckets for a model from a running server's traffic", run, add_options)
+COMMAND = Command("buckets", "propose buckets for a model from a running server's traffic", run, add_options, ADDRESS)

@@ -30,6 +30,7 @@ MODES: Final = tuple(mode for mode, traits in TRAITS.items() if not traits.choic
 """All that have programs of their own; eager first, because the others are compared with it."""
 _DEFAULT_MODES: Final = tuple(mode for mode in MODES if mode.traits.is_checked)
 TIMEOUT_S: Final = 300.0
+SETTINGS: Final = ("device", "gpu_memory_mib", "log_level", "log_format", "models")
 WIDE: Final = 320
 """Columns of text where no terminal says how many it has: nothing is to be folded."""
 
@@ -157,4 +158,6 @@ def _modes(text: str) -> tuple[Mode, ...]:
     return tuple(mode for mode in MODES if mode in wanted)
 
 
-COMMAND = Command("check", "compile models in several modes, time them and compare them with eager", run, add_options)
+COMMAND = Command(
+    "check", "compile models in several modes, time them and compare them with eager", run, add_options, SETTINGS
+)

@@ -12,6 +12,16 @@ from xlaserve.config import Settings
 
 FAILED: Final = 1
 
+# Settings that commands take as flags, beside those of the environment and the file.
+EVERY: Final = tuple(Settings.model_fields)
+ADDRESS: Final = ("host", "grpc_port")
+"""Where the server listens that a command asks."""
+EXECUTION: Final = (
+    *("device", "gpu_memory_mib", "performance_hint", "lanes", "threads_per_lane", "tf32"),
+    *("log_level", "log_format", "models"),
+)
+"""What models a command runs itself, and how."""
+
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
@@ -33,8 +43,8 @@ class Command:
     run: Callable[[Invocation], int]
     """Returns the exit status. Raises XlaserveError for what a person can mend."""
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    takes_settings: bool = True
-    """Whether it is about a server with the settings, which it takes from a file, the environment and flags."""
+    settings: tuple[str, ...] = EVERY
+    """Those that are flags of it; a command without any reads no configuration."""
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from xlaserve import console
 from xlaserve.commands import arguments, remote
-from xlaserve.commands.command import Command, Invocation
+from xlaserve.commands.command import ADDRESS, Command, Invocation
 from xlaserve.errors import ModelNotFound, XlaserveError
 from xlaserve_proto import vision_pb2 as pb
 
@@ -149,4 +149,6 @@ def _estimate(estimate: Estimate) -> dict[str, float | None] | None:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
-COMMAND = Command("compare-versions", "compare the shadows of a server's models with what answers", run, add_options)
+COMMAND = Command(
+    "compare-versions", "compare the shadows of a server's models with what answers", run, add_options, ADDRESS
+)

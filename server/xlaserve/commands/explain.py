@@ -13,7 +13,7 @@ from rich.table import Table
 
 from xlaserve import console
 from xlaserve.commands import arguments, subject
-from xlaserve.commands.command import Command, Invocation
+from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.inspection import dump, graph, page
 from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row
@@ -150,4 +150,6 @@ def _table(*titles: str, numbers: tuple[str, ...]) -> Table:
     return table
 
 
-COMMAND = Command("explain", "show what XLA made of a model, what it costs and what it takes", run, add_options)
+COMMAND = Command(
+    "explain", "show what XLA made of a model, what it costs and what it takes", run, add_options, EXECUTION
+)

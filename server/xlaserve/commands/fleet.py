@@ -211,4 +211,4 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-COMMAND = Command("fleet", "many servers on many machines, placed by Ray", run, add_options, takes_settings=False)
+COMMAND = Command("fleet", "many servers on many machines, placed by Ray", run, add_options, ())

@@ -51,4 +51,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-COMMAND = Command("import", "translate a configuration of TensorFlow Serving or Triton", run, add_options)
+COMMAND = Command("import", "translate a configuration of TensorFlow Serving or Triton", run, add_options, ())

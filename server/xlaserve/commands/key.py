@@ -28,7 +28,7 @@ def run(invocation: Invocation) -> int:
         "models": invocation.own.model or ["*"],
     }
     sys.stdout.write(f"{key}\n")
-    sys.stderr.write("The key is shown once. Add this to the file that `access` names:\n\n")
+    sys.stderr.write("# The key is shown once. Add this to the file that `access` names:\n")
     sys.stderr.write(yaml.safe_dump({"callers": [entry]}, sort_keys=False))
     return 0
 
@@ -42,4 +42,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-COMMAND = Command("key", "make an API key", run, add_options)
+COMMAND = Command("key", "make an API key", run, add_options, ())

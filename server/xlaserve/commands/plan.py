@@ -11,7 +11,7 @@ from rich.table import Table
 
 from xlaserve import console
 from xlaserve.commands import arguments, remote
-from xlaserve.commands.command import FAILED, Command, Invocation
+from xlaserve.commands.command import ADDRESS, FAILED, Command, Invocation
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.errors import ConfigError, ModelNotReady
 from xlaserve.oracle.device import Profile
@@ -224,4 +224,6 @@ def _price(servers: int, load: Load, outcome: Outcome, price: float) -> float:
     return servers * price / images_per_hour * 1e6
 
 
-COMMAND = Command("plan", "say how many servers a load needs", run, add_options)
+COMMAND = Command(
+    "plan", "say how many servers a load needs", run, add_options, (*ADDRESS, "lanes", "max_queue_images")
+)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 from xlaserve import console
-from xlaserve.commands.command import FAILED, Command, Invocation, run_loop
+from xlaserve.commands.command import EXECUTION, FAILED, Command, Invocation, run_loop
 from xlaserve.config import check_files
+
+CACHE: Final = ("compile_cache", "compile_cache_read_only", "compile_threads", "exit_on_model_failure")
 
 
 def run(invocation: Invocation) -> int:
@@ -35,4 +38,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-COMMAND = Command("warm", "compile every model, print the ledger, and exit", run, add_options)
+COMMAND = Command("warm", "compile every model, print the ledger, and exit", run, add_options, (*EXECUTION, *CACHE))
