@@ -14,8 +14,7 @@ DEPLOY: Final = Path(__file__).resolve().parents[2] / "deploy"
 
 def files() -> dict[str, str]:
     """Returns the contents of every file that is generated, by its path in deploy/."""
-    found = {f"prometheus/{name}": text for name, text in rules.files()}
-    return found | {f"grafana/dashboards/{name}": text for name, text in dashboards.files()}
+    return dict(rules.files()) | {f"grafana/dashboards/{name}": text for name, text in dashboards.files()}
 
 
 def stale(folder: Path = DEPLOY) -> list[str]:

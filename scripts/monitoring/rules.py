@@ -1,8 +1,8 @@
-"""Recording rules and alerts for Prometheus."""
+"""Recording rules and alerts for Prometheus, as files of its own and as a resource of the Prometheus operator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -148,7 +148,21 @@ def records() -> Iterator[dict[str, str]]:
 
 
 def files() -> Iterator[tuple[str, str]]:
-    """Yields the names and the contents of the files."""
-    for name, rules in (("recording", [*records()]), ("alerts", [alert.rule() for alert in ALERTS])):
-        groups = {"groups": [{"name": f"xlaserve-{name}", "rules": rules}]}
-        yield f"{name}.rules.yaml", NOTE + yaml.safe_dump(groups, sort_keys=False, width=116)
+    """Yields the paths and the contents of the files."""
+    groups = {
+        name: {"name": f"xlaserve-{name}", "rules": rules}
+        for name, rules in (("recording", [*records()]), ("alerts", [alert.rule() for alert in ALERTS]))
+    }
+    for name, group in groups.items():
+        yield f"prometheus/{name}.rules.yaml", _as_yaml({"groups": [group]})
+    resource = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "xlaserve", "labels": {"app.kubernetes.io/name": "xlaserve"}},
+        "spec": {"groups": [*groups.values()]},
+    }
+    yield "kubernetes/overlays/monitoring/rules.yaml", _as_yaml(resource)
+
+
+def _as_yaml(content: Mapping[str, Any]) -> str:
+    return NOTE + yaml.safe_dump(content, sort_keys=False, width=116)

@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-KUBERNETES = ROOT / "deploy" / "kubernetes"
-KSERVE = ROOT / "deploy" / "kserve"
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+KSERVE = DEPLOY / "kserve"
 WHOLE = ("cpu", "gpu", "tls")
 """Overlays that are a deployment; the others are added to one."""
 ADDED = ("hpa", "keda", "monitoring")

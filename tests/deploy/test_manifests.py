@@ -10,13 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deploy.manifests import ADDED, KSERVE, KUBERNETES, ROOT, WHOLE, Manifest, containers, kustomized, one, read
+from tests.deploy.manifests import (
+    ADDED,
+    DEPLOY,
+    KSERVE,
+    KUBERNETES,
+    ROOT,
+    WHOLE,
+    Manifest,
+    containers,
+    kustomized,
+    one,
+    read,
+)
 
 from xlaserve.app import FLUSH_S
 from xlaserve.cli import parser
 from xlaserve.config import load
 
 SCHEMAS = Path(__file__).parent / "schemas"
+MOST_APPLIED_BYTES = 2**18
+"""What an annotation may hold: `kubectl apply` keeps all of the manifest in one."""
 VERSIONS = ("1.32", "1.37")
 """Of Kubernetes: the oldest and the newest that are checked."""
 BASE = [
@@ -26,6 +40,8 @@ BASE = [
     if document.get("kind", "Kustomization") != "Kustomization"
 ]
 RUNTIME = read(KSERVE / "runtime.yaml")[0]
+MONITORING = KUBERNETES / "overlays" / "monitoring"
+RULES = read(MONITORING / "rules.yaml")[0]
 FILES = sorted(KSERVE.glob("*.yaml"))
 
 
@@ -88,6 +104,9 @@ def test_a_misspelt_field_is_noticed() -> None:
     assert "livenessProbes" in wrong_by_kubernetes(deployment)
     runtime = {**RUNTIME, "spec": {**RUNTIME["spec"], "protocols": ["v2"]}}
     assert any("protocols" in message for message in wrong_by_our_schema(runtime))
+    rules = json.loads(json.dumps(RULES))
+    rules["spec"]["groups"][0]["rules"][0]["expression"] = rules["spec"]["groups"][0]["rules"][0].pop("expr")
+    assert any("expression" in message for message in wrong_by_our_schema(rules))
 
 
 # How the parts fit together.
@@ -118,8 +137,7 @@ def test_a_server_that_hangs_is_seen_to_be_gone_while_it_still_serves() -> None:
 def test_everything_selects_the_pods_and_names_their_ports() -> None:
     selectors = [DEPLOYMENT["spec"]["selector"], one(BASE, "PodDisruptionBudget")["spec"]["selector"]]
     selectors += [one(BASE, "NetworkPolicy")["spec"]["podSelector"]]
-    monitoring = KUBERNETES / "overlays" / "monitoring"
-    (monitor,), (policy,) = read(monitoring / "podmonitor.yaml"), read(monitoring / "network.yaml")
+    (monitor,), (policy,) = read(MONITORING / "podmonitor.yaml"), read(MONITORING / "network.yaml")
     selectors += [monitor["spec"]["selector"], policy["spec"]["podSelector"]]
     services = [each for each in BASE if each["kind"] == "Service"]
     selectors += [{"matchLabels": service["spec"]["selector"]} for service in services]
@@ -137,6 +155,20 @@ def test_everything_selects_the_pods_and_names_their_ports() -> None:
         for port in rule["ports"]
     }
     assert allowed == set(PORTS.values())
+
+
+def test_the_operators_rules_are_those_of_prometheus() -> None:
+    files = [read(DEPLOY / "prometheus" / f"{name}.rules.yaml")[0] for name in ("recording", "alerts")]
+    assert RULES["spec"]["groups"] == [group for file in files for group in file["groups"]]
+
+
+def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds_and_kubectl_can_apply() -> None:
+    found = [each for each in kustomized(MONITORING) if each["kind"] == "ConfigMap"]
+    dashboards = {file.name: file.read_text() for file in (DEPLOY / "grafana" / "dashboards").glob("*.json")}
+    assert {name: text for each in found for name, text in each["data"].items()} == dashboards
+    for each in found:
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert len(json.dumps(each)) < MOST_APPLIED_BYTES
 
 
 def test_one_service_is_headless_for_clients_that_balance_calls() -> None:
@@ -200,12 +232,17 @@ def test_the_canary_differs_from_what_it_replaces_by_its_model_and_its_share() -
 
 def test_the_example_of_the_documentation_builds(tmp_path: Path) -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
-    shutil.copytree(KUBERNETES, tmp_path / "xlaserve" / "deploy" / "kubernetes")
+    for name in ("grafana", "kubernetes"):
+        shutil.copytree(DEPLOY / name, tmp_path / "xlaserve" / "deploy" / name)
     shutil.copy(KUBERNETES / "base" / "xlaserve.yaml", tmp_path)
     for name, words in {"kustomization.yaml": "kind: Kustomization", "models.yaml": "persistentVolumeClaim"}.items():
         (block,) = (block for block in blocks if words in block)
         (tmp_path / name).write_text(block)
+    (target,) = (block for block in blocks if "patchesJson6902" in block)
+    with (tmp_path / "kustomization.yaml").open("a") as file:
+        file.write(target)
     manifests = kustomized(tmp_path)
+    assert one(manifests, "ScaledObject")["spec"]["triggers"][0]["metadata"]["threshold"] == "0.005"
     volumes = one(manifests, "Deployment")["spec"]["template"]["spec"]["volumes"]
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}} in volumes
     assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"xlaserve"}
