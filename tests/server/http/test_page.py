@@ -358,6 +358,7 @@ def test_what_others_named_is_text(state: State, page: Page, tmp_path: Path) -> 
     (tmp_path / "no.png").write_bytes(b"text")
     page.drop(tmp_path / "no.png", "#drop")
     is_shown(page, f"got {EVIL}")
+    page.wait_for("document.querySelector('#picture').hidden")
     is_shown(page, f"warning: {EVIL}")
     assert page.evaluate("document.title") == "xlaserve: ready"
     assert (

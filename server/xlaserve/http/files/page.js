@@ -192,7 +192,7 @@
     tile("Latency, p50", before ? about(quantile(latency, look.bounds_s, 0.5)) : NONE, "ms", `p99 ${p99 === null ? NONE : about(p99)} ms`);
     tile("Waiting", number(waiting), waiting === 1 ? "image" : "images", `${ms(work)} ms of work`);
     tile("Lanes busy", percent(busy), "", `${count(look.lanes.count, "lane")}, ${look.in_flight_requests} in flight`);
-    tile("Processor", cpu === null ? NONE : number(Math.round(cpu * 100) / 100), "cores", `of ${look.process.cores}, ${bytes(look.process.resident_bytes)}`);
+    tile("Processor", cpu === null ? NONE : number(Math.round(cpu * 100) / 100), "cores", `of ${look.process.cores}; memory ${bytes(look.process.resident_bytes)}`);
     if (look.gpus.length) {
       const total = (name) => look.gpus.reduce((all, gpu) => all + (gpu[name] ?? 0), 0);
       const busiest = Math.max(...look.gpus.map((gpu) => gpu.utilization_ratio ?? 0));
@@ -575,7 +575,11 @@
     const file = imageOf(event.dataTransfer);
     if (file) tryImage(file, file.name);
   });
-  $("picture").addEventListener("load", () => $("picture").classList.toggle("pixels", $("picture").naturalWidth <= 64));
+  $("picture").addEventListener("load", () => {
+    $("picture").hidden = false;
+    $("picture").classList.toggle("pixels", $("picture").naturalWidth <= 64);
+  });
+  $("picture").addEventListener("error", () => { $("picture").hidden = true; }); // it is no image
 
   poll();
 })();
