@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -71,3 +73,10 @@ def test_a_limit_that_no_number_of_servers_meets_is_said(tmp_path: Path) -> None
     )
     assert done.returncode == 1
     assert "4 servers are not enough" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    ((typed, shown),) = re.findall(r"^\$ xlaserve plan (.*)\n((?s:.*?))```$", page, re.MULTILINE)
+    assert plan(*shlex.split(typed)) == shown
