@@ -334,6 +334,7 @@ def test_a_screen_reader_finds_landmarks_names_and_changes_but_no_chatter(state:
     parts = {(part["role"], part["name"]) for part in page.accessibility()}
     assert {role for role, _ in parts} >= {"banner", "main", "navigation", "progressbar", "columnheader", "rowheader"}
     assert {("region", "Models"), ("region", "Last errors"), ("region", "Try an image with cats")} <= parts
+    assert "of 16; memory 3 GiB" in page.text("#tiles")  # not "of 16, 3 GiB", which is one number to the ear
     assert not [part for part in parts if part[0] in ("button", "link", "textbox", "combobox") and not part[1]]
     assert page.text("#announced") in ("", "dogs is compiling.")
     dogs["state"] = "READY"
