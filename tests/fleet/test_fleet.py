@@ -51,7 +51,7 @@ def test_the_commands_start_show_and_stop_a_fleet(fleet: StartFleet) -> None:
 
 
 def test_a_fleet_grows_under_load_and_shrinks_after_it_without_losing_a_call(fleet: StartFleet) -> None:
-    one = fleet(4, min_servers=1, max_servers=4, target_wait_s=0.002, scale_down_after_s=3)
+    one = fleet(4, min_servers=1, max_servers=4, target_wait_s=0.001, scale_down_after_s=15)
     assert len(one.wait_for(1)) == 1
     with load(one.url, callers=16, images=8, pause_s=0) as calls:
         one.wait_for(4)

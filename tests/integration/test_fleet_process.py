@@ -47,6 +47,7 @@ async def test_a_server_is_started_asked_and_stopped(server: ServerProcess, tmp_
     assert 0 <= load[BUSY] < 0.5
     pid = server.pid
     assert pid is not None
+    assert os.getuid() != 0 or os.getpriority(os.PRIO_PROCESS, pid) == 0
     await server.stop()
     assert not psutil.pid_exists(pid)
     assert not (tmp_path / "server").exists()

@@ -138,7 +138,9 @@ class Replica:
 @contextmanager
 def connected(fleet: FleetSettings) -> Iterator[None]:
     """Connects to Ray's cluster, or starts a local one for the time being. Raises ConfigError."""
+    # For a local cluster; others have what `ray start` was given.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     where: dict[str, Any] = {"address": fleet.ray}
     if fleet.ray == LOCAL:

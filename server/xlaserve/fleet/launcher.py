@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str]) -> None:
     """Becomes the command; ends at once where the parent has died already."""
     parent, *command = arguments
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    with suppress(PermissionError):  # Ray's workers are nicer than others by 15, which only root may undo
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     if os.getppid() == int(parent):
         os.execv(command[0], command)
 
