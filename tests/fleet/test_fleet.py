@@ -46,7 +46,7 @@ def test_the_commands_start_show_and_stop_a_fleet(fleet: StartFleet) -> None:
     done = one.run("status")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         1,
-        "xlaserve: name: there is no fleet xlaserve in this cluster",
+        "xlaserve: name: there is no fleet xlaserve",
     )
 
 

@@ -176,7 +176,12 @@ def _cluster() -> ModuleType:
 
 def _joined(fleet: FleetSettings) -> FleetSettings:
     """Returns the settings with which a second command finds the cluster that `up` has started."""
-    return fleet.model_copy(update={"ray": "auto"}) if fleet.ray == LOCAL else fleet
+    if fleet.ray != LOCAL:
+        return fleet
+    try:
+        return fleet.model_copy(update={"ray": fleet.local_address.read_text()})
+    except OSError:
+        raise _absent(fleet) from None
 
 
 def _deploy(cluster: Any, fleet: FleetSettings, own: argparse.Namespace, revision: str) -> None:
@@ -191,7 +196,7 @@ def _need(cluster: Any, fleet: FleetSettings) -> None:
 
 
 def _absent(fleet: FleetSettings) -> ConfigError:
-    return ConfigError(f"name: there is no fleet {fleet.name} in this cluster")
+    return ConfigError(f"name: there is no fleet {fleet.name}")
 
 
 def _table(servers: list[Entry]) -> Table:

@@ -149,10 +149,14 @@ def connected(fleet: FleetSettings) -> Iterator[None]:
         ray.init(**where, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"ray: expected a cluster at {fleet.ray}: {str(error).splitlines()[0]}") from None
+    if fleet.ray == LOCAL:
+        fleet.local_address.write_text(ray.get_runtime_context().gcs_address)
     try:
         yield
     finally:
         ray.shutdown()
+        if fleet.ray == LOCAL:
+            fleet.local_address.unlink(missing_ok=True)
 
 
 def deploy(fleet: FleetSettings, revision: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -58,6 +59,11 @@ class FleetSettings(Frozen):
     def most_servers(self) -> int:
         """The setting, or what follows where there is none."""
         return self.max_servers or self.min_servers
+
+    @property
+    def local_address(self) -> Path:
+        """The file that says where the cluster of a `local` fleet is found."""
+        return Path(tempfile.gettempdir()) / f"{self.name}-fleet-{self.port}.address"
 
     @property
     def revision(self) -> str:
