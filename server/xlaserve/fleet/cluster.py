@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import tempfile
 import time
 import warnings
@@ -35,6 +36,8 @@ NAMESPACE: Final = "xlaserve"
 DEPLOYMENT: Final = "server"
 HEAD: Final = "node:__internal_head__"
 """A resource that Ray gives to the head's node alone."""
+RAISED: Final = re.compile(r"^[\w.]*(?:Error|Failed)(?:\(\w+\))?: ", re.MULTILINE)
+"""What begins the last part of a trace."""
 LOOPBACK: Final = "127.0.0.1"
 CHECK_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 5.0
@@ -223,7 +226,7 @@ def status(fleet: FleetSettings) -> Status | None:
     replicas = (
         {str(getattr(k, "value", k)).lower(): n for k, n in deployment.replica_states.items()} if deployment else {}
     )
-    message = application.message or (deployment.message if deployment else "")
+    message = (deployment.message if deployment else "") or application.message
     names, servers = "", []
     with suppress(RayError, ValueError):
         actor = ray.get_actor(_actor_name(fleet), namespace=NAMESPACE)
@@ -301,6 +304,6 @@ def _address_of(names: Any, fleet: FleetSettings) -> str:
 
 
 def _cause(text: str) -> str:
-    """Returns the last line of a remote error, which says what was raised there."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "failed"
+    """Returns what a remote error says without the traces before it."""
+    *_, last = RAISED.split(text)
+    return " ".join(last.split()) or "failed"
