@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 import signal
 import sys
@@ -60,8 +61,9 @@ def up(own: argparse.Namespace) -> int:
 def update(own: argparse.Namespace) -> int:
     """Makes a fleet what the file says, while some of its servers serve."""
     fleet = settings.load(own.file)
+    joined = _joined(fleet)
     cluster = _cluster()
-    with cluster.connected(_joined(fleet)):
+    with cluster.connected(joined):
         _need(cluster, fleet)
         revision = f"{fleet.revision}-{secrets.token_hex(3)}" if own.restart else fleet.revision
         _deploy(cluster, fleet, own, revision)
@@ -71,8 +73,9 @@ def update(own: argparse.Namespace) -> int:
 def status(own: argparse.Namespace) -> int:
     """Shows the servers."""
     fleet = settings.load(own.file)
+    joined = _joined(fleet)
     cluster = _cluster()
-    with cluster.connected(_joined(fleet)):
+    with cluster.connected(joined):
         seen = cluster.status(fleet)
     if seen is None:
         raise _absent(fleet)
@@ -96,8 +99,9 @@ def status(own: argparse.Namespace) -> int:
 def down(own: argparse.Namespace) -> int:
     """Drains and stops the servers, and the name service."""
     fleet = settings.load(own.file)
+    joined = _joined(fleet)
     cluster = _cluster()
-    with cluster.connected(_joined(fleet)):
+    with cluster.connected(joined):
         _need(cluster, fleet)
         cluster.down(fleet)
     _say("stopped")
@@ -178,6 +182,7 @@ def _joined(fleet: FleetSettings) -> FleetSettings:
     """Returns the settings with which a second command finds the cluster that `up` has started."""
     if fleet.ray != LOCAL:
         return fleet
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # as a local cluster has it; read when Ray is imported
     try:
         return fleet.model_copy(update={"ray": fleet.local_address.read_text()})
     except OSError:
