@@ -13,9 +13,12 @@ DEFAULT_PORTS: Final[dict[str, int | None]] = {
     "tfs": None,
     "tfs+http": 80,
     "tfs+https": 443,
+    "fleet": None,
 }
-"""By protocol: Open Inference over gRPC and REST, TensorFlow Serving over gRPC and REST."""
-EXPECTED: Final = "HOST:PORT, http://HOST[:PORT], https://, tfs://, tfs+http:// or tfs+https://"
+"""By protocol: Open Inference over gRPC and REST, TensorFlow Serving over gRPC and REST, and FLEET."""
+EXPECTED: Final = "HOST:PORT, http://HOST[:PORT], https://, tfs://, tfs+http://, tfs+https:// or fleet://"
+FLEET: Final = "fleet"
+"""Not the address of a server, but of the name service that lists some. They speak Open Inference over gRPC."""
 SECURE: Final = ("https", "tfs+https")
 """Protocols whose name says TLS."""
 CLEAR: Final = ("http", "tfs+http")

@@ -17,6 +17,7 @@ from xlaserve_loadtest.addresses import Address
         ("tfs://host:8500", "tfs", "host:8500"),
         ("tfs+http://host:8501", "tfs+http", "host:8501"),
         ("tfs+https://host", "tfs+https", "host:443"),
+        ("fleet://head:7000", "fleet", "head:7000"),
     ],
 )
 def test_an_address_names_its_protocol(text: str, protocol: str, authority: str) -> None:
@@ -26,7 +27,18 @@ def test_an_address_names_its_protocol(text: str, protocol: str, authority: str)
 
 @pytest.mark.parametrize(
     "text",
-    ["host", "host:0", "host:65536", "ftp://host:1", "tfs://host", "http://host/v2", "http://me@host", "http://", ""],
+    [
+        "host",
+        "host:0",
+        "host:65536",
+        "ftp://host:1",
+        "tfs://host",
+        "fleet://head",
+        "http://host/v2",
+        "http://me@host",
+        "http://",
+        "",
+    ],
 )
 def test_anything_else_is_refused_with_what_is_expected(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected HOST:PORT, http://HOST\[:PORT\], .* got"):

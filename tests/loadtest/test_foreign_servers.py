@@ -133,7 +133,11 @@ def test_a_mix_sends_each_model_its_share_and_reports_each(
         (("--arm", "a"), "expected NAME=ADDRESS"),
         (("--target", "ftp://h:1"), "got 'ftp://h:1'"),
         (("--target", "http://h/v2"), "got 'http://h/v2'"),
-        (("--target", "h:1,http://h:1"), "expected addresses of one protocol, and an arm for each"),
+        (("--target", "h:1,http://h:1"), "expected addresses of one protocol or one fleet, and an arm for each"),
+        (
+            ("--target", "fleet://h:1,fleet://h:2"),
+            "expected addresses of one protocol or one fleet, and an arm for each",
+        ),
         (("--target", "http://h:1", "--tls"), "http:// is in the clear; expected https://"),
         (("--warmup", "-1"), "expected a number of 0 or more, got '-1'"),
         (("--seed", "1.5"), "expected a whole number of 0 or more, got '1.5'"),

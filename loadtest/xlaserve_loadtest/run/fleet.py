@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from xlaserve_loadtest.addresses import Address
+from xlaserve_loadtest.addresses import FLEET, Address
 from xlaserve_loadtest.record.lines import Arm, GeneratorLine, Server
 from xlaserve_loadtest.run import ceilings, environment, remote, running_targets, setups, workers
 from xlaserve_loadtest.run.progress import Progress
+from xlaserve_loadtest.run.ray_generators import generators
 from xlaserve_loadtest.run.recorder import Ceiling
 from xlaserve_loadtest.run.remote import RemoteWorker
 from xlaserve_loadtest.run.requests import Content, make_content
@@ -238,13 +239,17 @@ class Fleet:
         settings = self._settings
         if settings.is_in_process:
             return
-        if not settings.generators:
+        if not settings.has_generators:
             number = settings.workers or workers.choose_number(environment.cores(), settings.most_slots)
             self._workers = [await self._stack.enter_async_context(WorkerProcess()) for _ in range(number)]
             return
+        addresses, key = settings.generators, settings.generator_key
+        if settings.ray is not None:
+            found = await self._stack.enter_async_context(generators(settings.ray, settings.ray_generators))
+            addresses, key = found.addresses, found.key
         self._workers, machines = await remote.start_workers(
-            settings.generators,
-            settings.generator_key,
+            addresses,
+            key,
             self._stack,
             number=settings.workers,
             slots=settings.most_slots,
@@ -274,7 +279,7 @@ class Fleet:
         setup = Setup(models, requests, settings.deadline_s, sample_seed=seed, is_distinct=settings.is_distinct)
         await setups.set_up(self._workers, setup)
         # The server that does nothing listens on this machine alone.
-        if settings.targets != (NULL,) and not settings.generators:
+        if settings.targets != (NULL,) and not settings.has_generators:
             async with ceilings.null_server(settings) as server:
                 for protocol in reversed(protocols):
                     self._ceilings[protocol] = found = await ceilings.measure(protocol, server, self._workers)
@@ -282,4 +287,5 @@ class Fleet:
                     self._progress.say(f"the load generator can send {found.per_s:,.0f} such requests a second{over}")
 
     def _protocol(self, arm: str) -> str:
-        return Address.parse(self._arms[arm].targets[0]).protocol if self._settings.is_remote else ""
+        protocol = Address.parse(self._arms[arm].targets[0]).protocol if self._settings.is_remote else ""
+        return "" if protocol == FLEET else protocol

@@ -11,13 +11,14 @@ from typing import Any, Final
 import grpc.aio
 import psutil
 
-from xlaserve_loadtest.addresses import CLEAR, SECURE, Address
+from xlaserve_loadtest.addresses import CLEAR, FLEET, SECURE, Address
 from xlaserve_loadtest.record.lines import Arm, LedgerEntry, Server
 from xlaserve_loadtest.run import usage
 from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.targets.channel import PLAIN, Transport, open_channel
 from xlaserve_loadtest.targets.embedded import EmbeddedServer
 from xlaserve_loadtest.targets.protocols import describe
+from xlaserve_loadtest.targets.server_fleet import ready_server
 from xlaserve_loadtest.targets.target import ModelInfo, TargetError
 from xlaserve_proto import vision_pb2, vision_pb2_grpc
 
@@ -93,7 +94,9 @@ async def of_targets(
         for name in arm.served:
             if arm.mode and not descriptions[name][0].modes:
                 raise TargetError(f"{addresses[0]} names no modes of {name}: leave out the mode {arm.mode}")
-    pid, own_http = await asyncio.to_thread(_local_process, addresses[0]) if len(addresses) == 1 else (None, ())
+    is_fleet = Address.parse(addresses[0]).protocol == FLEET
+    is_one = len(addresses) == 1 and not is_fleet
+    pid, own_http = await asyncio.to_thread(_local_process, addresses[0]) if is_one else (None, ())
     if http_address is not None:
         if await usage.counts(http_address, models) is None:
             raise TargetError(f"--target-http: expected the address of a server's /metrics, got {http_address}")
@@ -109,7 +112,7 @@ async def of_targets(
         http_address=http_address,
         pid=pid,
         models={model: own[0] for model, own in descriptions.items()},
-        ledger=await read_ledger(addresses[0], models, transport),
+        ledger=await read_ledger(await ready_server(addresses[0]) if is_fleet else addresses[0], models, transport),
     )
 
 

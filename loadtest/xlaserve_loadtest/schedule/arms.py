@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from xlaserve_loadtest.addresses import Address
+from xlaserve_loadtest.addresses import FLEET, Address
 from xlaserve_loadtest.record.lines import Arm
 from xlaserve_loadtest.schedule.mix import Mix
 
@@ -50,9 +50,12 @@ class ServerArm:
 
 
 def check_addresses(addresses: Sequence[str]) -> None:
-    """Raises ValueError for what is no address, and for addresses of several protocols."""
-    if len({Address.parse(address).protocol for address in addresses}) > 1:
-        raise ValueError(f"expected addresses of one protocol, and an arm for each, got {','.join(addresses)!r}")
+    """Raises ValueError for what is no address, and for addresses of several protocols or fleets."""
+    protocols = [Address.parse(address).protocol for address in addresses]
+    if len(set(protocols)) > 1 or protocols.count(FLEET) > 1:
+        raise ValueError(
+            f"expected addresses of one protocol or one fleet, and an arm for each, got {','.join(addresses)!r}"
+        )
 
 
 def name_arms(models: Sequence[str], modes: Sequence[str], target: str, shares: Sequence[float] = ()) -> list[Arm]:

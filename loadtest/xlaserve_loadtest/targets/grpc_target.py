@@ -49,10 +49,10 @@ class GrpcTarget:
             calls: list[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = [
                 channel.unary_unary(self._method) for channel in channels
             ]
-            yield _GrpcConnection(calls, Checker(models, self._read), transport, self._deadline_s)
+            yield GrpcConnection(calls, Checker(models, self._read), transport, self._deadline_s)
 
 
-class _GrpcConnection:
+class GrpcConnection:
     """Distributes requests over several channels in turn."""
 
     def __init__(
@@ -68,17 +68,24 @@ class _GrpcConnection:
         self._deadline_s = deadline_s
 
     async def send(self, request: Request) -> Reply:
+        """Does what `Connection` says."""
         reply, _ = await self._exchange(request)
         return reply
 
     async def outputs(self, request: Request) -> list[Array]:
+        """Does what `Connection` says."""
         reply, data = await self._exchange(request)
         if reply.status is not Status.OK:
             raise TargetError(f"{in_words(reply.status.name)}: {reply.detail}")
         return self._checker.outputs(data, request)
 
     async def _exchange(self, request: Request) -> tuple[Reply, bytes]:
-        target, call = next(self._turns)
+        return await self._exchange_with(*next(self._turns), request)
+
+    async def _exchange_with(
+        self, target: int, call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes], request: Request
+    ) -> tuple[Reply, bytes]:
+        """Sends a request to the target of that index."""
         try:
             data = await call(request.data, timeout=self._deadline_s, metadata=self._headers)
             arrived_ns = time.monotonic_ns()

@@ -21,12 +21,12 @@ from xlaserve_loadtest.targets.target import ModelInfo, TargetError
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 
-_METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
+METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 
 
 def target(deadline_s: float) -> GrpcTarget:
     """Returns the target. `deadline_s` bounds every inference."""
-    return GrpcTarget(_METHOD, read, deadline_s)
+    return GrpcTarget(METHOD, read, deadline_s)
 
 
 def encode(request: Request, model: ModelInfo) -> Request:

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple
 
-from xlaserve_loadtest.addresses import Address
+from xlaserve_loadtest.addresses import FLEET, Address
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets import (
     open_inference,
     open_inference_rest,
+    server_fleet,
     tensorflow_serving,
     tensorflow_serving_rest,
 )
@@ -37,6 +38,7 @@ _TENSORFLOW_SERVING: Final = Protocol(tensorflow_serving.describe, tensorflow_se
 _TENSORFLOW_SERVING_REST: Final = Protocol(
     tensorflow_serving_rest.describe, tensorflow_serving_rest.encode, tensorflow_serving_rest.target
 )
+_FLEET: Final = Protocol(server_fleet.describe, open_inference.encode, server_fleet.target)
 
 PROTOCOLS: Final[dict[str, Protocol]] = {
     "": _OPEN_INFERENCE,
@@ -45,6 +47,7 @@ PROTOCOLS: Final[dict[str, Protocol]] = {
     "tfs": _TENSORFLOW_SERVING,
     "tfs+http": _TENSORFLOW_SERVING_REST,
     "tfs+https": _TENSORFLOW_SERVING_REST,
+    FLEET: _FLEET,
 }
 """By what stands before `://` in an address; nothing in HOST:PORT."""
 

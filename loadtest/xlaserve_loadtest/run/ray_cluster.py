@@ -1,0 +1,112 @@
+"""A Ray cluster: it starts processes of ours on its nodes, and ends them. What they send never passes through it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Self
+
+from xlaserve_loadtest.targets.target import TargetError
+
+ANSWER_S: Final = 60.0
+"""How long a node may take to answer, a new process included."""
+
+
+class Node(NamedTuple):
+    """A node that takes work."""
+
+    id: str
+    host: str
+    """The address by which the other nodes know it."""
+    cpus: float
+    gpus: float
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.id[:8]})"
+
+
+class Cluster:
+    """`with` connects this process to the cluster at an address, as `ray.init` takes it. Raises TargetError."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __enter__(self) -> Self:
+        try:
+            # Only who asks for a cluster needs the package.
+            self.ray: Any = importlib.import_module("ray")
+        except ImportError:
+            raise TargetError("--ray needs Ray: pip install 'xlaserve[ray]'") from None
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            self.ray.init(self.address, logging_level=logging.ERROR, log_to_driver=False)
+        except Exception as error:  # whatever the client finds wrong with an address
+            raise TargetError(f"--ray {self.address}: {_in_a_line(error)}") from None
+        finally:
+            if is_main:  # Ray has put its own in the place of that
+                signal.signal(signal.SIGTERM, before)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.ray.shutdown()
+
+    def nodes(self) -> list[Node]:
+        """Returns the nodes that are alive and have cores for work. Raises TargetError where there are none."""
+        found = [
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["Resources"].get("CPU", 0.0),
+                node["Resources"].get("GPU", 0.0),
+            )
+            for node in self.ray.nodes()
+            if node["Alive"]
+        ]
+        working = sorted(node for node in found if node.cpus)
+        if not working:
+            raise TargetError(f"--ray {self.address}: none of {len(found)} nodes has cores for work")
+        return working
+
+    def is_alive(self, node: Node) -> bool:
+        """Whether the cluster still has a node."""
+        return any(found["Alive"] and found["NodeID"] == node.id for found in self.ray.nodes())
+
+    def on(self, node: Node, what: Callable[..., Any], **resources: float) -> Any:
+        """Returns a function, or a class of actors, whose calls run on a node. What dies there is not started again."""
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        affinity = strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
+        again = {"max_restarts": 0} if isinstance(what, type) else {"max_retries": 0}
+        options = {"scheduling_strategy": affinity, "num_cpus": 0, **resources, **again}
+        return self.ray.remote(what).options(**options).remote
+
+    def answers(self, references: Sequence[Any]) -> list[Any]:
+        """Returns what `answer` does for each call; TimeoutError for those that did not end within ANSWER_S."""
+        done, _ = self.ray.wait(list(references), num_returns=len(references), timeout=ANSWER_S)
+        late = TimeoutError(f"no answer within {ANSWER_S:g} s")
+        return [self.answer(one) if one in done else late for one in references]
+
+    def answer(self, reference: Any) -> Any:
+        """Returns what a call on a node returns, once it has; TargetError where it failed or was lost."""
+        try:
+            return self.ray.get(reference)
+        except Exception as error:
+            return TargetError(_in_a_line(error))
+
+    def cancel(self, references: Sequence[Any], timeout_s: float) -> None:
+        """Interrupts calls, and waits until they have ended."""
+        for reference in references:
+            with suppress(Exception):  # it has ended
+                self.ray.cancel(reference)
+        if references:
+            self.ray.wait(list(references), num_returns=len(references), timeout=timeout_s)
+
+
+def _in_a_line(error: Exception) -> str:
+    """What happened: the last line of an error on a node, which is a traceback, and the first of the cluster's own."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1 if hasattr(error, "cause") else 0]
