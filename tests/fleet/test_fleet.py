@@ -213,9 +213,8 @@ def test_a_local_fleet_lives_as_long_as_its_command(tmp_path: Path) -> None:
         pids = [server["pid"] for server in one.servers()]
         with load(one.url, callers=1) as calls:
             until(lambda: calls.outcomes.total() > 10, "there were no answers")
-            up.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
         assert not calls.lost
+        up.send_signal(signal.SIGTERM)
         _, said = up.communicate(timeout=120)
         assert up.returncode == 0, said
         assert not any(map(is_running, pids))

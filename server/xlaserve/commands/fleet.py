@@ -40,13 +40,12 @@ def up(own: argparse.Namespace) -> int:
     """Starts the fleet, or makes one that is there what the file says."""
     fleet = settings.load(own.file)
     cluster = _cluster()
-    if fleet.ray == LOCAL:
-        # What ends this command ends Ray, and so the servers: they drain first.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     with cluster.connected(fleet):
         if fleet.ray != LOCAL:
             _deploy(cluster, fleet, own, fleet.revision)
             return 0
+        # What ends this command ends Ray, and so the servers: they drain first. Ray has set a handler of its own.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             _deploy(cluster, fleet, own, fleet.revision)
             _say("Ctrl-C stops it")
