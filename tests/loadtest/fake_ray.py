@@ -1,4 +1,4 @@
-"""What tests put in the place of Ray: nodes by name, functions in threads, and actors in processes of their own."""
+"""What tests put in the place of Ray: nodes by name, and actors in processes of their own or in threads."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ class FakeRay(ModuleType):
         self.resources = {"CPU": cpus} if cpus else {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
         """The node and the options of each call."""
-        self.cancelled = 0
-        self.is_cancelled = threading.Event()
         self._has_processes = has_processes
         """Whether actors are in processes of their own."""
         self._running: dict[Future[Any], str] = {}
@@ -81,12 +79,6 @@ class FakeRay(ModuleType):
         done, others = wait(references, timeout)
         return list(done), list(others)
 
-    def cancel(self, reference: Future[Any]) -> None:
-        if not reference.done():
-            self.cancelled += 1
-            self.is_cancelled.set()
-            _end(reference, TaskError(KeyboardInterrupt()))
-
     def kill_node(self, node: str) -> None:
         """The node goes, with what runs there."""
         self.alive[node] = False
@@ -114,9 +106,9 @@ class FakeRay(ModuleType):
         threading.Thread(target=run, daemon=True).start()
         return future
 
-    def start_actor(self, kind: type, arguments: tuple[Any, ...]) -> Any:
+    def start_actor(self, kind: type, node: str, arguments: tuple[Any, ...]) -> Any:
         if not self._has_processes:
-            return _LocalActor(kind(*arguments))
+            return _LocalActor(self, node, kind(*arguments))
         pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_make, initargs=(kind, arguments))
         self._actors.append(pool)
         return _Actor(pool)
@@ -134,9 +126,7 @@ class _Remote:
     def remote(self, *arguments: Any) -> Any:
         node = self._options["scheduling_strategy"].node_id
         self._ray.calls.append((node, self._options))
-        if isinstance(self._what, type):
-            return self._ray.start_actor(self._what, arguments)
-        return self._ray.start(self._what, node, arguments)
+        return self._ray.start_actor(self._what, node, arguments)
 
 
 class _Actor:
@@ -148,19 +138,14 @@ class _Actor:
 
 
 class _LocalActor:
-    def __init__(self, made: Any) -> None:
+    def __init__(self, ray: FakeRay, node: str, made: Any) -> None:
+        self._ray = ray
+        self._node = node
         self._made = made
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *arguments: self._ended(name, arguments))
-
-    def _ended(self, name: str, arguments: tuple[Any, ...]) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            _end(future, getattr(self._made, name)(*arguments))
-        except Exception as error:
-            _end(future, TaskError(error))
-        return future
+        method = getattr(self._made, name)
+        return SimpleNamespace(remote=lambda *arguments: self._ray.start(method, self._node, arguments))
 
 
 class _Method(NamedTuple):

@@ -6,8 +6,7 @@ import importlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from xlaserve_loadtest.targets.target import TargetError
@@ -72,22 +71,18 @@ class Cluster:
             raise TargetError(f"--ray {self.address}: none of {len(found)} nodes has cores for work")
         return working
 
-    def is_alive(self, node: Node) -> bool:
-        """Whether the cluster still has a node."""
-        return any(found["Alive"] and found["NodeID"] == node.id for found in self.ray.nodes())
-
-    def on(self, node: Node, what: Callable[..., Any], **resources: float) -> Any:
-        """Returns a function, or a class of actors, whose calls run on a node. What dies there is not started again."""
+    def on(self, node: Node, kind: type, **options: float) -> Any:
+        """Returns what makes an actor of a class on a node, which is not started again when it dies there."""
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         affinity = strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
-        again = {"max_restarts": 0} if isinstance(what, type) else {"max_retries": 0}
-        options = {"scheduling_strategy": affinity, "num_cpus": 0, **resources, **again}
-        return self.ray.remote(what).options(**options).remote
+        where = {"scheduling_strategy": affinity, "num_cpus": 0, "max_restarts": 0}
+        return self.ray.remote(kind).options(**{**where, **options}).remote
 
-    def answers(self, references: Sequence[Any]) -> list[Any]:
+    def answers(self, references: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
         """Returns what `answer` does for each call; TimeoutError for those that did not end within ANSWER_S."""
-        done, _ = self.ray.wait(list(references), num_returns=len(references), timeout=ANSWER_S)
-        late = TimeoutError(f"no answer within {ANSWER_S:g} s")
+        limit_s = ANSWER_S if timeout_s is None else timeout_s
+        done, _ = self.ray.wait(list(references), num_returns=len(references), timeout=limit_s)
+        late = TimeoutError(f"no answer within {limit_s:g} s")
         return [self.answer(one) if one in done else late for one in references]
 
     def answer(self, reference: Any) -> Any:
@@ -96,14 +91,6 @@ class Cluster:
             return self.ray.get(reference)
         except Exception as error:
             return TargetError(_in_a_line(error))
-
-    def cancel(self, references: Sequence[Any], timeout_s: float) -> None:
-        """Interrupts calls, and waits until they have ended."""
-        for reference in references:
-            with suppress(Exception):  # it has ended
-                self.ray.cancel(reference)
-        if references:
-            self.ray.wait(list(references), num_returns=len(references), timeout=timeout_s)
 
 
 def _in_a_line(error: Exception) -> str:

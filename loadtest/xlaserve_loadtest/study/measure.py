@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from threading import Event
 from typing import Final
 
 import psutil
@@ -27,6 +29,7 @@ STOP_TIMEOUT_S: Final = 60.0
 _DEADLINE_S: Final = 120.0
 """Deadline of a request: large models are slow on small machines, and that is a figure, not a failure."""
 
+_TURN_S: Final = 1.0
 _OWN_WORDS: Final = "loadtest: "
 _REASON_CHARACTERS: Final = 600
 
@@ -50,26 +53,36 @@ class Measurement:
     """Server processes of each mode, one after the other."""
 
 
-def measure(cell: Cell, how: Measurement, command: Sequence[str] = COMMAND) -> dict[str, ModeResult]:
+class StoppedError(Exception):
+    """The load test was stopped."""
+
+
+def measure(
+    cell: Cell, how: Measurement, command: Sequence[str] = COMMAND, is_over: Event | None = None
+) -> dict[str, ModeResult]:
     """Returns a result for each mode; a failure of the model becomes a reason, never an exception.
+
+    Raises StoppedError once `is_over` is set, within a second, when the load test and its servers have ended.
 
     All modes run interleaved in one load test. Only where that fails is each tried alone, to find the one that fails:
     the others then have a figure, but no ratio, as nothing was measured with them.
     """
-    results = _attempt(cell, how.modes, how, command)
+    results = _attempt(cell, how.modes, how, command, is_over)
     if len(how.modes) > 1 and any(result.reason for result in results.values()):
-        return {mode: _attempt(cell, (mode,), how, command)[mode] for mode in how.modes}
+        return {mode: _attempt(cell, (mode,), how, command, is_over)[mode] for mode in how.modes}
     return results
 
 
-def _attempt(cell: Cell, modes: tuple[str, ...], how: Measurement, command: Sequence[str]) -> dict[str, ModeResult]:
+def _attempt(
+    cell: Cell, modes: tuple[str, ...], how: Measurement, command: Sequence[str], is_over: Event | None
+) -> dict[str, ModeResult]:
     how.folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{cell.source}-{cell.resolution or 'own'}-b{cell.batch}-{'-'.join(modes)}")
     record = how.folder / f"{name}{SUFFIX}"
     record.unlink(missing_ok=True)
     config, page = (how.folder / f"{name}.{kind}" for kind in ("json", "html"))
     options = [*_arguments(cell, modes, how, config), "--record", str(record), "--html", str(page)]
-    failure = _run([*command, *options], how.timeout_s)
+    failure = _run([*command, *options], how.timeout_s, is_over)
     # Some megabytes for each cell, and made again from the record at any time.
     page.unlink(missing_ok=True)
     try:
@@ -125,7 +138,7 @@ def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path)
     return [*chain.from_iterable(options.items()), *flags]
 
 
-def _run(command: Sequence[str], timeout_s: float) -> str | None:
+def _run(command: Sequence[str], timeout_s: float, is_over: Event | None) -> str | None:
     """Runs a load test to its end or its timeout. Returns why it failed, None where it did not."""
     with subprocess.Popen(
         command,
@@ -138,16 +151,27 @@ def _run(command: Sequence[str], timeout_s: float) -> str | None:
         start_new_session=True,
     ) as process:
         try:
-            _, errors = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            _stop(process)
-            return f"not done after {timeout_s:g} s"
+            errors = _wait(process, timeout_s, is_over)
         except BaseException:
             _stop(process)
             raise
+        if errors is None:
+            _stop(process)
+            return f"not done after {timeout_s:g} s"
     if process.returncode == 0:
         return None
     return _reason(errors.splitlines()) or f"the load test ended with status {process.returncode}"
+
+
+def _wait(process: subprocess.Popen[str], timeout_s: float, is_over: Event | None) -> str | None:
+    """Returns what a load test wrote to stderr, once it has ended; None where it has not in time."""
+    give_up_at = time.monotonic() + timeout_s
+    while (left_s := give_up_at - time.monotonic()) > 0:
+        if is_over is not None and is_over.is_set():
+            raise StoppedError
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=min(left_s, _TURN_S))[1]
+    return None
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
