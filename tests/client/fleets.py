@@ -50,7 +50,7 @@ class NameService:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                body = service._answer(self.path)
+                body = service._answer(self.path, self.server)
                 if body is not None:
                     self.send_response(200)
                     self.send_header("content-length", str(len(body)))
@@ -74,12 +74,14 @@ class NameService:
             server.shutdown()
             server.server_close()
 
-    def _answer(self, path: str) -> bytes | None:
+    def _answer(self, path: str, server: object) -> bytes | None:
+        """Returns the answer of `server`; none once that was stopped."""
         parts = urlsplit(path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         assert parts.path == "/v1/servers"
-        server = self._server
         with self._news:
+            if self._server is not server:
+                return None
             self.asked.append(path)
             self._news.notify_all()
             if "after" in query:
