@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import signal
 import sys
 import time
@@ -42,12 +41,12 @@ def up(own: argparse.Namespace) -> int:
     cluster = _cluster()
     with cluster.connected(fleet):
         if fleet.ray != LOCAL:
-            _deploy(cluster, fleet, own, fleet.revision)
+            _deploy(cluster, fleet, own)
             return 0
         # What ends this command ends Ray, and so the servers: they drain first. Ray has set a handler of its own.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            _deploy(cluster, fleet, own, fleet.revision)
+            _deploy(cluster, fleet, own)
             _say("Ctrl-C stops it")
             while cluster.is_up(fleet):
                 time.sleep(POLL_S)
@@ -64,8 +63,7 @@ def update(own: argparse.Namespace) -> int:
     cluster = _cluster()
     with cluster.connected(joined):
         _need(cluster, fleet)
-        revision = f"{fleet.revision}-{secrets.token_hex(3)}" if own.restart else fleet.revision
-        _deploy(cluster, fleet, own, revision)
+        _deploy(cluster, fleet, own, own.restart)
     return 0
 
 
@@ -188,10 +186,10 @@ def _joined(fleet: FleetSettings) -> FleetSettings:
         raise _absent(fleet) from None
 
 
-def _deploy(cluster: Any, fleet: FleetSettings, own: argparse.Namespace, revision: str) -> None:
-    names = cluster.deploy(fleet, revision)
-    seen = cluster.wait(fleet, revision, own.timeout_s, _say)
-    _say(f"{len(seen.servers)} servers are ready at fleet://{names}")
+def _deploy(cluster: Any, fleet: FleetSettings, own: argparse.Namespace, restart: bool = False) -> None:
+    deployed = cluster.deploy(fleet, restart)
+    seen = cluster.wait(fleet, deployed.revision, own.timeout_s, _say)
+    _say(f"{len(seen.servers)} servers are ready at fleet://{deployed.names}")
 
 
 def _need(cluster: Any, fleet: FleetSettings) -> None:

@@ -14,7 +14,7 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from xlaserve.errors import ConfigError, XlaserveError
 from xlaserve.fleet import policy
-from xlaserve.fleet.addresses import Entry
+from xlaserve.fleet.addresses import READY, Entry
 from xlaserve.fleet.member import Member
 from xlaserve.fleet.name_service import NameService
 from xlaserve.fleet.process import GRACE_S, ServerProcess
@@ -41,6 +41,7 @@ RAISED: Final = re.compile(r"^[\w.]*(?:Error|Failed)(?:\(\w+\))?: ", re.MULTILIN
 LOOPBACK: Final = "127.0.0.1"
 CHECK_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 5.0
+NAMES_TIMEOUT_S: Final = 60.0
 REPORT_S: Final = 1.0
 LOOK_BACK_S: Final = 5.0
 """The policy sees the average of this time."""
@@ -84,11 +85,11 @@ class RemoteNames:
         """Finds the actor, once: without the head it may take as long as that is away."""
 
     async def renew(self, entry: Entry) -> None:
-        """See `Names`. Raises RayError."""
+        """See `Names`. Raises RayError, and whatever else Ray raises while it searches for the actor."""
         await self._call("renew", entry)
 
     async def remove(self, key: str) -> None:
-        """See `Names`. Raises RayError."""
+        """See `Names`. Raises what `renew` raises."""
         await self._call("remove", key)
 
     async def _call(self, method: str, argument: object) -> None:
@@ -97,7 +98,7 @@ class RemoteNames:
         try:
             actor = await asyncio.shield(self._finding)
             await getattr(actor, method).remote(argument)
-        except RayError:
+        except Exception:  # of whatever kind, as Ray's search for an actor may raise ValueError: searched for anew
             self._finding = None
             raise
 
@@ -162,13 +163,25 @@ def connected(fleet: FleetSettings) -> Iterator[None]:
             fleet.local_address.unlink(missing_ok=True)
 
 
-def deploy(fleet: FleetSettings, revision: str) -> str:
-    """Has Serve make the fleet what it should be, and returns the name service's HOST:PORT. Does not wait.
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What a fleet is to become."""
 
-    Servers that were started for another `revision` are replaced. Raises ConfigError.
+    names: str
+    """HOST:PORT of the name service."""
+    revision: str
+    """What all servers are to be started for."""
+
+
+def deploy(fleet: FleetSettings, restart: bool = False) -> Deployed:
+    """Has Serve make the fleet what it should be. Does not wait for the servers.
+
+    Servers that were started with other settings are replaced; with `restart`, all are. Raises ConfigError where the
+    name service can't be had, and XlaserveError where it does not answer.
     """
     serve.start(proxy_location="Disabled")
-    address = _address_of(_names(fleet), fleet)
+    address, servers = _ask_names(fleet)
+    revision = _revision(fleet, servers, restart)
     given = fleet.server_settings()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the interval is to become a variable of the environment
@@ -200,7 +213,7 @@ def deploy(fleet: FleetSettings, revision: str) -> str:
     deployment = deployment.options(version=revision, _internal=True)
     target = serve.RunTarget(target=deployment.bind(fleet, revision), name=fleet.name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
-    return address
+    return Deployed(address, revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,18 +253,30 @@ def wait(fleet: FleetSettings, revision: str, timeout_s: float, say: Callable[[s
     said = ""
     while True:
         seen = status(fleet)
-        assert seen is not None, "it was deployed"
+        if seen is None:
+            raise XlaserveError(f"fleet {fleet.name}: another command has taken it down")
         counts = ", ".join(f"{count} {state}" for state, count in sorted(seen.replicas.items()) if count)
         if counts != said:
             say(counts)
             said = counts
         if seen.state == FAILED:
             raise XlaserveError(f"fleet {fleet.name}: {_cause(seen.message)}")
-        if seen.state == RUNNING and all(entry.about.get("revision") == revision for entry in seen.servers):
+        if _is_complete(fleet, seen, revision):
             return seen
         if time.monotonic() > give_up_at:
             raise XlaserveError(f"fleet {fleet.name}: not ready after {timeout_s:g} s: {counts} {seen.message}".strip())
         time.sleep(POLL_S)
+
+
+def _is_complete(fleet: FleetSettings, seen: Status, revision: str) -> bool:
+    """Returns whether the list has all servers that there should be, and none of another revision."""
+    ready = sum(entry.state == READY for entry in seen.servers)
+    return (
+        seen.state == RUNNING
+        and bool(seen.names)
+        and ready >= max(fleet.min_servers, seen.replicas.get("running", 0))
+        and all(entry.about.get("revision") == revision for entry in seen.servers)
+    )
 
 
 def is_up(fleet: FleetSettings) -> bool:
@@ -292,15 +317,38 @@ def _names(fleet: FleetSettings) -> Any:
     return ray.remote(Names).options(**options).remote(fleet)
 
 
-def _address_of(names: Any, fleet: FleetSettings) -> str:
-    try:
-        address = str(ray.get(names.address.remote()))
-    except RayError as error:
-        ray.kill(names)
-        raise ConfigError(_cause(str(error))) from None
+def _ask_names(fleet: FleetSettings) -> tuple[str, list[Entry]]:
+    """Returns the HOST:PORT of the name service, started where there is none, and its list.
+
+    Raises ConfigError where it can't start, and XlaserveError where it does not answer.
+    """
+    give_up_at = time.monotonic() + NAMES_TIMEOUT_S
+    while True:
+        names = None
+        try:
+            names = _names(fleet)
+            asked = [names.address.remote(), names.entries.remote()]
+            address, servers = ray.get(asked, timeout=max(0.0, give_up_at - time.monotonic()))
+            break
+        except (RayError, ValueError) as error:  # ValueError: another command has started or ended it just now
+            if isinstance(error, ActorDiedError) and error.actor_init_failed:
+                ray.kill(names)  # its name is free again
+                raise ConfigError(_cause(str(error))) from None
+            if time.monotonic() >= give_up_at:
+                late = f"expected an answer of the name service within {NAMES_TIMEOUT_S:g} s"
+                raise XlaserveError(f"fleet {fleet.name}: {late}, got {error!r}") from None
+        time.sleep(POLL_S)
     if not address.endswith(f":{fleet.port}"):
         raise ConfigError(f"port: the fleet's name service is at {address}; only a new fleet can have it elsewhere")
-    return address
+    return address, servers
+
+
+def _revision(fleet: FleetSettings, servers: Sequence[Entry], restart: bool) -> str:
+    """Returns the settings' revision, or the newest of those that restarts have made of it and that servers run as."""
+    if restart:
+        return f"{fleet.revision}-{int(time.time() * 1000):x}"
+    running = {str(one.about.get("revision", "")) for one in servers}
+    return max((one for one in running if one.startswith(f"{fleet.revision}-")), default=fleet.revision)
 
 
 def _cause(text: str) -> str:
