@@ -109,17 +109,13 @@ def following(own: argparse.Namespace) -> int:
     """Writes files whenever the servers change, for ever."""
     if not own.addresses_file and not own.haproxy:
         raise ConfigError("fleet follow: expected --addresses-file, --haproxy or both")
+    used: list[follow.Server] | None = None
     for servers in follow.lists(own.names):
-        if own.addresses_file:
-            follow.write(own.addresses_file, follow.addresses(servers))
-        if own.haproxy:
-            follow.write(own.haproxy, haproxy.configuration(servers, own.grpc_port, own.http_port))
-        if own.reload:
-            follow.reload(own.reload)
-        _say(f"{len(servers)} servers")
+        if servers != used:
+            used = servers if _use(own, servers) else None
         if own.once:
             break
-    return 0
+    return 0 if used is not None else 1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -164,6 +160,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     followed.add_argument("--http-port", type=int, default=HTTP_PORT, metavar="N", help="HAProxy's, for HTTP; 8000")
     followed.add_argument("--reload", metavar="COMMAND", help="what to run when the files have changed")
     followed.add_argument("--once", action="store_true", help="write them once, and end")
+
+
+def _use(own: argparse.Namespace, servers: list[follow.Server]) -> bool:
+    """Writes the files and runs the command; returns whether all of it worked. Raises ConfigError with `--once`."""
+    try:
+        if own.addresses_file:
+            follow.write(own.addresses_file, follow.addresses(servers))
+        if own.haproxy:
+            follow.write(own.haproxy, haproxy.configuration(servers, own.grpc_port, own.http_port))
+    except ConfigError as error:
+        if own.once:
+            raise
+        _say(str(error))
+        return False
+    if own.reload and not follow.reload(own.reload):
+        return False
+    _say(f"{len(servers)} servers")
+    return True
 
 
 def _cluster() -> ModuleType:

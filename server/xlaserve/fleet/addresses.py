@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,17 @@ RENEW_S: Final = 2.0
 """How often a server renews its entry."""
 LEASE_S: Final = 7.0
 """An entry that was not renewed for this time goes."""
-SETTLE_S: Final = 3.0
-"""How long nothing is told after the start, so that every server has renewed its entry and no list is short."""
+TELL_TIMEOUT_S: Final = 5.0
+"""How long a server waits for the name service to answer a renewal."""
+SETTLE_S: Final = RENEW_S + TELL_TIMEOUT_S + 1
+"""How long nothing is told after the start, so that every server has renewed its entry and no list is short.
+
+A renewal that was on its way when the name service ended may hang for TELL_TIMEOUT_S.
+"""
+STILL_S: Final = 2.0
+"""A pass over the leases that comes this long after the one before: the name service itself stood still."""
+BUNDLE_S: Final = 0.25
+"""How often, at most, clients are told of changes."""
 READY: Final = "ready"
 DRAINING: Final = "draining"
 
@@ -36,8 +46,8 @@ class Entry:
 class Addresses:
     """The servers by id. All methods are for one event loop.
 
-    Clients learn of a change by its generation, which grows with each. It begins at the milliseconds of the clock on
-    the wall, so that it still grows when a name service was started again.
+    Clients learn of changes by the generation of the list they are told, which grows with each list. It begins at the
+    milliseconds of the clock on the wall, so that it still grows when a name service was started again.
     """
 
     def __init__(
@@ -47,8 +57,13 @@ class Addresses:
         self._settled_at = clock() + SETTLE_S
         self._entries: dict[str, Entry] = {}
         self._renewed_at: dict[str, float] = {}
+        self._expired_at = clock()
+        self._publishing: asyncio.TimerHandle | None = None
+        self._publish_at = clock()
+        """When the next list may be told, at the earliest."""
         self._changed = asyncio.Event()
         self.generation = int(wall_clock() * 1000)
+        self._body = self._encoded()
 
     @property
     def entries(self) -> list[Entry]:
@@ -70,13 +85,24 @@ class Addresses:
             self._change()
 
     def expire(self) -> None:
-        """Removes the entries that were not renewed in time."""
-        oldest = self._clock() - LEASE_S
+        """Removes the entries that were not renewed in time. It has to be called more often than every STILL_S.
+
+        Where it was not, the machine or this process stood still, and the renewals of that time are still to be
+        handled: all leases begin anew.
+        """
+        now = self._clock()
+        stood_still, self._expired_at = now - self._expired_at > STILL_S, now
+        if stood_still:
+            self._renewed_at = dict.fromkeys(self._renewed_at, now)
+        oldest = now - LEASE_S
         for key in [key for key, renewed_at in self._renewed_at.items() if renewed_at < oldest]:
             self.remove(key)
 
-    async def listing(self, after: int | None = None, wait_s: float = 0.0) -> dict[str, Any]:
-        """Returns the list as clients get it; where its generation is `after`, once it changes or `wait_s` are over."""
+    async def listing(self, after: int | None = None, wait_s: float = 0.0) -> bytes:
+        """Returns the list as clients get it, in JSON; where it is that of `after`, the next, or after `wait_s` itself.
+
+        All who ask get the same bytes, which are encoded once.
+        """
         await asyncio.sleep(max(0.0, self._settled_at - self._clock()))
         give_up_at = self._clock() + wait_s
         while after == self.generation and (left_s := give_up_at - self._clock()) > 0:
@@ -86,12 +112,29 @@ class Addresses:
                     await changed.wait()
             except TimeoutError:
                 break
-        return {"servers": [_told(entry) for entry in self.entries], "generation": self.generation}
+        return self._body
 
     def _change(self) -> None:
+        """Has clients told: at once, or as soon as BUNDLE_S have passed since they were told last."""
+        if self._publishing is not None:
+            return
+        left_s = self._publish_at - self._clock()
+        if left_s <= 0:
+            self._publish()
+        else:
+            self._publishing = asyncio.get_running_loop().call_later(left_s, self._publish)
+
+    def _publish(self) -> None:
+        self._publishing = None
+        self._publish_at = self._clock() + BUNDLE_S
         self.generation += 1
+        self._body = self._encoded()
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _encoded(self) -> bytes:
+        told = {"servers": [_told(entry) for entry in self.entries], "generation": self.generation}
+        return json.dumps(told, separators=(",", ":")).encode()
 
 
 def _told(entry: Entry) -> dict[str, str]:

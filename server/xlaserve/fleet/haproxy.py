@@ -7,6 +7,7 @@ from typing import Final
 
 HEAD: Final = """\
 # Written by `xlaserve fleet follow`; it is written again whenever the servers change.
+# It has no section `global`: give it to HAProxy after a file of your own, -f haproxy.cfg -f this.cfg.
 defaults
     mode http
     balance leastconn
@@ -24,6 +25,7 @@ defaults
 def configuration(servers: Sequence[Mapping[str, str]], grpc_port: int, http_port: int) -> str:
     """Returns the configuration for `servers`, with `address`, `http` and `id` each.
 
+    It stands beside a configuration that is there: it relies on nothing in that, and its names begin with `xlaserve_`.
     Both ports take requests in the clear, gRPC as HTTP/2 without TLS; each goes to the server with the fewest. Health
     is asked of the HTTP port.
     """
@@ -35,10 +37,10 @@ def configuration(servers: Sequence[Mapping[str, str]], grpc_port: int, http_por
     return "\n".join(
         (
             HEAD,
-            *_section("frontend grpc", f"bind :{grpc_port} proto h2", "default_backend grpc"),
-            *_section("backend grpc", *grpc),
-            *_section("frontend http", f"bind :{http_port}", "default_backend http"),
-            *_section("backend http", *http),
+            *_section("frontend xlaserve_grpc", f"bind :{grpc_port} proto h2", "default_backend xlaserve_grpc"),
+            *_section("backend xlaserve_grpc", *grpc),
+            *_section("frontend xlaserve_http", f"bind :{http_port}", "default_backend xlaserve_http"),
+            *_section("backend xlaserve_http", *http),
         )
     )
 

@@ -9,14 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from xlaserve.fleet.addresses import DRAINING, READY, RENEW_S, Entry
-from xlaserve.fleet.process import Found
+from xlaserve.fleet.addresses import DRAINING, READY, RENEW_S, TELL_TIMEOUT_S, Entry
+from xlaserve.fleet.process import Found, ServerFailed
 
 log = logging.getLogger(__name__)
 
 WATCH_S: Final = 0.1
 """How soon it is noticed that a server has ended."""
-TELL_TIMEOUT_S: Final = 5.0
 
 
 class Process(Protocol):
@@ -59,6 +58,8 @@ class Names(Protocol):
 class Member:
     """A server that is in the list while it serves: entered once it is ready, removed at once when it ends.
 
+    While `check` fails its entry is not renewed, so it leaves the list with its lease, and comes back once it is well.
+
     One that leaves is `draining` in the list first, for at least as long as the name service takes to know it.
     """
 
@@ -67,6 +68,7 @@ class Member:
     names: Names
     about: Mapping[str, Any] = field(default_factory=dict)
     _load: dict[str, float] = field(default_factory=dict)
+    _is_well: bool = True
     _following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -77,7 +79,12 @@ class Member:
 
     async def check(self) -> None:
         """Raises ServerFailed where the server has ended or does not serve."""
-        await self.process.check()
+        try:
+            await self.process.check()
+        except ServerFailed:
+            self._is_well = False
+            raise
+        self._is_well = True
 
     async def load(self) -> dict[str, float]:
         """Returns how loaded the server is. Raises ServerFailed."""
@@ -96,14 +103,15 @@ class Member:
         await self._tell(self.names.remove(self.id))
 
     async def _follow(self) -> None:
-        """Renews the entry while the server lives."""
+        """Renews the entry while the server lives and is well."""
         loop = asyncio.get_running_loop()
         renew_at = loop.time() + RENEW_S
         while not self.process.has_ended:
             await asyncio.sleep(WATCH_S)
             if loop.time() >= renew_at:
                 renew_at = loop.time() + RENEW_S
-                await self._tell(self.names.renew(self._entry(READY)))
+                if self._is_well:
+                    await self._tell(self.names.renew(self._entry(READY)))
         log.error("the server %s has ended", self.id)
         await self._tell(self.names.remove(self.id))
 

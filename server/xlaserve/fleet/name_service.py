@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from xlaserve.errors import ConfigError
@@ -37,7 +37,8 @@ def application(addresses: Addresses) -> Starlette:
             generation = None if after is None else int(after)
         except ValueError:
             return PlainTextResponse("expected after=GENERATION and wait_s=SECONDS\n", 400)
-        return JSONResponse(await addresses.listing(generation, min(wait_s, MOST_WAIT_S)))
+        body = await addresses.listing(generation, min(wait_s, MOST_WAIT_S))
+        return Response(body, media_type="application/json")
 
     return Starlette(routes=[Route(PATH, servers)])
 

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 
-from xlaserve.fleet.addresses import DRAINING, LEASE_S, READY, SETTLE_S, Addresses, Entry
+from xlaserve.fleet.addresses import (
+    BUNDLE_S,
+    DRAINING,
+    LEASE_S,
+    READY,
+    RENEW_S,
+    SETTLE_S,
+    STILL_S,
+    TELL_TIMEOUT_S,
+    Addresses,
+    Entry,
+)
+from xlaserve.fleet.name_service import EXPIRE_EVERY_S
 from xlaserve.oracle.virtual_time import VirtualTimeLoop
 
 WALL_S = 1_700_000_000.0
@@ -18,6 +32,18 @@ def told(key: str, state: str = READY) -> dict[str, str]:
     return {"id": key, "address": f"10.0.0.3:{key}1", "http": f"10.0.0.3:{key}2", "state": state}
 
 
+async def listing(addresses: Addresses, after: int | None = None, wait_s: float = 0.0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await addresses.listing(after, wait_s))
+    return found
+
+
+async def passes(addresses: Addresses, duration_s: float) -> None:
+    """Has the leases looked at as the name service does, for a time."""
+    for _ in range(round(duration_s / EXPIRE_EVERY_S)):
+        await asyncio.sleep(EXPIRE_EVERY_S)
+        addresses.expire()
+
+
 @pytest.fixture
 def addresses(virtual_time: VirtualTimeLoop) -> Addresses:
     return Addresses(virtual_time.time, lambda: WALL_S)
@@ -26,10 +52,10 @@ def addresses(virtual_time: VirtualTimeLoop) -> Addresses:
 async def test_the_list_has_who_registered(addresses: Addresses) -> None:
     addresses.renew(entry("2"))
     addresses.renew(entry("1", DRAINING))
-    assert (await addresses.listing())["servers"] == [told("1", DRAINING), told("2")]
+    assert (await listing(addresses))["servers"] == [told("1", DRAINING), told("2")]
     addresses.remove("1")
     addresses.remove("unknown")
-    assert (await addresses.listing())["servers"] == [told("2")]
+    assert (await listing(addresses))["servers"] == [told("2")]
 
 
 async def test_each_change_that_clients_see_is_a_generation(addresses: Addresses) -> None:
@@ -37,18 +63,50 @@ async def test_each_change_that_clients_see_is_a_generation(addresses: Addresses
     addresses.renew(entry("1"))
     addresses.renew(entry("1", wait_s=0.5))
     assert addresses.generation == first + 1
+    await asyncio.sleep(BUNDLE_S)
     addresses.renew(entry("1", DRAINING))
+    await asyncio.sleep(BUNDLE_S)
     addresses.remove("1")
     addresses.remove("1")
+    await asyncio.sleep(BUNDLE_S)
     assert addresses.generation == first + 3
     assert addresses.entries == []
+
+
+async def test_changes_are_told_in_bundles_the_first_at_once(
+    addresses: Addresses, virtual_time: VirtualTimeLoop
+) -> None:
+    generation = (await listing(addresses))["generation"]
+    at = virtual_time.time()
+    told_at: list[float] = []
+
+    async def follow(after: int) -> dict[str, Any]:
+        while len((found := await listing(addresses, after, 20))["servers"]) < 100:
+            told_at.append(virtual_time.time() - at)
+            after = found["generation"]
+        return found
+
+    following = [asyncio.create_task(follow(generation)) for _ in range(10)]
+    for key in range(100):
+        await asyncio.sleep(0.005)
+        addresses.renew(entry(str(key)))
+    for found in await asyncio.gather(*following):
+        assert found["generation"] == generation + 3
+    assert virtual_time.time() - at == pytest.approx(0.005 + 2 * BUNDLE_S)
+    assert told_at == pytest.approx([0.005] * 10 + [0.005 + BUNDLE_S] * 10)
+
+
+async def test_a_list_is_encoded_once_for_all_who_ask(addresses: Addresses) -> None:
+    addresses.renew(entry("1"))
+    one, other = await asyncio.gather(addresses.listing(), addresses.listing())
+    assert one is other
 
 
 async def test_a_poll_with_the_last_generation_waits_for_the_next(
     addresses: Addresses, virtual_time: VirtualTimeLoop
 ) -> None:
-    seen = await addresses.listing()
-    polling = asyncio.create_task(addresses.listing(seen["generation"], 20))
+    seen = await listing(addresses)
+    polling = asyncio.create_task(listing(addresses, seen["generation"], 20))
     await asyncio.sleep(5)
     assert not polling.done()
     addresses.renew(entry("1"))
@@ -60,39 +118,56 @@ async def test_a_poll_with_the_last_generation_waits_for_the_next(
 async def test_a_poll_ends_with_the_same_list_when_its_time_is_over(
     addresses: Addresses, virtual_time: VirtualTimeLoop
 ) -> None:
-    seen = await addresses.listing()
+    seen = await listing(addresses)
     at = virtual_time.time()
-    assert await addresses.listing(seen["generation"], 20) == seen
+    assert await listing(addresses, seen["generation"], 20) == seen
     assert virtual_time.time() - at == pytest.approx(20)
 
 
 async def test_a_poll_after_another_generation_is_answered_at_once(
     addresses: Addresses, virtual_time: VirtualTimeLoop
 ) -> None:
-    seen = await addresses.listing()
+    seen = await listing(addresses)
     at = virtual_time.time()
     for other in (seen["generation"] - 1, seen["generation"] + 1):
-        assert await addresses.listing(other, 20) == seen
+        assert await listing(addresses, other, 20) == seen
     assert virtual_time.time() == at
 
 
 async def test_who_does_not_renew_goes(addresses: Addresses, virtual_time: VirtualTimeLoop) -> None:
     addresses.renew(entry("1"))
     addresses.renew(entry("2"))
-    await asyncio.sleep(LEASE_S - 1)
+    await passes(addresses, LEASE_S - 1)
     addresses.renew(entry("2"))
-    addresses.expire()
     assert [one.id for one in addresses.entries] == ["1", "2"]
-    await asyncio.sleep(2)
-    addresses.expire()
+    await passes(addresses, 2)
     assert [one.id for one in addresses.entries] == ["2"]
+
+
+async def test_nobody_goes_because_the_name_service_stood_still(
+    addresses: Addresses, virtual_time: VirtualTimeLoop
+) -> None:
+    addresses.renew(entry("1"))
+    addresses.renew(entry("2"))
+    await passes(addresses, 1)
+    await asyncio.sleep(LEASE_S + STILL_S)
+    addresses.expire()
+    await passes(addresses, LEASE_S - 1)
+    assert [one.id for one in addresses.entries] == ["1", "2"]
+    addresses.renew(entry("2"))
+    await passes(addresses, 2)
+    assert [one.id for one in addresses.entries] == ["2"]
+
+
+def test_a_server_whose_renewal_hangs_enters_itself_before_the_first_list_is_told() -> None:
+    assert SETTLE_S > RENEW_S + TELL_TIMEOUT_S
 
 
 async def test_a_list_is_not_told_before_every_server_had_time_to_renew(
     addresses: Addresses, virtual_time: VirtualTimeLoop
 ) -> None:
     started_at = virtual_time.time()
-    asking = asyncio.create_task(addresses.listing())
+    asking = asyncio.create_task(listing(addresses))
     addresses.renew(entry("1"))
     await asyncio.sleep(SETTLE_S - 1)
     addresses.renew(entry("2"))

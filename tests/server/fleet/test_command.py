@@ -12,8 +12,12 @@ import pytest
 from xlaserve import cli
 from xlaserve.commands.fleet import following, status
 from xlaserve.errors import ConfigError
+from xlaserve.fleet import follow
 
 ONE = {"id": "a", "address": "10.0.0.3:1", "http": "10.0.0.3:2", "state": "ready"}
+
+
+TWO = {**ONE, "id": "b"}
 
 
 @pytest.fixture
@@ -52,6 +56,44 @@ def test_files_are_written_and_the_command_run_without_ray(names: str, tmp_path:
     assert addresses.read_text() == "10.0.0.3:1\n"
     assert "bind :9001 proto h2" in proxy.read_text()
     assert ran.exists()
+
+
+def test_what_fails_is_tried_again_though_the_servers_are_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, ran = tmp_path / "folder", tmp_path / "ran"
+    file, reload = folder / "addresses", f"sh -c 'test -e {ran} || {{ touch {ran}; exit 1; }}'"
+
+    def lists(address: str) -> Iterator[list[dict[str, str]]]:
+        yield [ONE]
+        assert not ran.exists()
+        folder.mkdir()
+        yield [ONE]
+        assert ran.exists()
+        yield [ONE]
+        file.unlink()
+        yield [ONE]
+        assert not file.exists(), "all had worked"
+        yield [ONE, TWO]
+        assert file.exists()
+
+    monkeypatch.setattr(follow, "lists", lists)
+    options = ["--addresses-file", str(file), "--reload", reload]
+    following(cli.parser().parse_args(["fleet", "follow", "127.0.0.1:1", *options]))
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.endswith("expected a file that can be written: No such file or directory")
+    assert others == ["1 servers", "2 servers"]
+
+
+def test_once_says_what_failed(names: str, tmp_path: Path) -> None:
+    def once(file: Path, *options: str) -> int:
+        options = ("--addresses-file", str(file), "--once", *options)
+        return following(cli.parser().parse_args(["fleet", "follow", names, *options]))
+
+    with pytest.raises(ConfigError, match="expected a file that can be written"):
+        once(tmp_path / "nowhere" / "addresses")
+    assert once(tmp_path / "addresses", "--reload", "false") == 1
+    assert once(tmp_path / "addresses", "--reload", "true") == 0
 
 
 def test_a_follower_needs_something_to_write() -> None:

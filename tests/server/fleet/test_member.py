@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from xlaserve.fleet.addresses import LEASE_S, RENEW_S, Entry
-from xlaserve.fleet.member import TELL_TIMEOUT_S, Member
+from xlaserve.fleet.addresses import LEASE_S, RENEW_S, TELL_TIMEOUT_S, Entry
+from xlaserve.fleet.member import Member
 from xlaserve.fleet.policy import BUSY, WAIT
-from xlaserve.fleet.process import Found
+from xlaserve.fleet.process import Found, ServerFailed
 from xlaserve.oracle.virtual_time import VirtualTimeLoop
 
 DRAIN_S = 3.0
@@ -20,6 +20,7 @@ class FakeProcess:
         self.found = Found("10.0.0.3:1", "10.0.0.3:2", "10.0.0.3:3")
         self.pid: int | None = None
         self.has_ended = False
+        self.hangs = False
         self._said = said
 
     async def start(self) -> None:
@@ -27,7 +28,8 @@ class FakeProcess:
         self._said.append("started")
 
     async def check(self) -> None:
-        pass
+        if self.hangs:
+            raise ServerFailed("the server does not answer")
 
     async def load(self) -> dict[str, float]:
         return {WAIT: 0.25, BUSY: 0.5}
@@ -130,3 +132,20 @@ async def test_everything_goes_on_without_the_name_service(
     await member.stop()
     assert said == ["started", "ready", "stopped"]
     assert virtual_time.time() - at <= DRAIN_S + TELL_TIMEOUT_S + 1
+
+
+async def test_a_server_that_hangs_is_not_renewed_until_it_is_well(
+    member: Member, process: FakeProcess, names: FakeNames
+) -> None:
+    await member.start()
+    process.hangs = True
+    with pytest.raises(ServerFailed):
+        await member.check()
+    renewals = len(names.renewed_at)
+    await asyncio.sleep(LEASE_S)
+    assert len(names.renewed_at) == renewals
+    process.hangs = False
+    await member.check()
+    await asyncio.sleep(RENEW_S + 0.2)
+    assert len(names.renewed_at) == renewals + 1
+    await member.stop()
