@@ -16,7 +16,7 @@ from xlaserve_client.call import Call
 from xlaserve_client.calls import IDEMPOTENT
 from xlaserve_client.connection import Metadata, Options, channel_options, check_for_fleet, member_options
 from xlaserve_client.errors import from_call
-from xlaserve_client.fleet import Server
+from xlaserve_client.fleet import Server, error_of
 from xlaserve_client.name_service import NameService
 
 Tried = set[Server[grpc.aio.Channel]]
@@ -102,8 +102,9 @@ class FleetConnection:
             status = grpc.StatusCode.OK
             return response
         except grpc.aio.AioRpcError as error:
-            status = error.code()
-            raise from_call(server.address, error) from None
+            failure = error_of(server, error)
+            status = failure.status
+            raise failure from None
         finally:
             self._fleet.members.release(server, status)
 

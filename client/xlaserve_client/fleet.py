@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 
-from xlaserve_client.errors import Unavailable
+from xlaserve_client.errors import ServerError, Unavailable, from_call
 from xlaserve_client.name_service import Listing, NameService
 
 ChannelT = TypeVar("ChannelT")
@@ -24,6 +24,17 @@ MAX_HEDGES_SAVED: Final = 10
 
 _NO_ANSWER: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 """Ends of a call that say nothing about its server: the caller made them."""
+
+
+def error_of(server: Server[Any], call: Any) -> ServerError:
+    """Returns the error for a call of gRPC that a server has ended, and not its caller.
+
+    A server that ends at once cancels its calls: that it is no longer available.
+    """
+    error = from_call(server.address, call)
+    if error.status is grpc.StatusCode.CANCELLED:
+        return Unavailable(server.address, grpc.StatusCode.UNAVAILABLE, "the server has ended the call")
+    return error
 
 
 class Server(Generic[ChannelT]):
@@ -53,8 +64,8 @@ class Fleet(Generic[ChannelT]):
 
     Of several such servers, each is chosen in turn. One that was UNAVAILABLE is left out for a while, and then tried
     with one call; where all are left out, they are chosen all the same. A server that is no longer listed as ready gets
-    no further calls, and its channel is closed when the last of its calls has ended. The last list holds until there is
-    another.
+    no further calls, and its channel is closed when the last of its calls has ended. The last list with a ready server
+    holds until there is another: a name service that was restarted, or cut off from the servers, may list none.
 
     Safe to use from several threads. `close_channel` is called with channels that are needed no more, and `on_news`
     whenever the name service was heard or missed; neither may block.
@@ -96,11 +107,12 @@ class Fleet(Generic[ChannelT]):
             if self._is_closed:
                 return
             before = self._servers
-            self._servers = {
+            ready = {
                 key: before.get(key) or Server(each.address)
                 for each in listing.servers
                 if each.is_ready and (key := (each.id, each.address))
             }
+            self._servers = ready or before
             self._in_order = list(self._servers.values())
             self._listed, self._heard_at, self._problem = len(listing.servers), self._clock(), ""
             unneeded = []

@@ -33,8 +33,10 @@ MAX_PAUSE_S: Final = 10.0
 """The pause after a failure doubles from one to the other."""
 
 _READY: Final = "ready"
-_MIN_POLL_S: Final = 1.0
+MIN_POLL_S: Final = 1.0
 """The least time between two answers that say the same: a name service need not know how to wait."""
+MIN_PAUSE_S: Final = 0.1
+"""The least time between two answers. While a fleet starts or is updated, each of its servers is a change."""
 _MAX_ANSWER_BYTES: Final = 16 << 20
 _MAX_SHOWN: Final = 200
 _TARGET: Final = re.compile(r"fleet://(\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]?#@]+):(\d{1,5})/?")
@@ -149,8 +151,8 @@ async def follow(service: NameService, listener: Listener) -> None:
             continue
         failures = 0
         listener.hear(listing)
-        if listing.generation == generation:
-            await asyncio.sleep(max(0.0, asked_at + _MIN_POLL_S - time.monotonic()))
+        least_s = MIN_POLL_S if listing.generation == generation else MIN_PAUSE_S
+        await asyncio.sleep(max(0.0, asked_at + least_s - time.monotonic()))
         generation = listing.generation
 
 
@@ -178,7 +180,7 @@ def _read(received: bytes) -> Listing:
             for each in document["servers"]
         )
         return Listing(int(document["generation"]), servers)
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         expected = '{"servers": [{"address": "HOST:PORT", "state": "ready"}], "generation": 1}'
         raise ValueError(f"expected {expected}, got {body[:_MAX_SHOWN]!r}") from None
 

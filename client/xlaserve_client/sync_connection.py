@@ -18,8 +18,8 @@ from xlaserve_client.call import Call
 from xlaserve_client.calls import IDEMPOTENT
 from xlaserve_client.connection import Metadata, Options, channel_options, check_for_fleet, member_options
 from xlaserve_client.errors import from_call
-from xlaserve_client.fleet import Fleet, Server
-from xlaserve_client.name_service import NameService, follow
+from xlaserve_client.fleet import Fleet, Server, error_of
+from xlaserve_client.name_service import NameService, follow, in_words
 
 _STOP_TIMEOUT_S: Final = 5.0
 
@@ -104,8 +104,9 @@ class FleetConnection:
             status = grpc.StatusCode.OK
             return response
         except grpc.RpcError as error:
-            status = error.code()
-            raise from_call(server.address, error) from None
+            failure = error_of(server, error)
+            status = failure.status
+            raise failure from None
         finally:
             self._fleet.release(server, status)
 
@@ -136,11 +137,13 @@ class FleetConnection:
                         begin(spare)
                     continue
                 call = running.pop(server)
-                self._fleet.release(server, call.code())
                 if call.code() is grpc.StatusCode.OK:
+                    self._fleet.release(server, grpc.StatusCode.OK)
                     return call.result()
+                failure = error_of(server, call)
+                self._fleet.release(server, failure.status)
                 if not running:
-                    raise from_call(server.address, call)
+                    raise failure
         finally:
             for server, call in running.items():
                 if call is not None:
@@ -158,25 +161,35 @@ class _Follower:
     """A thread that follows a name service until `stop`."""
 
     def __init__(self, service: NameService, fleet: Fleet[grpc.Channel]) -> None:
-        self._is_running = threading.Event()
+        self._has_begun = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """None where the thread could not get one."""
         self._thread = threading.Thread(target=self._run, args=(service, fleet), name=service.target, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread."""
-        self._is_running.wait()
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._has_begun.wait()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(_STOP_TIMEOUT_S)
 
     def _run(self, service: NameService, fleet: Fleet[grpc.Channel]) -> None:
-        with suppress(asyncio.CancelledError):
-            asyncio.run(self._follow(service, fleet))
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._follow(service, fleet))
+        except asyncio.CancelledError:
+            pass
+        except OSError as error:  # no files left for a loop
+            fleet.miss(in_words(error))
+        finally:
+            self._has_begun.set()
 
     async def _follow(self, service: NameService, fleet: Fleet[grpc.Channel]) -> None:
-        self._loop = asyncio.get_running_loop()
         self._task = asyncio.ensure_future(follow(service, fleet))
-        self._is_running.set()
+        self._loop = asyncio.get_running_loop()
+        self._has_begun.set()
         await self._task
 
 

@@ -87,7 +87,7 @@ class NameService:
             if "after" in query:
                 after = int(query["after"])
                 self._news.wait_for(
-                    lambda: self.generation > after or self._server is not server, timeout=float(query["wait_s"])
+                    lambda: self.generation != after or self._server is not server, timeout=float(query["wait_s"])
                 )
             if self._server is not server:
                 return None

@@ -231,6 +231,15 @@ def test_the_last_list_holds_while_the_name_service_is_away(fleet: Fleet[str], c
     assert fleet.take().address == "a"
 
 
+@pytest.mark.parametrize("without", [listing(""), listing("", "ab")], ids=["empty", "all draining"])
+def test_a_list_without_a_ready_server_takes_none_away(fleet: Fleet[str], without: Listing) -> None:
+    fleet.hear(listing("ab"))
+    fleet.hear(without)
+    assert names(taken(fleet, 2)) == "ab"
+    fleet.hear(listing("c"))
+    assert names(taken(fleet, 2)) == "cc"
+
+
 @pytest.mark.parametrize(
     ("heard", "problem", "said"),
     [

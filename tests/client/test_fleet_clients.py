@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gc
+import os
 import socket
 import threading
 import time
@@ -21,6 +24,7 @@ from tests.client.conftest import Puppet, running_puppet
 from tests.client.fleets import CLIENTS, PATIENCE_S, Blocking, MakeClient, NameService, name_service
 
 from xlaserve_client import AsyncVisionClient, Overloaded, Unavailable, VisionClient, connection
+from xlaserve_client import name_service as name_service_module
 from xlaserve_client.cli import main
 from xlaserve_client.connection import MAX_ATTEMPTS
 from xlaserve_client.fleet import CALLS_PER_HEDGE
@@ -155,6 +159,16 @@ def test_every_call_is_answered_while_servers_are_killed_and_started(
     assert set(answered) == {True}
 
 
+@pytest.mark.parametrize("options", [{}, {"hedge_after_s": 5.0}], ids=["plain", "hedged"])
+def test_a_call_that_a_server_cancels_as_it_ends_is_made_again_on_another(
+    make_client: MakeClient, service: NameService, puppets: list[Puppet], options: dict[str, float]
+) -> None:
+    puppets[0].failures = [(grpc.StatusCode.CANCELLED, "gone")]
+    with make_client(service.target, **options) as client:
+        assert [ask(client, number) for number in range(3)] == list(range(3))
+    assert [len(puppet.seen) for puppet in puppets] == [1, 2, 1]
+
+
 def test_what_is_not_idempotent_or_wrong_is_not_sent_to_another(
     make_client: MakeClient, service: NameService, puppets: list[Puppet]
 ) -> None:
@@ -221,7 +235,7 @@ def test_calls_go_on_without_the_name_service_and_follow_it_when_it_is_back(
         ask(client)
         service.stop()
         assert [ask(client, number) for number in range(6)] == list(range(6))
-        service.generation = 0  # it counts anew
+        service.generation = 1000  # one that was restarted counts from elsewhere
         service.publish(puppets[2].target)
         service.asked.clear()
         service.start()
@@ -358,8 +372,9 @@ def channels() -> int:
 
 
 def test_a_thousand_changes_leave_no_threads_channels_or_files(
-    make_client: MakeClient, service: NameService, puppets: list[Puppet]
+    make_client: MakeClient, service: NameService, puppets: list[Puppet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(name_service_module, "MIN_PAUSE_S", 0.0)
     process = psutil.Process()
     targets = [puppet.target for puppet in puppets]
     before = channels()
@@ -387,6 +402,19 @@ def test_closing_ends_the_thread_at_once(service: NameService, puppets: list[Pup
     VisionClient(service.target).close()
     eventually(lambda: threading.active_count() <= before + 16 * len(puppets))  # those of the servers
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fleet://")]
+
+
+def test_a_client_that_can_not_follow_the_name_service_says_why_and_can_be_closed(
+    service: NameService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", fail)
+    client = VisionClient(service.target)
+    with pytest.raises(Unavailable, match=os.strerror(errno.EMFILE)):
+        ask(client)
+    client.close()
 
 
 def test_a_closed_client_is_not_used(make_client: MakeClient, service: NameService, puppets: list[Puppet]) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
+from itertools import count, repeat
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
@@ -136,6 +137,7 @@ async def test_an_answer_may_come_in_chunks() -> None:
         (said('{"servers": [{"address": 5, "state": "ready"}], "generation": 1}'), ValueError, EXPECTED),
         (said('{"servers": [{"address": "h:1"}], "generation": 1}'), ValueError, EXPECTED),
         (said('{"servers": [], "generation": "x"}'), ValueError, EXPECTED),
+        (said('{"servers": [], "generation": 1e999}'), ValueError, EXPECTED),
         (said("[" * 100_000), ValueError, EXPECTED),
         (said('{"servers": [], "generation": 1}')[:-5], HTTPException, ""),
     ],
@@ -149,6 +151,7 @@ async def test_an_answer_may_come_in_chunks() -> None:
         "number",
         "no state",
         "generation",
+        "infinite generation",
         "deep",
         "cut off",
     ],
@@ -214,11 +217,19 @@ async def test_after_a_failure_it_is_asked_from_the_beginning_with_growing_pause
     assert lines[11:13] == ["/v1/servers", "/v1/servers?after=8&wait_s=20"]
     assert [listing.generation for listing in found.listings[:3]] == [19, 8, 7]  # it was restarted, and counts anew
     bounds_s = [min(name_service.FIRST_PAUSE_S * 2**n, name_service.MAX_PAUSE_S) for n in range(10)]
-    assert all(bound_s / 2 <= pause_s <= bound_s for pause_s, bound_s in zip(pauses_s, bounds_s, strict=False))
-    assert pauses_s[10] <= name_service.FIRST_PAUSE_S  # after an answer they begin again
+    # The first pause, and those before the last, come after an answer.
+    assert all(bound_s / 2 <= pause_s <= bound_s for pause_s, bound_s in zip(pauses_s[1:11], bounds_s, strict=True))
+    assert pauses_s[13] <= name_service.FIRST_PAUSE_S  # after an answer they begin again
 
 
-async def test_one_that_does_not_wait_is_not_asked_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("generations", "least_s"),
+    [(repeat(1), name_service.MIN_POLL_S), (count(), name_service.MIN_PAUSE_S)],
+    ids=["always the same", "another generation each time"],
+)
+async def test_one_that_does_not_wait_is_not_asked_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, generations: Iterator[int], least_s: float
+) -> None:
     pauses_s: list[float] = []
     sleep = asyncio.sleep
 
@@ -227,10 +238,12 @@ async def test_one_that_does_not_wait_is_not_asked_all_the_time(monkeypatch: pyt
         await sleep(0)
 
     def answer(line: str) -> bytes:
-        return said('{"servers": [], "generation": 1}')
+        return said(f'{{"servers": [], "generation": {next(generations)}}}')
 
     monkeypatch.setattr(asyncio, "sleep", note)
     with answering(answer) as service:
         await heard(service, 4)
-    assert len(pauses_s) >= 2
-    assert all(0.5 < pause_s <= 1 for pause_s in pauses_s)
+    # The first answer is news in both.
+    assert len(pauses_s) >= 3
+    assert all(0 <= pause_s <= least_s for pause_s in pauses_s[1:])
+    assert max(pauses_s[1:]) > least_s / 2
