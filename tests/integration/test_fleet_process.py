@@ -16,12 +16,20 @@ import pytest
 import pytest_asyncio
 from tests.integration.conftest import NOOP
 
+from xlaserve.fleet import folders
 from xlaserve.fleet.policy import BUSY, WAIT
-from xlaserve.fleet.process import ServerFailed, ServerProcess, totals
+from xlaserve.fleet.process import ServerFailed, ServerProcess, reachable, rotate, totals
 
 CONFIG = {"models": [NOOP]}
 FLAGS = {"host": "127.0.0.1", "grpc_port": 0, "http_port": 0, "metrics_port": 0, "lanes": 2}
 PATIENCE_S = 60.0
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -40,6 +48,8 @@ async def server(tmp_path: Path) -> AsyncIterator[ServerProcess]:
 async def test_a_server_is_started_asked_and_stopped(server: ServerProcess, tmp_path: Path) -> None:
     await server.start()
     assert server.found.grpc.startswith("127.0.0.1:")
+    assert (tmp_path / "server").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "server" / "config.yaml").stat().st_mode & 0o777 == 0o600
     await server.check()
     load = await server.load()
     assert load.keys() == {WAIT, BUSY}
@@ -78,6 +88,45 @@ async def test_a_server_that_can_not_start_says_why(tmp_path: Path) -> None:
     server = ServerProcess(wrong, FLAGS, tmp_path / "server", 0)
     with pytest.raises(ServerFailed, match=r"exited with 1(.|\n)*noop"):
         await server.start()
+    assert not (tmp_path / "server").exists()
+
+
+async def test_a_server_that_listens_on_all_addresses_is_found_at_that_of_its_node(tmp_path: Path) -> None:
+    server = ServerProcess(CONFIG, {**FLAGS, "host": "0.0.0.0"}, tmp_path / "server", 0, "127.0.0.2")
+    try:
+        await server.start()
+        await server.check()
+        for address in (server.found.grpc, server.found.http, server.found.metrics):
+            assert address.startswith("127.0.0.2:")
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("listens", "node", "found"),
+    [
+        ("0.0.0.0:1", "10.0.0.3", "10.0.0.3:1"),
+        ("[::]:1", "10.0.0.3", "10.0.0.3:1"),
+        ("[::]:1", "fd00::3", "[fd00::3]:1"),
+        ("10.0.0.4:1", "10.0.0.3", "10.0.0.4:1"),
+        ("[fd00::4]:1", "10.0.0.3", "[fd00::4]:1"),
+    ],
+)
+def test_a_server_is_found_where_others_reach_it(listens: str, node: str, found: str) -> None:
+    assert reachable(listens, node) == found
+
+
+def test_a_log_that_has_grown_too_long_is_moved_while_it_is_appended_to(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with log.open("ab", buffering=0) as output:
+        output.write(b"first")
+        rotate(log, 5)
+        assert log.read_bytes() == b"first"
+        output.write(b" second")
+        rotate(log, 5)
+        output.write(b"third")
+    assert log.read_bytes() == b"third"
+    assert (tmp_path / "server.log.1").read_bytes() == b"first second"
 
 
 SUPERVISOR = """
@@ -101,14 +150,23 @@ async def test_a_server_drains_and_ends_when_its_supervisor_is_killed(tmp_path: 
     supervisor = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", SUPERVISOR, repr(arguments)], stdout=subprocess.PIPE, text=True
     )
+
+    def is_swept() -> bool:
+        os.close(folders.hold(tmp_path / "next"))
+        return not folder.exists()
+
     try:
         assert supervisor.stdout is not None
         pid = int((await asyncio.to_thread(supervisor.stdout.readline)).split()[0])
+        os.kill(pid, signal.SIGSTOP)
     finally:
         supervisor.kill()
         supervisor.communicate()
-    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert not is_swept()  # the server is still there
+    os.kill(pid, signal.SIGCONT)
+    await until(lambda: has_ended(pid))
     assert "stopped" in (folder / "server.log").read_text()
+    await until(is_swept)  # the threads of one that has ended may have its files for a moment
 
 
 def test_the_totals_of_metrics_are_read_from_the_text() -> None:

@@ -18,7 +18,7 @@ from xlaserve import console
 from xlaserve.commands import arguments
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.errors import ConfigError
-from xlaserve.fleet import follow, haproxy, settings
+from xlaserve.fleet import folders, follow, haproxy, settings
 from xlaserve.fleet.addresses import Entry
 from xlaserve.fleet.policy import BUSY, WAIT
 from xlaserve.fleet.settings import LOCAL, FleetSettings
@@ -195,7 +195,7 @@ def _joined(fleet: FleetSettings) -> FleetSettings:
         return fleet
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # as a local cluster has it; read when Ray is imported
     try:
-        return fleet.model_copy(update={"ray": fleet.local_address.read_text()})
+        return fleet.model_copy(update={"ray": folders.read(fleet.local_address)})
     except OSError:
         raise _absent(fleet) from None
 

@@ -11,13 +11,11 @@ import asyncio
 import logging
 import os
 import re
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -25,11 +23,11 @@ from ray import serve
 from ray.exceptions import ActorDiedError, RayError
 
 from xlaserve.errors import ConfigError, XlaserveError
-from xlaserve.fleet import policy
+from xlaserve.fleet import folders, policy
 from xlaserve.fleet.addresses import READY, Entry
 from xlaserve.fleet.member import Member
 from xlaserve.fleet.name_service import NameService
-from xlaserve.fleet.process import GRACE_S, ServerProcess
+from xlaserve.fleet.process import GRACE_S, LOOPBACK, ServerProcess
 from xlaserve.fleet.settings import LOCAL, SHUTDOWN_DELAY_S, FleetSettings, flags
 
 NAMESPACE: Final = "xlaserve"
@@ -38,7 +36,6 @@ HEAD: Final = "node:__internal_head__"
 """A resource that Ray gives to the head's node alone."""
 RAISED: Final = re.compile(r"^[\w.]*(?:Error|Failed)(?:\(\w+\))?: ", re.MULTILINE)
 """What begins the last part of a trace."""
-LOOPBACK: Final = "127.0.0.1"
 CHECK_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 5.0
 NAMES_TIMEOUT_S: Final = 60.0
@@ -114,8 +111,9 @@ class Replica:
         process = ServerProcess(
             fleet.server,
             flags(fleet, node),
-            Path(tempfile.gettempdir()) / f"{fleet.name}-fleet" / key,
+            folders.private() / f"{fleet.name}-{key}",
             float(str(delay_s)) + given.drain_timeout_s,
+            node,
         )
         about = {
             "node": ray.get_runtime_context().get_node_id(),
@@ -147,20 +145,22 @@ def connected(fleet: FleetSettings) -> Iterator[None]:
     os.environ.setdefault("RAY_worker_niceness", "0")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     where: dict[str, Any] = {"address": fleet.ray}
+    local = None
     if fleet.ray == LOCAL:
         where = {"address": "local", "include_dashboard": False}
+        local = fleet.local_address
     try:
         ray.init(**where, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"ray: expected a cluster at {fleet.ray}: {str(error).splitlines()[0]}") from None
-    if fleet.ray == LOCAL:
-        fleet.local_address.write_text(ray.get_runtime_context().gcs_address)
     try:
+        if local is not None:
+            folders.write(local, ray.get_runtime_context().gcs_address)
         yield
     finally:
         ray.shutdown()
-        if fleet.ray == LOCAL:
-            fleet.local_address.unlink(missing_ok=True)
+        if local is not None:
+            local.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

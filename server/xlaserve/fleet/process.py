@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from xlaserve.errors import XlaserveError
+from xlaserve.fleet import folders
 from xlaserve.fleet.policy import BUSY, WAIT
 
 POLL_S: Final = 0.05
@@ -28,6 +30,11 @@ ASK_TIMEOUT_S: Final = 3.0
 GRACE_S: Final = 10.0
 """How much longer than it may take to drain a server may take to end, before it is killed."""
 TAIL_BYTES: Final = 2000
+MOST_LOG_BYTES: Final = 16 * 2**20
+"""A log of more is moved to a second file: a server keeps two such files at most."""
+LOOPBACK: Final = "127.0.0.1"
+ALL_ADDRESSES: Final = ("0.0.0.0", "::")
+"""Hosts that stand for all addresses of a machine, at none of which others reach it."""
 QUEUED: Final = "xlaserve_queued_work_seconds"
 LANES: Final = "xlaserve_lanes"
 LANE_BUSY: Final = "xlaserve_lane_busy_seconds_total"
@@ -49,14 +56,26 @@ class Found:
 class ServerProcess:
     """An `xlaserve serve` process with the configuration `values` and `flags` over it, which keeps files in `folder`.
 
-    `stop_s` is how long it takes to stop by its settings. It gets SIGTERM when this process dies.
+    `folder` is made, and removed at the end; where nobody is left to do so, at the start of a server beside it.
+    `stop_s` is how long it takes to stop by its settings. `node_address` is where others reach one that listens on all
+    addresses. It gets SIGTERM when this process dies.
     """
 
-    def __init__(self, values: Mapping[str, Any], flags: Mapping[str, object], folder: Path, stop_s: float) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        flags: Mapping[str, object],
+        folder: Path,
+        stop_s: float,
+        node_address: str = LOOPBACK,
+    ) -> None:
         self._values = values
         self._flags = flags
         self._folder = folder
         self._stop_s = stop_s
+        self._node_address = node_address
+        self._held: int | None = None
+        """Keeps the folder; the server has it as well, and may live longer."""
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.aio.Channel | None = None
         self._busy_s = 0.0
@@ -76,25 +95,38 @@ class ServerProcess:
 
     async def start(self) -> None:
         """Returns once it is ready. Raises ServerFailed with the end of its log where it ends instead."""
-        ready, log = self._folder / "ready.json", self._folder / "server.log"
-        self._process = process = self._spawn(ready, log)
+        try:
+            await self._start()
+        except ServerFailed:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        ready = self._folder / "ready.json"
+        self._process = process = self._spawn(ready)
         while not ready.exists():
             if process.poll() is not None:
-                raise ServerFailed(f"the server exited with {process.returncode}; {log} ends with\n{_tail(log)}")
+                raise ServerFailed(
+                    f"the server exited with {process.returncode}; its log ends with\n{_tail(self._log)}"
+                )
             await asyncio.sleep(POLL_S)
         addresses = json.loads(ready.read_text())
-        self.found = Found(addresses["grpc"], addresses["http"], addresses["metrics"])
+        self.found = Found(*(reachable(addresses[name], self._node_address) for name in ("grpc", "http", "metrics")))
         if "tls_certificate" not in self._values:
             self._channel = grpc.aio.insecure_channel(self.found.grpc, (("grpc.enable_http_proxy", 0),))
         await self.load()
 
-    def _spawn(self, ready: Path, log: Path) -> subprocess.Popen[bytes]:
-        self._folder.mkdir(parents=True, exist_ok=True)
+    @property
+    def _log(self) -> Path:
+        return self._folder / "server.log"
+
+    def _spawn(self, ready: Path) -> subprocess.Popen[bytes]:
+        self._held = folders.hold(self._folder)
         config = self._folder / "config.yaml"
-        config.write_text(json.dumps(self._values))  # JSON is YAML as well
+        folders.write(config, json.dumps(self._values))  # JSON is YAML as well
         flags = {"config": config, "ready_file": ready, **self._flags}
         command = [sys.executable, "-m", "xlaserve", "serve", *_as_arguments(flags)]
-        with log.open("ab") as output:
+        with self._log.open("ab") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "xlaserve.fleet.launcher", str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
@@ -102,13 +134,15 @@ class ServerProcess:
                 stderr=output,
                 # What the fleet's configuration says counts, not the environment of a node.
                 env={name: value for name, value in os.environ.items() if not name.startswith("XLASERVE_")},
+                pass_fds=[self._held],
                 start_new_session=True,  # a signal to the group of this process is not for the server
             )
 
     async def check(self) -> None:
-        """Raises ServerFailed where it has ended or does not serve."""
+        """Raises ServerFailed where it has ended or does not serve. Keeps its log from growing for ever."""
         if self._process is None or self.has_ended:
             raise ServerFailed(f"the server has ended, with {self._process and self._process.returncode}")
+        await asyncio.to_thread(rotate, self._log, MOST_LOG_BYTES)
         if self._channel is None:  # with TLS, for names that only its clients know
             await self._ask("/readyz")
             return
@@ -144,7 +178,10 @@ class ServerProcess:
                 await asyncio.sleep(POLL_S)
         if self._channel is not None:
             await self._channel.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._held is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._held)
+            self._held = None
 
     async def _ask(self, path: str) -> str:
         def ask() -> str:
@@ -155,6 +192,25 @@ class ServerProcess:
             return await asyncio.to_thread(ask)
         except (OSError, urllib.error.URLError) as error:
             raise ServerFailed(f"the server does not answer {path}: {error}") from None
+
+
+def reachable(address: str, node_address: str) -> str:
+    """Returns HOST:PORT where others reach a server that says it listens at `address`, which may be all of its node."""
+    host, _, port = address.rpartition(":")
+    if host.strip("[]") not in ALL_ADDRESSES:
+        return address
+    return f"[{node_address}]:{port}" if ":" in node_address else f"{node_address}:{port}"
+
+
+def rotate(log: Path, most_bytes: int) -> None:
+    """Moves what is in a log of more than `most_bytes` to a second file beside it, over what is there.
+
+    A process that appends to the log goes on. What it writes during the move may be lost.
+    """
+    with suppress(OSError):  # a full disk, or a log that was removed: the server is none the worse
+        if log.stat().st_size > most_bytes:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
 
 
 def totals(text: str, names: Sequence[str]) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -16,6 +15,7 @@ from xlaserve.config import PerformanceHint, Settings
 from xlaserve.config.files import explain, read_mapping, resolved
 from xlaserve.config.frozen import Frozen
 from xlaserve.errors import ConfigError
+from xlaserve.fleet import folders
 
 LOCAL: Final = "local"
 """In place of a cluster's address: one that is started on this machine, and reached from here alone."""
@@ -62,8 +62,8 @@ class FleetSettings(Frozen):
 
     @property
     def local_address(self) -> Path:
-        """The file that says where the cluster of a `local` fleet is found."""
-        return Path(tempfile.gettempdir()) / f"{self.name}-fleet-{self.port}.address"
+        """The file that says where the cluster of a `local` fleet is found. Raises ConfigError."""
+        return folders.private() / f"{self.name}-{self.port}.address"
 
     @property
     def revision(self) -> str:
@@ -101,7 +101,10 @@ def load(file: Path) -> FleetSettings:
         settings = FleetSettings.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"fleet {file}: {explain(error)}") from None
-    settings.server_settings()
+    given = settings.server_settings()
+    if settings.ray != LOCAL and given.is_loopback and "host" in given.model_fields_set:
+        expected = "expected an address that other machines reach, or none for that of the node"
+        raise ConfigError(f"fleet {file}: server: host: {expected}, got {given.host}")
     return settings
 
 

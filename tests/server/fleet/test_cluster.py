@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from xlaserve import fleet as package
 from xlaserve.errors import ConfigError, XlaserveError
+from xlaserve.fleet import folders
 from xlaserve.fleet.addresses import DRAINING, READY, Entry
 from xlaserve.fleet.settings import FleetSettings
 
@@ -44,6 +47,16 @@ class FakeRay(ModuleType):
         self.killed = 0
         self.applications: dict[str, Any] = {}
         self.version = ""
+        self.util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.3")
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: "node", gcs_address="127.0.0.1:6379")
+
+    def init(self, **_: object) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
 
     def remote(self, _: type) -> Any:
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._actor))
@@ -87,6 +100,7 @@ def as_serve(ray: FakeRay) -> Any:
 
     return SimpleNamespace(
         start=lambda **_: None,
+        get_replica_context=lambda: SimpleNamespace(replica_tag="tag"),
         config=SimpleNamespace(AutoscalingConfig=lambda **_: None),
         deployment=deployment,
         RunTarget=lambda **_: None,
@@ -234,3 +248,32 @@ def test_an_update_is_done_once_all_servers_are_listed(cluster: Any, ray: FakeRa
 def test_a_fleet_that_is_taken_down_during_an_update_is_an_error_in_words(cluster: Any) -> None:
     with pytest.raises(XlaserveError, match="another command has taken it down"):
         cluster.wait(FLEET, REVISION, 60.0, lambda _: None)
+
+
+async def test_a_replica_keeps_its_server_in_the_private_folder_and_says_where_its_node_is(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    processes: list[tuple[Any, ...]] = []
+
+    async def start(_: object) -> None:
+        pass
+
+    monkeypatch.setattr(cluster, "ServerProcess", lambda *given: processes.append(given))
+    monkeypatch.setattr(cluster.Member, "start", start)
+    await cluster.Replica.__init__(SimpleNamespace(), FLEET, REVISION)
+    ((values, flags, folder, _, node),) = processes
+    assert (values, flags["host"], node) == (NOOP, "10.0.0.3", "10.0.0.3")
+    assert folder == folders.private() / "xlaserve-tag"
+
+
+def test_a_local_cluster_is_in_a_file_while_it_is_connected_to(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
+        monkeypatch.setenv(name, "0")
+    local = FLEET.model_copy(update={"ray": "local"})
+    with cluster.connected(local):
+        assert folders.read(local.local_address) == "127.0.0.1:6379"
+    assert not local.local_address.exists()

@@ -42,6 +42,14 @@ def test_paths_are_taken_from_the_folder_of_the_file_that_they_stand_in(tmp_path
         ({"server": NOOP, "name": "a b"}, "name: "),
         ({"server": {**NOOP, "grpc_prot": 1}}, "server: configuration: grpc_prot: no such field"),
         ({"server": "nowhere.yaml"}, "nowhere.yaml: can't be read"),
+        (
+            {"server": {**NOOP, "host": "127.0.0.1"}},
+            "server: host: expected an address that other machines reach, or none for that of the node, got 127.0.0.1",
+        ),
+        (
+            {"server": {**NOOP, "host": "localhost"}, "ray": "10.0.0.1:6379"},
+            "or none for that of the node, got localhost",
+        ),
         (["server"], "expected a mapping of fields, got list"),
     ],
 )
@@ -51,6 +59,11 @@ def test_a_wrong_file_is_refused_with_the_field_and_what_was_expected(
     with pytest.raises(ConfigError) as error:
         settings.load(written(tmp_path, values))
     assert says in str(error.value)
+
+
+def test_servers_that_only_this_machine_reaches_are_for_a_local_fleet(tmp_path: Path) -> None:
+    server = {**NOOP, "host": "127.0.0.1"}
+    assert settings.load(written(tmp_path, {"server": server, "ray": "local"})).server_settings().is_loopback
 
 
 def test_the_environment_of_who_starts_a_fleet_is_not_that_of_its_servers(monkeypatch: pytest.MonkeyPatch) -> None:
