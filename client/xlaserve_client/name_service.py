@@ -26,8 +26,8 @@ SCHEME: Final = "fleet://"
 
 WAIT_S: Final = 20.0
 """How long the name service may hold back an answer that says nothing new."""
-ANSWER_S: Final = 5.0
-"""How long it may take to answer beyond that."""
+ANSWER_S: Final = 10.0
+"""How long it may take to answer beyond that. One that has begun just now waits for its servers first."""
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 10.0
 """The pause after a failure doubles from one to the other."""
