@@ -22,7 +22,6 @@ BUCKETS = [1, 2, 4]
 TIMEOUT_S = 240
 MODES = ("xla", "autocluster")
 MAX_KIB = 8
-PORTS = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
 
 
 def configure(folder: Path, **settings: object) -> Path:
@@ -39,7 +38,7 @@ class Warm:
         self._dump = config.parent / f"dump-{os.urandom(4).hex()}"
         xla_flags = f"--xla_dump_to={self._dump} --xla_dump_hlo_as_text"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "xlaserve", "warm", "--json", "--config", str(config), *PORTS, *flags],
+            [sys.executable, "-m", "xlaserve", "warm", "--json", "--config", str(config), *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -169,7 +168,7 @@ def test_a_server_answers_from_a_read_only_cache_as_it_does_without(
 
 def test_a_folder_that_can_not_be_written_is_one_line_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder is to be")
-    command = [sys.executable, "-m", "xlaserve", "warm", "--config", str(configure(tmp_path)), *PORTS]
+    command = [sys.executable, "-m", "xlaserve", "warm", "--config", str(configure(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -183,7 +182,7 @@ def test_no_disk_is_too_full_to_serve(tmp_path: Path) -> None:
     ]
     config = configure(tmp_path, models=models)
     limited = ("bash", "-c", f'ulimit -f {MAX_KIB}; exec "$@"', "bash")
-    command = [*limited, sys.executable, "-m", "xlaserve", "warm", "--json", "--config", str(config), *PORTS]
+    command = [*limited, sys.executable, "-m", "xlaserve", "warm", "--json", "--config", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert {entry["model"] for entry in json.loads(done.stdout)} == {"digitsxla", "digitsautocluster"}

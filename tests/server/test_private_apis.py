@@ -59,7 +59,6 @@ PRIVATE_NAMES: Final = {
     "argparse.HelpFormatter(parser.prog)._expand_help",
     "each._actions",
     "parser._actions",
-    "top._actions",
     "action._choices_actions",
     "parser._action_groups",
     "group._group_actions",

@@ -21,7 +21,7 @@ def make(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, dict[str
     key.add_options(parser)
     assert key.run(Invocation(parser.parse_args(words), Settings(), Settings)) == 0
     told = capsys.readouterr()
-    return told.out.strip(), yaml.safe_load(told.err.partition("\n\n")[2])
+    return told.out.strip(), yaml.safe_load(told.err)
 
 
 def test_what_is_made_opens_the_door(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
