@@ -25,6 +25,7 @@ NOOP = "[{name: noop, source: 'builtin:noop', buckets: [1, 2], modes: [xla, grap
 # Without TensorFlow, which takes seconds to import.
 BROKEN = "[{name: broken, source: 'builtin:noop', weights: other}]"
 COMMAND = (sys.executable, "-m", "xlaserve")
+ANY_PORTS = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
 NO_TEMPORARY_FOLDER = """
 import tempfile
 
@@ -322,7 +323,7 @@ def test_ctrl_c_ends_a_warm_up_at_once(tmp_path: Path) -> None:
 
 def test_a_model_that_fails_ends_the_server_with_its_reason() -> None:
     models = f"{BROKEN[:-1]}, {NOOP[1:]}"
-    done = xlaserve("serve", "--models", models, "--grpc-port", 0, "--http-port", 0, "--metrics-port", 0)
+    done = xlaserve("serve", "--models", models, *ANY_PORTS)
     assert_refused(done, "model broken failed: weights: ", "got other")
 
 
@@ -335,7 +336,7 @@ def test_a_taken_port_is_named(taken_port: int, kind: str) -> None:
 
 
 def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    done = xlaserve("serve", "--models", NOOP, "--ready-file", tmp_path / "missing" / "ready.json")
+    done = xlaserve("serve", "--models", NOOP, "--ready-file", tmp_path / "missing" / "ready.json", *ANY_PORTS)
     assert_refused(done, "ready_file: expected a file in a folder that exists", "missing/ready.json")
     assert "loading" not in done.stderr
 
@@ -343,7 +344,7 @@ def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(
 def served(*arguments: object) -> tuple[int, str]:
     """Serves until it is ready, then ends it; returns the status and what it wrote to its terminal."""
     terminal, end = pty.openpty()
-    command = [*COMMAND, "serve", "--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", *map(str, arguments)]
+    command = [*COMMAND, "serve", *ANY_PORTS, *map(str, arguments)]
     process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment({"TERM": "xterm-256color"}))
     os.close(end)
     said = b""
@@ -378,7 +379,7 @@ def test_on_a_terminal_the_log_stands_above_a_bar_that_goes_when_the_models_are_
 def test_a_stale_ready_file_is_gone_until_the_server_is_ready(tmp_path: Path) -> None:
     file = tmp_path / "ready.json"
     file.write_text('{"grpc": "of a server that was killed"}')
-    done = xlaserve("serve", "--models", BROKEN, "--ready-file", file)
+    done = xlaserve("serve", "--models", BROKEN, "--ready-file", file, *ANY_PORTS)
     assert_refused(done, "model broken failed")
     assert not file.exists()
 
