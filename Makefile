@@ -28,7 +28,7 @@ reference: setup ## Generate docs/reference from the code, and Prometheus's rule
 
 pictures: setup ## Draw the dashboards into docs/, from a server and a load test that run for it
 	scripts/install_chromium.sh
-	scripts/install_prometheus.sh
+	scripts/install_package.sh prometheus prometheus promtool
 	$(BIN)/python -m scripts.monitoring.pictures
 
 docs: setup ## Build the documentation into build/site
@@ -39,12 +39,12 @@ demo: setup ## Serve, ask about real images, compare XLA with graph mode
 
 test: setup ## Run the test suite
 	scripts/install_chromium.sh
-	scripts/install_prometheus.sh
+	scripts/install_package.sh prometheus prometheus promtool
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow and not fleet"
 
 test-slow: setup ## Run what `make test` leaves out: pods, every dashboard's queries, more pages and ends of servers
 	scripts/install_chromium.sh
-	scripts/install_prometheus.sh
+	scripts/install_package.sh prometheus prometheus promtool
 	$(BIN)/python -m pytest -m slow --ignore tests/deploy/test_image.py
 
 test-pages: setup ## Look at every kind of report in a browser, at several widths, light and dark
@@ -55,7 +55,7 @@ test-clients: setup ## Run clients of KServe, Triton and TensorFlow Serving unmo
 	$(BIN)/python -m tests.clients
 
 test-fleet: setup ## Run fleets on a real Ray cluster of several nodes on this machine, and kill every part of them
-	scripts/install_haproxy.sh
+	scripts/install_package.sh haproxy haproxy
 	$(BIN)/python -m tests.fleet
 
 image: setup ## Build the images of deploy/ with buildah, as root, and try them out

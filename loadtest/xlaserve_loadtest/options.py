@@ -312,8 +312,7 @@ def _known_port(text: str) -> tuple[str, int]:
 
 
 def _generator(text: str) -> str:
-    host, port = host_and_port(text)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Address("", *host_and_port(text)).authority
 
 
 def _workers(text: str) -> int | None:

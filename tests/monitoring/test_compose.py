@@ -60,7 +60,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     """The address of a Prometheus that was started with the service's command; its port and its data are others."""
     program = shutil.which("prometheus")
     if program is None:
-        pytest.skip("no prometheus; scripts/install_prometheus.sh installs it")
+        pytest.skip("no prometheus; make test installs it")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
     words = [re.sub("(?<=tsdb.path=).*", str(tmp_path / "tsdb"), word) for word in command("prometheus")]

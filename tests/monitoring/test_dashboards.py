@@ -17,9 +17,7 @@ PATIENCE_S = 40
 RATE_INTERVAL = "10s"
 NAMES = [board.name for board in BOARDS]
 
-has_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="no prometheus; scripts/install_prometheus.sh installs it"
-)
+has_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus; make test installs it")
 
 
 def needs_prometheus(test: Any) -> Any:

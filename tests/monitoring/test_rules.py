@@ -22,7 +22,7 @@ SERVER = {"job": "xlaserve", "instance": "a:8002"}
 MODEL = {**SERVER, "model": "m", "version": "1"}
 DAY_S = 24 * 3600
 
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool; scripts/install_prometheus.sh installs it")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool; make test installs it")
 
 
 def series(metric: str, values: str, labels: Mapping[str, str] = MODEL, **more: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import uvloop
 
+from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.run.generate import Agent
 from xlaserve_loadtest.run.ray_cluster import Cluster
 from xlaserve_loadtest.targets.target import TargetError
@@ -71,7 +72,7 @@ class RayGenerator:
     def address(self) -> str:
         """Returns HOST:PORT."""
         host, port = self._listener.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return Address("", host, port).authority
 
     def _serve(self, key: bytes) -> None:
         # An event loop of its own: those of asyncio need the main thread, or its policy, to hear of ended processes.

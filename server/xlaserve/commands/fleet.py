@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -58,23 +59,16 @@ def up(own: argparse.Namespace) -> int:
 
 def update(own: argparse.Namespace) -> int:
     """Makes a fleet what the file says, while some of its servers serve."""
-    fleet = settings.load(own.file)
-    joined = _joined(fleet)
-    cluster = _cluster()
-    with cluster.connected(joined):
-        _need(cluster, fleet)
+    with _existing(own) as (cluster, fleet):
         _deploy(cluster, fleet, own, own.restart)
     return 0
 
 
 def status(own: argparse.Namespace) -> int:
     """Shows the servers."""
-    fleet = settings.load(own.file)
-    joined = _joined(fleet)
-    cluster = _cluster()
-    with cluster.connected(joined):
+    with _existing(own) as (cluster, fleet):
         seen = cluster.status(fleet)
-    if seen is None:
+    if seen is None:  # another command has taken it down just now
         raise _absent(fleet)
     if own.json:
         servers = [
@@ -95,11 +89,7 @@ def status(own: argparse.Namespace) -> int:
 
 def down(own: argparse.Namespace) -> int:
     """Drains and stops the servers, and the name service."""
-    fleet = settings.load(own.file)
-    joined = _joined(fleet)
-    cluster = _cluster()
-    with cluster.connected(joined):
-        _need(cluster, fleet)
+    with _existing(own) as (cluster, fleet):
         cluster.down(fleet)
     _say("stopped")
     return 0
@@ -189,6 +179,18 @@ def _cluster() -> ModuleType:
     return cluster
 
 
+@contextmanager
+def _existing(own: argparse.Namespace) -> Iterator[tuple[Any, FleetSettings]]:
+    """Connects to the cluster of a fleet that is up. Raises ConfigError where there is none."""
+    fleet = settings.load(own.file)
+    joined = _joined(fleet)  # before Ray is imported
+    cluster = _cluster()
+    with cluster.connected(joined):
+        if not cluster.is_up(fleet):
+            raise _absent(fleet)
+        yield cluster, fleet
+
+
 def _joined(fleet: FleetSettings) -> FleetSettings:
     """Returns the settings with which a second command finds the cluster that `up` has started."""
     if fleet.ray != LOCAL:
@@ -204,11 +206,6 @@ def _deploy(cluster: Any, fleet: FleetSettings, own: argparse.Namespace, restart
     deployed = cluster.deploy(fleet, restart)
     seen = cluster.wait(fleet, deployed.revision, own.timeout_s, _say)
     _say(f"{len(seen.servers)} servers are ready at fleet://{deployed.names}")
-
-
-def _need(cluster: Any, fleet: FleetSettings) -> None:
-    if not cluster.is_up(fleet):
-        raise _absent(fleet)
 
 
 def _absent(fleet: FleetSettings) -> ConfigError:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 
+from xlaserve.authority import authority
 from xlaserve.config import Settings
 from xlaserve.errors import ModelNotFound, XlaserveError
 from xlaserve_client.connection import call_metadata
@@ -32,7 +33,7 @@ def add_server(parser: argparse.ArgumentParser, text: str) -> None:
 def address(settings: Settings) -> str:
     """Returns where a server with these settings listens, as seen from this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"[{host}]:{settings.grpc_port}" if ":" in host else f"{host}:{settings.grpc_port}"
+    return authority(host, settings.grpc_port)
 
 
 def list_models(server: str) -> pb.ListModelsResponse:

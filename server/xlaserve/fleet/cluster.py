@@ -28,7 +28,7 @@ from xlaserve.fleet.addresses import READY, Entry
 from xlaserve.fleet.member import Member
 from xlaserve.fleet.name_service import NameService
 from xlaserve.fleet.process import GRACE_S, LOOPBACK, ServerProcess
-from xlaserve.fleet.settings import LOCAL, SHUTDOWN_DELAY_S, FleetSettings, flags
+from xlaserve.fleet.settings import LOCAL, FleetSettings, flags
 
 NAMESPACE: Final = "xlaserve"
 DEPLOYMENT: Final = "server"
@@ -106,15 +106,8 @@ class Replica:
     async def __init__(self, fleet: FleetSettings, revision: str) -> None:  # type: ignore[misc]  # Serve awaits it
         context = serve.get_replica_context()
         key, node = context.replica_tag, _node_address(fleet)
-        given = fleet.server_settings()
-        delay_s = flags(fleet, node).get("shutdown_delay_s", given.shutdown_delay_s)
-        process = ServerProcess(
-            fleet.server,
-            flags(fleet, node),
-            folders.private() / f"{fleet.name}-{key}",
-            float(str(delay_s)) + given.drain_timeout_s,
-            node,
-        )
+        folder = folders.private() / f"{fleet.name}-{key}"
+        process = ServerProcess(fleet.server, flags(fleet, node), folder, fleet.stop_s, node)
         about = {
             "node": ray.get_runtime_context().get_node_id(),
             "revision": revision,
@@ -182,7 +175,6 @@ def deploy(fleet: FleetSettings, restart: bool = False) -> Deployed:
     serve.start(proxy_location="Disabled")
     address, servers = _ask_names(fleet)
     revision = _revision(fleet, servers, restart)
-    given = fleet.server_settings()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the interval is to become a variable of the environment
         scaling = serve.config.AutoscalingConfig(
@@ -204,7 +196,7 @@ def deploy(fleet: FleetSettings, restart: bool = False) -> Deployed:
         autoscaling_config=scaling,
         health_check_period_s=CHECK_S,
         health_check_timeout_s=CHECK_TIMEOUT_S,
-        graceful_shutdown_timeout_s=max(given.shutdown_delay_s, SHUTDOWN_DELAY_S) + given.drain_timeout_s + 2 * GRACE_S,
+        graceful_shutdown_timeout_s=fleet.stop_s + 2 * GRACE_S,
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=TRIES,
         max_surge_percent=SURGE_PERCENT if fleet.update == "start_first" else 0,

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from xlaserve.authority import authority
 from xlaserve.errors import ConfigError
 from xlaserve.fleet.addresses import Addresses, Entry
 
@@ -52,7 +53,7 @@ class NameService:
             listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             raise ConfigError(f"port: expected a free port of {host}, got {port}: {error.strerror}") from None
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = authority(host, port)
         self._loop = asyncio.new_event_loop()
         self._addresses = Addresses()
         config = uvicorn.Config(

@@ -21,6 +21,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from xlaserve.authority import authority
 from xlaserve.errors import XlaserveError
 from xlaserve.fleet import folders
 from xlaserve.fleet.policy import BUSY, WAIT
@@ -199,7 +200,7 @@ def reachable(address: str, node_address: str) -> str:
     host, _, port = address.rpartition(":")
     if host.strip("[]") not in ALL_ADDRESSES:
         return address
-    return f"[{node_address}]:{port}" if ":" in node_address else f"{node_address}:{port}"
+    return authority(node_address, port)
 
 
 def rotate(log: Path, most_bytes: int) -> None:

@@ -61,6 +61,13 @@ class FleetSettings(Frozen):
         return self.max_servers or self.min_servers
 
     @property
+    def stop_s(self) -> float:
+        """How long a server may take to stop: it still serves for a while, and then drains. Raises ConfigError."""
+        given = self.server_settings()
+        is_set = "shutdown_delay_s" in given.model_fields_set
+        return (given.shutdown_delay_s if is_set else SHUTDOWN_DELAY_S) + given.drain_timeout_s
+
+    @property
     def local_address(self) -> Path:
         """The file that says where the cluster of a `local` fleet is found. Raises ConfigError."""
         return folders.private() / f"{self.name}-{self.port}.address"

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from xlaserve.access.address import network_of
 from xlaserve.access.certificates import Certificates
+from xlaserve.authority import authority
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.http.connection import Connection, Connections
@@ -84,7 +85,7 @@ class HttpServer:
                 self._servers.append(await loop.create_server(self._connect, sock=one, backlog=BACKLOG))
             else:
                 self._accepting.append(asyncio.create_task(self._accept(one, self._certificates)))
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = authority(host, port)
 
     async def stop(self, grace_s: float) -> None:
         """Closes the port and idle connections; calls have `grace_s` for their answers to leave."""

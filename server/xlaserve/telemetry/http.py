@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from xlaserve.authority import authority
 from xlaserve.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class HttpEndpoint:
         if self._socket is None:
             raise RuntimeError("the HTTP endpoint is not started")
         host, port = self._socket.getsockname()[:2]
-        return f"[{host!s}]:{port}" if ":" in self._host else f"{host!s}:{port}"
+        return authority(str(host), port)
 
     def stop(self) -> None:
         """Closes the port; answers on their way are not waited for. Does nothing if it is not started."""
