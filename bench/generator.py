@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import cycle
+from itertools import accumulate, count, cycle, takewhile
 from typing import NamedTuple
 
 import grpc
@@ -104,14 +104,23 @@ def open_loop(
     address: str, payloads: Sequence[bytes], rate: float, seconds: float, deadline_s: float
 ) -> list[Answered]:
     """Sends `rate` requests/s at random times for `seconds`, `payloads` in turn, whatever is answered."""
-    found: list[Answered] = uvloop.run(_open_loop(address, payloads, rate, seconds, deadline_s))
+    return replay(address, payloads, at_random(rate, seconds), deadline_s)
+
+
+def at_random(rate: float, seconds: float, seed: int = 0) -> list[float]:
+    """Returns the seconds at which `rate` requests/s come, independently of each other."""
+    chance = random.Random(seed)
+    due = accumulate(chance.expovariate(rate) for _ in count())
+    return list(takewhile(lambda at: at <= seconds, due))
+
+
+def replay(address: str, payloads: Sequence[bytes], due_s: Sequence[float], deadline_s: float) -> list[Answered]:
+    """Sends `payloads` in turn at `due_s`, whatever is answered."""
+    found: list[Answered] = uvloop.run(_replay(address, payloads, due_s, deadline_s))
     return found
 
 
-async def _open_loop(
-    address: str, payloads: Sequence[bytes], rate: float, seconds: float, deadline_s: float
-) -> list[Answered]:
-    chance = random.Random(0)
+async def _replay(address: str, payloads: Sequence[bytes], due_s: Sequence[float], deadline_s: float) -> list[Answered]:
     answered: list[Answered] = []
     async with grpc.aio.insecure_channel(address) as channel, asyncio.TaskGroup() as group:
         call: Callable[..., Awaitable[bytes]] = channel.unary_unary(METHOD)
@@ -125,11 +134,8 @@ async def _open_loop(
                 status = error.code()
             answered.append(Answered(due - began, time.perf_counter() - due, status, payload))
 
-        began = due = time.perf_counter()
-        for payload in cycle(range(len(payloads))):
-            due += chance.expovariate(rate)
-            if due - began > seconds:
-                break
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(send(due, payload))
+        began = time.perf_counter()
+        for due, payload in zip(due_s, cycle(range(len(payloads)))):
+            await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
+            group.create_task(send(began + due, payload))
     return answered

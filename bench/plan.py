@@ -7,7 +7,7 @@ generator; MobileNetV2 shares it with both, on one lane of a machine with two co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import grpc
@@ -15,12 +15,12 @@ import numpy as np
 
 from bench import processes
 from bench.figures import Figure, ratio
-from bench.generator import RAMP, closed_loop, open_loop, pixels_request
+from bench.generator import RAMP, Answered, at_random, closed_loop, pixels_request, replay
 from xlaserve.commands.plan import FRONT_MS, SPREAD, measured
 from xlaserve.commands.remote import list_models, ready_model
 from xlaserve.oracle.device import Profile
-from xlaserve.oracle.load import poisson
-from xlaserve.oracle.simulation import simulate
+from xlaserve.oracle.load import Load
+from xlaserve.oracle.simulation import WARM_UP, simulate
 
 SIDE: Final = 224
 SHARES: Final = (0.3, 0.6, 0.8)
@@ -45,7 +45,7 @@ def _of(
     name: str, config: Mapping[str, object], blocks: int, block_s: float, module: str, *, spread: float
 ) -> list[Figure]:
     payload = pixels_request("model", SIDE)
-    seconds = block_s * BLOCK_FACTOR
+    seconds = (1 + RAMP) * block_s * BLOCK_FACTOR
     with processes.xlaserve(config, module=module) as server:
         capacity = closed_loop(server.address, payload, 32, seconds=block_s).per_s
         answer = list_models(server.address)
@@ -55,17 +55,21 @@ def _of(
         print(f"  {name}: {capacity:.1f} images/s at saturation, {profile.capacity:.1f} expected", flush=True)
         figures = []
         for share in SHARES:
-            measured_s = [_latencies_s(server.address, payload, share * capacity, seconds) for _ in range(blocks)]
-            expected = simulate(profile, 1, poisson(share * capacity, seconds * blocks, 1, seed=0))
+            loads = [at_random(share * capacity, seconds, seed) for seed in range(blocks)]
+            seen = [_latencies_s(replay(server.address, [payload], load, DEADLINE_S)) for load in loads]
+            expected = [simulate(profile, 1, _load(load), deadline_s=DEADLINE_S) for load in loads]
             for percent in PERCENTS:
-                seen = [float(np.percentile(block, percent)) for block in measured_s]
                 label = f"p{percent} expected / measured at {share:.0%} of capacity, {name}"
-                figures.append(ratio(label, [expected.percentile_s(percent)] * blocks, seen, None))
+                theirs = [float(np.percentile(block, percent)) for block in seen]
+                figures.append(ratio(label, [it.percentile_s(percent) for it in expected], theirs, None))
     return figures
 
 
-def _latencies_s(address: str, payload: bytes, rate: float, seconds: float) -> list[float]:
-    answered = open_loop(address, [payload], rate, (1 + RAMP) * seconds, DEADLINE_S)
-    return [
-        one.seconds if one.status is grpc.StatusCode.OK else math.inf for one in answered if one.due_s >= RAMP * seconds
-    ]
+def _load(at_s: Sequence[float]) -> Load:
+    return Load(np.array(at_s), np.ones(len(at_s), np.int64))
+
+
+def _latencies_s(answered: Sequence[Answered]) -> list[float]:
+    """Returns what the requests took that come after the simulation's own warm-up."""
+    ordered = sorted(answered, key=lambda it: it.due_s)[int(WARM_UP * len(answered)) :]
+    return [it.seconds if it.status is grpc.StatusCode.OK else math.inf for it in ordered]
