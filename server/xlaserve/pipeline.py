@@ -18,6 +18,7 @@ from xlaserve.config import Mode, PixelRange, Settings
 from xlaserve.decoding import DecodingThreads, Memory
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result
 from xlaserve.engine.batching.traced import TracedBatch
+from xlaserve.engine.model_engine import Admitted
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, whole, within
@@ -172,39 +173,32 @@ class Pipeline:
         self._threads.stop()
 
     async def _run_pixels(self, served: Served, request: Request, images: Images | Pending) -> Answer:
-        mode, batcher = served.mode(request.mode), served.batcher
+        mode = served.mode(request.mode)
         count, height, width, _ = images.shape
         has_buckets = (height, width) in served.sizes
         if not has_buckets:
             _check_without_buckets(served, images)
-        size_bytes = images.nbytes
-        batcher.admission.admit(count, size_bytes)
-        try:
+        with served.engine.admit(count, images.nbytes) as admitted:
             if isinstance(images, Pending):
                 images = await self._checked(served, images, request.deadline)
             if not has_buckets:
                 assert served.background is not None
                 mode = await served.background.open((height, width), mode)
-            result = await batcher.run(images, mode, request.deadline, request.priority, request.trace)
+            result = await admitted.run(images, mode, request.deadline, request.priority, request.trace)
             return await self._answer(served, request, mode, [whole(height, width)] * count, result)
-        finally:
-            batcher.admission.leave(count, size_bytes)
 
     async def _run_encoded(self, served: Served, request: Request, images: Sequence[Encoded]) -> Answer:
-        mode, admission = served.mode(request.mode), served.batcher.admission
+        mode = served.mode(request.mode)
         pixels = max(height * width for height, width in served.inputs)
         size_bytes = len(images) * pixels * CHANNELS + sum(map(len, images))
-        admission.admit(len(images), size_bytes)
-        try:
+        with served.engine.admit(len(images), size_bytes) as admitted:
             self._check_deadline(served, mode, request)
             began = self.clock()
-            groups, frames = await self._decode(images, served, request.deadline)
+            groups, frames = await self._decode(images, served, admitted, request.deadline)
             decode_s = self.clock() - began
-            result = await _run_groups(served, groups, mode, request)
+            result = await _run_groups(admitted, groups, mode, request)
             result.timings.decode_s = decode_s
             return await self._answer(served, request, mode, frames, result)
-        finally:
-            admission.leave(len(images), size_bytes)
 
     def _check_deadline(self, served: Served, mode: Mode, request: Request) -> None:
         """Raises DeadlineUnreachable for encoded images that can't be decoded and run before their deadline."""
@@ -212,7 +206,7 @@ class Pipeline:
         if deadline == math.inf:
             return
         decoded = self._threads.expect(served.settings.name, images)
-        served.batcher.forecast.check_encoded(
+        served.engine.check_encoded(
             images,
             deadline,
             request.priority,
@@ -242,14 +236,15 @@ class Pipeline:
         return images
 
     async def _decode(
-        self, encoded: Sequence[Encoded], served: Served, deadline: float
+        self, encoded: Sequence[Encoded], served: Served, admitted: Admitted, deadline: float
     ) -> tuple[list[Group], Sequence[Frame]]:
         """Returns the images as pixels, decoded on several threads, and the frame of each.
 
         Each gets the resolution that suits it best; where outputs can't have several, all get that of the first.
         """
-        # Unused arrays are never paged in.
-        pixels = {size: np.empty((len(encoded), *size, CHANNELS), np.uint8) for size in served.inputs}
+        # Where all have one resolution, they are decoded to where they run. Unused arrays are never paged in.
+        allocate = admitted.buffer if len(served.inputs) == 1 else _allocate
+        pixels = {size: allocate((len(encoded), *size, CHANNELS)) for size in served.inputs}
         place: Place = served.place
 
         def decode_row(row: int) -> Frame:
@@ -318,12 +313,16 @@ class Pipeline:
         return await self._threads.map(model, render_row, len(frames), request.deadline, is_rendering=True)
 
 
-async def _run_groups(served: Served, groups: Sequence[Group], mode: Mode, request: Request) -> Result:
+def _allocate(shape: tuple[int, int, int, int]) -> Images:
+    return np.empty(shape, np.uint8)
+
+
+async def _run_groups(admitted: Admitted, groups: Sequence[Group], mode: Mode, request: Request) -> Result:
     """Returns what the batches gave, in any order, and the slowest stages; where one group fails, so do the others."""
     if len(groups) == 1:
-        return await served.batcher.run(groups[0].pixels, mode, request.deadline, request.priority, request.trace)
+        return await admitted.run(groups[0].pixels, mode, request.deadline, request.priority, request.trace)
     running = [
-        asyncio.ensure_future(served.batcher.run(group.pixels, mode, request.deadline, request.priority, request.trace))
+        asyncio.ensure_future(admitted.run(group.pixels, mode, request.deadline, request.priority, request.trace))
         for group in groups
     ]
     try:

@@ -5,6 +5,7 @@ import io
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -43,8 +44,7 @@ class Batcher:
     """Answers each image with its first level, and keeps count of what is under way."""
 
     def __init__(self) -> None:
-        self.admission = self
-        self.forecast = self
+        self.buffers: list[Images] = []
         self.priorities: list[int] = []
         self.checked: list[tuple[int, float, int]] = []
         self.unreachable: DeadlineUnreachable | None = None
@@ -59,13 +59,19 @@ class Batcher:
         self.cuts: Sequence[int] = ()
         """Where a request is cut into batches."""
 
-    def admit(self, images: int, size_bytes: int) -> None:
+    @contextmanager
+    def admit(self, images: int, size_bytes: int) -> Iterator[Batcher]:
         if self.full:
             raise self.full
         self.admitted.append((images, size_bytes))
+        try:
+            yield self
+        finally:
+            self.left.append((images, size_bytes))
 
-    def leave(self, images: int, size_bytes: int) -> None:
-        self.left.append((images, size_bytes))
+    def buffer(self, shape: tuple[int, ...]) -> Images:
+        self.buffers.append(np.empty(shape, np.uint8))
+        return self.buffers[-1]
 
     def check_encoded(self, images: int, deadline: float, priority: int, **where: Any) -> None:
         self.checked.append((images, deadline, priority))
@@ -181,6 +187,7 @@ async def test_encoded_images_are_decoded_in_their_order_and_fitted(
     assert levels(answer) == list(range(20))
     ((images, mode, _),) = batcher.ran
     assert (images.shape, mode) == ((20, 4, 6, 3), Mode.XLA)
+    assert images is batcher.buffers[0], "they are decoded where they run"
     assert images.dtype == np.uint8
 
 

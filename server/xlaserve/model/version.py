@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
+from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Ledger
@@ -155,6 +156,11 @@ class Served:
         if self.calls:
             self._left = asyncio.Event()
             await self._left.wait()
+
+    @property
+    def engine(self) -> ModelEngine:
+        """What runs its requests."""
+        return self.batcher
 
     @property
     def settings(self) -> ModelSettings:

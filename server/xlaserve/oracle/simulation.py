@@ -132,11 +132,8 @@ class _Server:
         self.outstanding += 1
         try:
             await self._front()
-            self.batcher.admission.admit(images, 0)
-            try:
-                await self.batcher.run(np.empty((images, SIDE, SIDE, 3), np.uint8), MODE, arrived + deadline_s)
-            finally:
-                self.batcher.admission.leave(images, 0)
+            with self.batcher.admit(images, 0) as admitted:
+                await admitted.run(admitted.buffer((images, SIDE, SIDE, 3)), MODE, arrived + deadline_s)
             await self._front()
         except XlaserveError:
             return math.inf

@@ -136,12 +136,9 @@ class House:
     async def ask(self, name: str = "a", version: str = "", images: int = 1) -> list[int]:
         """Returns what the model that serves `name` answers: for each image, which loading that model was of."""
         served = self.repository.get(name, version)
-        served.batcher.admission.admit(images, images)
-        try:
+        with served.engine.admit(images, images) as admitted:
             pixels = np.zeros((images, *served.inputs[0], 3), np.uint8)
-            result = await served.batcher.run(pixels, served.mode(""), NEVER)
-        finally:
-            served.batcher.admission.leave(images, images)
+            result = await admitted.run(pixels, served.mode(""), NEVER)
         parts = sorted(result.batches, key=lambda part: part.rows[0])
         return [int(answer) for part in parts for answer in part.outputs[0][:, 0]]
 

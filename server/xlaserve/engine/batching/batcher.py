@@ -16,11 +16,13 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
+
+import numpy as np
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.admission import ImageAdmission
@@ -140,6 +142,24 @@ class Batcher:
     def waiting_requests(self) -> int:
         """Requests of which images are in the queues."""
         return sum(len(line.jobs) for queue in self._queues.values() for line in queue.lines.values())
+
+    def admit(self, images: int, size_bytes: int) -> AdmittedRequest:
+        """Takes in a request of `images` that hold `size_bytes` in all, to be held in a `with`.
+
+        Raises ModelNotReady, QueueFull, or InvalidArgument for more than it ever takes.
+        """
+        self.admission.admit(images, size_bytes)
+        return AdmittedRequest(self, images, size_bytes)
+
+    def check_encoded(
+        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
+    ) -> None:
+        """Does as `Forecast.check_encoded`."""
+        self.forecast.check_encoded(images, deadline, priority, shapes=shapes, decode_s=decode_s, decoding=decoding)
+
+    def outstanding_s(self) -> float:
+        """Returns the seconds in which all that waits and runs should be answered."""
+        return self.forecast.drain_s()
 
     async def run(
         self,
@@ -440,6 +460,28 @@ class Batcher:
         self.admission.is_closed = self._has_ended = True
         fail(self._unsettled, ExecutionFailed, f"model {self.name} stopped serving")
         self.on_crash()
+
+
+class AdmittedRequest:
+    """A request that `batcher` took in: it leaves once, at the end of the `with` that holds it."""
+
+    __slots__ = ("_admission", "_images", "_size_bytes", "run")
+
+    def __init__(self, batcher: Batcher, images: int, size_bytes: int) -> None:
+        self._images = images
+        self._size_bytes = size_bytes
+        self._admission = batcher.admission
+        self.run = batcher.run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.leave(self._images, self._size_bytes)
+
+    def buffer(self, shape: tuple[int, int, int, int]) -> Images:
+        """Returns memory for pixels `[n, height, width, 3]`, with any content."""
+        return np.empty(shape, np.uint8)
 
 
 def _error(run: Run | BaseException) -> str:

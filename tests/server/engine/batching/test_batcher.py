@@ -109,11 +109,8 @@ class Model:
         """Runs images as a request does: admits them, runs them, and leaves."""
         pixels = self._pictures(numbers)
         pixels = np.broadcast_to(pixels[:, :1, :1], (len(pixels), *size, 3))
-        self.batcher.admission.admit(len(pixels), pixels.nbytes)
-        try:
-            return await self.batcher.run(pixels, mode, deadline, priority, trace)
-        finally:
-            self.batcher.admission.leave(len(pixels), pixels.nbytes)
+        with self.batcher.admit(len(pixels), pixels.nbytes) as admitted:
+            return await admitted.run(pixels, mode, deadline, priority, trace)
 
     def ask(
         self,

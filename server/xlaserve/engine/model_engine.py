@@ -1,0 +1,64 @@
+"""What runs a model, as requests see it: in this process the model's `Batcher`, or a link to another process.
+
+What holds for both is in `tests/server/link/test_model_engine.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from xlaserve.config import Mode
+from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result, Shape
+from xlaserve.engine.program import Images
+from xlaserve.trace_context import TraceContext
+
+
+class Admitted(Protocol):
+    """A request that was taken in. It counts until the `with` that holds it ends; what it runs ends before that."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def buffer(self, shape: tuple[int, int, int, int]) -> Images:
+        """Returns memory for pixels `[n, height, width, 3]`, with any content: what is written there and then run is
+        not copied again. Raises QueueFull."""
+
+    def run(
+        self,
+        pixels: Images,
+        mode: Mode,
+        deadline: float,
+        priority: int = DEFAULT_PRIORITY,
+        trace: TraceContext | None = None,
+    ) -> Coroutine[Any, Any, Result]:
+        """Runs `pixels` `[n, height, width, 3]`, n >= 1, in a `mode` that has buckets of that size.
+
+        `deadline` is in seconds of the clock; `trace` is the request's span, where it is recorded. Raises any
+        ModelError or OverloadError. A cancelled call takes its images out of the queue.
+        """
+
+
+class ModelEngine(Protocol):
+    """Runs the requests to one model. All methods are called on one event loop."""
+
+    def admit(self, images: int, size_bytes: int) -> Admitted:
+        """Takes in a request of `images` that hold `size_bytes` in all, to be held in a `with`.
+
+        Raises ModelNotReady, QueueFull, EngineLost, or InvalidArgument for more than it ever takes.
+        """
+
+    def check_encoded(
+        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
+    ) -> None:
+        """Raises DeadlineUnreachable for encoded images that can't be answered by their deadline in any of `shapes`.
+
+        They should be decoded in `decode_s`, and `decoding` others of the model before them.
+        """
+
+    def outstanding_s(self) -> float:
+        """Returns the seconds in which all that waits and runs should be answered."""
