@@ -135,10 +135,31 @@ class DeadlineExceeded(OverloadError):
     reason = "late"
 
 
+class EngineLost(OverloadError):
+    """The process that ran the model has ended, and with it what it was doing."""
+
+    reason = "engine_lost"
+
+
 class ShuttingDown(OverloadError):
     """The server is draining and takes no new work."""
 
     reason = "shutting_down"
+
+
+def clear_tracebacks(error: BaseException) -> None:
+    """Clears the traceback of an error and those of its causes, which hold a request's images.
+
+    Some of their frames are in cycles with the error, and a hundred failed requests must not keep their images until
+    the next garbage collection.
+    """
+    left: list[BaseException] = [error]
+    while left:
+        one = left.pop()
+        one.__traceback__ = None
+        left += [link for link in (one.__cause__, one.__context__) if link is not None and link.__traceback__]
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
 
 
 def shown(value: object) -> str:

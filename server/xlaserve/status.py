@@ -41,6 +41,7 @@ STATUS: Final[dict[type[errors.XlaserveError], Status]] = {
     errors.ProfilerBusy: Status("RESOURCE_EXHAUSTED", 429),
     errors.DeadlineUnreachable: Status("RESOURCE_EXHAUSTED", 429),
     errors.DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),
+    errors.EngineLost: Status("UNAVAILABLE", 503),
     errors.ShuttingDown: Status("UNAVAILABLE", 503),
 }
 """By error: every leaf of the tree of errors. test_status.py checks that none is missing."""
@@ -52,6 +53,9 @@ RETRY_AFTER: Final = "retry-after"
 """The header, of HTTP and in gRPC's trailing metadata, that says in how many whole seconds to come again."""
 RETRY_AFTER_S: Final = 1.0
 """When a client may come again where nothing says when there will be room."""
+
+_NO_ROOM_SOON: Final = (errors.DeadlineExceeded, errors.EngineLost, errors.ShuttingDown)
+"""Of what may be tried again, that which waiting does not help."""
 
 
 def status_of(error: BaseException) -> tuple[Status, str]:
@@ -67,28 +71,14 @@ def retry_after_s(error: BaseException) -> float | None:
     """Returns in how many seconds a client may come again; None where waiting is no help, or another server may be."""
     if not isinstance(error, errors.OverloadError):
         return None
-    if error.retry_after_s is None and not isinstance(error, (errors.DeadlineExceeded, errors.ShuttingDown)):
+    if error.retry_after_s is None and not isinstance(error, _NO_ROOM_SOON):
         return RETRY_AFTER_S
     return error.retry_after_s
 
 
 def explain(error: Exception) -> tuple[Status, str]:
-    """Returns what `status_of` does; logs an unexpected error.
-
-    Clears its traceback and those of its causes: their frames hold the request's images, some of them in cycles
-    with the error, and a hundred refused requests must not keep theirs until the next garbage collection.
-    """
+    """Returns what `status_of` does; logs an unexpected error, and clears the tracebacks of any."""
     if not isinstance(error, errors.XlaserveError):
         log.error("unexpected error", exc_info=error)
-    _clear(error)
+    errors.clear_tracebacks(error)
     return status_of(error)
-
-
-def _clear(error: BaseException) -> None:
-    left: list[BaseException] = [error]
-    while left:
-        one = left.pop()
-        one.__traceback__ = None
-        left += [link for link in (one.__cause__, one.__context__) if link is not None and link.__traceback__]
-        if isinstance(one, BaseExceptionGroup):
-            left += one.exceptions

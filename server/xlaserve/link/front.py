@@ -1,0 +1,380 @@
+"""A front's end of a link: models that another process runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+
+from xlaserve.config import Mode
+from xlaserve.engine.batching.admission import ImageAdmission
+from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result, Shape
+from xlaserve.engine.batching.traced import TracedBatch
+from xlaserve.engine.program import Images
+from xlaserve.errors import DeadlineUnreachable, EngineLost, InvalidArgument, QueueFull
+from xlaserve.link.arena import Arena, Extent, Layout, aligned, outputs_in
+from xlaserve.link.channel import Channel
+from xlaserve.link.records import (
+    MODES,
+    Cancel,
+    Failed,
+    Garbled,
+    LayoutOf,
+    Outstanding,
+    Published,
+    Reader,
+    Record,
+    Released,
+    Settled,
+    Submit,
+    pack_hello,
+    pack_trace,
+    unpack_error,
+)
+from xlaserve.link.snapshot import ModelSnapshot, Snapshot
+from xlaserve.timings import Timings
+from xlaserve.trace_context import TraceContext
+
+log = logging.getLogger(__name__)
+
+MAX_JOBS: Final = 4096
+MAX_INLINE_BYTES: Final = 2**20
+"""Pixels and outputs up to this size are copied on the event loop, in some 100 microseconds; others on a thread."""
+GREETING_S: Final = 10.0
+MONOTONIC: Final = "clock_gettime(CLOCK_MONOTONIC)"
+"""What deadlines are told in: the one clock that all processes of a machine have."""
+
+
+class _Job(NamedTuple):
+    """What the engine has."""
+
+    settled: asyncio.Future[Result]
+    extent: Extent
+    """Kept until the engine is done with it."""
+    images: int
+    outputs_at: int
+    """Where in the extent the outputs begin."""
+
+
+class EngineLink:
+    """A link to an engine. All methods run on the event loop.
+
+    `models` are those that the engine has now, by the ids of their snapshots. When the link ends, all that is under way
+    fails with EngineLost at once.
+    """
+
+    def __init__(self, arena_bytes: int, max_jobs: int, on_models: Callable[[], object]) -> None:
+        self.arena = Arena(arena_bytes)
+        self.max_jobs = max_jobs
+        self.epoch = 0
+        self._models: dict[int, RemoteModel] = {}
+        self._on_models = on_models
+        self._jobs: dict[int, _Job] = {}
+        self._last_job = 0
+        self._layouts: dict[int, Layout] = {}
+        self._loop = asyncio.get_running_loop()
+        self._copying = ThreadPoolExecutor(1, "copy")
+        self._lost_as = ""
+        self._lost = asyncio.Event()
+        self._published = asyncio.Event()
+        self.channel = Channel(Reader.from_engine(), self._receive, self._end)
+
+    @property
+    def models(self) -> Mapping[int, RemoteModel]:
+        """The models of the last snapshot, by their ids."""
+        return MappingProxyType(self._models)
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that the engine has not given back."""
+        return len(self._jobs)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the link has ended."""
+        return bool(self._lost_as)
+
+    async def lost(self) -> str:
+        """Returns why the link has ended, once it has."""
+        await self._lost.wait()
+        return self._lost_as
+
+    async def published(self) -> None:
+        """Returns once the engine has said what it has, or the link has ended."""
+        await self._published.wait()
+
+    def check(self) -> None:
+        """Raises EngineLost where the link has ended."""
+        if self._lost_as:
+            raise _engine_lost()
+
+    def close(self) -> None:
+        """Ends the link."""
+        self.channel.end("it was closed")
+
+    async def run(self, job: _Job, submit: Submit) -> Result:
+        """Has the engine run what lies in the job's extent."""
+        self.check()
+        if len(self._jobs) >= self.max_jobs:
+            raise QueueFull(f"{self.max_jobs} requests are under way in the engine, and no more fit")
+        self._jobs[submit.job] = job
+        self.channel.send(submit)
+        try:
+            return await job.settled
+        except asyncio.CancelledError:
+            if submit.job in self._jobs:
+                self.channel.send(Cancel(submit.job))
+            raise
+
+    def next_job(self) -> int:
+        """Returns the number of the next job."""
+        self._last_job += 1
+        return self._last_job
+
+    async def copy(self, pixels: Images, buffer: Images) -> None:
+        """Copies pixels into the arena."""
+        if pixels.nbytes <= MAX_INLINE_BYTES:
+            buffer[...] = pixels
+        else:  # the thread's own references keep the memory if this is cancelled
+            await self._loop.run_in_executor(self._copying, np.copyto, buffer, pixels)
+
+    def _receive(self, record: Record) -> None:
+        match record:
+            case Settled():
+                self._settle(record)
+            case Failed(number, tail):
+                settled = self._job(number).settled
+                if not settled.done():
+                    settled.set_exception(unpack_error(tail))
+            case Released(number):
+                job = self._job(number)
+                del self._jobs[number]
+                if not job.settled.done():
+                    job.settled.set_exception(_engine_lost())
+            case LayoutOf(number, tail):
+                self._layouts[number] = pickle.loads(tail)
+            case Published(_, tail):
+                self._take(pickle.loads(tail))
+            case Outstanding(model, seconds):
+                if model in self._models:
+                    self._models[model].tell_outstanding(seconds)
+
+    def _settle(self, record: Settled) -> None:
+        job = self._job(record.job)
+        del self._jobs[record.job]
+        if job.settled.done():
+            return
+        outputs = outputs_in(job.extent.memory, job.outputs_at, job.images, self._layouts[record.layout])
+        traced: Sequence[TracedBatch] = pickle.loads(record.tail) if record.tail else ()
+        timings = Timings(queue_s=record.queue_s, gather_s=record.gather_s, execute_s=record.execute_s)
+        job.settled.set_result(Result([BatchRows(range(job.images), outputs)], timings, traced))
+
+    def _job(self, number: int) -> _Job:
+        try:
+            return self._jobs[number]
+        except KeyError:
+            raise Garbled(f"an answer to job {number}, which it does not have") from None
+
+    def _take(self, snapshot: Snapshot) -> None:
+        for gone in self._models.keys() - {model.id for model in snapshot.models}:
+            self._models.pop(gone).close()
+        for model_snapshot in snapshot.models:
+            if (known := self._models.get(model_snapshot.id)) is None:
+                self._models[model_snapshot.id] = RemoteModel(self, model_snapshot)
+            else:
+                known.update(model_snapshot)
+        self.epoch = snapshot.epoch
+        self._published.set()
+        self._on_models()
+
+    def _end(self, reason: str) -> None:
+        self._lost_as = reason
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
+            if not job.settled.done():
+                job.settled.set_exception(_engine_lost())
+        if jobs:
+            log.warning("the link to the engine ended with %d jobs under way: %s", len(jobs), reason)
+        self._copying.shutdown(wait=False)
+        self._lost.set()
+        self._published.set()
+
+
+class RemoteModel:
+    """A `ModelEngine` in another process."""
+
+    def __init__(self, link: EngineLink, snapshot: ModelSnapshot) -> None:
+        self.snapshot = snapshot
+        """What the engine last said of it."""
+        self.admission = ImageAdmission(snapshot.title, 0, 0, self.outstanding_s)
+        """Of this front alone; the engine has its own."""
+        self._link = link
+        self._clock = time.perf_counter
+        self._outstanding_s = 0.0
+        self._told_at = 0.0
+        self.update(snapshot)
+
+    def update(self, snapshot: ModelSnapshot) -> None:
+        """Goes by what the engine says now."""
+        self.snapshot = snapshot
+        self.admission.max_images, self.admission.max_bytes = snapshot.max_images, snapshot.max_bytes
+        self.admission.is_closed = not snapshot.is_open
+
+    def close(self) -> None:
+        """Takes no more: the engine no longer has it."""
+        self.admission.is_closed = True
+
+    def tell_outstanding(self, seconds: float) -> None:
+        """Takes in what the engine has to do for it."""
+        self._outstanding_s, self._told_at = seconds, self._clock()
+
+    def outstanding_s(self) -> float:
+        """Returns the seconds in which all that waits and runs should be answered, as the engine last said."""
+        return max(0.0, self._told_at + self._outstanding_s - self._clock())
+
+    def admit(self, images: int, size_bytes: int) -> RemoteRequest:
+        """Does as `ModelEngine.admit`; the engine bounds what all fronts bring when it comes to run it."""
+        self._link.check()
+        self.admission.admit(images, size_bytes)
+        return RemoteRequest(self, self._link, images, size_bytes)
+
+    def check_encoded(
+        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
+    ) -> None:
+        """Raises DeadlineUnreachable for what can't be decoded, or follow what waits in the engine, in time.
+
+        The engine looks again, at priorities and shapes too, once the images are there.
+        """
+        outstanding_s = self.outstanding_s()
+        if not decoding and not outstanding_s:
+            return
+        likely_s, slack_s = max(decode_s, outstanding_s), deadline - self._clock()
+        if likely_s > slack_s:
+            raise DeadlineUnreachable(
+                f"model {self.snapshot.title}: the deadline is in {max(0.0, slack_s):.3f} s, and the answer would take"
+                f" {likely_s:.3f} s with what waits already",
+                likely_s - slack_s,
+            )
+
+
+class RemoteRequest:
+    """A request that a front took in: it leaves once, at the end of the `with` that holds it."""
+
+    __slots__ = ("_buffers", "_images", "_link", "_model", "_size_bytes")
+
+    def __init__(self, model: RemoteModel, link: EngineLink, images: int, size_bytes: int) -> None:
+        self._model = model
+        self._link = link
+        self._images = images
+        self._size_bytes = size_bytes
+        self._buffers: list[tuple[Images, Extent]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._buffers.clear()
+        self._model.admission.leave(self._images, self._size_bytes)
+
+    def buffer(self, shape: tuple[int, int, int, int]) -> Images:
+        """Returns shared memory for pixels `[n, height, width, 3]`, with any content. Raises QueueFull, EngineLost, or
+        InvalidArgument for a size that the model does not take."""
+        images, height, width, channels = shape
+        self._link.check()
+        size_bytes = images * height * width * channels
+        try:
+            room_bytes = self._model.snapshot.room_bytes(height, width, images)
+        except KeyError:
+            sizes = " or ".join(f"[n, {height}, {width}, 3]" for height, width in self._model.snapshot.output_bytes)
+            raise InvalidArgument("pixels", f"shape {sizes}", list(shape)) from None
+        extent = self._link.arena.take(aligned(size_bytes) + room_bytes)
+        pixels = extent.memory[:size_bytes].reshape(shape)
+        self._buffers.append((pixels, extent))
+        return pixels
+
+    async def run(
+        self,
+        pixels: Images,
+        mode: Mode,
+        deadline: float,
+        priority: int = DEFAULT_PRIORITY,
+        trace: TraceContext | None = None,
+    ) -> Result:
+        """Does as `Admitted.run`. Pixels that are no `buffer` are copied into one."""
+        count, height, width, channels = pixels.shape
+        extent = next((extent for buffer, extent in self._buffers if buffer is pixels), None)
+        if extent is None:
+            buffer = self.buffer((count, height, width, channels))
+            _, extent = self._buffers[-1]
+            await self._link.copy(pixels, buffer)
+        submit = Submit(
+            self._link.next_job(),
+            extent.offset,
+            len(extent.memory),
+            deadline,
+            self._model.snapshot.id,
+            count,
+            height,
+            width,
+            MODES.index(mode),
+            priority,
+            *pack_trace(trace),
+        )
+        settled: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        return await self._link.run(_Job(settled, extent, count, aligned(pixels.nbytes)), submit)
+
+
+async def connect(
+    address: Path | socket.socket,
+    arena_bytes: int,
+    *,
+    max_jobs: int = MAX_JOBS,
+    on_models: Callable[[], object] = lambda: None,
+) -> EngineLink:
+    """Opens a link to an engine that listens at a path, or at the other end of a connected socket.
+
+    Returns once the engine has said what models it has; `on_models` is called then and whenever that changes.
+    `arena_bytes` are for the pixels and outputs of what this front has under way. Raises EngineLost, and OSError where
+    nobody listens.
+    """
+    if time.get_clock_info("perf_counter").implementation != MONOTONIC:
+        raise RuntimeError("fronts and engines need a clock that is the same in all processes, as Linux has it")
+    loop = asyncio.get_running_loop()
+    connection = address if isinstance(address, socket.socket) else socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    try:
+        if isinstance(address, Path):
+            await loop.sock_connect(connection, str(address))
+        link = EngineLink(arena_bytes, max_jobs, on_models)
+    except BaseException:
+        connection.close()
+        raise
+    try:
+        socket.send_fds(connection, [pack_hello(link.arena.size_bytes, max_jobs)], [link.arena.file])
+        await loop.connect_accepted_socket(lambda: link.channel, connection)
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        link.arena.close()
+    try:
+        async with asyncio.timeout(GREETING_S):
+            await link.published()
+    except BaseException:
+        link.close()
+        raise
+    link.check()
+    return link
+
+
+def _engine_lost() -> EngineLost:
+    return EngineLost("the process that runs this model has ended; another one takes its place")

@@ -1,0 +1,244 @@
+"""The records on a link: a fixed part for each kind, and for some a tail of bounded length.
+
+A front sends `Submit` and `Cancel`. For each job the engine sends `Settled`, which gives its memory back, or `Failed`
+and then, once nothing uses the memory any more, `Released`; after a `Cancel` perhaps `Released` alone. `Published`,
+`LayoutOf` and `Outstanding` tell a front what else it needs to know. Numbers are in the machine's own byte order.
+
+Pickles travel from the engine to its fronts only: what a front sends can't harm the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from xlaserve import errors
+from xlaserve.config import Mode
+from xlaserve.errors import ExecutionFailed, InvalidArgument, OverloadError, XlaserveError
+from xlaserve.trace_context import TraceContext
+
+MODES: Final = tuple(Mode)
+"""A mode travels as its place here."""
+MAX_MESSAGE_LENGTH: Final = 2000
+MAX_TAIL_BYTES: Final = 64 * 2**20
+"""Of a tail from the engine: that of a snapshot has the labels of all models."""
+_NO_TRACE: Final = bytes(16)
+_NO_RETRY: Final = -1.0
+
+
+class Garbled(Exception):
+    """What came is no record, or one that can't be. The link ends."""
+
+
+class Hello(NamedTuple):
+    """The first bytes of a front, which come with the file of its arena."""
+
+    magic: bytes
+    arena_bytes: int
+    max_jobs: int
+    """Most jobs that it will have under way: the engine holds it to that."""
+
+
+class Submit(NamedTuple):
+    """Runs the pixels at the beginning of an extent; the rest of it is for the outputs."""
+
+    job: int
+    """Counts up."""
+    offset: int
+    size_bytes: int
+    deadline: float
+    """In seconds of CLOCK_MONOTONIC."""
+    model: int
+    images: int
+    height: int
+    width: int
+    mode: int
+    """Its place in `MODES`."""
+    priority: int
+    is_sampled: bool
+    trace_id: bytes
+    """Of 16 bytes, all zero where it is not traced."""
+    span_id: bytes
+
+
+class Cancel(NamedTuple):
+    """Nobody waits for the job any more."""
+
+    job: int
+
+
+class Settled(NamedTuple):
+    """The outputs lie in the extent, and the engine is done with it. The tail, if any, is its pickled batches, where
+    it is traced."""
+
+    job: int
+    layout: int
+    queue_s: float
+    gather_s: float
+    execute_s: float
+    tail: bytes = b""
+
+
+class Failed(NamedTuple):
+    """The tail is an error, as `packed` made it."""
+
+    job: int
+    tail: bytes
+
+
+class Released(NamedTuple):
+    """The engine is done with the job and its extent."""
+
+    job: int
+
+
+class LayoutOf(NamedTuple):
+    """The tail is the pickled layout of outputs that `Settled` names by its number."""
+
+    layout: int
+    tail: bytes
+
+
+class Published(NamedTuple):
+    """The tail is a pickled snapshot."""
+
+    epoch: int
+    tail: bytes
+
+
+class Outstanding(NamedTuple):
+    """The seconds in which all that waits and runs of a model should be answered."""
+
+    model: int
+    seconds: float
+
+
+Record = Submit | Cancel | Settled | Failed | Released | LayoutOf | Published | Outstanding
+
+HELLO: Final = Struct("=8sQI")
+MAGIC: Final = b"xlaserve"
+_HEADER: Final = Struct("=B3xI")
+"""The kind, and the bytes of the tail."""
+
+
+class _Form(NamedTuple):
+    kind: int
+    make: Callable[..., Record]
+    fixed: Struct
+    has_tail: bool
+
+
+def _form(kind: int, make: Callable[..., Record], fixed: str, *, has_tail: bool = False) -> _Form:
+    return _Form(kind, make, Struct(f"={fixed}"), has_tail)
+
+
+_OF_FRONTS: Final = (_form(1, Submit, "QQQdIIIIBB?16s8s"), _form(2, Cancel, "Q"))
+_OF_ENGINES: Final = (
+    _form(3, Settled, "QIddd", has_tail=True),
+    _form(4, Failed, "Q", has_tail=True),
+    _form(5, Released, "Q"),
+    _form(6, LayoutOf, "I", has_tail=True),
+    _form(7, Published, "Q", has_tail=True),
+    _form(8, Outstanding, "Id"),
+)
+_FORMS: Final[dict[object, _Form]] = {form.make: form for form in (*_OF_FRONTS, *_OF_ENGINES)}
+
+
+def pack(record: Record) -> bytes:
+    """Returns a record as bytes."""
+    kind, _, fixed, has_tail = _FORMS[type(record)]
+    if not has_tail:
+        return _HEADER.pack(kind, 0) + fixed.pack(*record)
+    tail = record[-1]
+    assert isinstance(tail, bytes)
+    return _HEADER.pack(kind, len(tail)) + fixed.pack(*record[:-1]) + tail
+
+
+class Reader:
+    """Finds records in a stream of bytes."""
+
+    def __init__(self, forms: Iterable[_Form]) -> None:
+        self._forms = {form.kind: form for form in forms}
+        self._left = b""
+
+    @classmethod
+    def from_front(cls) -> Reader:
+        """Reads what fronts send."""
+        return cls(_OF_FRONTS)
+
+    @classmethod
+    def from_engine(cls) -> Reader:
+        """Reads what engines send."""
+        return cls(_OF_ENGINES)
+
+    def feed(self, data: bytes) -> Iterator[Record]:
+        """Yields the records that are complete with `data`. Raises Garbled."""
+        if self._left:
+            data = self._left + data
+        start, end = 0, len(data)
+        while end - start >= _HEADER.size:
+            kind, tail_bytes = _HEADER.unpack_from(data, start)
+            form = self._forms.get(kind)
+            if form is None or tail_bytes > (MAX_TAIL_BYTES if form.has_tail else 0):
+                raise Garbled(f"no record is of kind {kind} with a tail of {tail_bytes} bytes")
+            tail_at = start + _HEADER.size + form.fixed.size
+            if tail_at + tail_bytes > end:
+                break
+            values = form.fixed.unpack_from(data, start + _HEADER.size)
+            start = tail_at + tail_bytes
+            yield form.make(*values, data[tail_at:start]) if form.has_tail else form.make(*values)
+        self._left = data[start:]
+
+
+def pack_hello(arena_bytes: int, max_jobs: int) -> bytes:
+    """Returns the first bytes of a front."""
+    return HELLO.pack(MAGIC, arena_bytes, max_jobs)
+
+
+def unpack_hello(data: bytes) -> Hello:
+    """Returns what a front says first. Raises Garbled."""
+    if len(data) != HELLO.size:
+        raise Garbled(f"a greeting of {len(data)} bytes")
+    hello = Hello(*HELLO.unpack(data))
+    if hello.magic != MAGIC or not hello.arena_bytes or not hello.max_jobs:
+        raise Garbled("a greeting that is none of a front")
+    return hello
+
+
+def pack_trace(trace: TraceContext | None) -> tuple[bool, bytes, bytes]:
+    """Returns the last values of `Submit`. What vendors added to the trace does not travel."""
+    if trace is None:
+        return False, _NO_TRACE, bytes(8)
+    return trace.is_sampled, bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
+
+
+def unpack_trace(submit: Submit) -> TraceContext | None:
+    """Returns the span of a job, where it is traced."""
+    if submit.trace_id == _NO_TRACE:
+        return None
+    return TraceContext(submit.trace_id.hex(), submit.span_id.hex(), submit.is_sampled)
+
+
+_RETRY: Final = Struct("=d")
+
+
+def pack_error(error: XlaserveError) -> bytes:
+    """Returns an error's type, message, field, and when to come again."""
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadError) else None
+    field = error.field if isinstance(error, InvalidArgument) else ""
+    words = "\0".join((type(error).__name__, field, str(error)[:MAX_MESSAGE_LENGTH]))
+    return _RETRY.pack(_NO_RETRY if retry_after_s is None else retry_after_s) + words.encode(errors="replace")
+
+
+def unpack_error(tail: bytes) -> XlaserveError:
+    """Returns the error that `pack_error` was given."""
+    (retry_after_s,) = _RETRY.unpack_from(tail)
+    name, field, message = tail[_RETRY.size :].decode(errors="replace").split("\0", 2)
+    kind = getattr(errors, name, ExecutionFailed)
+    error: XlaserveError = kind.__new__(kind, message)
+    if isinstance(error, InvalidArgument):
+        error.field = field
+    elif isinstance(error, OverloadError):
+        error.retry_after_s = None if retry_after_s == _NO_RETRY else retry_after_s
+    return error

@@ -1,0 +1,39 @@
+"""What an engine tells its fronts of the models that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from xlaserve.link.arena import ALIGNMENT, aligned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSnapshot:
+    """One loading of a model, as it is now: plain data, which can be pickled."""
+
+    id: int
+    """Names this loading among all that the engine ever has, from 0 to 2**32 - 1."""
+    title: str
+    """What messages call it."""
+    is_open: bool
+    """Whether it takes requests."""
+    max_images: int
+    """Bound of the images that it holds, of all fronts together; each front holds itself to it as well."""
+    max_bytes: int
+    output_bytes: Mapping[tuple[int, int], tuple[int, ...]]
+    """By the height and width of images that it takes: for each output, the bytes of one image's row."""
+    details: object = None
+    """What is said of it above: its name, version, state, modes, task, labels."""
+
+    def room_bytes(self, height: int, width: int, images: int) -> int:
+        """Returns the bytes that the outputs of images of this size may take. Raises KeyError for an unknown size."""
+        return sum(aligned(images * row_bytes) for row_bytes in self.output_bytes[height, width]) + ALIGNMENT
+
+
+class Snapshot(NamedTuple):
+    """All models, as of the `epoch`-th change."""
+
+    epoch: int
+    models: tuple[ModelSnapshot, ...]

@@ -1,0 +1,159 @@
+"""Engines for tests, in this process and in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from tests.server.link.front_process import model_of
+from tests.server.link.models import PATIENCE_S, Gate, Models
+
+from xlaserve.engine.model_engine import ModelEngine
+from xlaserve.link.front import EngineLink, RemoteModel, connect
+
+ARENA_BYTES = 64 * 2**20
+
+
+class Engines(Protocol):
+    """The models of `models.py`, wherever they run."""
+
+    gate: Gate
+
+    def engine(self, name: str) -> ModelEngine: ...
+
+    async def renew(self, name: str, timeout_s: float) -> None:
+        """Drains a model, and loads it again."""
+
+    async def held(self) -> Any:
+        """Returns all that is held for requests; nothing that is true once all have left."""
+
+
+class EnginesHere:
+    """In this process."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self._models = Models(self.gate.files)
+
+    def engine(self, name: str) -> ModelEngine:
+        return self._models.batchers[name]
+
+    async def renew(self, name: str, timeout_s: float) -> None:
+        await self._models.renew(name, timeout_s)
+
+    async def held(self) -> Any:
+        return self._models.held()
+
+    async def stop(self) -> None:
+        self.gate.open()
+        await self._models.stop()
+        self.gate.end()
+
+
+class EngineProcess:
+    """An engine process, without a link to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.gate = Gate()
+        arguments = [sys.executable, "-m", "tests.server.link.engine_process", str(path), *map(str, self.gate.files)]
+        self._process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=self.gate.files, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.gate.open()
+        self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE_S)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+            self.gate.end()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def ask(self, *command: Any) -> Any:
+        return await asyncio.to_thread(self._ask, command)
+
+    def _ask(self, command: tuple[Any, ...]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+class EnginesElsewhere:
+    """In another process, at the other end of a link."""
+
+    def __init__(self, process: EngineProcess, link: EngineLink) -> None:
+        self.process = process
+        self.link = link
+        self.gate = process.gate
+
+    @classmethod
+    async def connect(cls, process: EngineProcess, arena_bytes: int = ARENA_BYTES, **options: Any) -> Self:
+        return cls(process, await connect(process.path, arena_bytes, **options))
+
+    def engine(self, name: str) -> RemoteModel:
+        return model_of(self.link, name)
+
+    async def renew(self, name: str, timeout_s: float) -> None:
+        epoch = self.link.epoch
+        await self.process.ask("renew", name, timeout_s)
+        await until(lambda: self.link.epoch == epoch + 2)
+
+    def held_here(self) -> Any:
+        admissions = (model.admission for model in self.link.models.values())
+        held = {one.model: (one.images, one.size_bytes) for one in admissions if one.images or one.size_bytes}
+        jobs, used_bytes = self.link.jobs, self.link.arena.used_bytes
+        return (held, jobs, used_bytes) if held or jobs or used_bytes else None
+
+    async def held(self) -> Any:
+        return self.held_here() or await self.process.ask("held")
+
+    async def stop(self) -> None:
+        self.link.close()
+        await self.link.lost()
+
+
+async def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+    """Returns once it holds, which nothing tells."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.002)
+
+
+async def until_nothing_is_held(engines: Engines, *, collects: bool = True) -> None:
+    """Returns once all that was held for requests was given back, but for what frames of errors keep, if `collects`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while held := await engines.held():
+        assert time.monotonic() < deadline, held
+        if collects:
+            gc.collect()
+        await asyncio.sleep(0.002)

@@ -1,0 +1,39 @@
+"""A front that floods a model until it is killed: `python -m tests.server.link.front_process SOCKET MODEL`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from pathlib import Path
+
+from tests.server.link.models import pictures
+
+from xlaserve.config import Mode
+from xlaserve.engine.batching.queue import Result
+from xlaserve.link.front import EngineLink, RemoteModel, connect
+
+
+def model_of(link: EngineLink, name: str) -> RemoteModel:
+    return next(model for model in link.models.values() if model.snapshot.details == name)
+
+
+async def ask(link: EngineLink, name: str, number: int, images: int = 1) -> Result:
+    pixels = pictures(*[number] * images)
+    with model_of(link, name).admit(images, pixels.nbytes) as admitted:
+        return await admitted.run(pixels, Mode.XLA, math.inf)
+
+
+def flood(link: EngineLink, name: str, count: int) -> list[asyncio.Task[Result]]:
+    return [asyncio.create_task(ask(link, name, number, 1 + number % 8)) for number in range(count)]
+
+
+async def main(path: Path, model: str) -> None:
+    link = await connect(path, 2**26)
+    print("connected", flush=True)
+    while not link.is_lost:
+        await asyncio.wait(flood(link, model, 200))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from xlaserve.errors import InvalidArgument, QueueFull
+from xlaserve.link.arena import PAGE_BYTES, Arena, ArenaView, Extent, outputs_in
+
+
+def test_extents_do_not_overlap_and_all_come_back() -> None:
+    arena = Arena(100 * PAGE_BYTES)
+    draw = random.Random(1)
+    held: list[Extent] = []
+    for _ in range(3000):
+        if held and draw.random() < 0.5:
+            held.pop(draw.randrange(len(held)))
+        try:
+            extent = arena.take(draw.randrange(1, 10 * PAGE_BYTES))
+        except QueueFull:
+            held.pop()
+            continue
+        assert extent.offset % PAGE_BYTES == 0
+        stop = extent.offset + len(extent.memory)
+        assert all(stop <= one.offset or one.offset + len(one.memory) <= extent.offset for one in held)
+        held.append(extent)
+        del extent
+    held.clear()
+    assert arena.used_bytes == 0
+    assert len(arena.take(100 * PAGE_BYTES).memory) == 100 * PAGE_BYTES, "nothing is left in pieces"
+
+
+def test_an_extent_is_kept_as_long_as_any_array_of_it() -> None:
+    arena = Arena(4 * PAGE_BYTES)
+    pixels = arena.take(3 * PAGE_BYTES).memory[: 2 * 2 * 3].reshape(1, 2, 2, 3)[:, :1]
+    assert arena.used_bytes == 3 * PAGE_BYTES
+    with pytest.raises(QueueFull, match="8192 more bytes exceed what is left of 16384"):
+        arena.take(2 * PAGE_BYTES)
+    thread = threading.Thread(target=pixels.sum)  # drops the last reference
+    del pixels
+    thread.start()
+    thread.join()
+    assert arena.used_bytes == 0
+
+
+def test_what_an_arena_could_never_hold_is_an_invalid_argument() -> None:
+    with pytest.raises(InvalidArgument, match="images: expected at most 4096 bytes with their outputs, got 4097"):
+        Arena(PAGE_BYTES).take(PAGE_BYTES + 1)
+
+
+def test_both_ends_see_the_same_bytes() -> None:
+    arena = Arena(2 * PAGE_BYTES)
+    view = ArenaView(arena.file, arena.size_bytes)
+    arena.close()
+    first, extent = arena.take(1), arena.take(10)
+    extent.memory[:] = 7
+    seen = view.memory(extent.offset, 10)
+    assert (seen == 7).all()
+    seen[:] = 8
+    assert (extent.memory == 8).all()
+    assert len(first.memory) == 1
+
+
+@pytest.mark.parametrize(("offset", "size_bytes"), [(0, 0), (1, 1), (0, 8193), (8192, 1), (2**63, 1), (4096, 2**63)])
+def test_nothing_outside_an_arena_is_seen(offset: int, size_bytes: int) -> None:
+    arena = Arena(2 * PAGE_BYTES)
+    view = ArenaView(arena.file, arena.size_bytes)
+    arena.close()
+    with pytest.raises(ValueError, match="no extent of"):
+        view.memory(offset, size_bytes)
+
+
+def test_a_file_that_could_be_cut_off_is_refused() -> None:
+    file = os.memfd_create("other")
+    os.ftruncate(file, PAGE_BYTES)
+    with pytest.raises(ValueError, match="expected a sealed file of 4096 bytes"):
+        ArenaView(file, PAGE_BYTES)
+    os.close(file)
+    arena = Arena(PAGE_BYTES)
+    with pytest.raises(ValueError, match="expected a sealed file of 8192 bytes"):
+        ArenaView(arena.file, 2 * PAGE_BYTES)
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.file, 0)
+    arena.close()
+
+
+def test_outputs_lie_one_behind_the_other_aligned() -> None:
+    memory = np.zeros(1000, np.uint8)
+    layout = ((np.dtype(np.float32), (3,)), (np.dtype(np.int32), ()), (np.dtype(np.uint8), (2, 2)))
+    outputs = outputs_in(memory, 10, 5, layout)
+    assert [output.shape for output in outputs] == [(5, 3), (5,), (5, 2, 2)]
+    starts = [output.ctypes.data - memory.ctypes.data for output in outputs]
+    assert starts == [64, 128, 192]
+    with pytest.raises(ValueError, match="outputs of 1024 bytes and more, in an extent of 1000"):
+        outputs_in(memory, 1000, 0, layout)
+    with pytest.raises(ValueError, match="in an extent of 1000"):
+        outputs_in(memory, 0, 100, layout)

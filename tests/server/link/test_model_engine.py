@@ -1,0 +1,341 @@
+"""What holds for every `ModelEngine`, in this process and in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from tests.fakes import outputs_of
+from tests.server.link.engines import EngineProcess, Engines, EnginesElsewhere, EnginesHere, until_nothing_is_held
+from tests.server.link.models import LARGE, MAP_SIDE, MAX_BYTES, MAX_IMAGES, SMALL, TALL, pictures
+
+from xlaserve.config import Mode
+from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result
+from xlaserve.engine.program import Images
+from xlaserve.errors import (
+    DeadlineExceeded,
+    DeadlineUnreachable,
+    ExecutionFailed,
+    InvalidArgument,
+    ModelNotReady,
+    QueueFull,
+    ShuttingDown,
+)
+from xlaserve.trace_context import TraceContext, new
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    with EngineProcess(tmp_path_factory.mktemp("engine") / "socket") as process:
+        yield process
+
+
+@pytest_asyncio.fixture(params=["here", "elsewhere"])
+async def engines(request: pytest.FixtureRequest) -> AsyncIterator[Engines]:
+    engines: EnginesHere | EnginesElsewhere
+    if request.param == "here":
+        engines = EnginesHere()
+    else:
+        engines = await EnginesElsewhere.connect(request.getfixturevalue("process"))
+    yield engines
+    engines.gate.open()
+    try:
+        await until_nothing_is_held(engines)
+    finally:
+        engines.gate.close()
+        await engines.stop()
+
+
+async def ask(
+    engines: Engines,
+    name: str,
+    *numbers: int,
+    size: tuple[int, int] = SMALL,
+    mode: Mode = Mode.XLA,
+    deadline: float = math.inf,
+    priority: int = DEFAULT_PRIORITY,
+    trace: TraceContext | None = None,
+    in_place: bool = False,
+) -> Result:
+    """Runs images as a request does: admits them, runs them, and leaves."""
+    pixels: Images = pictures(*numbers, size=size)
+    with engines.engine(name).admit(len(pixels), pixels.nbytes) as admitted:
+        if in_place:
+            buffer = admitted.buffer((len(pixels), *size, 3))
+            buffer[...] = pixels
+            pixels = buffer
+        return await admitted.run(pixels, mode, deadline, priority, trace)
+
+
+def begin(*arguments: Any, **named: Any) -> asyncio.Task[Result]:
+    return asyncio.create_task(ask(*arguments, **named))
+
+
+async def numbers(asked: Any) -> list[int]:
+    first, doubled = outputs_of(await asked)
+    assert (first * 2 == doubled[:, 0]).all()
+    return [int(number) for number in first]
+
+
+async def test_each_request_gets_its_own_rows(engines: Engines) -> None:
+    draw = random.Random(3)
+    wanted = [[draw.randrange(2**24) for _ in range(draw.randrange(1, 13))] for _ in range(200)]
+    sizes = [draw.choice((SMALL, TALL)) for _ in wanted]
+    modes = [draw.choice((Mode.XLA, Mode.GRAPH)) for _ in wanted]
+    asked = [
+        ask(engines, "numbers", *each, size=size, mode=mode, in_place=draw.random() < 0.5)
+        for each, size, mode in zip(wanted, sizes, modes, strict=True)
+    ]
+    assert await asyncio.gather(*map(numbers, asked)) == wanted
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("images", [1, 2, 5, 8])
+async def test_large_images_are_answered(engines: Engines, images: int, in_place: bool) -> None:
+    wanted = [*range(images)]
+    assert await numbers(ask(engines, "numbers", *wanted, size=LARGE, in_place=in_place)) == wanted
+
+
+async def test_large_outputs_come_whole(engines: Engines) -> None:
+    (maps,) = outputs_of(await ask(engines, "maps", *range(20)))
+    assert maps.shape == (20, MAP_SIDE, MAP_SIDE)
+    assert (maps == np.arange(20, dtype=np.uint8)[:, None, None]).all()
+
+
+async def test_pixels_that_are_not_contiguous_are_taken(engines: Engines) -> None:
+    pixels = np.broadcast_to(pictures(7)[:, :1, :1], (1, *SMALL, 3))
+    with engines.engine("numbers").admit(1, pixels.nbytes) as admitted:
+        result = await admitted.run(pixels, Mode.XLA, math.inf)
+    assert outputs_of(result)[0] == [7]
+
+
+async def test_answers_outlive_their_request(engines: Engines) -> None:
+    answers = [await ask(engines, "numbers", number, number + 1) for number in range(0, 100, 2)]
+    assert [int(number) for answer in answers for number in outputs_of(answer)[0]] == [*range(100)]
+
+
+async def test_all_is_given_back_as_soon_as_an_answer_is_dropped(engines: Engines) -> None:
+    gc.disable()
+    try:
+        result = await ask(engines, "numbers", 1, in_place=True)
+        del result
+        await until_nothing_is_held(engines, collects=False)
+    finally:
+        gc.enable()
+
+
+async def test_all_is_given_back_once_nobody_waits_even_without_the_garbage_collector(engines: Engines) -> None:
+    gc.disable()
+    try:
+        under_way = begin(engines, "gated", 1)
+        await engines.gate.started()
+        waits = begin(engines, "gated", 2)
+        await asyncio.sleep(0)
+        for task in (under_way, waits):
+            task.cancel()
+        await asyncio.wait([under_way, waits])
+        del under_way, waits, task
+        engines.gate.open()
+        await until_nothing_is_held(engines, collects=False)
+    finally:
+        gc.enable()
+
+
+async def test_higher_priorities_get_their_share_first(engines: Engines) -> None:
+    running = begin(engines, "gated", 0)
+    await engines.gate.started()
+    order: list[int] = []
+    waiting = []
+    for priority, images in ((3, 12), (1, 4)):
+        task = begin(engines, "gated", *range(images), priority=priority)
+        task.add_done_callback(lambda _, priority=priority: order.append(priority))  # type: ignore[misc]
+        waiting.append(task)
+        await asyncio.sleep(0.01)  # so that they come in this order
+    engines.gate.open()
+    await asyncio.gather(running, *waiting)
+    assert order == [1, 3]
+
+
+async def test_a_job_whose_deadline_passes_while_it_waits_fails_alone(engines: Engines) -> None:
+    running = begin(engines, "gated", 1)
+    await engines.gate.started()
+    deadline = time.perf_counter() + 0.1
+    late, patient = begin(engines, "gated", 2, deadline=deadline), begin(engines, "gated", 3)
+    await asyncio.sleep(0.11)
+    engines.gate.open()
+    with pytest.raises(DeadlineExceeded, match="gated: the deadline passed while the request waited"):
+        await late
+    assert [*await asyncio.gather(numbers(running), numbers(patient))] == [[1], [3]]
+
+
+async def test_what_cannot_make_its_deadline_is_refused_on_arrival(engines: Engines) -> None:
+    running = begin(engines, "gated", 1)
+    await engines.gate.started()
+    waiting = [begin(engines, "gated", *range(8)) for _ in range(10)]
+    await asyncio.sleep(0.02)
+    with pytest.raises(DeadlineUnreachable, match="model gated: the deadline is in") as refused:
+        await ask(engines, "gated", 2, deadline=time.perf_counter() + 0.0005)
+    assert refused.value.retry_after_s is not None
+    assert refused.value.retry_after_s > 0
+    engines.gate.open()
+    await asyncio.gather(running, *waiting)
+
+
+async def test_encoded_images_are_refused_before_they_are_decoded_where_that_takes_too_long(engines: Engines) -> None:
+    engine = engines.engine("numbers")
+    shapes = [(Mode.XLA, *SMALL)]
+    engine.check_encoded(1, time.perf_counter() + 0.001, 2, shapes=shapes, decode_s=1.0, decoding=0)  # nothing waits
+    engine.check_encoded(1, time.perf_counter() + 9.0, 2, shapes=shapes, decode_s=1.0, decoding=3)
+    with pytest.raises(DeadlineUnreachable, match="model numbers: the deadline is in 0"):
+        engine.check_encoded(1, time.perf_counter() + 0.5, 2, shapes=shapes, decode_s=1.0, decoding=3)
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_is_not_run(engines: Engines) -> None:
+    running = begin(engines, "gated", 1)
+    await engines.gate.started()
+    cancelled, other = begin(engines, "gated", 2, 3), begin(engines, "gated", 4)
+    await asyncio.sleep(0.01)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    engines.gate.open()
+    assert [*await asyncio.gather(numbers(running), numbers(other))] == [[1], [4]]
+
+
+async def test_a_request_that_is_cancelled_at_once_is_given_back(engines: Engines) -> None:
+    tasks = [begin(engines, "numbers", number) for number in range(20)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results[::2])
+    answers = [int(outputs_of(result)[0][0]) for result in results if isinstance(result, Result)]
+    assert answers == [*range(1, 20, 2)]
+
+
+async def test_a_request_that_is_cancelled_while_it_runs_leaves_at_once_and_its_memory_later(engines: Engines) -> None:
+    cancelled = begin(engines, "gated", *range(8), in_place=True)
+    await engines.gate.started()
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(cancelled), 1)
+    if isinstance(engines, EnginesElsewhere):
+        await asyncio.sleep(0.02)
+        assert engines.link.arena.used_bytes, "the batch still reads it"
+    engines.gate.open()
+
+
+async def test_a_queue_is_bounded_in_images(engines: Engines) -> None:
+    running = begin(engines, "gated", 1)
+    await engines.gate.started()
+    with engines.engine("gated").admit(MAX_IMAGES - 1, 0):
+        with pytest.raises(QueueFull, match=f"1 more images exceed max_queue_images {MAX_IMAGES}") as full:
+            await ask(engines, "gated", 2)
+        assert full.value.retry_after_s is not None
+    engines.gate.open()
+    await running
+
+
+async def test_a_queue_is_bounded_in_bytes(engines: Engines) -> None:
+    with (
+        engines.engine("numbers").admit(1, MAX_BYTES - 1),
+        pytest.raises(QueueFull, match=f"2 more bytes exceed max_queue_bytes {MAX_BYTES}"),
+    ):
+        engines.engine("numbers").admit(1, 2)
+
+
+async def test_what_could_never_be_taken_is_an_invalid_argument(engines: Engines) -> None:
+    engine = engines.engine("numbers")
+    with pytest.raises(InvalidArgument, match="images: expected at most"):
+        engine.admit(MAX_IMAGES + 1, 1)
+    with pytest.raises(InvalidArgument, match="images: expected at most"):
+        engine.admit(1, MAX_BYTES + 1)
+
+
+async def test_a_program_that_raises_fails_its_requests_and_tells_nothing(engines: Engines) -> None:
+    with pytest.raises(ExecutionFailed, match=r"^model failing could not run this batch$"):
+        await ask(engines, "failing", 1)
+    assert await numbers(ask(engines, "numbers", 1)) == [1]
+
+
+async def test_numbers_that_are_none_are_answered(engines: Engines) -> None:
+    (answer,) = outputs_of(await ask(engines, "nan", 1, 2, 3))
+    assert np.isnan(answer).all()
+    assert len(answer) == 3
+
+
+async def test_batches_that_memory_does_not_hold_run_in_smaller_ones(engines: Engines) -> None:
+    wanted = [*range(13)]
+    assert await numbers(ask(engines, "short of memory", *wanted)) == wanted
+
+
+async def test_a_model_that_drains_finishes_what_it_has_and_takes_no_more(engines: Engines) -> None:
+    old = engines.engine("gated")
+    tasks = [begin(engines, "gated", 1)]
+    await engines.gate.started()
+    tasks.append(begin(engines, "gated", 2))
+    await asyncio.sleep(0.02)
+    drained = asyncio.create_task(engines.renew("gated", 20.0))
+    await asyncio.sleep(0.02)
+    with pytest.raises(ModelNotReady, match="model gated is draining"):
+        old.admit(1, 1)
+    engines.gate.open()
+    assert await asyncio.gather(*map(numbers, tasks)) == [[1], [2]]
+    await drained
+    with pytest.raises(ModelNotReady):
+        old.admit(1, 1)
+    assert await numbers(ask(engines, "gated", 3)) == [3]
+
+
+async def test_what_does_not_finish_in_time_fails_when_a_model_is_unloaded(engines: Engines) -> None:
+    tasks = [begin(engines, "gated", 1)]
+    await engines.gate.started()
+    tasks.append(begin(engines, "gated", 2))
+    await asyncio.sleep(0.02)
+    await engines.renew("gated", 0.05)
+    for task in tasks:
+        with pytest.raises(ShuttingDown, match="model gated was unloaded before this could run"):
+            await task
+    engines.gate.open()
+
+
+async def test_a_traced_request_knows_its_batches(engines: Engines) -> None:
+    trace = new()
+    before = time.perf_counter()
+    result = await ask(engines, "numbers", 1, 2, trace=trace)
+    (batch,) = result.traced
+    assert [(span.trace_id, span.span_id, span.is_sampled) for span in batch.requests] == [trace[:3]]
+    assert (batch.model, batch.mode, batch.bucket[1:], batch.images) == ("numbers", Mode.XLA, SMALL, 2)
+    assert before <= batch.began <= batch.ended <= time.perf_counter(), "on one clock"
+
+
+async def test_stages_are_timed(engines: Engines) -> None:
+    running = begin(engines, "gated", 1)
+    await engines.gate.started()
+    waiting = begin(engines, "gated", 2)
+    await asyncio.sleep(0.05)
+    engines.gate.open()
+    assert (await running).timings.execute_s >= 0.05
+    timings = (await waiting).timings
+    assert 0.02 <= timings.queue_s <= 20
+    assert 0 <= timings.gather_s <= 1
+
+
+async def test_what_is_outstanding_is_told_in_seconds(engines: Engines) -> None:
+    running = begin(engines, "gated", 1)
+    await engines.gate.started()
+    waiting = [begin(engines, "gated", *range(8)) for _ in range(10)]
+    await asyncio.sleep(0.02)
+    engines.gate.open()
+    await running
+    assert engines.engine("gated").outstanding_s() > 0
+    engines.gate.open()
+    await asyncio.gather(*waiting)
