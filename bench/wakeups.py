@@ -291,7 +291,7 @@ def _ring_ends() -> Iterator[tuple[End, End]]:
 def _zmq_ends() -> Iterator[tuple[End, End]]:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "zmq"))
-        yield ZmqEnd(path, is_first=True), ZmqEnd(path, is_first=False)
+        yield ZmqEnd(path, is_first=False), ZmqEnd(path, is_first=True)
 
 
 def _run(ends: Callable[[], contextlib.AbstractContextManager[tuple[End, End]]], in_flight: int, seconds: float) -> Run:
