@@ -139,6 +139,19 @@ async def test_fronts_that_are_killed_leave_nothing_behind_and_disturb_nobody(pr
     await engines.stop()
 
 
+async def test_what_waits_for_a_front_that_was_killed_leaves_the_queue_at_once(process: EngineProcess) -> None:
+    engines = await EnginesElsewhere.connect(process)
+    front = await asyncio.to_thread(start_front, process.path, "gated")
+    await process.gate.started()
+    front.kill()
+    await asyncio.to_thread(front.wait)
+    await until_nothing_is_held(engines)
+    answer = asyncio.create_task(ask(engines.link, "gated", 7))
+    process.gate.open(2)
+    assert outputs_of(await answer)[0] == [7], "behind the batch that was under way, and no other"
+    await engines.stop()
+
+
 class RawFront:
     """A front that sends what a test likes."""
 
