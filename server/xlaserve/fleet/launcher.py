@@ -2,31 +2,27 @@
 
 python -m xlaserve.fleet.launcher PARENT COMMAND ...
 
-A server whose supervisor is killed would otherwise go on unseen, on cores that are given to another. The kernel sends
-the signal, so nothing has to be left of the parent. It is set up here and not between fork and exec, where a process
-with threads may run next to nothing.
+A server whose supervisor is killed would otherwise go on unseen, on cores that are given to another. It is set up here
+and not between fork and exec, where a process with threads may run next to nothing.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
 
-PR_SET_PDEATHSIG: Final = 1
+from xlaserve.processes import linux
 
 
 def main(arguments: Sequence[str]) -> None:
     """Becomes the command; ends at once where the parent has died already."""
     parent, *command = arguments
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     with suppress(PermissionError):  # Ray's workers are nicer than others by 15, which only root may undo
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-    if os.getppid() == int(parent):
+    if linux.end_with(int(parent), signal.SIGTERM):
         os.execv(command[0], command)
 
 

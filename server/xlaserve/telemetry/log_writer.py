@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final, TextIO
 
 log = logging.getLogger(__name__)
@@ -132,6 +132,14 @@ def without_waiting() -> Iterator[None]:
         finish()
         for handler, stream in direct:
             handler.setStream(stream)
+
+
+def write(text: str) -> None:
+    """Writes lines that are formatted already where the log goes."""
+    for handler in _handlers():
+        with handler.lock or nullcontext(), suppress(OSError, ValueError):  # nobody reads any more
+            handler.stream.write(text)
+            handler.flush()
 
 
 def finish(timeout_s: float = FLUSH_S) -> None:

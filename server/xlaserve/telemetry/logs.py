@@ -8,35 +8,47 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, Literal
 
 from xlaserve.telemetry import request_context
 
 AUDIT: Final = "xlaserve.access.audit"
 """The logger of what administrators do."""
+OUTPUT: Final = "xlaserve.processes.output"
+"""The logger of what processes write on stderr that is no record, as a library does that aborts."""
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_RECORD: Final = re.compile(r'\{"time": ".*\}|\d\d:\d\d:\d\d (DEBUG|INFO |WARN |ERROR|CRITICAL) .*|    .*')
 
 
-def configure(level: str, format: Literal["human", "json"]) -> None:
+Format = Literal["human", "json"]
+
+
+def configure(level: str, format: Format, role: str = "") -> None:
     """Sends xlaserve's records from `level` on to stderr, those of the audit always, and other libraries' from warnings
     on.
 
     `human`: `12:34:56 INFO  the message`, in local time; a traceback follows, indented. `json`: one object a line with
     `time` (UTC, milliseconds), `level`, `logger`, `message`, every field given as `extra`, and `exception` where there
     is one. What is said while a call is answered has its id: `[request 5f3a]` at the end of the message, or the field
-    `request_id`, and `trace_id` where it has a trace.
+    `request_id`, and `trace_id` where it has a trace. In one of several processes it has the process's `role`, as
+    `[front 2]` before the message or the field `role`.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if format == "json" else _Human())
     handler.addFilter(_name_call)
+    if role:
+        handler.addFilter(partial(_name_role, role))
     logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
     logging.getLogger("xlaserve").setLevel(threshold)
     logging.getLogger(AUDIT).setLevel(min(threshold, logging.INFO))
+    logging.getLogger(OUTPUT).setLevel(min(threshold, logging.WARNING))
     logging.captureWarnings(True)
     warnings.formatwarning = _format_warning
     # What Pillow warns of is what a client sent, and each wording of it would be remembered for good.
@@ -65,13 +77,25 @@ def _name_call(record: logging.LogRecord) -> bool:
     return True
 
 
+def _name_role(role: str, record: logging.LogRecord) -> bool:
+    record.role = role
+    return True
+
+
+def is_record(line: str) -> bool:
+    """Returns whether a line looks like one that `configure` has written, of a traceback perhaps."""
+    return _RECORD.fullmatch(line) is not None and line.isprintable()
+
+
 class _Human(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "WARN" if record.levelno == logging.WARNING else record.levelname
         request_id = getattr(record, "request_id", "")
         call = f" [request {request_id}]" if request_id else ""
-        lines = [f"{clock} {level:<5} {_printable(record.getMessage().rstrip())}{call}"]
+        role = getattr(record, "role", "")
+        process = f"[{role}] " if role else ""
+        lines = [f"{clock} {level:<5} {process}{_printable(record.getMessage().rstrip())}{call}"]
         if record.exc_info:
             lines += [f"    {_printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
         return "\n".join(lines)

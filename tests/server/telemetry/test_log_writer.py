@@ -119,3 +119,11 @@ def test_a_line_that_the_reader_has_room_for_is_there_at_once(pipe: Pipe, tmp_pa
         pipe.handler.setStream(log_writer.LogWriter(file))  # type: ignore[arg-type]
         LOGGER.info(LINE * PIPE_BYTES)
         assert (tmp_path / "log").read_text() == LINE * PIPE_BYTES + "\n", "files take everything"
+
+
+def test_lines_that_are_formatted_already_are_written_in_their_turn(pipe: Pipe) -> None:
+    with log_writer.without_waiting():
+        LOGGER.info("before")
+        log_writer.write("12:34:56 INFO  [front 2] as it is\n")
+        LOGGER.info("after")
+    assert pipe.close() == ["before\n", "12:34:56 INFO  [front 2] as it is\n", "after\n"]

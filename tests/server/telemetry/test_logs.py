@@ -31,6 +31,7 @@ def _as_it_was() -> Iterator[None]:
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
     audit.setLevel(logging.NOTSET)
+    logging.getLogger(logs.OUTPUT).setLevel(logging.NOTSET)
 
 
 def written(capsys: pytest.CaptureFixture[str]) -> str:
@@ -177,3 +178,31 @@ def test_lines_of_the_audit_are_written_at_any_level(capsys: pytest.CaptureFixtu
     with audited("load", "digits"):
         LOGGER.warning("model digits: random weights")
     assert re.fullmatch(r"[\d:]{8} INFO  audit: load digits by anybody: OK\n", written(capsys))
+
+
+@pytest.mark.parametrize("format", ["human", "json"])
+def test_lines_of_one_of_several_processes_have_its_role_and_are_known_as_records(
+    format: logs.Format, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("debug", format, role="front 2")
+    LOGGER.info("ready")
+    LOGGER.warning("odd\nin two lines")
+    try:
+        raise ValueError("wrong\x1b[31m")
+    except ValueError:
+        LOGGER.exception("it failed")
+    LOGGER.critical("the end")
+    lines = written(capsys).splitlines()
+    assert all(logs.is_record(line) for line in lines)
+    if format == "json":
+        assert {json.loads(line)["role"] for line in lines} == {"front 2"}
+    else:
+        assert re.fullmatch(r"\d\d:\d\d:\d\d INFO  \[front 2\] ready", lines[0])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "terminate called", '{"time": "', "12:34:56 NOTE  a", "12:34:56 INFO  \x1b[31m", "F0000 12:34:56 a.cc:1] b"],
+)
+def test_what_others_write_is_no_record(line: str) -> None:
+    assert not logs.is_record(line)

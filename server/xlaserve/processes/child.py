@@ -1,0 +1,144 @@
+"""A process of a role, as it sees itself.
+
+python -P -m xlaserve.processes.child PARENT DESCRIPTOR
+
+PARENT is the number of the process that started it, DESCRIPTOR a file with what that says to it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Final
+
+from prometheus_client.registry import Collector
+
+from xlaserve.errors import XlaserveError
+from xlaserve.processes import linux
+from xlaserve.processes.messages import ASK, CHANNEL, Kind, encode
+from xlaserve.processes.role import NO_USE
+from xlaserve.telemetry import log_writer, logs, snapshot
+
+log = logging.getLogger(__name__)
+
+FAILED: Final = 1
+SEND_TIMEOUT_S: Final = 1
+"""How long a message may take to a supervisor that does not read. Then none is sent any more."""
+REFRESH_TIMEOUT_S: Final = 0.25
+"""How long a look at the metrics waits for the event loop. Then it shows what was seen last."""
+
+
+class Child:
+    """This process: its role's name, payload and descriptors, and what it says to its supervisor, from any thread.
+
+    Nothing here raises where the supervisor is gone: the kernel ends this process then.
+    """
+
+    def __init__(self, name: str, payload: bytes, descriptors: Mapping[str, int]) -> None:
+        self.name = name
+        self.payload = payload
+        self.descriptors = {key: number for key, number in descriptors.items() if key != CHANNEL}
+        """By names. What this process starts does not inherit them."""
+        self._channel = socket.socket(fileno=descriptors[CHANNEL])
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+        self._sending = threading.Lock()
+        self._metrics: Callable[[], bytes] | None = None
+
+    def tell_ready(self, about: Mapping[str, object] | None = None) -> None:
+        """Says that it does what it is there for, and what may be known of that."""
+        self._tell(Kind.READY, lambda: json.dumps(about or {}).encode())
+
+    def show_metrics(self, registry: Collector, refresh: Callable[[], Future[None]]) -> None:
+        """Shows the supervisor what is in `registry` whenever it asks, after `refresh`; called on a thread of its own.
+
+        Shown so even while the event loop is busy, as over HTTP.
+        """
+        self._metrics = lambda: snapshot.encode(snapshot.take(registry))
+        threading.Thread(target=self._answer, args=(refresh,), name="supervisor", daemon=True).start()
+
+    def close(self) -> None:
+        """Shows the metrics for the last time, so that nothing that was counted is lost."""
+        self._tell_metrics()
+        with suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, refresh: Callable[[], Future[None]]) -> None:
+        with suppress(OSError):
+            while self._channel.recv(len(ASK)):
+                with suppress(TimeoutError):
+                    refresh().result(REFRESH_TIMEOUT_S)
+                self._tell_metrics()
+
+    def _tell_metrics(self) -> None:
+        if self._metrics is None:
+            return
+        try:
+            self._tell(Kind.METRICS, self._metrics)
+        except Exception:
+            log.exception("the metrics can't be shown")
+
+    def _tell(self, kind: Kind, make: Callable[[], bytes]) -> None:
+        """Sends what is made in its turn: a snapshot that came after a later one would look as if counts had fallen."""
+        with self._sending:
+            message = encode(kind, make())
+            try:
+                self._channel.sendall(message)
+            except OSError as error:  # half of it may have gone
+                log.debug("the supervisor does not listen: %r", error)
+                with suppress(OSError):
+                    self._channel.shutdown(socket.SHUT_RDWR)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Does what the supervisor says, and ends with what that returns."""
+    parent, said = map(int, arguments)
+    if not linux.end_with(parent, signal.SIGKILL):  # which can't be put off: no orphan may keep a port
+        sys.exit(FAILED)
+    # Sent to have the configuration read again, which it may come too early for.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with os.fdopen(said, "rb") as file:
+        about: dict[str, Any] = json.loads(file.readline())
+        payload = file.read()
+    for descriptor in about["descriptors"].values():
+        os.set_inheritable(descriptor, False)
+    child = Child(about["name"], payload, about["descriptors"])
+    linux.set_title(f"xlaserve {child.name}", child.name)
+    logs.configure(*about["log"], child.name)
+    if cores := about["cores"]:
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError as error:
+            log.warning("it runs on any core, not on %s alone: %s", cores, error.strerror)
+    status = _run(about["target"], child)
+    child.close()
+    log_writer.finish()
+    sys.stderr.flush()
+    # Not sys.exit, which waits for what nothing can interrupt, such as a compilation.
+    os._exit(status)
+
+
+def _run(target: str, child: Child) -> int:
+    module, _, function = target.partition(":")
+    try:
+        status: int = getattr(import_module(module), function)(child)
+    except XlaserveError as error:
+        log.error("%s", error)
+        return NO_USE
+    except Exception:
+        log.exception("it failed")
+        return FAILED
+    return status
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,45 @@
+"""What a process asks of the Linux kernel for itself: to end with another, and a name that `ps` shows."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+NAME_BYTES: Final = 15
+"""How much of a name the kernel keeps."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_ARG_START, _ARG_END = 48, 49
+"""Fields of proc_pid_stat(5), the first of which is 1."""
+
+
+def end_with(parent: int, number: signal.Signals) -> bool:
+    """Has the kernel send this process `number` when the thread ends that started it, and returns whether it is there.
+
+    It holds for this process and what it becomes, not for what it starts. `parent` is the number of the process that
+    this one was started by. False where that has ended already, so that nothing would ever come.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+    return os.getppid() == parent
+
+
+def set_title(title: str, name: str) -> None:
+    """Has `ps` show `title` in place of the command line, as far as there is room for it, and `name` as the command."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:NAME_BYTES]))
+    # What follows the command's name in brackets, which may have brackets and spaces of its own.
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = (int(fields[field - 3]) for field in (_ARG_START, _ARG_END))
+    text = title.encode()[: end - start - 1]
+    if start and text:
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, text, len(text))
+
+
+def _prctl(option: int, value: int | ctypes.c_char_p) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

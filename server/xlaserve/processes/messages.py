@@ -1,0 +1,55 @@
+"""What a process and its supervisor tell each other, over a stream socket.
+
+The supervisor sends one byte, ASK, each time it wants to see the metrics. A message of the process is a kind, the
+length of what follows, and that.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final
+
+CHANNEL: Final = "xlaserve.channel"
+"""The descriptor of that socket, beside those of a role."""
+ASK: Final = b"?"
+MAX_BYTES: Final = 64 * 2**20
+"""Of a message; more is an error of the sender."""
+
+_HEAD: Final = struct.Struct("<BI")
+
+
+class Kind(IntEnum):
+    """What a message says."""
+
+    READY = 1
+    """It does what it is there for; what follows is JSON about it."""
+    METRICS = 2
+    """What follows is a snapshot of its metrics."""
+
+
+def encode(kind: Kind, content: bytes) -> bytes:
+    """Returns a message."""
+    return _HEAD.pack(kind, len(content)) + content
+
+
+class Reader:
+    """Finds messages in bytes as they come."""
+
+    def __init__(self) -> None:
+        self._unread = bytearray()
+
+    def feed(self, received: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """Yields the messages that are complete now. Raises ValueError for what is none."""
+        self._unread += received
+        while len(self._unread) >= _HEAD.size:
+            kind, length = _HEAD.unpack_from(self._unread)
+            if length > MAX_BYTES:
+                raise ValueError(f"expected a message of at most {MAX_BYTES} bytes, got one of {length}")
+            end = _HEAD.size + length
+            if len(self._unread) < end:
+                return
+            content = bytes(self._unread[_HEAD.size : end])
+            del self._unread[:end]
+            yield Kind(kind), content

@@ -1,0 +1,70 @@
+"""The metrics of all processes, kept fresh in the one that shows them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Final
+
+from prometheus_client.registry import Collector
+
+from xlaserve.processes.role import Role
+from xlaserve.processes.supervisor import Process, Watcher
+from xlaserve.telemetry import snapshot
+from xlaserve.telemetry.merged import Merged
+
+EVERY_S: Final = 5.0
+"""How often processes are asked while nobody looks: what one that is killed has counted since is lost."""
+PATIENCE_S: Final = 0.4
+"""How long `refresh` waits for those that do not answer. What they showed last is shown."""
+SUPERVISOR: Final = "supervisor"
+"""The role of the process that this is."""
+
+
+class AllMetrics(Watcher):
+    """Asks processes for their metrics and merges what they show, beside `own`, this process's."""
+
+    def __init__(self, own: Collector) -> None:
+        self.merged = Merged()
+        """To be registered where metrics are shown."""
+        self._own = own
+        self._ready: dict[int, Process] = {}
+        """By process number."""
+        self._awaited: dict[int, asyncio.Future[None]] = {}
+        """Done once the process of this number has answered."""
+
+    def became_ready(self, role: Role, process: Process) -> None:
+        """It will be asked from now on."""
+        self._ready[process.pid] = process
+
+    def showed(self, role: Role, process: Process, metrics: bytes) -> None:
+        """Merges them. Raises ValueError where they can't be read."""
+        self.merged.update(process.pid, role.name, snapshot.decode(metrics))
+        self._settle(process.pid)
+
+    def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
+        """Keeps what it had counted."""
+        self._ready.pop(process.pid, None)
+        self.merged.ended(process.pid)
+        self._settle(process.pid)
+
+    async def refresh(self) -> None:
+        """Returns once all that are ready have shown what they have counted, or have not answered in time."""
+        self.merged.update(os.getpid(), SUPERVISOR, snapshot.take(self._own))
+        for pid, process in self._ready.items():
+            if pid not in self._awaited:
+                self._awaited[pid] = asyncio.get_running_loop().create_future()
+                process.ask()
+        if self._awaited:
+            await asyncio.wait(self._awaited.values(), timeout=PATIENCE_S)
+
+    async def follow(self) -> None:
+        """Refreshes again and again, for ever."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(EVERY_S)
+
+    def _settle(self, pid: int) -> None:
+        answered = self._awaited.pop(pid, None)
+        if answered is not None and not answered.done():
+            answered.set_result(None)

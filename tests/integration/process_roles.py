@@ -1,0 +1,106 @@
+"""What the processes of `test_processes` do: small, and badly behaved on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from xlaserve.errors import ConfigError
+from xlaserve.processes.child import Child
+from xlaserve.telemetry.counts import LoopCounter
+from xlaserve.telemetry.http import on_loop
+
+log = logging.getLogger("xlaserve.tests")
+
+
+def serve(child: Child) -> int:
+    """Behaves: counts each SIGHUP, and ends when it is told to, after it has counted ten more."""
+
+    async def run() -> int:
+        loop, stopping, registry = asyncio.get_running_loop(), asyncio.Event(), CollectorRegistry()
+        news = LoopCounter("news", "SIGHUP.", (), registry=registry).labels()
+        loop.add_signal_handler(signal.SIGTERM, stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, news.inc)
+        child.show_metrics(registry, partial(on_loop, loop, lambda: None))
+        log.info("it serves")
+        child.tell_ready({"cores": sorted(os.sched_getaffinity(0)), "payload": child.payload.decode()})
+        await stopping.wait()
+        news.inc(10)
+        log.info("it has stopped")
+        return 0
+
+    return asyncio.run(run())
+
+
+def ignores_sigterm(child: Child) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child.tell_ready()
+    while True:
+        time.sleep(60)
+
+
+def hangs_its_loop(child: Child) -> int:
+    """Shows its metrics though nothing else goes on."""
+    registry = CollectorRegistry()
+    LoopCounter("news", "SIGHUP.", (), registry=registry).labels().inc(3)
+    child.show_metrics(registry, Future)
+    child.tell_ready()
+    while True:
+        time.sleep(60)
+
+
+def dies_at_start(child: Child) -> int:
+    os._exit(3)
+
+
+def raises(child: Child) -> int:
+    raise RuntimeError("a defect")
+
+
+def refuses(child: Child) -> int:
+    raise ConfigError("lanes: expected at least 1, got 0")
+
+
+def ends_with_0(child: Child) -> int:
+    child.tell_ready()
+    return 0
+
+
+def writes_garbage(child: Child) -> int:
+    """Neither what it writes on stderr nor what it says can be understood."""
+    os.write(2, bytes(range(256)) * 300 + b"\nF0000 Check failed: all is lost\n")
+    child.tell_ready()
+    os.write(child._channel.fileno(), b"\xff" * 100)
+    while True:
+        time.sleep(60)
+
+
+def leaves_others(child: Child) -> int:
+    """Starts a process that holds its stderr and goes on writing there, and is killed."""
+    program = "import os, time\nfor _ in range(3000): os.write(2, b'still here\\n'); time.sleep(0.02)"
+    other = subprocess.Popen([sys.executable, "-S", "-c", program], start_new_session=True)
+    Path(child.payload.decode()).write_text(str(other.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def tells_descriptors(child: Child) -> int:
+    """Says what it can read from each descriptor, and whether it would hand it on."""
+    child.tell_ready(
+        {
+            name: [os.read(number, 100).decode(), os.get_inheritable(number)]
+            for name, number in child.descriptors.items()
+        }
+    )
+    time.sleep(60)
+    return 0

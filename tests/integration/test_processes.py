@@ -1,0 +1,305 @@
+"""Supervisors with real processes, which are killed at any point, and behave as badly as processes can."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client import CollectorRegistry
+
+from xlaserve.processes.metrics import AllMetrics
+from xlaserve.processes.process import ChildProcess
+from xlaserve.processes.restarts import RestartPolicy
+from xlaserve.processes.role import Role, State
+from xlaserve.processes.supervisor import Supervisor, Watcher
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+KILLS = 20
+TIRELESS = RestartPolicy(at_once=1000, most=1000)
+IMPATIENT = RestartPolicy(first_wait_s=0.01, most=3)
+
+
+@pytest.fixture(autouse=True)
+def _found_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+
+
+def role(target: str, name: str = "front 1", **about: object) -> Role:
+    return Role(name=name, target=f"tests.integration.process_roles:{target}", **about)  # type: ignore[arg-type]
+
+
+class Launched(Watcher):
+    """Starts processes, and keeps them."""
+
+    def __init__(self) -> None:
+        self.processes: list[ChildProcess] = []
+        self.ends: list[tuple[str, int, bool]] = []
+
+    def __call__(self, role: Role, hear: Callable[..., None]) -> ChildProcess:
+        self.processes.append(ChildProcess(role, hear))
+        return self.processes[-1]
+
+    def ended(self, role: Role, process: object, status: int, was_ready: bool) -> None:
+        self.ends.append((role.name, status, was_ready))
+
+
+@asynccontextmanager
+async def supervised(*roles: Role, watchers: tuple[Watcher, ...] = ()) -> AsyncIterator[tuple[Supervisor, Launched]]:
+    launched = Launched()
+    supervisor = Supervisor(roles, launched, [launched, *watchers])
+    running = asyncio.create_task(supervisor.run())
+    try:
+        yield supervisor, launched
+    finally:
+        supervisor.stop()
+        async with asyncio.timeout(PATIENCE_S):
+            await running
+    assert all(process.ended.done() for process in launched.processes)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - processes set no events
+            await asyncio.sleep(0.005)
+
+
+def all_are_ready(supervisor: Supervisor) -> bool:
+    return set(supervisor.states.values()) == {State.READY}
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+async def result(*roles: Role) -> int:
+    """Returns the status of a supervisor that gives up."""
+    async with asyncio.timeout(PATIENCE_S):
+        return await Supervisor(roles, Launched()).run()
+
+
+async def test_processes_are_named_and_get_what_is_theirs() -> None:
+    core = min(os.sched_getaffinity(0))
+    reading, writing = os.pipe()
+    os.write(writing, b"of the role")
+
+    def connect() -> dict[str, int]:
+        theirs, ours = os.pipe()
+        os.write(ours, b"of this process")
+        os.close(ours)
+        return {"own": theirs}
+
+    async with supervised(
+        role("serve", "front 12", payload=b"x" * 300_000, cores=frozenset({core})),
+        role("tells_descriptors", "engine 0", descriptors={"listening": reading}, connect=connect),
+    ) as (supervisor, launched):
+        await until(lambda: all_are_ready(supervisor))
+        about = supervisor.about
+        front = psutil.Process(launched.processes[0].pid)
+        shown = subprocess.run(["ps", "-o", "args=,comm=", "-p", str(front.pid)], capture_output=True, check=True)  # noqa: ASYNC221
+        assert shown.stdout.split() == [b"xlaserve", b"front", b"12", b"front", b"12"]
+    os.close(reading)
+    os.close(writing)
+    assert about["front 12"] == {"cores": [core], "payload": "x" * 300_000}
+    assert about["engine 0"] == {"listening": ["of the role", False], "own": ["of this process", False]}
+
+
+async def test_a_process_that_is_killed_at_any_point_is_replaced_and_no_other_notices() -> None:
+    draw = random.Random(15)
+    async with supervised(role("serve", restarts=TIRELESS), role("serve", "front 2")) as (supervisor, launched):
+        await until(lambda: all_are_ready(supervisor))
+        descriptors = open_descriptors()
+        for number in range(KILLS):
+            killed = next(process for process in reversed(launched.processes) if process.role.name == "front 1")
+            if number % 2:  # before it is ready
+                await asyncio.sleep(draw.uniform(0, 0.3))
+            else:
+                await until(lambda: all_are_ready(supervisor))
+            os.kill(killed.pid, signal.SIGKILL)
+            await until(lambda killed=killed: killed.ended.done() and launched.processes[-1] is not killed)  # type: ignore[misc]
+        await until(lambda: all_are_ready(supervisor))
+        assert [end[:2] for end in launched.ends] == [("front 1", -signal.SIGKILL)] * KILLS
+        assert {was_ready for _, _, was_ready in launched.ends} == {True, False}
+        await until(lambda: open_descriptors() == descriptors)
+        children = psutil.Process().children()
+        assert len([child for child in children if child.status() != psutil.STATUS_ZOMBIE]) == 2
+
+
+async def test_one_that_ignores_the_signal_is_killed_in_time() -> None:
+    async with supervised(role("ignores_sigterm", stop_timeout_s=0.5)) as (supervisor, launched):
+        await until(lambda: all_are_ready(supervisor))
+    assert launched.ends == [("front 1", -signal.SIGKILL, True)]
+
+
+@pytest.mark.parametrize(
+    ("target", "ends"),
+    [
+        ("dies_at_start", "more than 3 times within 60 s, now process * ended with status 3 before it was ready"),
+        ("raises", "more than 3 times within 60 s, now process * ended with status 1 before it was ready"),
+        ("ends_with_0", "more than 3 times within 60 s, now process * ended with status 0"),
+        ("refuses", "process * ended with status 78 before it was ready; it would again"),
+    ],
+)
+async def test_one_that_ends_again_and_again_is_given_up(
+    target: str, ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await result(role(target, restarts=IMPATIENT)) == 1
+    (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    start, end = ends.split(" * ")
+    assert start in error
+    assert error.endswith(end)
+    if target == "refuses":
+        assert "ERROR [front 1] lanes: expected at least 1, got 0" in caplog.text
+
+
+async def test_garbage_ends_neither_the_process_nor_its_supervisor(caplog: pytest.LogCaptureFixture) -> None:
+    async with supervised(role("writes_garbage", stop_timeout_s=0.5), role("serve", "front 2")) as (
+        supervisor,
+        launched,
+    ):
+        await until(lambda: "can't be understood" in caplog.text)
+        await until(lambda: all_are_ready(supervisor))
+        assert not launched.ends
+    said = [record for record in caplog.records if record.name == "xlaserve.processes.output"]
+    assert said[-1].getMessage() == "F0000 Check failed: all is lost"
+    assert {record.__dict__["role"] for record in said} == {"front 1"}
+
+
+async def test_what_a_process_leaves_behind_holds_up_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    left = tmp_path / "left"
+    descriptors = open_descriptors()
+    began = time.monotonic()
+    try:
+        assert await result(role("leaves_others", payload=str(left).encode(), restarts=RestartPolicy(most=0))) == 1
+        assert "ended with signal 9 (Killed)" in caplog.text
+        assert "still here" in caplog.text
+        assert time.monotonic() - began < 30
+        assert psutil.pid_exists(int(left.read_text()))
+        assert open_descriptors() <= descriptors + 1  # the event loop's own
+    finally:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int(left.read_text()), signal.SIGKILL)
+
+
+def counted(metrics: AllMetrics) -> float:
+    return sum(sample.value for family in metrics.merged.collect() for sample in family.samples)
+
+
+async def test_what_processes_count_is_shown_together_and_outlives_them() -> None:
+    metrics = AllMetrics(CollectorRegistry())
+    async with supervised(role("serve", restarts=TIRELESS), role("serve", "front 2"), watchers=(metrics,)) as (
+        supervisor,
+        launched,
+    ):
+        for number in range(1, 4):
+            await until(lambda: all_are_ready(supervisor))
+            os.kill(os.getpid(), signal.SIGHUP)
+            async with asyncio.timeout(PATIENCE_S):
+                while counted(metrics) < 2 * number:
+                    await metrics.refresh()
+                    await asyncio.sleep(0.01)
+            killed = next(process for process in reversed(launched.processes) if process.role.name == "front 1")
+            os.kill(killed.pid, signal.SIGKILL)
+            await until(killed.ended.done)
+            assert counted(metrics) == 2 * number
+        await until(lambda: all_are_ready(supervisor))
+    assert counted(metrics) == 26, "what is counted last is shown as well"
+
+
+async def test_metrics_are_shown_while_an_event_loop_hangs() -> None:
+    metrics = AllMetrics(CollectorRegistry())
+    async with supervised(role("hangs_its_loop", stop_timeout_s=1), watchers=(metrics,)) as (supervisor, _):
+        await until(lambda: all_are_ready(supervisor))
+        await metrics.refresh()
+        assert counted(metrics) == 3
+
+
+SUPERVISOR = """
+import sys, uvloop
+from xlaserve.processes.process import ChildProcess
+from xlaserve.processes.role import Role
+from xlaserve.processes.supervisor import Supervisor
+from xlaserve.telemetry import logs
+
+def role(name, target, **about):
+    return Role(name=name, target=f"tests.integration.process_roles:{target}", **about)
+
+def launch(role, hear):
+    return ChildProcess(role, hear, log_format=sys.argv[1])
+
+async def main():
+    logs.configure("info", sys.argv[1])
+    roles = [role("front 1", "serve", stage=1), role("front 2", "serve", stage=1), role("engine 0", sys.argv[2])]
+    return await Supervisor(roles, launch).run()
+
+sys.exit(uvloop.run(main()))
+"""
+TOKEN = "XLASERVE_TEST_TOKEN"
+
+
+def started_with(token: str) -> list[psutil.Process]:
+    """Returns the processes that live and have the token in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(TOKEN) == token and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def supervisor_process(token: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, *arguments],
+        env={**os.environ, TOKEN: token},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("number", range(10))
+async def test_no_process_outlives_a_supervisor_that_is_killed_at_any_point(number: int, tmp_path: Path) -> None:
+    token = str(tmp_path)
+    supervisor = supervisor_process(token, "human", "ignores_sigterm")
+    try:
+        await until(lambda: len(started_with(token)) > 1)
+        await asyncio.sleep(number * 0.05)
+    finally:
+        supervisor.kill()
+        supervisor.communicate()
+    await until(lambda: not started_with(token))
+
+
+@pytest.mark.parametrize("format", ["human", "json"])
+async def test_the_log_of_all_is_one_and_signals_reach_all(format: str, tmp_path: Path) -> None:
+    supervisor = supervisor_process(str(tmp_path), format, "serve")
+    assert supervisor.stderr is not None
+    lines: list[str] = []
+    try:
+        while sum("is ready" in line for line in lines) < 3:
+            lines.append(await asyncio.wait_for(asyncio.to_thread(supervisor.stderr.readline), PATIENCE_S))
+    finally:
+        supervisor.terminate()
+        with supervisor.stderr:
+            lines += await asyncio.wait_for(asyncio.to_thread(supervisor.stderr.readlines), PATIENCE_S)
+        assert await asyncio.to_thread(supervisor.wait, PATIENCE_S) == 0
+    if format == "json":
+        records = [json.loads(line) for line in lines]
+        stopped = [record["role"] for record in records if record["message"] == "it has stopped"]
+        assert {record["role"] for record in records if record["message"] == "it serves"} == {*stopped}
+    else:
+        stopped = [line.partition("[")[2].partition("]")[0] for line in lines if line.endswith("] it has stopped\n")]
+    assert sorted(stopped) == ["engine 0", "front 1", "front 2"]
+    assert stopped[-1] == "engine 0", "the engine ends last"
