@@ -52,6 +52,9 @@ class Launched(Watcher):
         self.processes.append(ChildProcess(role, hear))
         return self.processes[-1]
 
+    def last(self, name: str) -> ChildProcess:
+        return next(process for process in reversed(self.processes) if process.role.name == name)
+
     def ended(self, role: Role, process: object, status: int, was_ready: bool) -> None:
         self.ends.append((role.name, status, was_ready))
 
@@ -122,19 +125,22 @@ async def test_a_process_that_is_killed_at_any_point_is_replaced_and_no_other_no
         await until(lambda: all_are_ready(supervisor))
         descriptors = open_descriptors()
         for number in range(KILLS):
-            killed = next(process for process in reversed(launched.processes) if process.role.name == "front 1")
+            killed = launched.last("front 1")
             if number % 2:  # before it is ready
                 await asyncio.sleep(draw.uniform(0, 0.3))
             else:
                 await until(lambda: all_are_ready(supervisor))
             os.kill(killed.pid, signal.SIGKILL)
-            await until(lambda killed=killed: killed.ended.done() and launched.processes[-1] is not killed)  # type: ignore[misc]
+            await until(lambda killed=killed: launched.last("front 1") is not killed)  # type: ignore[misc]
         await until(lambda: all_are_ready(supervisor))
         assert [end[:2] for end in launched.ends] == [("front 1", -signal.SIGKILL)] * KILLS
         assert {was_ready for _, _, was_ready in launched.ends} == {True, False}
         await until(lambda: open_descriptors() == descriptors)
-        children = psutil.Process().children()
-        assert len([child for child in children if child.status() != psutil.STATUS_ZOMBIE]) == 2
+        alive = {process.pid for process in launched.processes if not process.ended.done()}
+        assert {process.pid for process in launched.processes} & {
+            child.pid for child in psutil.Process().children()
+        } == alive
+        assert len(alive) == 2
 
 
 async def test_one_that_ignores_the_signal_is_killed_in_time() -> None:
@@ -210,7 +216,7 @@ async def test_what_processes_count_is_shown_together_and_outlives_them() -> Non
                 while counted(metrics) < 2 * number:
                     await metrics.refresh()
                     await asyncio.sleep(0.01)
-            killed = next(process for process in reversed(launched.processes) if process.role.name == "front 1")
+            killed = launched.last("front 1")
             os.kill(killed.pid, signal.SIGKILL)
             await until(killed.ended.done)
             assert counted(metrics) == 2 * number

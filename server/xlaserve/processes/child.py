@@ -75,8 +75,12 @@ class Child:
     def _answer(self, refresh: Callable[[], Future[None]]) -> None:
         with suppress(OSError):
             while self._channel.recv(len(ASK)):
-                with suppress(TimeoutError):
+                try:
                     refresh().result(REFRESH_TIMEOUT_S)
+                except TimeoutError:
+                    log.debug("the event loop did not answer within %g s", REFRESH_TIMEOUT_S)
+                except Exception:
+                    log.exception("reading the gauges failed")
                 self._tell_metrics()
 
     def _tell_metrics(self) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -59,17 +59,17 @@ def requests(value: float, *versions: tuple[str, str]) -> Metric:
     return family
 
 
-def values(merged: Merged) -> dict[tuple[str, Mapping[str, str]], float]:
-    """Returns the number of each sample, whose labels are in brackets as in the text."""
+def values(merged: Merged) -> dict[tuple[str, str], float]:
+    """Returns the number of each sample, by its name and its labels as text."""
     return {
-        (sample.name, str(dict(sorted(sample.labels.items())))): sample.value  # type: ignore[misc]
+        (sample.name, str(dict(sorted(sample.labels.items())))): sample.value
         for family in merged.collect()
         for sample in family.samples
     }
 
 
 def value(merged: Merged, name: str, **labels: str) -> float | None:
-    return values(merged).get((name, str(dict(sorted(labels.items())))))  # type: ignore[call-overload, no-any-return]
+    return values(merged).get((name, str(dict(sorted(labels.items())))))
 
 
 class Process:
@@ -112,7 +112,7 @@ def test_counts_never_fall_and_are_all_that_was_seen(steps: list[tuple[str, int,
     """Whatever processes count, show and forget, and however often each is killed and started again."""
     merged, seen, pids = Merged(), Counter[str](), iter(range(10_000))
     processes = [Process(next(pids)) for _ in range(3)]
-    before: dict[tuple[str, Mapping[str, str]], float] = {}
+    before: dict[tuple[str, str], float] = {}
 
     def look(process: Process, index: int) -> None:
         merged.update(process.pid, f"front {index}", decode(encode(take(process.registry))))
@@ -149,7 +149,6 @@ def test_counts_never_fall_and_are_all_that_was_seen(steps: list[tuple[str, int,
 
 def test_one_process_is_shown_as_it_shows_itself() -> None:
     metrics, merged, registry = Metrics(), Merged(), CollectorRegistry()
-    metrics.registry.collect()
     telemetry = ModelTelemetry(metrics, "cats", "1")
     telemetry.request_failed("ModelInfer", "xla", "INTERNAL", 0.25)
     telemetry.request_refused("late", 7.0)
