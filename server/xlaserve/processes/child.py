@@ -117,7 +117,8 @@ def main(arguments: Sequence[str]) -> None:
         os.set_inheritable(descriptor, False)
     child = Child(about["name"], payload, about["descriptors"])
     linux.set_title(f"xlaserve {child.name}", child.name)
-    logs.configure(*about["log"], child.name)
+    level, form = about["log"]
+    logs.configure(level, form, child.name)
     if cores := about["cores"]:
         try:
             os.sched_setaffinity(0, cores)

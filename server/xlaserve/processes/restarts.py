@@ -45,4 +45,4 @@ class Restarts:
         doublings = len(ends) - policy.at_once - 1
         if doublings < 0:
             return 0.0
-        return min(policy.first_wait_s * 2**doublings, policy.longest_wait_s) * (1 - policy.jitter * self._draw())
+        return min(policy.first_wait_s * 2.0**doublings, policy.longest_wait_s) * (1 - policy.jitter * self._draw())
