@@ -142,9 +142,9 @@ def test_counts_never_fall_and_are_all_that_was_seen(steps: list[tuple[str, int,
         for name in MODELS:
             assert (value(merged, "things_total", model=name) or 0) == seen[name]
             assert (value(merged, "seconds_sum", model=name) or 0) == pytest.approx(seen[name] / 10)
-            for key in ("seconds_count", "seconds_bucket"):
-                labels = {"model": name} | ({"le": "+Inf"} if key == "seconds_bucket" else {})
-                assert (value(merged, key, **labels) or 0) == seen[f"{name} observations"]
+            for series in ("seconds_count", "seconds_bucket"):
+                labels = {"model": name} | ({"le": "+Inf"} if series == "seconds_bucket" else {})
+                assert (value(merged, series, **labels) or 0) == seen[f"{name} observations"]
 
 
 def test_one_process_is_shown_as_it_shows_itself() -> None:
