@@ -35,6 +35,9 @@ class Engines(Protocol):
     async def held(self) -> Any:
         """Returns all that is held for requests; nothing that is true once all have left."""
 
+    async def admitted_images(self, name: str) -> int:
+        """Returns the images that a model has taken in where it runs."""
+
 
 class EnginesHere:
     """In this process."""
@@ -51,6 +54,9 @@ class EnginesHere:
 
     async def held(self) -> Any:
         return self._models.held()
+
+    async def admitted_images(self, name: str) -> int:
+        return self._models.batchers[name].admission.images
 
     async def stop(self) -> None:
         self.gate.open()
@@ -136,6 +142,10 @@ class EnginesElsewhere:
     async def held(self) -> Any:
         return self.held_here() or await self.process.ask("held")
 
+    async def admitted_images(self, name: str) -> int:
+        images, _, _ = (await self.process.ask("held")).get(name, (0, 0, 0))
+        return int(images)
+
     async def stop(self) -> None:
         self.link.close()
         await self.link.lost()
@@ -145,6 +155,14 @@ async def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     """Returns once it holds, which nothing tells."""
     deadline = time.monotonic() + seconds
     while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.002)
+
+
+async def until_admitted(engines: Engines, name: str, images: int) -> None:
+    """Returns once a model has taken in so many images where it runs."""
+    deadline = time.monotonic() + PATIENCE_S
+    while await engines.admitted_images(name) < images:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.002)
 

@@ -14,11 +14,20 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from tests.fakes import outputs_of
-from tests.server.link.engines import EngineProcess, Engines, EnginesElsewhere, EnginesHere, until_nothing_is_held
+from tests.server.link.engines import (
+    EngineProcess,
+    Engines,
+    EnginesElsewhere,
+    EnginesHere,
+    until,
+    until_admitted,
+    until_nothing_is_held,
+)
 from tests.server.link.models import LARGE, MAP_SIDE, MAX_BYTES, MAX_IMAGES, SMALL, TALL, pictures
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result
+from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.program import Images
 from xlaserve.errors import (
     DeadlineExceeded,
@@ -77,6 +86,14 @@ async def ask(
 
 def begin(*arguments: Any, **named: Any) -> asyncio.Task[Result]:
     return asyncio.create_task(ask(*arguments, **named))
+
+
+def takes(engine: ModelEngine) -> bool:
+    try:
+        with engine.admit(1, 1):
+            return True
+    except ModelNotReady:
+        return False
 
 
 async def numbers(asked: Any) -> list[int]:
@@ -180,7 +197,7 @@ async def test_what_cannot_make_its_deadline_is_refused_on_arrival(engines: Engi
     running = begin(engines, "gated", 1)
     await engines.gate.started()
     waiting = [begin(engines, "gated", *range(8)) for _ in range(10)]
-    await asyncio.sleep(0.02)
+    await until_admitted(engines, "gated", 81)
     with pytest.raises(DeadlineUnreachable, match="model gated: the deadline is in") as refused:
         await ask(engines, "gated", 2, deadline=time.perf_counter() + 0.0005)
     assert refused.value.retry_after_s is not None
@@ -202,7 +219,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_is_not_run(engines: En
     running = begin(engines, "gated", 1)
     await engines.gate.started()
     cancelled, other = begin(engines, "gated", 2, 3), begin(engines, "gated", 4)
-    await asyncio.sleep(0.01)
+    await until_admitted(engines, "gated", 4)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
@@ -283,9 +300,9 @@ async def test_a_model_that_drains_finishes_what_it_has_and_takes_no_more(engine
     tasks = [begin(engines, "gated", 1)]
     await engines.gate.started()
     tasks.append(begin(engines, "gated", 2))
-    await asyncio.sleep(0.02)
+    await until_admitted(engines, "gated", 2)
     drained = asyncio.create_task(engines.renew("gated", 20.0))
-    await asyncio.sleep(0.02)
+    await until(lambda: not takes(old))
     with pytest.raises(ModelNotReady, match="model gated is draining"):
         old.admit(1, 1)
     engines.gate.open()
@@ -300,7 +317,7 @@ async def test_what_does_not_finish_in_time_fails_when_a_model_is_unloaded(engin
     tasks = [begin(engines, "gated", 1)]
     await engines.gate.started()
     tasks.append(begin(engines, "gated", 2))
-    await asyncio.sleep(0.02)
+    await until_admitted(engines, "gated", 2)
     await engines.renew("gated", 0.05)
     for task in tasks:
         with pytest.raises(ShuttingDown, match="model gated was unloaded before this could run"):
@@ -322,6 +339,7 @@ async def test_stages_are_timed(engines: Engines) -> None:
     running = begin(engines, "gated", 1)
     await engines.gate.started()
     waiting = begin(engines, "gated", 2)
+    await until_admitted(engines, "gated", 2)
     await asyncio.sleep(0.05)
     engines.gate.open()
     assert (await running).timings.execute_s >= 0.05
@@ -333,10 +351,10 @@ async def test_stages_are_timed(engines: Engines) -> None:
 async def test_what_is_outstanding_is_told_in_seconds(engines: Engines) -> None:
     running = begin(engines, "gated", 1)
     await engines.gate.started()
-    waiting = [begin(engines, "gated", *range(8)) for _ in range(10)]
-    await asyncio.sleep(0.02)
-    engines.gate.open()
+    waiting = [begin(engines, "gated", *range(8)) for _ in range(200)]  # more than a second
+    await until_admitted(engines, "gated", 1601)
+    engines.gate.open(1)
     await running
-    assert engines.engine("gated").outstanding_s() > 0
+    await until(lambda: engines.engine("gated").outstanding_s() > 0)
     engines.gate.open()
     await asyncio.gather(*waiting)
