@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 def main() -> int:
     """Runs the command and returns its exit status: 1 where what it needs is not installed, 130 after Ctrl-C."""
-    if not all(map(find_spec, ("hdrh", "markupsafe", "plotly", "pynvml"))):
+    if not all(map(find_spec, ("markupsafe", "plotly", "pynvml"))):
         sys.stderr.write("loadtest needs xlaserve[loadtest]: pip install 'xlaserve[loadtest]'\n")
         return 1
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OF_SERVER = ("tensorflow", "keras", "pydantic", "yaml", "rich", "uvloop", "psutil", "prometheus_client", "xlaserve")
-OF_LOADTEST = ("hdrh", "markupsafe", "plotly", "pynvml")
+OF_LOADTEST = ("markupsafe", "plotly", "pynvml")
 WITHOUT = """
 import runpy, sys
 sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))
@@ -54,7 +54,7 @@ def test_loadtest_without_its_extra_says_how_to_install_it(missing: str) -> None
 
 def test_plain_xlaserve_brings_neither_what_charts_need_nor_tensorflow() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    of_loadtest = {"hdrhistogram", "markupsafe", "nvidia-ml-py", "plotly"}
+    of_loadtest = {"markupsafe", "nvidia-ml-py", "plotly"}
     heavy = (*of_loadtest, "tensorflow", "keras")
     assert not [needed for needed in project["dependencies"] if needed.startswith(heavy)]
     extras = project["optional-dependencies"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from xlaserve_loadtest.schedule.early_stopping import least_requests
@@ -19,9 +18,6 @@ Nanoseconds = NDArray[np.int64]
 AT_LEAST: Final = "\N{GREATER-THAN OR EQUAL TO} "
 """Stands before a latency that is a lower bound."""
 
-_SIGNIFICANT_FIGURES: Final = 3
-_KEPT_BITS: Final = 11
-"""HdrHistogram's resolution for three significant figures: 2 x 10^3 counters, rounded up to a power of two."""
 _HIGHEST_NS: Final = 24 * 3600 * 10**9
 
 
@@ -56,7 +52,7 @@ def latency_text(value_ms: float, *, is_lower_bound: bool = False) -> str:
 
 
 class Latencies:
-    """Latencies in nanoseconds as an HdrHistogram of three significant figures.
+    """Latencies in nanoseconds, from 1 to 24 hours, by rank.
 
     Requests that were not answered rank above all that were, whatever the least time is that each would have waited:
     they are censored values.
@@ -67,13 +63,7 @@ class Latencies:
         slowest_ns = latencies_ns.max(initial=0)
         self._unanswered_ns = np.maximum(np.sort(() if unanswered_ns is None else unanswered_ns), slowest_ns)
         self.count = self.answered + int(self._unanswered_ns.size)
-        self._histogram = HdrHistogram(1, _HIGHEST_NS, _SIGNIFICANT_FIGURES)
-        # Rounded down within the histogram's own resolution: a call for each distinct value instead of each answer.
-        values = np.clip(latencies_ns, 1, _HIGHEST_NS)
-        shift = np.maximum(np.frexp(values.astype(np.float64))[1] - _KEPT_BITS, 0)
-        distinct, counts = np.unique(values >> shift << shift, return_counts=True)
-        for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
-            self._histogram.record_value(value, count)
+        self._answered_ns = np.clip(np.sort(latencies_ns), 1, _HIGHEST_NS)
 
     def value_ms(self, percentile: float) -> float:
         """Returns the latency at `percentile` (0 to 100), whether the sample supports it or not."""
@@ -98,8 +88,7 @@ class Latencies:
     def _at_rank_ms(self, rank: int) -> float:
         if rank > self.answered:
             return float(self._unanswered_ns[rank - self.answered - 1]) / 1e6
-        # The histogram rounds a percentage to the nearest rank; a quarter less keeps it from the next one.
-        return float(self._histogram.get_value_at_percentile((rank - 0.25) / self.answered * 100)) / 1e6
+        return float(self._answered_ns[rank - 1]) / 1e6
 
 
 def at_nearest_rank(ordered: Nanoseconds, percentile: float) -> float:

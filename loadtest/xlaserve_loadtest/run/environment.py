@@ -23,7 +23,6 @@ _PACKAGES: Final = (
     "numpy",
     "pillow",
     "uvloop",
-    "hdrhistogram",
 )
 _FLAGS: Final = ("TF_", "XLA_", "OMP_", "CUDA_", "KERAS_", "NVIDIA_TF32", "MALLOC_", "XLASERVE_")
 _SECRETS: Final = ("TOKEN", "SECRET", "PASSWORD", "KEY")
