@@ -13,6 +13,7 @@ from statistics import median
 
 from bench import processes
 from bench.bucket_sets import bucket_sets
+from bench.decode import decoding
 from bench.figures import Figure, at_most, finish, ratio
 from bench.generator import closed_loop, pixels_request
 from bench.generator_ceiling import generator
@@ -121,6 +122,7 @@ def main() -> None:
         "--only",
         choices=(
             "buckets",
+            "decode",
             "efficiency",
             "generator",
             "memory",
@@ -142,6 +144,7 @@ def main() -> None:
     benches: dict[str, Callable[[], list[Figure]]] = {
         "overhead": lambda: overhead(blocks, block_s),
         "rest": lambda: rest(blocks, block_s),
+        "decode": lambda: decoding(blocks, min(block_s, 2.0)),
         "generator": lambda: generator(blocks, block_s),
         "memory": lambda: memory(requests),
         "stalls": lambda: stalls(3 if options.quick else 7),

@@ -59,6 +59,13 @@ def pixels_request(model: str, side: int, mode: str = "", images: int = 1) -> by
     return request.SerializeToString()
 
 
+def image_request(model: str, encoded: bytes) -> bytes:
+    """Returns a request with one encoded image."""
+    request = pb.ModelInferRequest(model_name=model)
+    request.inputs.add(name="image", datatype="BYTES", shape=(1,)).contents.bytes_contents.append(encoded)
+    return request.SerializeToString()
+
+
 def answer(address: str, payload: bytes) -> bytes:
     """Sends one request and returns what was computed for it, as it is on the wire."""
     with grpc.insecure_channel(address) as channel:

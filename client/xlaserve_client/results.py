@@ -205,5 +205,7 @@ class Model:
     """Trace and compile seconds of all programs."""
     precision: str = ""
     """The type that the model computes in: float32, bfloat16 or float16."""
+    decode: str = ""
+    """How JPEG images are decoded: exact or fast."""
     warnings: tuple[str, ...] = ()
     """Warnings about the model's answers and how it is served."""

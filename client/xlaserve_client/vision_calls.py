@@ -182,6 +182,7 @@ def _read_models(response: vision.ListModelsResponse) -> tuple[Model, ...]:
             programs_total=model.programs_total,
             compile_s=model.compile_s,
             precision=model.precision,
+            decode=model.decode,
             warnings=tuple(model.warnings),
         )
         for model in response.models

@@ -835,6 +835,8 @@ class Model(_message.Message):
     DIFFERENCES_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     SHADOWS_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    DECODE_DIFFERENCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -855,6 +857,8 @@ class Model(_message.Message):
     """How encoded images come to have the model's size: "resize", "letterbox", "pad" or "reject"."""
     precision: _builtins.str
     """What it computes in: "float32", "bfloat16" or "float16"."""
+    decode: _builtins.str
+    """How JPEG images are decoded: "exact" or "fast"."""
     @_builtins.property
     def modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -883,6 +887,12 @@ class Model(_message.Message):
     def shadows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shadow]:
         """What comparing its answers with those of another version or mode has shown, where `shadow` is configured."""
 
+    @_builtins.property
+    def decode_difference(self) -> Global___Difference:
+        """How far its answers to JPEG images are from those to the same images decoded exactly, in the default mode; measured
+        at warm-up with "fast", where images can be large enough for it.
+        """
+
     def __init__(
         self,
         *,
@@ -906,10 +916,12 @@ class Model(_message.Message):
         differences: _abc.Iterable[Global___Difference] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         shadows: _abc.Iterable[Global___Shadow] | None = ...,
+        decode: _builtins.str = ...,
+        decode_difference: Global___Difference | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_difference", b"decode_difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1004,7 +1016,7 @@ Global___Shadow: _TypeAlias = Shadow  # noqa: Y015
 
 @_typing.final
 class Difference(_message.Message):
-    """How far answers are from those that float32 gives."""
+    """How far answers are from others that they should be like."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1018,7 +1030,7 @@ class Difference(_message.Message):
     agreement: _builtins.float
     """The share of images with the same top class, or of pixels with the same class."""
     images: _builtins.int
-    """How many images were compared: noise and coloured patches."""
+    """How many images were compared: made ones, the same every time."""
     def __init__(
         self,
         *,

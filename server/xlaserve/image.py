@@ -10,11 +10,14 @@ What an image becomes is part of the API, since it changes a model's answers:
 - Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded. Pixels are resized
   by bilinear interpolation with antialiasing: each output pixel weighs all the input pixels under it (Pillow's
   BILINEAR, which is the reference). An image that already has the size is left as it is.
+- With `decode: fast`, the JPEG decoder first halves the sides of an image as long as they are at least twice those that
+  it is brought to. Pixels then differ by some levels; where it lies does not.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -26,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.ImageFile import ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from xlaserve.config import PixelRange, Settings
+from xlaserve.config import Decoding, PixelRange, Settings
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
 from xlaserve.frame import Frame
+from xlaserve.jpeg import Box, JpegFile
 
 _STEP: Final = 1 << 20
 _BLOCK_VALUES: Final = 1 << 16
@@ -40,10 +43,13 @@ _MAX_SIDE: Final = 65_535  # JPEG's own bound; one pixel wide and 64 million hig
 # A few bytes of these cost many times more than a few bytes of pixels:
 _MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write about ten
 _MAX_PNG_PROFILES: Final = 4  # each unpacks a thousandfold; the standard allows one
-# Taken at the peak of decoding, at most:
+# Taken at the peak of decoding, for each pixel, at most:
 _PIXEL_BYTES: Final = 8  # four as Pillow keeps them, and four while they are converted
-_PROGRESSIVE_PIXEL_BYTES: Final = 16  # plus JPEG's coefficients of the whole image
+_COEFFICIENT_BYTES: Final = 8  # of a JPEG of several scans, reduced or not: two for each of four components
 _WEBP_PIXEL_BYTES: Final = 20  # several canvases
+
+_FAST_SCALE: Final = 2
+"""How many times the size that it is brought to an image keeps at least, where the decoder reduces it."""
 
 _TURNS: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -99,7 +105,24 @@ Encoded = bytes | memoryview
 """An encoded image, perhaps where it lies in a message."""
 
 
-def decode(data: Encoded, place: Place, limits: ImageLimits, hold: Hold = nullcontext) -> Decoded:
+class _Opened(NamedTuple):
+    """An image whose header is read."""
+
+    image: ImageFile
+    width: int
+    """As the header states it."""
+    height: int
+    box: Box | None
+    """Where the image lies in what will be decoded; None where that is the whole of it."""
+
+
+def decode(
+    data: Encoded,
+    place: Place,
+    limits: ImageLimits,
+    hold: Hold = nullcontext,
+    decoding: Decoding = Decoding.EXACT,
+) -> Decoded:
     """Returns the image as RGB pixels of the size that `place` gives it.
 
     Holds the bytes that it takes at its peak, once the header is read and before any pixel is allocated. Raises
@@ -109,16 +132,14 @@ def decode(data: Encoded, place: Place, limits: ImageLimits, hold: Hold = nullco
         raise ImageTooLarge(
             f"image: expected at most {limits.max_image_bytes} encoded bytes (max_image_bytes), got {len(data)}"
         )
-    with _open(bytes(data), limits, hold) as image:
+    shrink_to = place if decoding is Decoding.FAST else None
+    with _open(bytes(data), limits, hold, shrink_to) as (image, width, height, box):
         image.load()
         turn = _orientation(image.info.get("exif"))  # which a PNG may hold behind its pixels
-        is_sideways = turn >= 5
-        frame = place(*(image.size if is_sideways else image.size[::-1]))
-        fitted = (frame.fitted_height, frame.fitted_width)
-        size = fitted if is_sideways else fitted[::-1]
+        frame, size = _placed(width, height, turn, place)
         pixels = _to_grey_or_rgb(image)
         if pixels.size != size:
-            pixels = pixels.resize(size, Image.Resampling.BILINEAR)
+            pixels = pixels.resize(size, Image.Resampling.BILINEAR, box)
         if turn in _TURNS:
             pixels = pixels.transpose(_TURNS[turn])
         pixels = pixels.convert("RGB")
@@ -184,14 +205,11 @@ class _Reader(io.BytesIO):
         return super().read(size)
 
 
-class _JpegFile(JpegImageFile):
-    def _read_dpi_from_exif(self) -> None:
-        """Does nothing: the DPI is not needed, and the TIFF parser writes warnings about a client's data."""
-
-
 @contextmanager
-def _open(data: bytes, limits: ImageLimits, hold: Hold) -> Iterator[ImageFile]:
+def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None) -> Iterator[_Opened]:
     """Yields the image with its header read and its size checked; anything that Pillow raises becomes InvalidImage.
+
+    With `shrink_to`, a JPEG will be decoded to fewer pixels, where those suffice for the size that this gives it.
 
     Opens Pillow's plugins directly: `Image.open` compares images with a bound that is global to the process, and warns.
     """
@@ -199,7 +217,7 @@ def _open(data: bytes, limits: ImageLimits, hold: Hold) -> Iterator[ImageFile]:
         raise InvalidImage("image: expected JPEG, PNG or WebP, got no bytes")
     file: type[ImageFile]
     if data.startswith(b"\xff\xd8\xff"):
-        name, file = "JPEG", _JpegFile
+        name, file = "JPEG", JpegFile
         if _count(data, b"\xff\xda") > _MAX_JPEG_SCANS:
             raise InvalidImage(f"image: expected a JPEG of at most {_MAX_JPEG_SCANS} scans, got more")
     elif data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -217,11 +235,12 @@ def _open(data: bytes, limits: ImageLimits, hold: Hold) -> Iterator[ImageFile]:
             if file is WebPImageFile:  # opening it already allocates the canvas
                 held.enter_context(hold(_check_size(*_webp_size(data), limits) * _WEBP_PIXEL_BYTES))
             with file(_Reader(data)) as image:
-                pixels = _check_size(*image.size, limits)
+                width, height = image.size
+                pixels = _check_size(width, height, limits)
+                box = _shrink(image, shrink_to) if shrink_to is not None else None
                 if file is not WebPImageFile:
-                    pixel_bytes = _PROGRESSIVE_PIXEL_BYTES if "progressive" in image.info else _PIXEL_BYTES
-                    held.enter_context(hold(pixels * pixel_bytes))
-                yield image
+                    held.enter_context(hold(_decoding_bytes(image, pixels)))
+                yield _Opened(image, width, height, box)
     except (RequestError, MemoryError):
         raise
     except Exception as error:
@@ -256,6 +275,30 @@ def _check_size(width: int, height: int, limits: ImageLimits) -> int:
     if max(height, width) > _MAX_SIDE:
         raise ImageTooLarge(f"image: expected sides of at most {_MAX_SIDE} pixels, got {width} x {height}")
     return height * width
+
+
+def _shrink(image: ImageFile, place: Place) -> Box | None:
+    """Has a JPEG decoded to fewer pixels; returns where it lies in them. Does nothing and returns None for others."""
+    if not isinstance(image, JpegFile):
+        return None
+    _, (width, height) = _placed(*image.size, _orientation(image.info.get("exif")), place)
+    return image.shrink_on_load(_FAST_SCALE * width, _FAST_SCALE * height)
+
+
+def _decoding_bytes(image: ImageFile, pixels: int) -> int:
+    """Returns what it takes to decode a JPEG, perhaps to fewer pixels than it has, or a PNG."""
+    size_bytes = math.prod(image.size) * _PIXEL_BYTES
+    if isinstance(image, JpegFile) and image.has_several_scans:
+        size_bytes += pixels * _COEFFICIENT_BYTES
+    return size_bytes
+
+
+def _placed(width: int, height: int, turn: int, place: Place) -> tuple[Frame, tuple[int, int]]:
+    """Returns the frame of an image with these sides before it is turned, and the width and height to resize it to."""
+    is_sideways = turn >= 5
+    frame = place(*((width, height) if is_sideways else (height, width)))
+    fitted = (frame.fitted_height, frame.fitted_width)
+    return frame, fitted if is_sideways else fitted[::-1]
 
 
 def _to_grey_or_rgb(image: Image.Image) -> Image.Image:

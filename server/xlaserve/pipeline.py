@@ -248,7 +248,7 @@ class Pipeline:
         place: Place = served.place
 
         def decode_row(row: int) -> Frame:
-            image, frame = decode(encoded[row], place, self._limits, self._memory.hold)
+            image, frame = decode(encoded[row], place, self._limits, self._memory.hold, served.settings.decode)
             pixels[frame.input_height, frame.input_width][row] = image
             return frame
 

@@ -396,6 +396,7 @@ def test_a_model_describes_itself(oip: GRPCInferenceServiceStub) -> None:
         "task": "classification",
         "inputs": "pixels,image",
         "fit": "resize",
+        "decode": "exact",
         "pixel_range": "0..255",
         "precision": "float32",
         "modes": "xla,graph,eager",

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.fakes import Clock
 
 from xlaserve import image, pipeline
-from xlaserve.config import Bucket, Fit, Mode, ModelSettings, PixelRange, Settings
+from xlaserve.config import Bucket, Decoding, Fit, Mode, ModelSettings, PixelRange, Settings
 from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import (
@@ -229,6 +229,26 @@ async def test_a_drawing_gets_the_image_upright_and_no_larger_than_it_wants(pipe
         rendering = pipeline.Drawn(Shape(), max_side)
         answer = await pipe.run(served, Request("", [file.getvalue()], DEADLINE, rendering))
         assert answer.rendered == [(shape, 40, 20, 3.0)]
+
+
+async def test_images_are_decoded_as_the_model_says_and_those_to_draw_into_exactly(
+    pipe: Pipeline, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = []
+
+    def watched(data: bytes, place: Place, *rest: Any) -> Decoded:
+        ways.append(rest[2] if len(rest) > 2 else Decoding.EXACT)
+        return Decoded(pixels(1)[0], place(4, 6))
+
+    class Nothing(NamedTuple):
+        def drawer(self, task: Any) -> pipeline.Draw:
+            return lambda outputs, frame, image: None
+
+    monkeypatch.setattr(pipeline, "decode", watched)
+    for decode in Decoding:
+        served.version.settings = served.settings.model_copy(update={"decode": decode})
+        await pipe.run(served, Request("", [png(1)], DEADLINE, pipeline.Drawn(Nothing(), 100)))
+    assert ways == [Decoding.EXACT, Decoding.EXACT, Decoding.FAST, Decoding.EXACT]
 
 
 async def test_both_the_encoded_and_the_decoded_bytes_are_admitted(

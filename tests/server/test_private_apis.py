@@ -626,7 +626,7 @@ def test_jpegs_ask_one_method_for_their_resolution() -> None:
 
     with needed(
         "JpegImageFile._read_dpi_from_exif",
-        by="image.py",
+        by="jpeg.py",
         breaks="Pillow's TIFF parser reads what clients send, and writes warnings about it into the log",
     ):
         exif = Image.Exif()
@@ -634,6 +634,28 @@ def test_jpegs_ask_one_method_for_their_resolution() -> None:
         with Spy(io.BytesIO(jpeg(exif=exif))) as image:
             assert Spy.calls == 1
             assert image.info["exif"].startswith(b"Exif\0\0")
+
+
+def test_jpegs_are_open_once_the_first_scans_header_is_read() -> None:
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    read = []
+
+    class Spy(JpegImageFile):
+        def _open(self) -> None:
+            super()._open()
+            assert self.fp is not None
+            read.append(self.fp.tell())
+
+    with needed(
+        "JpegImageFile._open",
+        by="jpeg.py",
+        breaks="JPEGs of several scans hold too little memory, and `decode: fast` reduces none",
+    ):
+        data = jpeg()
+        with Spy(io.BytesIO(data)):
+            (end,) = read
+            assert data[end - 14 : end].startswith(b"\xff\xda\x00\x0c\x03")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])

@@ -76,6 +76,15 @@ class Fit(StrEnum):
     """Not at all: another size is refused."""
 
 
+class Decoding(StrEnum):
+    """How JPEG images are decoded."""
+
+    EXACT = "exact"
+    """Every pixel."""
+    FAST = "fast"
+    """To a half, a quarter or an eighth of the sides by the decoder itself, where more than enough pixels remain."""
+
+
 class PixelRange(StrEnum):
     """What black and white are in FP16 and FP32 pixels."""
 
@@ -254,6 +263,12 @@ class ModelSettings(Frozen):
     """How encoded images come to have the model's size: `resize` stretches them, `letterbox` keeps their aspect ratio,
     centred on grey, `pad` puts them at the top left on black and never enlarges them, `reject` refuses another size. By
     default `letterbox` for detection and segmentation, whose answers are of shapes and places, else `resize`."""
+    decode: Decoding = Decoding.EXACT
+    """How JPEG images are decoded. `exact` decodes every pixel. `fast` has the decoder halve the sides of large ones as
+    long as they are at least twice what `fit` brings them to, which takes less time and memory; pixels then differ by a
+    few levels, and warm-up measures how far the answers do. Only images with at least four times the model's height and
+    width gain: for 224x224, 1280x960 does and 500x375 does not. Boxes and maps are in the original's pixels all the
+    same. PNG, WebP and pictures that answers are drawn into are always decoded exactly."""
     pixel_range: PixelRange = PixelRange.LEVELS
     """What FP16 and FP32 pixels of requests range over: `0..255` or `0..1`. A request says otherwise with the parameter
     `pixel_range`. Other types and encoded images are from 0 to 255 always."""

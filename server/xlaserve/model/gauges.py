@@ -129,6 +129,22 @@ def _precision_agreement(version: Version) -> Series:
 
 
 @_gauge(
+    "xlaserve_decode_difference",
+    "Largest difference of an output from that for the same image decoded exactly, as a share of the largest number;"
+    " measured at warm-up.",
+)
+def _decode_difference(version: Version) -> Series:
+    if version.decode_difference is not None:
+        yield (), version.decode_difference.largest
+
+
+@_gauge("xlaserve_decode_agreement", "Share of answers that are those to the same images decoded exactly.")
+def _decode_agreement(version: Version) -> Series:
+    if version.decode_difference is not None and version.decode_difference.agreement is not None:
+        yield (), version.decode_difference.agreement
+
+
+@_gauge(
     "xlaserve_program_difference",
     "Largest difference of a program's outputs from the reference's, as a share of the largest number.",
     _OF_PROGRAM,

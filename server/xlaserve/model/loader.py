@@ -17,7 +17,7 @@ import numpy as np
 
 from xlaserve import interpreter
 from xlaserve.cache.cache import CompileCache
-from xlaserve.config import Bucket, Mode, ModelSettings, Settings
+from xlaserve.config import Bucket, Decoding, Mode, ModelSettings, Settings
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.traced import TracedBatch
@@ -31,7 +31,8 @@ from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ShuttingDown
-from xlaserve.model import verification
+from xlaserve.image import ImageLimits
+from xlaserve.model import fast_decoding, verification
 from xlaserve.model.advice import slower
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import NO_MORE_LOADS, Stop
@@ -97,6 +98,8 @@ class Loader:
             version.auto = fastest(programs)
             programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
             log.info("model %s: auto runs %s", settings.title, version.auto_text)
+        if settings.decode is Decoding.FAST:
+            await self._measure_decoding(version, model, programs)
         any_size = await self._compile(_any_size, model) if settings.unmatched == "background" else None
         batcher = self._make_batcher(version, programs)
         background = None if any_size is None else self._make_background(version, model, batcher, any_size)
@@ -135,6 +138,13 @@ class Loader:
             log.log(level, "model %s: precision %s", settings.title, version.precision_text)
         for advice in slower(settings, programs, on_cpu=self.on_cpu):
             version.warn(advice)
+
+    async def _measure_decoding(self, version: Version, model: Model, programs: Programs) -> None:
+        """Logs how far answers are from those to images that are decoded exactly."""
+        mode, limits = version.settings.effective_default_mode, ImageLimits.of(self.settings)
+        found = version.decode_difference = await self._compile(fast_decoding.measure, model, programs, mode, limits)
+        level = logging.WARNING if found is not None and found.is_large else logging.INFO
+        log.log(level, "model %s: decode %s", version.title, version.decode_text)
 
     def _make_batcher(self, version: Version, programs: Programs) -> Batcher:
         settings = version.settings

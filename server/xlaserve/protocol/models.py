@@ -274,6 +274,7 @@ def _properties(served: Served) -> dict[str, str]:
         "task": served.model.task.name,
         "inputs": f"{PIXELS},{IMAGE}",
         "fit": served.model.fit,
+        "decode": served.version.decode_text,
         "pixel_range": served.settings.pixel_range,
         "precision": served.version.precision_text,
         "modes": ",".join(served.settings.modes),

@@ -132,6 +132,7 @@ def _description(version: Version) -> Json:
         "weights": model.weights if model else "",
         "fit": model.fit if model else "",
         "precision": version.precision_text,
+        "decode": version.decode_text,
         "modes": [*settings.modes],
         "warnings": [*version.warnings],
     }

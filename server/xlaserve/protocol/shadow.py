@@ -213,11 +213,12 @@ def _inputs(sides: tuple[Side, Side], images: RequestImages, limits: ImageLimits
 def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageLimits) -> tuple[Input, Input]:
     """Decodes images. Those that go into another resolution than the first are left out."""
     ours, theirs = (side.served for side in sides)
-    is_alike = (ours.inputs, ours.model.fit) == (theirs.inputs, theirs.model.fit)
+    ways = [(served.inputs, served.model.fit, served.settings.decode) for served in (ours, theirs)]
+    is_alike = ways[0] == ways[1]
 
     def decode_row(image: Encoded) -> tuple[Decoded, Decoded]:
-        decoded = decode(image, ours.place, limits)
-        return decoded, decoded if is_alike else decode(image, theirs.place, limits)
+        decoded = decode(image, ours.place, limits, decoding=ours.settings.decode)
+        return decoded, decoded if is_alike else decode(image, theirs.place, limits, decoding=theirs.settings.decode)
 
     first = decode_row(images[0])
     rows = [first, *map(decode_row, images[1 : _fitting(sides, [one.frame for one in first])])]

@@ -41,6 +41,10 @@ def model(version: Version) -> pb.Model:
             pb.Demand(height=height, width=width, images=demand)
             for (height, width), demand in (version.served.batcher.demand.items() if version.served else ())
         ],
+        decode=settings.decode,
+        decode_difference=None
+        if version.decode_difference is None
+        else _difference(settings.effective_default_mode, version.decode_difference),
         compile_s=sum(entry.trace_s + entry.compile_s for entry in entries),
     )
 

@@ -36,7 +36,9 @@ def served(*buckets: Bucket) -> Served:
         Served,
         SimpleNamespace(
             settings=settings,
-            version=SimpleNamespace(settings=settings, state=State.READY, auto_text="", precision_text="float32"),
+            version=SimpleNamespace(
+                settings=settings, state=State.READY, auto_text="", precision_text="float32", decode_text="exact"
+            ),
             model=model,
             sizes=sizes,
             background=None,

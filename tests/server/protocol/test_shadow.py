@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from xlaserve.config import Bucket, Fit, Mode, ModelSettings, ShadowSettings
+from xlaserve.config import Bucket, Decoding, Fit, Mode, ModelSettings, ShadowSettings
 from xlaserve.engine.batching.worker import Run
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import ModelNotReady
@@ -203,6 +203,26 @@ async def test_encoded_images_are_decoded_as_each_version_takes_them(world: Worl
     assert sorted(shapes) == [(2, 4, 6, 3), (2, 8, 8, 3)]
     (found,) = world.findings.values()
     assert found.agreement.value == 1.0
+
+
+async def test_a_version_that_decodes_fast_is_compared_as_it_answers(world: World) -> None:
+    world.served = world.add("1", ShadowSettings(version="2", share=1.0))
+    shadow = world.add("2")
+    shadow.version.settings = shadow.settings.model_copy(update={"decode": Decoding.FAST})
+    ran: list[Images] = []
+
+    def answer(mode: Mode, images: Images) -> Outputs:
+        ran.append(images)
+        return (_one_hot(images % 4),)
+
+    for served in world.versions.values():
+        cast(Batcher, served.batcher).answer_of = answer
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)).save(file, "JPEG")
+    world.shadows.offer(world.served, [file.getvalue()], Mode.XLA)
+    await world.done()
+    exact, fast = ran
+    assert not np.array_equal(exact, fast)
 
 
 async def test_no_more_images_are_decoded_than_fit_into_a_batch(world: World) -> None:

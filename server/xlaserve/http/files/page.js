@@ -285,7 +285,7 @@
     while (details[0].at < now - HISTORY_S) details.shift();
     $("model").hidden = false;
     set($("model-title"), `${model.name}, version ${model.version}`);
-    set($("model-what"), [model.task, model.source, model.weights, model.precision, `fit ${model.fit}`].filter((word) => word && word !== "fit ").join(" · "));
+    set($("model-what"), [model.task, model.source, model.weights, model.precision, `fit ${model.fit}`, `decode ${model.decode}`].filter((word) => word && word !== "fit ").join(" · "));
     $("model-reason").hidden = !model.reason;
     set($("model-reason"), model.reason);
     $("model-warnings").hidden = !model.warnings.length;

@@ -49,6 +49,7 @@ _IRRELEVANT: Final = {
     "version_labels",
     "routing",
     "fit",
+    "decode",
     "modes",
     "default_mode",
     "buckets",
