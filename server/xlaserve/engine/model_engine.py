@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from xlaserve.config import Mode
+from xlaserve.engine.batching.live import Live
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result, Shape
 from xlaserve.engine.program import Images
 from xlaserve.trace_context import TraceContext
@@ -62,3 +63,6 @@ class ModelEngine(Protocol):
 
     def outstanding_s(self) -> float:
         """Returns the seconds in which all that waits and runs should be answered."""
+
+    def live(self) -> Live:
+        """Returns what it has to do, as it was within the last second or two."""

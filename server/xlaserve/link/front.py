@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import pickle
 import socket
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.admission import ImageAdmission
+from xlaserve.engine.batching.live import Live
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result, Shape
 from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.program import Images
@@ -25,17 +27,22 @@ from xlaserve.link.arena import Arena, Extent, Layout, aligned, outputs_in
 from xlaserve.link.channel import Channel
 from xlaserve.link.records import (
     MODES,
+    Ask,
     Cancel,
     Failed,
     Garbled,
     LayoutOf,
+    Left,
+    Levels,
     Outstanding,
     Published,
     Reader,
     Record,
+    Refused,
     Released,
     Settled,
     Submit,
+    Told,
     pack_hello,
     pack_trace,
     unpack_error,
@@ -72,10 +79,15 @@ class EngineLink:
     fails with EngineLost at once.
     """
 
-    def __init__(self, arena_bytes: int, max_jobs: int, on_models: Callable[[], object]) -> None:
+    def __init__(self, arena_bytes: int, max_jobs: int, on_models: Callable[[EngineLink], object]) -> None:
         self.arena = Arena(arena_bytes)
         self.max_jobs = max_jobs
         self.epoch = 0
+        self.details: object = None
+        """Of the last snapshot."""
+        self.about: object = None
+        """What the engine said of itself about a second ago; None where it has had nothing to do yet."""
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._models: dict[int, RemoteModel] = {}
         self._on_models = on_models
         self._jobs: dict[int, _Job] = {}
@@ -135,8 +147,25 @@ class EngineLink:
                 self.channel.send(Cancel(submit.job))
             raise
 
+    async def ask(self, question: str, **arguments: object) -> Any:
+        """Returns what the engine answers. Arguments and answer are plain data of JSON.
+
+        Raises what the engine does, and EngineLost. A question that is cancelled is, if possible, cancelled there.
+        """
+        self.check()
+        number = self.next_job()
+        told = self._asked[number] = self._loop.create_future()
+        self.channel.send(Ask(number, json.dumps([question, arguments]).encode()))
+        try:
+            return await told
+        except asyncio.CancelledError:
+            self.channel.send(Cancel(number))
+            raise
+        finally:
+            self._asked.pop(number, None)
+
     def next_job(self) -> int:
-        """Returns the number of the next job."""
+        """Returns the number of the next job or question."""
         self._last_job += 1
         return self._last_job
 
@@ -147,7 +176,7 @@ class EngineLink:
         else:  # the thread's own references keep the memory if this is cancelled
             await self._loop.run_in_executor(self._copying, np.copyto, buffer, pixels)
 
-    def _receive(self, record: Record) -> None:
+    def _receive(self, record: Record) -> None:  # noqa: PLR0912 - one for each kind
         match record:
             case Settled():
                 self._settle(record)
@@ -167,6 +196,20 @@ class EngineLink:
             case Outstanding(model, seconds):
                 if model in self._models:
                     self._models[model].tell_outstanding(seconds)
+            case Levels(tail):
+                levels, self.about = pickle.loads(tail)
+                self._take_levels(levels)
+            case Told(number, tail):
+                if (told := self._asked.pop(number, None)) is not None and not told.done():
+                    told.set_result(json.loads(tail))
+            case Refused(number, tail):
+                if (told := self._asked.pop(number, None)) is not None and not told.done():
+                    told.set_exception(unpack_error(tail))
+
+    def _take_levels(self, levels: Mapping[int, Live]) -> None:
+        for number, live in levels.items():
+            if (model := self._models.get(number)) is not None:
+                model.tell_live(live)
 
     def _settle(self, record: Settled) -> None:
         job = self._job(record.job)
@@ -192,12 +235,16 @@ class EngineLink:
                 self._models[model_snapshot.id] = RemoteModel(self, model_snapshot)
             else:
                 known.update(model_snapshot)
-        self.epoch = snapshot.epoch
+        self.epoch, self.details = snapshot.epoch, snapshot.details
         self._published.set()
-        self._on_models()
+        self._on_models(self)
 
     def _end(self, reason: str) -> None:
         self._lost_as = reason
+        asked, self._asked = self._asked, {}
+        for told in asked.values():
+            if not told.done():
+                told.set_exception(_engine_lost())
         jobs, self._jobs = self._jobs, {}
         for job in jobs.values():
             if not job.settled.done():
@@ -221,6 +268,7 @@ class RemoteModel:
         self._clock = time.perf_counter
         self._outstanding_s = 0.0
         self._told_at = 0.0
+        self._live = Live(in_flight_images_limit=snapshot.max_images)
         self.update(snapshot)
 
     def update(self, snapshot: ModelSnapshot) -> None:
@@ -233,9 +281,22 @@ class RemoteModel:
         """Takes no more: the engine no longer has it."""
         self.admission.is_closed = True
 
+    def leave(self) -> None:
+        """Tells the engine, which may wait for that to end it, that nothing here has any use for it."""
+        self._link.channel.send(Left(self.snapshot.id))
+
     def tell_outstanding(self, seconds: float) -> None:
         """Takes in what the engine has to do for it."""
         self._outstanding_s, self._told_at = seconds, self._clock()
+
+    def tell_live(self, live: Live) -> None:
+        """Takes in what the engine has to do for all fronts."""
+        self._live = live
+        self.tell_outstanding(live.outstanding_s)
+
+    def live(self) -> Live:
+        """Does as `ModelEngine.live`: for all fronts, as the engine last said."""
+        return self._live
 
     def outstanding_s(self) -> float:
         """Returns the seconds in which all that waits and runs should be answered, as the engine last said."""
@@ -338,7 +399,7 @@ async def connect(
     arena_bytes: int,
     *,
     max_jobs: int = MAX_JOBS,
-    on_models: Callable[[], object] = lambda: None,
+    on_models: Callable[[EngineLink], object] = lambda link: None,
 ) -> EngineLink:
     """Opens a link to an engine that listens at a path, or at the other end of a connected socket.
 

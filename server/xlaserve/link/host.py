@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import os
@@ -10,34 +11,46 @@ import pickle
 import socket
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.queue import WEIGHTS, Result
 from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.program import Images
-from xlaserve.errors import ExecutionFailed, ModelNotReady, XlaserveError, clear_tracebacks
+from xlaserve.errors import (
+    ExecutionFailed,
+    ModelNotReady,
+    QueueFull,
+    UnsupportedFeature,
+    XlaserveError,
+    clear_tracebacks,
+)
 from xlaserve.link.arena import ArenaView, Layout, Memory, aligned, outputs_in
 from xlaserve.link.channel import Channel
 from xlaserve.link.records import (
     HELLO,
     MODES,
+    Ask,
     Cancel,
     Failed,
     Garbled,
     LayoutOf,
+    Left,
+    Levels,
     Outstanding,
     Published,
     Reader,
     Record,
+    Refused,
     Released,
     Settled,
     Submit,
+    Told,
     pack_error,
     unpack_hello,
     unpack_trace,
@@ -53,6 +66,13 @@ MAX_INLINE_BYTES: Final = 2**20
 CLOSING_S: Final = 1.0
 """How long a front may take to read its last answers."""
 CHANNELS: Final = 3
+MAX_QUESTIONS: Final = 64
+"""Of a front, under way at a time."""
+LEVELS_S: Final = 1.0
+"""How often fronts are told what models have to do that have run something since."""
+
+Answer = Callable[[str, Mapping[str, Any]], Awaitable[object]]
+"""Answers a question of a front, given its arguments, with plain data of JSON. Raises any XlaserveError."""
 
 
 class Hosted(NamedTuple):
@@ -60,19 +80,31 @@ class Hosted(NamedTuple):
 
     snapshot: ModelSnapshot
     engine: ModelEngine
+    enter: Callable[[], object] = lambda: None
+    """Called for each front that may use it."""
+    leave: Callable[[], object] = lambda: None
+    """Called once for each of those, when it has no more use for it."""
 
 
 class Host:
-    """Takes in the links of fronts and runs their jobs. All methods run on the event loop."""
+    """Takes in the links of fronts, runs their jobs, and has `answer` answer what they ask. Once in a while they are
+    told `about` the engine: plain data.
 
-    def __init__(self) -> None:
+    All methods run on the event loop.
+    """
+
+    def __init__(self, answer: Answer | None = None, about: Callable[[], object] = lambda: None) -> None:
+        self.answer: Answer = answer or _nobody_answers
+        self._about = about
         self.models: dict[int, Hosted] = {}
         """By the ids of their snapshots."""
         self.copying = ThreadPoolExecutor(1, "copy")
         self._snapshot = Snapshot(0, ())
         self._links: set[FrontLink] = set()
         self._left = asyncio.Event()
-        self._listening: asyncio.Task[None] | None = None
+        self._listening: list[asyncio.Task[None]] = []
+        self._worked: set[int] = set()
+        """Models of which jobs have ended since fronts were told."""
         self._greeting: set[asyncio.Task[None]] = set()
 
     @property
@@ -80,13 +112,15 @@ class Host:
         """Links that are open."""
         return len(self._links)
 
-    def publish(self, models: Iterable[Hosted]) -> None:
+    def publish(self, models: Iterable[Hosted], details: object = None) -> None:
         """Has fronts use these models from now on, and no others. What they sent to others already fails."""
         self.models = {model.snapshot.id: model for model in models}
-        self._snapshot = Snapshot(self._snapshot.epoch + 1, tuple(model.snapshot for model in self.models.values()))
+        self._snapshot = Snapshot(
+            self._snapshot.epoch + 1, tuple(model.snapshot for model in self.models.values()), details
+        )
         record = self._published()
         for link in self._links:
-            link.channel.send(record)
+            link.publish(record, self.models)
 
     async def accept(self, connection: socket.socket) -> None:
         """Takes in the front at the other end of a connected socket. Raises Garbled, TimeoutError, or OSError."""
@@ -98,14 +132,24 @@ class Host:
         except BaseException:
             connection.close()
             raise
-        link.channel.send(self._published())
+        link.publish(self._published(), self.models)
         if link.channel.is_open:
             self._links.add(link)
+        else:
+            link.leave_all()
 
     def listen(self, listener: socket.socket) -> None:
         """Takes in the fronts that connect to a listening socket, as `bound` gives it, until `close`."""
         listener.setblocking(False)
-        self._listening = asyncio.get_running_loop().create_task(self._listen(listener), name="fronts")
+        loop = asyncio.get_running_loop()
+        self._listening = [
+            loop.create_task(self._listen(listener), name="fronts"),
+            loop.create_task(self._tell_levels(), name="levels"),
+        ]
+
+    def worked(self, model: int) -> None:
+        """Has fronts be told soon what a model has to do."""
+        self._worked.add(model)
 
     def leave(self, link: FrontLink) -> None:
         """Forgets a link that has ended."""
@@ -114,9 +158,10 @@ class Host:
 
     async def close(self) -> None:
         """Takes in no more fronts, sends the answers that are there, and ends all links."""
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait([self._listening])
+        for task in self._listening:
+            task.cancel()
+        if self._listening:
+            await asyncio.wait(self._listening)
         for greeting in self._greeting:
             greeting.cancel()
         for link in [*self._links]:
@@ -141,6 +186,18 @@ class Host:
                 greeting = loop.create_task(self._try(connection))
                 self._greeting.add(greeting)
                 greeting.add_done_callback(self._greeting.discard)
+
+    async def _tell_levels(self) -> None:
+        working: set[int] = set()
+        while True:
+            await asyncio.sleep(LEVELS_S)
+            # Once more after the last job, which may have been told of before it had left.
+            due, working, self._worked = working | self._worked, self._worked, set()
+            levels = {number: self.models[number].engine.live() for number in due if number in self.models}
+            if levels and self._links:
+                record = Levels(pickle.dumps((levels, self._about())))
+                for link in self._links:
+                    link.channel.send(record)
 
     async def _try(self, connection: socket.socket) -> None:
         try:
@@ -170,6 +227,10 @@ class FrontLink:
         self._view = view
         self._max_jobs = max_jobs
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._asked: dict[int, asyncio.Task[None]] = {}
+        self._uses: dict[int, Hosted] = {}
+        """By id, what was published to it and it has not left."""
+        self._published: frozenset[int] = frozenset()
         self._releasing: dict[int, weakref.ref[Memory]] = {}
         """Jobs that have ended while a batch may still read their pixels."""
         self._last_job = 0
@@ -180,10 +241,33 @@ class FrontLink:
         self._thread = threading.get_ident()
         self.channel = Channel(Reader.from_front(), self._receive, self._end)
 
+    def publish(self, record: Published, models: Mapping[int, Hosted]) -> None:
+        """Tells the front of `models`."""
+        for number in self._uses.keys() - models.keys():
+            self._uses.pop(number).leave()
+        for number in models.keys() - self._published:
+            self._uses[number] = models[number]
+            models[number].enter()
+        self._published = frozenset(models)
+        self.channel.send(record)
+
+    def leave_all(self) -> None:
+        """Has the front leave all that was published to it."""
+        uses, self._uses = self._uses, {}
+        for hosted in uses.values():
+            hosted.leave()
+
     def _receive(self, record: Record) -> None:
         match record:
             case Submit():
                 self._begin(record)
+            case Ask():
+                self._ask(record)
+            case Left(model):
+                if (hosted := self._uses.pop(model, None)) is not None:
+                    hosted.leave()
+            case Cancel(job) if job in self._asked:
+                self._asked[job].cancel()
             case Cancel(job):
                 if (task := self._running.get(job)) is not None:  # else its answer is on the way
                     task.cancel()
@@ -235,6 +319,28 @@ class FrontLink:
             return
         clear_tracebacks(error)  # their frames hold the pixels
         self._releasing[job] = weakref.ref(memory, partial(self._memory_left, job))
+
+    def _ask(self, ask: Ask) -> None:
+        if len(self._asked) >= MAX_QUESTIONS:
+            self.channel.send(Refused(ask.number, pack_error(QueueFull(f"{MAX_QUESTIONS} such calls are under way"))))
+            return
+        try:
+            question, arguments = json.loads(ask.tail)
+        except ValueError:
+            raise Garbled("a question that is none") from None
+        task = self._asked[ask.number] = self._loop.create_task(self._answer(ask.number, question, arguments))
+        task.add_done_callback(lambda _: self._asked.pop(ask.number, None))
+
+    async def _answer(self, number: int, question: str, arguments: Mapping[str, Any]) -> None:
+        try:
+            answer = json.dumps(await self._host.answer(question, arguments))
+        except XlaserveError as error:
+            self.channel.send(Refused(number, pack_error(error)))
+        except Exception:
+            log.exception("a question of a front could not be answered: %s", question[:64])
+            self.channel.send(Refused(number, pack_error(ExecutionFailed("the server could not do this"))))
+        else:
+            self.channel.send(Told(number, answer.encode()))
 
     async def _result(self, submit: Submit, pixels: Images) -> Result:
         hosted = self._host.models.get(submit.model)
@@ -289,6 +395,7 @@ class FrontLink:
 
     def _tell_outstanding(self, model: int) -> None:
         """Tells the front once in a turn of the loop what the engine has to do for a model."""
+        self._host.worked(model)
         if not self._worked:
             self._loop.call_soon(self._send_outstanding)
         self._worked.add(model)
@@ -302,11 +409,16 @@ class FrontLink:
     def _end(self, reason: str) -> None:
         """Drops what the front had here: what waits is cancelled, and batches under way end without it."""
         self._host.leave(self)
+        self.leave_all()
         running, self._running = self._running, {}
         self._releasing.clear()
-        for task in running.values():
+        for task in (*running.values(), *self._asked.values()):
             task.cancel()
         log.info("the link to a front ended with %d jobs under way: %s", len(running), reason)
+
+
+async def _nobody_answers(question: str, arguments: Mapping[str, Any]) -> object:
+    raise UnsupportedFeature(f"expected no question, got {question[:64]!r}")
 
 
 async def _greeted(connection: socket.socket) -> tuple[ArenaView, int]:

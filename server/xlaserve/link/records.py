@@ -1,10 +1,11 @@
 """The records on a link: a fixed part for each kind, and for some a tail of bounded length.
 
-A front sends `Submit` and `Cancel`. For each job the engine sends `Settled`, which gives its memory back, or `Failed`
-and then, once nothing uses the memory any more, `Released`; after a `Cancel` perhaps `Released` alone. `Published`,
-`LayoutOf` and `Outstanding` tell a front what else it needs to know. Numbers are in the machine's own byte order.
+A front sends `Submit`, `Ask`, `Cancel` and `Left`. For each job the engine sends `Settled`, which gives its memory
+back, or `Failed` and then, once nothing uses the memory any more, `Released`; after a `Cancel` perhaps `Released`
+alone. `Published`, `LayoutOf`, `Outstanding` and `Levels` tell a front what else it needs to know. What it asks is
+answered by `Told` or `Refused`. Numbers are in the machine's own byte order.
 
-Pickles travel from the engine to its fronts only: what a front sends can't harm the engine.
+Pickles travel from the engine to its fronts only: what a front sends can't harm the engine. What it asks is JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ MODES: Final = tuple(Mode)
 MAX_MESSAGE_LENGTH: Final = 2000
 MAX_TAIL_BYTES: Final = 64 * 2**20
 """Of a tail from the engine: that of a snapshot has the labels of all models."""
+MAX_ASK_BYTES: Final = 1024 * 1024
+"""Of a tail from a front: a model's name, and perhaps labels of its versions."""
 _NO_TRACE: Final = bytes(16)
 _NO_RETRY: Final = -1.0
 
@@ -62,10 +65,24 @@ class Submit(NamedTuple):
     span_id: bytes
 
 
+class Ask(NamedTuple):
+    """Has the engine do something that is no job, such as to load a model. Jobs and questions share their numbers. The
+    tail is JSON: the question, and its arguments by name."""
+
+    number: int
+    tail: bytes
+
+
 class Cancel(NamedTuple):
-    """Nobody waits for the job any more."""
+    """Nobody waits for the job, or for the answer to the question, any more."""
 
     job: int
+
+
+class Left(NamedTuple):
+    """The front has no more use for a model that was published to it: it has no requests to it, and sends no job."""
+
+    model: int
 
 
 class Settled(NamedTuple):
@@ -93,6 +110,20 @@ class Released(NamedTuple):
     job: int
 
 
+class Told(NamedTuple):
+    """The tail is the answer to a question, in JSON."""
+
+    number: int
+    tail: bytes
+
+
+class Refused(NamedTuple):
+    """The tail is the error that a question ended with, as `packed` made it."""
+
+    number: int
+    tail: bytes
+
+
 class LayoutOf(NamedTuple):
     """The tail is the pickled layout of outputs that `Settled` names by its number."""
 
@@ -114,7 +145,28 @@ class Outstanding(NamedTuple):
     seconds: float
 
 
-Record = Submit | Cancel | Settled | Failed | Released | LayoutOf | Published | Outstanding
+class Levels(NamedTuple):
+    """What models have to do: the tail is, pickled, a mapping from ids of some to what their `live` returns, and what
+    else is told of the engine now."""
+
+    tail: bytes
+
+
+Record = (
+    Submit
+    | Cancel
+    | Ask
+    | Left
+    | Settled
+    | Failed
+    | Released
+    | LayoutOf
+    | Published
+    | Outstanding
+    | Told
+    | Refused
+    | Levels
+)
 
 HELLO: Final = Struct("=8sQI")
 MAGIC: Final = b"xlaserve"
@@ -126,29 +178,38 @@ class _Form(NamedTuple):
     kind: int
     make: Callable[..., Record]
     fixed: Struct
-    has_tail: bool
+    max_tail_bytes: int
+    """0 where there is no tail."""
 
 
-def _form(kind: int, make: Callable[..., Record], fixed: str, *, has_tail: bool = False) -> _Form:
-    return _Form(kind, make, Struct(f"={fixed}"), has_tail)
+def _form(kind: int, make: Callable[..., Record], fixed: str, *, max_tail_bytes: int = 0) -> _Form:
+    return _Form(kind, make, Struct(f"={fixed}"), max_tail_bytes)
 
 
-_OF_FRONTS: Final = (_form(1, Submit, "QQQdIIIIBB?16s8s"), _form(2, Cancel, "Q"))
+_OF_FRONTS: Final = (
+    _form(1, Submit, "QQQdIIIIBB?16s8s"),
+    _form(2, Cancel, "Q"),
+    _form(9, Ask, "Q", max_tail_bytes=MAX_ASK_BYTES),
+    _form(13, Left, "I"),
+)
 _OF_ENGINES: Final = (
-    _form(3, Settled, "QIddd", has_tail=True),
-    _form(4, Failed, "Q", has_tail=True),
+    _form(3, Settled, "QIddd", max_tail_bytes=MAX_TAIL_BYTES),
+    _form(4, Failed, "Q", max_tail_bytes=MAX_TAIL_BYTES),
     _form(5, Released, "Q"),
-    _form(6, LayoutOf, "I", has_tail=True),
-    _form(7, Published, "Q", has_tail=True),
+    _form(6, LayoutOf, "I", max_tail_bytes=MAX_TAIL_BYTES),
+    _form(7, Published, "Q", max_tail_bytes=MAX_TAIL_BYTES),
     _form(8, Outstanding, "Id"),
+    _form(10, Told, "Q", max_tail_bytes=MAX_TAIL_BYTES),
+    _form(11, Refused, "Q", max_tail_bytes=MAX_TAIL_BYTES),
+    _form(12, Levels, "", max_tail_bytes=MAX_TAIL_BYTES),
 )
 _FORMS: Final[dict[object, _Form]] = {form.make: form for form in (*_OF_FRONTS, *_OF_ENGINES)}
 
 
 def pack(record: Record) -> bytes:
     """Returns a record as bytes."""
-    kind, _, fixed, has_tail = _FORMS[type(record)]
-    if not has_tail:
+    kind, _, fixed, max_tail_bytes = _FORMS[type(record)]
+    if not max_tail_bytes:
         return _HEADER.pack(kind, 0) + fixed.pack(*record)
     tail = record[-1]
     assert isinstance(tail, bytes)
@@ -180,14 +241,14 @@ class Reader:
         while end - start >= _HEADER.size:
             kind, tail_bytes = _HEADER.unpack_from(data, start)
             form = self._forms.get(kind)
-            if form is None or tail_bytes > (MAX_TAIL_BYTES if form.has_tail else 0):
+            if form is None or tail_bytes > form.max_tail_bytes:
                 raise Garbled(f"no record is of kind {kind} with a tail of {tail_bytes} bytes")
             tail_at = start + _HEADER.size + form.fixed.size
             if tail_at + tail_bytes > end:
                 break
             values = form.fixed.unpack_from(data, start + _HEADER.size)
             start = tail_at + tail_bytes
-            yield form.make(*values, data[tail_at:start]) if form.has_tail else form.make(*values)
+            yield form.make(*values, data[tail_at:start]) if form.max_tail_bytes else form.make(*values)
         self._left = data[start:]
 
 

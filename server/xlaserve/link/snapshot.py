@@ -24,8 +24,6 @@ class ModelSnapshot:
     max_bytes: int
     output_bytes: Mapping[tuple[int, int], tuple[int, ...]]
     """By the height and width of images that it takes: for each output, the bytes of one image's row."""
-    details: object = None
-    """What is said of it above: its name, version, state, modes, task, labels."""
 
     def room_bytes(self, height: int, width: int, images: int) -> int:
         """Returns the bytes that the outputs of images of this size may take. Raises KeyError for an unknown size."""
@@ -33,7 +31,9 @@ class ModelSnapshot:
 
 
 class Snapshot(NamedTuple):
-    """All models, as of the `epoch`-th change."""
+    """All models that take requests, as of the `epoch`-th change."""
 
     epoch: int
     models: tuple[ModelSnapshot, ...]
+    details: object = None
+    """What else is said of the server and all of its models: names, states, labels."""

@@ -15,7 +15,7 @@ from xlaserve.link.front import EngineLink, RemoteModel, connect
 
 
 def model_of(link: EngineLink, name: str) -> RemoteModel:
-    return next(model for model in link.models.values() if model.snapshot.details == name)
+    return next(model for model in link.models.values() if model.snapshot.title == name)
 
 
 async def ask(link: EngineLink, name: str, number: int, images: int = 1) -> Result:

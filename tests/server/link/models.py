@@ -131,7 +131,6 @@ class Models:
             max_images=MAX_IMAGES,
             max_bytes=MAX_BYTES,
             output_bytes=dict.fromkeys(SIZES, row_bytes),
-            details=name,
         )
 
     async def renew(self, name: str, timeout_s: float) -> None:

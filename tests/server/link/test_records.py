@@ -9,18 +9,24 @@ import pytest
 from xlaserve import errors
 from xlaserve.errors import ExecutionFailed, InvalidArgument, OverloadError, QueueFull, XlaserveError
 from xlaserve.link.records import (
+    MAX_ASK_BYTES,
     MAX_MESSAGE_LENGTH,
+    Ask,
     Cancel,
     Failed,
     Garbled,
     LayoutOf,
+    Left,
+    Levels,
     Outstanding,
     Published,
     Reader,
     Record,
+    Refused,
     Released,
     Settled,
     Submit,
+    Told,
     pack,
     pack_error,
     pack_hello,
@@ -32,7 +38,7 @@ from xlaserve.link.records import (
 from xlaserve.trace_context import TraceContext
 
 SUBMIT = Submit(1, 4096, 150_528, 12.5, 3, 1, 224, 224, 2, 1, *pack_trace(None))
-OF_FRONTS: list[Record] = [SUBMIT, Cancel(2**64 - 1), SUBMIT._replace(deadline=math.inf)]
+OF_FRONTS: list[Record] = [SUBMIT, Cancel(2**64 - 1), SUBMIT._replace(deadline=math.inf), Ask(5, b"[]"), Left(3)]
 OF_ENGINES: list[Record] = [
     Settled(1, 2, 0.5, 0.25, 1e-6),
     Settled(1, 2, 0.5, 0.25, 1e-6, b"traced"),
@@ -41,6 +47,9 @@ OF_ENGINES: list[Record] = [
     LayoutOf(1, bytes(100)),
     Published(9, bytes(100_000)),
     Outstanding(3, 0.125),
+    Told(5, b"{}"),
+    Refused(5, b"error"),
+    Levels(b"levels"),
 ]
 
 
@@ -77,16 +86,22 @@ def test_a_front_cannot_have_the_engine_wait_for_a_tail() -> None:
         list(Reader.from_front().feed(bytes(data)))
 
 
+def test_a_front_cannot_ask_more_than_the_engine_would_hold() -> None:
+    data = pack(Ask(1, bytes(MAX_ASK_BYTES + 1)))
+    with pytest.raises(Garbled, match=f"of kind 9 with a tail of {MAX_ASK_BYTES + 1} bytes"):
+        list(Reader.from_front().feed(data))
+
+
 def test_any_bytes_are_records_or_garbled() -> None:
     draw = random.Random(2)
     for _ in range(2000):
         data = bytearray(draw.randbytes(draw.randrange(400)))
         if data:
-            data[0] = draw.choice((1, 2, data[0]))
+            data[0] = draw.choice((1, 2, 9, 13, data[0]))
             data[4:8] = bytes(4) if draw.random() < 0.5 else data[4:8]
         try:
             for record in Reader.from_front().feed(bytes(data)):
-                assert isinstance(record, (Submit, Cancel))
+                assert isinstance(record, (Submit, Cancel, Ask, Left))
         except Garbled:
             pass
 

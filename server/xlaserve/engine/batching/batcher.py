@@ -29,6 +29,7 @@ from xlaserve.engine.batching.admission import ImageAdmission
 from xlaserve.engine.batching.costs import Costs
 from xlaserve.engine.batching.forecast import Forecast
 from xlaserve.engine.batching.lanes import Lanes, Share
+from xlaserve.engine.batching.live import Live
 from xlaserve.engine.batching.queue import (
     DEFAULT_PRIORITY,
     BatchRows,
@@ -132,6 +133,19 @@ class Batcher:
         for (mode, height, width), queue in self._queues.items():
             for batch, cost in queue.costs.turns().items():
                 yield mode, Bucket(batch, height, width), cost
+
+    def live(self) -> Live:
+        """Returns what it has to do now."""
+        admission = self.admission
+        return Live(
+            self.waiting_images,
+            self.outstanding_s(),
+            self.forecast.work_s(),
+            admission.images,
+            admission.max_images,
+            tuple(self.turns()),
+            dict(self.demand),
+        )
 
     @property
     def waiting_images(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -49,6 +49,10 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def show(self, entries: Iterable[Entry]) -> None:
+        """Has these entries, that another process recorded, and no others."""
+        self._entries = [*entries]
 
     def record(
         self,
