@@ -38,7 +38,7 @@ from pydantic.fields import FieldInfo
 from scripts.monitoring import questions
 
 from xlaserve import cli as server_cli
-from xlaserve.app import App
+from xlaserve.app.one_process import App
 from xlaserve.commands import health
 from xlaserve.config import ENV_PREFIX, ModelSettings, Settings
 from xlaserve.fleet.settings import FleetSettings

@@ -28,6 +28,8 @@ class Ports:
     """None where `metrics_port` is off."""
     door: Door
     certificates: Certificates | None
+    metrics_elsewhere: str | None = None
+    """HOST:PORT where another process shows the metrics of this one."""
 
     async def open(self) -> None:
         """Listens on all of them. Raises ConfigError; `close` closes those that were opened."""
@@ -40,6 +42,9 @@ class Ports:
             self.telemetry.start()
         await self.http.start()
         await self.grpc.start()
+
+    def announce(self) -> None:
+        """Says in the log where it listens, and who may call there."""
         addresses = self.addresses()
         log.info("listening: gRPC %s, HTTP %s, metrics %s", *(address or "off" for address in addresses.values()))
         self._warn_of_strangers(addresses["metrics"])
@@ -55,7 +60,7 @@ class Ports:
 
     def addresses(self) -> dict[str, str | None]:
         """Returns where each is found, HOST:PORT; None for metrics that are off."""
-        metrics = None if self.telemetry is None else self.telemetry.address
+        metrics = self.metrics_elsewhere if self.telemetry is None else self.telemetry.address
         return {"grpc": self.grpc.address, "http": self.http.address, "metrics": metrics}
 
     def _close_connections(self) -> None:

@@ -24,7 +24,7 @@ from tests.deploy.manifests import (
     read,
 )
 
-from xlaserve.app import FLUSH_S
+from xlaserve.app.front import FLUSH_S
 from xlaserve.cli import parser
 from xlaserve.config import load
 

@@ -23,7 +23,7 @@ import trustme
 from tests.deploy.manifests import KSERVE, KUBERNETES, kustomized, one, read
 from tests.deploy.pod import PATIENCE_S, Pod
 
-from xlaserve.app import SECOND_SIGNAL_S
+from xlaserve.app.stopping import SECOND_SIGNAL_S
 from xlaserve.config import load
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc

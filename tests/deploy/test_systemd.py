@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import NOOP, StartServer
 
-from xlaserve.app import FLUSH_S
+from xlaserve.app.front import FLUSH_S
 from xlaserve.cli import parser
 from xlaserve.config import Settings
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from xlaserve.config import Settings
 
@@ -45,11 +44,3 @@ class Command:
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     settings: tuple[str, ...] = EVERY
     """Those that are flags of it; a command without any reads no configuration."""
-
-
-def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Runs `main` on the event loop that the server uses."""
-    import uvloop  # noqa: PLC0415
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)

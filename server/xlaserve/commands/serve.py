@@ -6,7 +6,8 @@ import signal
 from contextlib import ExitStack
 
 from xlaserve import console
-from xlaserve.commands.command import Command, Invocation, run_loop
+from xlaserve.app.event_loop import run_loop
+from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import check_files
 from xlaserve.model import catalog
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
@@ -20,7 +21,7 @@ def run(invocation: Invocation) -> int:
         check_files(settings)
 
     async def serve() -> int:
-        from xlaserve.app import App  # noqa: PLC0415
+        from xlaserve.app.one_process import App  # noqa: PLC0415
 
         with ExitStack() as stack:
             tap: StderrTap | None = None
@@ -37,9 +38,15 @@ def run(invocation: Invocation) -> int:
             )
             return await app.run()
 
+    async def serve_with_fronts() -> int:
+        from xlaserve.app.several_processes import Server  # noqa: PLC0415
+
+        with log_writer.without_waiting():
+            return await Server(settings, invocation.load).run()
+
     # SIGHUP, from a terminal that closes or to have the configuration read again, must not end a starting server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return run_loop(serve())
+    return run_loop(serve_with_fronts() if settings.front_processes else serve())
 
 
 COMMAND = Command("serve", "compile every model, then serve until a signal", run)

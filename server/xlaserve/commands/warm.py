@@ -6,8 +6,10 @@ import argparse
 from typing import Final
 
 from xlaserve import console
-from xlaserve.commands.command import EXECUTION, FAILED, Command, Invocation, run_loop
+from xlaserve.app.event_loop import run_loop
+from xlaserve.commands.command import EXECUTION, FAILED, Command, Invocation
 from xlaserve.config import check_files
+from xlaserve.telemetry.metrics import Metrics
 
 CACHE: Final = ("compile_cache", "compile_cache_read_only", "compile_threads", "exit_on_model_failure")
 
@@ -21,14 +23,14 @@ def run(invocation: Invocation) -> int:
     settings = invocation.settings.model_copy(update={"ready_when": "all", "load_process": False})
 
     async def warm() -> int:
-        from xlaserve.app import App  # noqa: PLC0415
+        from xlaserve.app.engine import Engine  # noqa: PLC0415
 
         with console.WarmUp(settings) as progress:
-            app = App(settings, on_record=progress.record)
-            await app.repository.load_all()
-        versions = app.repository.index()
+            engine = Engine(settings, Metrics(), on_record=progress.record)
+            await engine.repository.load_all()
+        versions = engine.repository.index()
         console.print_ledger((entry for version in versions for entry in version.ledger), invocation.own.json)
-        return 0 if all(app.repository.serving().values()) else FAILED
+        return 0 if all(engine.repository.serving().values()) else FAILED
 
     return run_loop(warm())
 

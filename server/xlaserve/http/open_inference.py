@@ -71,7 +71,7 @@ class OpenInference:
 
     async def ready(self, request: HttpRequest) -> HttpAnswer:
         """Returns 200 once start-up has finished and at least one model serves, else 503."""
-        return _readiness({"ready": self.models.repository.is_ready})
+        return _readiness({"ready": self.models.directory.is_ready})
 
     async def model_ready(self, request: HttpRequest) -> HttpAnswer:
         """Returns 200 if a model is ready, else 503."""

@@ -75,7 +75,7 @@ class HttpServer:
         settings = self._settings
         loop = asyncio.get_running_loop()
         try:
-            listening = await _listen(settings.host, settings.http_port)
+            listening = await _listen(settings.host, settings.http_port, is_shared=settings.front_processes > 0)
         except OSError as error:
             expected = f"a free port of {settings.host}"
             raise ConfigError(f"http_port: expected {expected}, got {settings.http_port}: {error.strerror}") from error
@@ -149,8 +149,11 @@ class HttpServer:
         return Connection(self._config, self._connections, {})
 
 
-async def _listen(host: str, port: int) -> list[socket.socket]:
-    """Returns sockets that listen on all addresses of `host`, on one port. Raises OSError."""
+async def _listen(host: str, port: int, *, is_shared: bool) -> list[socket.socket]:
+    """Returns sockets that listen on all addresses of `host`, on one port. Raises OSError.
+
+    Other processes may listen there too where it `is_shared`.
+    """
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listening: list[socket.socket] = []
@@ -158,7 +161,7 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
     for family, _, _, _, (address, _, *rest) in dict.fromkeys(addresses):
         port = port or (listening[0].getsockname()[1] if listening else 0)
         try:
-            one = socket.create_server((address, port, *rest), family=family, backlog=BACKLOG)
+            one = socket.create_server((address, port, *rest), family=family, backlog=BACKLOG, reuse_port=is_shared)
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 for one in listening:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -13,27 +14,27 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from xlaserve.access.caller import CURRENT
 from xlaserve.config import ModelSettings, Settings
-from xlaserve.config.versions import STABLE, VersionSet, grouped
+from xlaserve.config.model import LABEL
+from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.engine.program import Dismantled
 from xlaserve.engine.warmup.ledger import Entry, Ledger
-from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound, ModelNotReady, ShuttingDown, XlaserveError, cause
+from xlaserve.errors import ConfigError, InvalidArgument, ModelFailed, ModelNotFound, ShuttingDown, XlaserveError, cause
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes, Shared
+from xlaserve.model.directory import Directory, usable
 from xlaserve.model.loader import Loader
-from xlaserve.model.routing import Routing
-from xlaserve.model.version import Served, State, Version
+from xlaserve.model.version import State, Version
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
 
 log = logging.getLogger(__name__)
 
-NONE: Final[Mapping[str, Served]] = MappingProxyType({})
+NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(eq=False, kw_only=True)
-class Repository:
+class Repository(Directory):
     """Loads, serves and unloads models. All methods run on the event loop.
 
     `read_models` reads the configured models again and may raise ConfigError. `on_change` is called at every change of
@@ -46,78 +47,18 @@ class Repository:
     metrics: Metrics
     on_change: Callable[[Version], None] = lambda version: None
     on_record: Callable[[Entry], None] = lambda entry: None
+    on_listing: Callable[[], None] = lambda: None
+    """Called where versions were forgotten, or labels or shares have changed, which are no changes of a state."""
 
     def __post_init__(self) -> None:
+        super().__init__()
         self._configured = Shared(lambda: grouped(self.read_models()))
-        self._versions: dict[str, list[Version]] = {}
-        self._labels: dict[str, Mapping[str, str]] = {}
-        """The version that each label of a model names now."""
-        self._shares: dict[str, Mapping[str, float]] = {}
-        self._routing: dict[str, Routing] = {}
-        """Of the models that have shares."""
-        self._served: dict[str, dict[str, Served]] = {}
-        """What answers the requests to each model: by version, by label, and by "" for those that name neither."""
         self._changes = Changes()
         self._has_started = False
 
-    def get(self, name: str, version: str = "") -> Served:
-        """Returns what serves a version, which is a number, a label, or empty for the default version.
-
-        Raises ModelNotFound, ModelNotReady or ModelFailed.
-        """
-        served = self._served.get(name, NONE).get(version)
-        if served is not None:
-            return served
-        found = self.find(name, version)
-        if found.state is State.FAILED:
-            raise ModelFailed(f"model {found.title} failed: {found.reason}")
-        raise ModelNotReady(f"model {found.title} is {found.state.lower()}")
-
-    def routed(self, name: str, request_id: str) -> Served:
-        """Returns what answers a request that names no version: chosen by the id where versions share such requests.
-
-        Raises what `get` raises.
-        """
-        if (routing := self._routing.get(name)) is not None:
-            chosen = self._served.get(name, NONE).get(routing.choose(request_id))
-            if chosen is not None:
-                return chosen
-        return self.get(name)
-
-    def find(self, name: str, version: str = "") -> Version:
-        """Returns a version, named as for `get`, in any state, preferably the one that serves. Raises ModelNotFound."""
-        served = self._served.get(name, NONE).get(version)
-        if served is not None:
-            return served.version
-        versions, labels = self._versions.get(name, ()), self._labels.get(name, {})
-        number = labels.get(version, version)
-        if found := [one for one in versions if number in ("", one.settings.version)]:
-            return max(found, key=lambda one: (one.state is not State.FAILED, int(one.settings.version)))
-        if versions:
-            there = ", ".join(dict.fromkeys((*(one.settings.version for one in versions), *labels)))
-            raise ModelNotFound(f"model {name} has no version {version[:32]!r}; it has {there}")
-        raise ModelNotFound(f"no model {name[:128]!r}; there are: {_usable(sorted(self._versions))}")
-
-    def index(self) -> list[Version]:
-        """Returns every version, in the order of the configuration; a newcomer after the one that serves."""
-        return [version for versions in list(self._versions.values()) for version in versions]
-
-    def versions(self, name: str = "") -> list[Version]:
-        """Returns each version of a model, or of all, once: of two loadings of one, that which serves."""
-        names = [name] if name else [*self._versions]
-        each = ((name, one.settings.version) for name in names for one in self._versions.get(name, ()))
-        return [self.find(name, number) for name, number in dict.fromkeys(each)]
-
-    def serving(self) -> dict[str, bool]:
-        """Returns for each model whether it serves, in some version."""
-        return {name: bool(self._served.get(name)) for name in list(self._versions)}
-
     @property
     def is_ready(self) -> bool:
-        """Whether start-up has warmed every model that did not fail, one serves, and the server does not stop.
-
-        What is loaded later is ready or not for itself: it takes nothing from those that serve.
-        """
+        """As `Directory` has it."""
         return self._is_serving and not self.loader.stop.is_set()
 
     @property
@@ -148,19 +89,25 @@ class Repository:
             await self._configured_model(name)
         await self._changes.make(name, "load", partial(self._load, name, again=True))
 
-    async def update(self, name: str) -> None:
-        """Does as `load`, with those versions alone that have other settings or do not serve."""
-        await self._changes.make(name, "update", partial(self._load, name, again=False))
+    async def update(self, name: str, labels: Mapping[str, str] = NO_LABELS, versions: Collection[str] = ()) -> None:
+        """Does as `load`, with those versions alone that have other settings or do not serve; moves `labels`, if any.
 
-    def labels(self, name: str) -> Mapping[str, str]:
-        """Returns the version that each label of a model names now."""
-        return self._labels.get(name, {})
-
-    def move_labels(self, name: str, labels: Mapping[str, str]) -> None:
-        """Has labels name these versions of a model, and no others, until its configuration is applied again."""
-        if name in self._versions:
-            self._labels[name] = dict(labels)
-            self._publish(name)
+        They stay so until the configuration is applied again. Raises what `load` raises, and InvalidArgument where the
+        configuration has other versions than `versions`, if given, or labels name none that is ready; labels are then
+        as they were.
+        """
+        before = self.labels(name)
+        try:
+            await self._changes.make(name, "update", partial(self._load, name, again=False))
+            self._check_versions(name, versions)
+            self._check_labels(name, labels)
+        except XlaserveError:
+            ready = self._serving(name)
+            kept = {label: version for label, version in before.items() if version in ready}
+            self._move_labels(name, {**self.labels(name), **kept})
+            raise
+        if labels:
+            self._move_labels(name, labels)
 
     async def unload(self, name: str) -> None:
         """Takes no new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
@@ -191,6 +138,28 @@ class Repository:
                 raise result
         return done
 
+    def _check_versions(self, name: str, versions: Collection[str]) -> None:
+        there = [one.settings.version for one in self.versions(name)]
+        if versions and {*versions} != {*there}:
+            expected = f"the versions that the server's file has ({', '.join(there)})"
+            wanted = ", ".join(sorted(versions, key=int)[:16])
+            raise InvalidArgument("model_version_policy.specific", expected, wanted)
+
+    def _check_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        ready = self._serving(name)
+        for label, version in labels.items():
+            if not re.fullmatch(LABEL, label):
+                raise InvalidArgument("version_labels", "labels such as stable", repr(label[:64]))
+            if version not in ready:
+                expected = f"a version that is ready ({', '.join(ready)})"
+                raise InvalidArgument(f"version_labels.{label}", expected, version)
+
+    def _move_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        if name in self._versions:
+            self._labels[name] = dict(labels)
+            self._publish(name)
+            self.on_listing()
+
     def _to_do(self, name: str, model: VersionSet) -> str:
         """Returns a sentence on what makes a model served as it is configured, empty where it is."""
         serving = self._serving(name)
@@ -206,9 +175,6 @@ class Repository:
         """Returns the settings of each version of a model that is ready."""
         return {one.settings.version: one.settings for one in self._ready(name)}
 
-    def _ready(self, name: str) -> list[Version]:
-        return [one for one in self._versions.get(name, ()) if one.state is State.READY]
-
     def _point(self, name: str, model: VersionSet) -> None:
         """Has labels and shares be as they are configured, except that a label leaves no version that is ready for one
         that is not."""
@@ -217,21 +183,9 @@ class Repository:
             label: version if version in ready or now.get(label) not in ready else now[label]
             for label, version in model.labels.items()
         }
-        self._shares[name] = model.routing
-        if model.routing:
-            self._routing[name] = Routing(model.routing)
-        else:
-            self._routing.pop(name, None)
+        self._share(name, model.routing)
         self._publish(name)
-
-    def _publish(self, name: str) -> None:
-        """Has requests find what is ready now."""
-        found = {one.settings.version: one.served for one in self._ready(name) if one.served is not None}
-        labels = self._labels.get(name, {})
-        served = found | {label: found[version] for label, version in labels.items() if version in found}
-        if found:
-            served[""] = served.get(STABLE) or found[max(found, key=int)]
-        self._served[name] = served
+        self.on_listing()
 
     def _changed(self, version: Version) -> None:
         self._publish(version.name)
@@ -241,8 +195,8 @@ class Repository:
         """Drops a version that failed and that nothing asks for any more."""
         self._versions[name] = [version for version in self._versions[name] if version.state is not State.FAILED]
         if not self._versions[name]:
-            for of_models in (self._versions, self._labels, self._shares, self._routing, self._served):
-                of_models.pop(name, None)
+            self._forget(name)
+        self.on_listing()
 
     def stop_loading(self) -> None:
         """Ends loads and warm-ups as soon as they can be, and takes no more."""
@@ -263,7 +217,7 @@ class Repository:
             log.error("model %s: %s", name[:128], error)
             raise ModelFailed("the configuration is no longer valid; the server's log says why") from error
         if name not in models:
-            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {_usable(models)}")
+            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {usable(models)}")
         return models[name]
 
     async def _start(self, version: Version) -> None:
@@ -324,6 +278,7 @@ class Repository:
         if ended:
             await self._finish(ended)
             self._versions[name] = [one for one in self._versions[name] if one not in ended]
+            self.on_listing()
 
     async def _finish(self, versions: Collection[Version]) -> None:
         """Drains versions and frees them."""
@@ -409,8 +364,3 @@ def _free(ended: list[Model | None]) -> None:
             model.program.dismantle()
         del model
     gc.collect()  # what is left of a model refers to itself
-
-
-def _usable(names: Iterable[str]) -> str:
-    """Returns those of the models that the caller may use, for a refusal."""
-    return ", ".join(filter(CURRENT.get().may_use, names)) or "none"

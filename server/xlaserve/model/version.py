@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import cast
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
@@ -139,7 +140,8 @@ class Served:
 
     version: Version
     model: Model
-    batcher: Batcher
+    engine: ModelEngine
+    """What runs its requests."""
     background: Background | None = None
     """Takes pixels of other sizes as well, where that is configured."""
     calls: int = 0
@@ -166,9 +168,9 @@ class Served:
             await self._left.wait()
 
     @property
-    def engine(self) -> ModelEngine:
-        """What runs its requests."""
-        return self.batcher
+    def batcher(self) -> Batcher:
+        """The same, for who loads models and looks into them; only in the process that runs them."""
+        return cast(Batcher, self.engine)
 
     @property
     def settings(self) -> ModelSettings:

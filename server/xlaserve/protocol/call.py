@@ -17,7 +17,7 @@ from xlaserve.errors import (
     ShuttingDown,
     XlaserveError,
 )
-from xlaserve.model.repository import Repository
+from xlaserve.model.directory import Directory
 from xlaserve.model.version import Served, Version
 from xlaserve.pipeline import Answer, Pipeline, Request
 from xlaserve.protocol.shadow import Shadows
@@ -42,7 +42,7 @@ def shutting_down() -> ShuttingDown:
 class Calls:
     """The inference requests in flight, of all protocols."""
 
-    repository: Repository
+    directory: Directory
     metrics: Metrics
     pipeline: Pipeline
     shadows: Shadows | None = None
@@ -77,9 +77,9 @@ class Calls:
         try:
             CURRENT.get().check_model(model)
             if version:
-                served = self.repository.get(model, version)
+                served = self.directory.get(model, version)
             else:
-                served = self.repository.routed(model, request_id or request_context.given_id())
+                served = self.directory.routed(model, request_id or request_context.given_id())
         except XlaserveError as error:
             self.count_failure(method, model, error, named=version, seconds=self.clock() - began)
             raise
@@ -124,7 +124,7 @@ class Calls:
         failed = ""
         try:
             CURRENT.get().check_model(model)
-            known = version or self.repository.find(model, named)
+            known = version or self.directory.find(model, named)
         except (ModelNotFound, PermissionDenied):  # strangers don't change what is counted of a model
             self.metrics.count_refused(method, status)
         else:
@@ -187,7 +187,7 @@ class Call:
 
     def route(self, request_id: str) -> None:
         """Lets versions share the request, which names none, by an id that was found in its body."""
-        served = self._calls.repository.routed(self.served.settings.name, request_id)
+        served = self._calls.directory.routed(self.served.settings.name, request_id)
         served.calls += 1
         self.served.leave()
         self.served = served

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,16 +9,14 @@ from typing import Any, Final
 from xlaserve import __version__
 from xlaserve.access.audit import audited
 from xlaserve.access.caller import CURRENT
-from xlaserve.config.model import LABEL
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS
-from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature, XlaserveError
-from xlaserve.model.repository import Repository
+from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature
 from xlaserve.model.task import TensorSpec
 from xlaserve.model.version import Served, State, Version
 from xlaserve.pipeline import CHANNELS
+from xlaserve.protocol.backend import Backend
 from xlaserve.protocol.inference import outputs_of
 from xlaserve.protocol.tensors import IMAGE, PIXELS
-from xlaserve.runtimes.tf.device import Device
 from xlaserve.telemetry.model import Duration
 
 Json = dict[str, Any]
@@ -50,9 +47,11 @@ class Models:
     and configuration raise ModelNotReady and ModelFailed as well.
     """
 
-    repository: Repository
-    device: Device
+    backend: Backend
     has_model_control: bool
+
+    def __post_init__(self) -> None:
+        self.directory = self.backend.directory
 
     def is_ready(self, name: str, version: str) -> bool:
         """Returns whether one model is ready; of a name or version that is unknown, that it is not, as Triton does."""
@@ -64,7 +63,7 @@ class Models:
     def metadata(self, name: str, version: str) -> Json:
         """Returns the metadata of a model, with one of its two inputs: most clients fill all that are listed."""
         CURRENT.get().check_model(name)
-        served = self.repository.get(name, version)
+        served = self.directory.get(name, version)
         image = {"name": _input(served, IMAGE), "datatype": "BYTES", "shape": [ANY, 1]}
         pixels = {"name": _input(served, PIXELS), "datatype": "UINT8", "shape": [ANY, *_pixel_size(served), CHANNELS]}
         return {
@@ -84,7 +83,7 @@ class Models:
         Triton's clients refuse a configuration with an input that the metadata lack, optional or not.
         """
         CURRENT.get().check_model(name)
-        served, device = self.repository.get(name, version), self.device
+        served, device = self.directory.get(name, version), self.backend.device
         batches = sorted({bucket.batch for bucket in served.model.buckets})
         image = {"name": _input(served, IMAGE), "data_type": "TYPE_STRING", "dims": [1]}
         dims = [*_pixel_size(served), CHANNELS]
@@ -131,46 +130,14 @@ class Models:
             if parameters:
                 raise UnsupportedFeature("parameters: models are configured in the server's file, not by clients")
             CURRENT.get().check_model(name)
-            await self.repository.load(name)
+            await self.backend.load(name)
 
     async def update(self, name: str, labels: Mapping[str, str], versions: Collection[str] = ()) -> None:
-        """Loads those versions of a model that are new, have other settings, or do not serve; moves `labels`, if any.
-
-        They stay so until the configuration is applied again. Raises what `load` raises, and InvalidArgument where the
-        configuration has other versions than `versions`, if given, or labels name none that is ready; labels are then
-        as they were.
-        """
+        """Does as `Repository.update`. Raises what that and `load` raise."""
         with audited("load", name):
             self._check_control("")
             CURRENT.get().check_model(name)
-            before = self.repository.labels(name)
-            try:
-                await self.repository.update(name)
-                self._check_versions(name, versions)
-                self._check_labels(name, labels)
-            except XlaserveError:
-                ready = self._ready_versions(name)
-                kept = {label: version for label, version in before.items() if version in ready}
-                self.repository.move_labels(name, {**self.repository.labels(name), **kept})
-                raise
-            if labels:
-                self.repository.move_labels(name, labels)
-
-    def _check_versions(self, name: str, versions: Collection[str]) -> None:
-        there = [one.settings.version for one in self.repository.versions(name)]
-        if versions and {*versions} != {*there}:
-            expected = f"the versions that the server's file has ({', '.join(there)})"
-            wanted = ", ".join(sorted(versions, key=int)[:16])
-            raise InvalidArgument("model_version_policy.specific", expected, wanted)
-
-    def _check_labels(self, name: str, labels: Mapping[str, str]) -> None:
-        ready = self._ready_versions(name)
-        for label, version in labels.items():
-            if not re.fullmatch(LABEL, label):
-                raise InvalidArgument("version_labels", "labels such as stable", repr(label[:64]))
-            if version not in ready:
-                expected = f"a version that is ready ({', '.join(ready)})"
-                raise InvalidArgument(f"version_labels.{label}", expected, version)
+            await self.backend.update(name, labels, versions)
 
     async def unload(self, repository_name: str, name: str, parameters: Collection[str]) -> None:
         """Drains and unloads a model. Raises UnsupportedFeature, InvalidArgument and what that raises."""
@@ -180,25 +147,25 @@ class Models:
                 if key != "unload_dependents":
                     raise InvalidArgument("parameters", "unload_dependents at most", repr(key[:64]))
             CURRENT.get().check_model(name)
-            await self.repository.unload(name)
+            await self.backend.unload(name)
 
     def versions(self, name: str, version: str) -> list[Version]:
         """Returns all versions of a model, or the one that is named; of two loadings of one, that which serves."""
         found = self._find(name, version)
-        return [found] if version else self.repository.versions(name)
+        return [found] if version else self.directory.versions(name)
 
     def visible(self, *, only_ready: bool = False) -> list[Version]:
         """Returns the models that their caller may use."""
         caller = CURRENT.get()
-        versions = [version for version in self.repository.index() if version.state is State.READY or not only_ready]
+        versions = [version for version in self.directory.index() if version.state is State.READY or not only_ready]
         return [version for version in versions if caller.may_use(version.name)]
 
     def _ready_versions(self, name: str) -> list[str]:
-        return [one.settings.version for one in self.repository.versions(name) if one.state is State.READY]
+        return [one.settings.version for one in self.directory.versions(name) if one.state is State.READY]
 
     def _find(self, name: str, version: str) -> Version:
         CURRENT.get().check_model(name)
-        return self.repository.find(name, version)
+        return self.directory.find(name, version)
 
     def _check_control(self, repository_name: str) -> None:
         _check_repository(repository_name)

@@ -18,10 +18,9 @@ from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.memory import resident_bytes
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.model.version import Version
+from xlaserve.protocol.backend import Backend
 from xlaserve.protocol.call import Calls
 from xlaserve.protocol.models import source_name
-from xlaserve.runtimes.tf.device import Device
-from xlaserve.runtimes.watch.compile_watch import CompileWatch
 from xlaserve.telemetry.counts import Distribution, LoopHistogram
 from xlaserve.telemetry.metrics import SECONDS, Metrics, tensorflow_version
 
@@ -38,10 +37,8 @@ class Overview:
     """Reads the state of one server. All methods run on its event loop."""
 
     calls: Calls
-    device: Device
-    watch: CompileWatch
+    backend: Backend
     is_ready: Callable[[], bool]
-    lane_busy_s: Callable[[], float]
     addresses: Callable[[], Json]
     """HOST:PORT by protocol, null where it does not listen."""
 
@@ -50,7 +47,7 @@ class Overview:
 
     def server(self) -> Json:
         """Returns what the server is, and its counts."""
-        device = self.device
+        device = self.backend.device
         return {
             "name": "xlaserve",
             "version": __version__,
@@ -61,17 +58,17 @@ class Overview:
             "clock_s": time.monotonic(),
             "up_s": time.monotonic() - self._started_at,
             "device": {"kind": device.kind, "name": device.name, "count": device.count},
-            "lanes": {"count": device.lanes, "threads": device.threads_per_lane, "busy_s": self.lane_busy_s()},
+            "lanes": {"count": device.lanes, "threads": device.threads_per_lane, "busy_s": self.backend.lane_busy_s},
             "process": {"cpu_s": time.process_time(), "cores": os.cpu_count(), "resident_bytes": _resident_bytes()},
             "in_flight_requests": self.calls.in_flight,
-            "compiled_while_serving": len(self.watch.unexpected),
-            "is_watched": None if self.watch.is_blind is None else not self.watch.is_blind,
+            "compiled_while_serving": len(self.backend.unexpected),
+            "is_watched": self.backend.is_watched,
             "bounds_s": [*SECONDS],
         }
 
     def versions(self) -> list[Version]:
         """Returns each version of each model once."""
-        return self.calls.repository.versions()
+        return self.calls.directory.versions()
 
     def models(self, versions: Iterable[Version]) -> Iterator[Json]:
         """Yields what a list of models shows of each of `versions`."""
@@ -115,12 +112,12 @@ def _summary(version: Version, latency: Collection[Distribution]) -> Json:
         "total": _histogram(latency),
     }
     if served is not None:
-        batcher = served.batcher
+        live = served.engine.live()
         found |= {
-            "waiting_images": batcher.waiting_images,
-            "queued_work_s": batcher.forecast.work_s(),
-            "in_flight_images": batcher.admission.images,
-            "in_flight_images_limit": batcher.admission.max_images,
+            "waiting_images": live.waiting_images,
+            "queued_work_s": live.queued_work_s,
+            "in_flight_images": live.in_flight_images,
+            "in_flight_images_limit": live.in_flight_images_limit,
         }
     return found
 
@@ -158,7 +155,7 @@ def _buckets(version: Version, metrics: Metrics) -> Iterator[Json]:
         return
     measured = {(entry.mode, entry.bucket): entry.cost for entry in version.ledger}
     ran = Counter({labels[2:]: count.value for labels, count in _of(version, metrics.bucket_batches.series.items())})
-    for mode, bucket, turn in version.served.batcher.turns():
+    for mode, bucket, turn in version.served.engine.live().turns:
         runs_in = version.auto.get(bucket, mode) if mode not in version.settings.compiled_modes else mode
         yield {
             "mode": mode,

@@ -60,7 +60,7 @@ def metadata(models: Models, name: str, version: str) -> Json:
         "outputs": {one["name"]: _tensor_info(one) for one in described["outputs"]},
         "method_name": PREDICT,
     }
-    number = models.repository.get(name, version).settings.version
+    number = models.directory.get(name, version).settings.version
     return {
         "model_spec": {"name": name, "signature_name": "", "version": number},
         "metadata": {SIGNATURE_DEF: {SIGNATURE_DEF: {SIGNATURE: signature}}},

@@ -24,8 +24,8 @@ from xlaserve.engine.program import Images
 from xlaserve.errors import InvalidArgument, XlaserveError
 from xlaserve.frame import Frame, whole
 from xlaserve.image import Decoded, Encoded, ImageLimits, decode
+from xlaserve.model.directory import Directory
 from xlaserve.model.likeness import Findings, Likeness, OfImage, Pair, can_compare, likeness
-from xlaserve.model.repository import Repository
 from xlaserve.model.task import Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Pending
@@ -68,12 +68,12 @@ class Shadows:
 
     def __init__(
         self,
-        repository: Repository,
+        directory: Directory,
         limits: ImageLimits,
         metrics: Metrics,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self._repository = repository
+        self._directory = directory
         self._limits = limits
         self._metrics = metrics
         self._draw = draw
@@ -104,7 +104,7 @@ class Shadows:
     def _begin(self, ours: Side, version: str | None, mode: Mode | None, images: RequestImages) -> None:
         name = ours.served.settings.name
         try:
-            served = ours.served if version is None else self._repository.get(name, version)
+            served = ours.served if version is None else self._directory.get(name, version)
         except XlaserveError:
             self._drop(ours, Pair(ours.mode, version or "", mode or ours.mode), "not_ready")
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xlaserve.access.audit import audited
 from xlaserve.access.caller import CURRENT
-from xlaserve.inspection.profiler import Profiler
+from xlaserve.protocol.backend import Backend
 from xlaserve.rpc.context import Context
 from xlaserve_proto import admin_pb2 as pb
 from xlaserve_proto import admin_pb2_grpc as pb_grpc
@@ -13,12 +13,12 @@ from xlaserve_proto import admin_pb2_grpc as pb_grpc
 class Admin(pb_grpc.AdminServicer):
     """`xlaserve.v1.Admin`."""
 
-    def __init__(self, profiler: Profiler) -> None:
-        self._profiler = profiler
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
         """Records a profile."""
         with audited("profile", f"{request.seconds:g}s"):
             CURRENT.get().check_all_models()
-            recording = await self._profiler.record(request.seconds)
+            recording = await self._backend.profile(request.seconds)
         return pb.ProfileResponse(folder=recording.name, size_bytes=recording.size_bytes, seconds=request.seconds)

@@ -31,7 +31,7 @@ class OpenInferenceModels(pb_grpc.GRPCInferenceServiceServicer):
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
         """Says whether start-up has finished and at least one model serves."""
-        return pb.ServerReadyResponse(ready=self.models.repository.is_ready)
+        return pb.ServerReadyResponse(ready=self.models.directory.is_ready)
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
         """Says whether one model is ready."""
@@ -105,7 +105,7 @@ class OpenInferenceModels(pb_grpc.GRPCInferenceServiceServicer):
         """Says that nothing is traced."""
         if request.model_name:
             CURRENT.get().check_model(request.model_name)
-            self.models.repository.find(request.model_name)
+            self.models.directory.find(request.model_name)
         settings = trace_settings({key: one.value for key, one in request.settings.items()})
         shown = {key: pb.TraceSettingResponse.SettingValue(value=values) for key, values in settings.items()}
         return pb.TraceSettingResponse(settings=shown)

@@ -270,8 +270,8 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        # Two servers on one port would share its connections unseen.
-        ("grpc.so_reuseport", 0),
+        # Two servers on one port would share its connections unseen; fronts of one server do.
+        ("grpc.so_reuseport", int(settings.front_processes > 0)),
         ("grpc.enable_channelz", int(settings.channelz)),
         # Who connects, and stays.
         ("grpc.max_allowed_incoming_connections", settings.max_connections),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ class Vision:
     calls: Calls
     models: Models
     max_message_bytes: int
-    unexpected: Collection[XlaCompilation] = ()
 
     async def Classify(self, request: VisionMessage[pb.ClassifyRequest], context: Context) -> Wire:
         """Names what is in the images."""
@@ -50,11 +49,12 @@ class Vision:
         return pb.ListModelsResponse(
             models=map(vision_models.model, self.models.visible()),
             unexpected_compilations=map(vision_models.unexpected, self._unexpected()),
-            lanes=self.models.device.lanes,
+            lanes=self.models.backend.device.lanes,
         )
 
     def _unexpected(self) -> tuple[XlaCompilation, ...]:
-        return (*self.unexpected,) if CURRENT.get().may_use_all else ()  # their functions' names tell of models
+        # Their functions' names tell of models.
+        return (*self.models.backend.unexpected,) if CURRENT.get().may_use_all else ()
 
     def _parse_segment(self, request: VisionMessage[pb.SegmentRequest], served: Served, until: float) -> Request:
         return messages.parse_segment(request, served, until, self.max_message_bytes)

@@ -39,7 +39,7 @@ def model(version: Version) -> pb.Model:
         auto_modes={str(bucket): mode for bucket, mode in version.auto.items()},
         demands=[
             pb.Demand(height=height, width=width, images=demand)
-            for (height, width), demand in (version.served.batcher.demand.items() if version.served else ())
+            for (height, width), demand in (version.served.engine.live().demand.items() if version.served else ())
         ],
         decode=settings.decode,
         decode_difference=None

@@ -12,6 +12,7 @@ from tests.fakes import Clock
 
 from xlaserve.access.caller import CURRENT, Caller, Role
 from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.engine.batching.live import Live
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation
 from xlaserve.engine.warmup.difference import Difference
@@ -43,18 +44,23 @@ class House:
         self.clock = Clock(100.0)
         self.versions: list[Version] = []
         self.reads = 0
-        repository: Any = SimpleNamespace(versions=self._versions, find=self._find)
-        calls: Any = SimpleNamespace(repository=repository, metrics=self.metrics, failures=self.failures, in_flight=3)
+        directory: Any = SimpleNamespace(versions=self._versions, find=self._find)
+        backend: Any = SimpleNamespace(
+            directory=directory,
+            device=Device("cpu", "A processor", lanes=2, threads_per_lane=1),
+            unexpected=[1],
+            is_watched=True,
+            lane_busy_s=1.5,
+        )
+        calls: Any = SimpleNamespace(directory=directory, metrics=self.metrics, failures=self.failures, in_flight=3)
         self.status = Status(
             Overview(
                 calls,
-                Device("cpu", "A processor", lanes=2, threads_per_lane=1),
-                cast(Any, SimpleNamespace(unexpected=[1], is_blind=False)),
+                backend,
                 is_ready=lambda: True,
-                lane_busy_s=lambda: 1.5,
                 addresses=lambda: {"grpc": "localhost:1", "http": "localhost:2", "metrics": None},
             ),
-            Models(repository, cast(Any, None), has_model_control=False),
+            Models(backend, has_model_control=False),
             gpus or Gpus(None),
             self.clock,
         )
@@ -82,18 +88,9 @@ class House:
         return version
 
     def serve(self, version: Version, *modes: Mode) -> None:
-        turns = [(mode, bucket, Cost(0.25, 0.5)) for mode in modes for bucket in BUCKETS]
-        version.served = cast(
-            Any,
-            SimpleNamespace(
-                batcher=SimpleNamespace(
-                    waiting_images=5,
-                    forecast=SimpleNamespace(work_s=lambda: 0.75),
-                    admission=SimpleNamespace(images=7, max_images=64),
-                    turns=lambda: iter(turns),
-                )
-            ),
-        )
+        turns = tuple((mode, bucket, Cost(0.25, 0.5)) for mode in modes for bucket in BUCKETS)
+        live = Live(waiting_images=5, queued_work_s=0.75, in_flight_images=7, in_flight_images_limit=64, turns=turns)
+        version.served = cast(Any, SimpleNamespace(engine=SimpleNamespace(live=lambda: live)))
 
     async def look(self) -> Json:
         return shown(await self.status.status(HttpRequest({}, {}, {}, NONE)))

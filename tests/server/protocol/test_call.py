@@ -45,9 +45,9 @@ class World:
         self.hold: asyncio.Event | None = None
         self.now = 0.0
         self.ran: list[Request] = []
-        repository: Any = SimpleNamespace(get=self._get, routed=self._get, find=self._find)
+        directory: Any = SimpleNamespace(get=self._get, routed=self._get, find=self._find)
         pipeline: Any = SimpleNamespace(clock=self._clock, run=self._run)
-        self.calls = Calls(repository, self.metrics, pipeline)
+        self.calls = Calls(directory, self.metrics, pipeline)
 
     def _clock(self) -> float:
         self.now += 1
@@ -183,7 +183,7 @@ async def test_a_request_is_routed_by_its_messages_id_or_else_by_the_id_of_its_c
         ids.append(request_id)
         return world._get(name, "")
 
-    world.calls.repository.routed = routed  # type: ignore[method-assign]
+    world.calls.directory.routed = routed  # type: ignore[method-assign]
 
     async def ask(header: str, own_id: str) -> None:
         request_context.begin(Endpoint("service/Method", {}), [("x-request-id", header)])

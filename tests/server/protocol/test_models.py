@@ -15,8 +15,9 @@ from xlaserve_proto import open_inference_pb2 as pb
 
 
 def models(served: Served, device: Device | None = None) -> Models:
-    repository = cast(Any, SimpleNamespace(get=lambda name, version: served, versions=lambda name: [served.version]))
-    return Models(repository, device or Device("cpu", "CPU", 1, 1), has_model_control=False)
+    directory = SimpleNamespace(get=lambda name, version: served, versions=lambda name: [served.version])
+    backend = SimpleNamespace(directory=directory, device=device or Device("cpu", "CPU", 1, 1))
+    return Models(cast(Any, backend), has_model_control=False)
 
 
 def served(*buckets: Bucket) -> Served:

@@ -107,16 +107,17 @@ import tensorflow as tf
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
-from xlaserve import app
+from xlaserve.app import engine
 from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.runtimes.tf import replicas
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.tf.frozen import FrozenGraph
+from xlaserve.telemetry.metrics import Metrics
 from xlaserve.model.sources import digits
 
 DEVICES = ("/CPU:0", "/CPU:1")
 Device.replicas = DEVICES
-app.configure = lambda settings, uses_tensorflow: Device("gpu", "half a CPU", 2, 1, (0, 1))
+engine.configure = lambda settings, uses_tensorflow: Device("gpu", "half a CPU", 2, 1, (0, 1))
 
 built = []
 load = digits.load
@@ -137,7 +138,7 @@ MODES = (Mode.XLA, Mode.GRAPH, Mode.EAGER)
 settings = Settings(models=(ModelSettings(name="digits", source="builtin:digits", modes=MODES, buckets=(1, 2)),))
 
 async def main():
-    server = app.App(settings)
+    server = engine.Engine(settings, Metrics())
     await server.repository.load_all()
     batcher = server.repository.get("digits").batcher
     on_devices = [{variable.value.device[-5:] for variable in model.weights} for model in built]

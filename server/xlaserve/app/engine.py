@@ -1,0 +1,252 @@
+"""What runs models: the device, its lanes, the repository, the compile cache, and who watches XLA."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable, Collection, Iterable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from xlaserve.app.tracing import Tracing
+from xlaserve.cache.cache import CompileCache
+from xlaserve.config import ModelSettings, Settings
+from xlaserve.engine.batching.lanes import Lanes
+from xlaserve.engine.batching.worker import Worker
+from xlaserve.engine.memory import keep_freed_memory
+from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.errors import ConfigError, ModelFailed
+from xlaserve.inspection.profiler import Profiler
+from xlaserve.model import catalog, gauges
+from xlaserve.model.changes import Stop
+from xlaserve.model.loader import Loader
+from xlaserve.model.poll import Poll
+from xlaserve.model.preparer import Preparer
+from xlaserve.model.repository import Repository
+from xlaserve.model.triton_metrics import triton_metrics
+from xlaserve.model.version import Version
+from xlaserve.runtimes.tf import persistent_cache
+from xlaserve.runtimes.tf.device import Device, configure
+from xlaserve.runtimes.watch.compile_watch import CompileWatch
+from xlaserve.runtimes.watch.stderr_tap import StderrTap
+from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry import gpus
+from xlaserve.telemetry.departures import Departures
+from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, build_info, counter, gauge
+
+log = logging.getLogger(__name__)
+
+PROFILES: Final = Path("xlaserve-profiles")
+
+
+class Engine:
+    """Loads and runs the models of `settings`. Build it on a running event loop, before TensorFlow is imported.
+
+    `read_settings` reads the configuration again, on a thread, for a load and for `reconfigure`. `on_record` is called
+    with each program that warm-up compiled, on the compiling thread; `on_change` at every change of a version's state,
+    `on_crash` where nothing can be run any more. `xla_events` is entered already. It is a `protocol.backend.Backend`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        read_settings: Callable[[], Settings] | None = None,
+        on_record: Callable[[Entry], None] = lambda entry: None,
+        on_change: Callable[[], None] = lambda: None,
+        on_crash: Callable[[], None] = lambda: None,
+        tracing: Tracing | None = None,
+        xla_events: StderrTap | None = None,
+    ) -> None:
+        self._settings = settings
+        self._read_settings = read_settings or (lambda: settings)
+        self._metrics = metrics
+        self._on_change = on_change
+        self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
+        self.gpus = gpus.of_machine()
+        self._cache = self._open_cache()
+        self.device: Device = configure(settings, self._has_tensorflow)
+        self._lanes = Lanes(self.device.lanes, self.device.count)
+        if self._cache and self.device.replicas:
+            log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
+        worker = Worker(self.device.lanes, self.device.count)
+        self._watch = CompileWatch(self._on_compiled, worker.is_lane)
+        self._is_watching = xla_events is not None
+        if xla_events is not None:
+            xla_events.restore_environment()
+            xla_events.listen(self._watch.read)
+        self._departures = Departures(metrics.forget)
+        self.repository = Repository(
+            settings=settings,
+            loader=self._make_loader(worker, on_crash, tracing),
+            read_models=lambda: self._read_settings().models,
+            metrics=metrics,
+            on_change=self._changed,
+            on_record=on_record,
+            on_listing=on_change,
+        )
+        self._profiler = Profiler((settings.profile_dir or PROFILES) if self._has_tensorflow else None)
+        self.load, self.update, self.unload = self.repository.load, self.repository.update, self.repository.unload
+        self.profile = self._profiler.record
+        metrics.add_gauges(self._gauges)
+        metrics.registry.register(self.gpus)
+        self.see_versions()
+
+    def _open_cache(self) -> CompileCache | None:
+        """Must come before TensorFlow is imported."""
+        settings = self._settings
+        if not self._has_tensorflow:
+            return None
+        persistent_cache.set_environment(has_all_compiled=settings.compile_cache is not None)
+        if settings.compile_cache is None:
+            return None
+        return CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
+
+    def _make_loader(self, worker: Worker, on_crash: Callable[[], None], tracing: Tracing | None) -> Loader:
+        settings, device, stop = self._settings, self.device, Stop()
+        has_preparer = self._has_tensorflow and settings.load_process and device.kind == "cpu"
+        return Loader(
+            settings=settings,
+            load_model=self._load_model,
+            lanes=self._lanes,
+            worker=worker,
+            expecting=self._watch.expecting,
+            on_crash=on_crash,
+            on_traced=None if tracing is None else tracing.tracer.batch_ran,
+            preparer=Preparer(settings, device, stop, self._cache) if has_preparer else None,
+            stop=stop,
+            has_tf32=device.tf32,
+            on_cpu=device.kind == "cpu",
+        )
+
+    @property
+    def directory(self) -> Repository:
+        """The models that there are."""
+        return self.repository
+
+    @property
+    def unexpected(self) -> Collection[XlaCompilation]:
+        """What XLA compiled although nothing asked for it."""
+        return self._watch.unexpected
+
+    @property
+    def is_watched(self) -> bool | None:
+        """Whether XLA's compilations are seen; None where nobody watches."""
+        return None if self._watch.is_blind is None else not self._watch.is_blind
+
+    @property
+    def lane_busy_s(self) -> float:
+        """Time for which lanes were in use, all together."""
+        return self._lanes.busy_s
+
+    @property
+    def serving(self) -> str:
+        """Which models serve, in words."""
+        ready = [name for name, serves in self.repository.serving().items() if serves]
+        return f"ready: {', '.join(ready) or 'no model'}"
+
+    async def start(self, stopping: asyncio.Event) -> bool:
+        """Loads every model; False where `stopping` was set first. Raises ModelFailed where a model fails."""
+        if self._is_watching:
+            from xlaserve.runtimes.tf.known_compilation import compile_known  # noqa: PLC0415 - imports TensorFlow
+
+            await asyncio.to_thread(self._watch.check, compile_known)
+        loading = asyncio.ensure_future(self._load_all())
+        ending = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait((loading, ending), return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if stopping.is_set():
+            loading.cancel()
+            return False
+        await loading
+        if self._cache is not None:
+            self._cache.stop_filling()
+        return True
+
+    async def _load_all(self) -> None:
+        await asyncio.to_thread(self._settle)
+        await self.repository.load_all()
+        keep_freed_memory()  # not before: loading frees much that is of no further use
+
+    def _settle(self) -> None:
+        """Freezes what stays for ever, the libraries: the garbage collector, which pauses all threads, skips it."""
+        if self._has_tensorflow and self._cache is None:
+            from xlaserve.model.networks import keras_runtime  # noqa: F401, PLC0415 - imports TensorFlow
+        gc.freeze()
+
+    async def poll(self) -> None:
+        """Looks for new versions as often as `poll_versions_s` says, for ever."""
+        if every_s := self._settings.poll_versions_s:
+            poll = Poll(lambda: self._read_settings().models, self.reconfigure, every_s)
+            await poll.follow(self._settings.models)
+
+    async def reconfigure(self, only: Collection[str] | None = None) -> None:
+        """Reads the configuration again, and has models served as it says: all, or `only` these."""
+        try:
+            await self._apply_configuration(only)
+        except ConfigError as error:
+            log.error("the configuration is as before: %s", error)
+        except Exception:
+            log.exception("the configuration could not be read again")
+
+    async def _apply_configuration(self, only: Collection[str] | None) -> None:
+        settings = await asyncio.to_thread(self._read_settings)
+        fixed = [name for name in Settings.model_fields if name != "models"]
+        if waiting := [name for name in fixed if getattr(settings, name) != getattr(self._settings, name)]:
+            log.warning("changed in the configuration, but only a restart applies it: %s", ", ".join(waiting))
+        done = await self.repository.reconfigure(settings.models, only)
+        log.info("read the configuration again: %s", "; ".join(done) or "no model changed")
+
+    def see_versions(self) -> None:
+        """Notes which versions there are: metrics of others are forgotten after a while."""
+        self._departures.see((version.name, version.settings.version) for version in self.repository.index())
+
+    def _load_model(self, settings: ModelSettings, prepared: CompileCache | None = None) -> catalog.Model:
+        if catalog.uses_tensorflow(settings) and not self._has_tensorflow:
+            raise ModelFailed("the server was started without any TensorFlow model; restart it to serve this one")
+        if not catalog.uses_tensorflow(settings):
+            return catalog.load(settings)
+        if self.device.replicas:
+            return self._replicated(settings)
+        if (cache := prepared or self._cache) is None:
+            return catalog.load(settings)
+        from xlaserve.model.networks import cached  # noqa: PLC0415 - imports TensorFlow
+
+        return catalog.load(settings, partial(cached.network, cache, self.device))
+
+    @cached_property
+    def _replicated(self) -> Callable[[ModelSettings], catalog.Model]:
+        """Loads models on all devices, which share the turns."""
+        from xlaserve.model import replicas  # noqa: PLC0415
+        from xlaserve.runtimes.tf.replicas import Replicas  # noqa: PLC0415 - imports TensorFlow
+
+        return partial(replicas.load, replicas=Replicas(self.device.replicas))
+
+    def _on_compiled(self, compilation: XlaCompilation, is_expected: bool) -> None:
+        self._metrics.xla_compilations.labels(EXPECTED if is_expected else SERVING).inc()
+
+    def _changed(self, version: Version) -> None:
+        self.see_versions()
+        self._on_change()
+
+    def _gauges(self) -> Iterable[Metric]:
+        versions = self.repository.versions()
+        yield from gauges.gauges(versions)
+        if self._settings.triton_metrics:
+            yield from triton_metrics(versions, self._metrics)
+        yield build_info(self.device.kind, self.device.name)
+        yield gauge("xlaserve_lanes", "Batches that the device runs at the same time.", self._lanes.count)
+        yield counter(
+            "xlaserve_lane_busy_seconds", "Time for which lanes were in use, all together.", self._lanes.busy_s
+        )
+        is_watched = self.is_watched
+        yield gauge(
+            "xlaserve_compile_watch",
+            "1 where XLA's compilations are seen, 0 where they go unseen; absent where nobody watches.",
+            is_watched,
+        )

@@ -1,0 +1,225 @@
+"""What clients meet: ports, identity, limits, requests in flight, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from xlaserve.access.certificates import Certificates
+from xlaserve.access.door import Door
+from xlaserve.app.tracing import Tracing
+from xlaserve.config import Settings
+from xlaserve.engine.memory import usable_memory_bytes
+from xlaserve.http import metrics as shown_metrics
+from xlaserve.http import routes
+from xlaserve.http.calls import CallsIn
+from xlaserve.http.cors import with_cors
+from xlaserve.http.open_inference import OpenInference as HttpOpenInference
+from xlaserve.http.server import HttpServer
+from xlaserve.http.status import Status
+from xlaserve.http.tensorflow_serving import TensorflowServing as HttpTensorflowServing
+from xlaserve.http.vision import Vision as HttpVision
+from xlaserve.pipeline import Pipeline
+from xlaserve.ports import Ports
+from xlaserve.protocol.admission import Admissions
+from xlaserve.protocol.backend import Backend
+from xlaserve.protocol.call import Calls
+from xlaserve.protocol.intake import Intake
+from xlaserve.protocol.models import Models
+from xlaserve.protocol.overview import Overview
+from xlaserve.protocol.shadow import Shadows
+from xlaserve.protocol.shared_memory import SharedMemory
+from xlaserve.rpc.admin import Admin
+from xlaserve.rpc.health import Health
+from xlaserve.rpc.open_inference import OpenInference
+from xlaserve.rpc.open_streams import OpenStreams
+from xlaserve.rpc.server import GrpcServer, Services
+from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
+from xlaserve.rpc.vision import Vision
+from xlaserve.telemetry.access_log import AccessLog
+from xlaserve.telemetry.gpus import Gpus
+from xlaserve.telemetry.http import HttpEndpoint
+from xlaserve.telemetry.metrics import Metrics, gauge
+
+log = logging.getLogger(__name__)
+
+QUIET_S: Final = 0.2
+"""The port closes once no request came for this time, or after FLUSH_S."""
+FLUSH_S: Final = 1.0
+"""The longest time that requests are refused once all accepted ones are answered, and then the longest that the last
+answers may take to leave. Idle streams end with it."""
+RESIDENT_SHARE: Final = 0.8
+"""Share of the usable memory that `max_resident_bytes` is by default."""
+
+
+class Front:
+    """Serves what `backend` runs. `stopping` is set once the server is to end, and `on_crash` called where it must."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        backend: Backend,
+        metrics: Metrics,
+        *,
+        stopping: asyncio.Event,
+        on_crash: Callable[[], None],
+        gpus: Gpus,
+        shadows: Shadows | None = None,
+        tracing: Tracing | None = None,
+        telemetry: HttpEndpoint | None = None,
+        metrics_elsewhere: str | None = None,
+        refresh: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._backend = backend
+        self._metrics = metrics
+        self._stopping = stopping
+        self._on_crash = on_crash
+        self._tracer = None if tracing is None else tracing.tracer
+        self._pipeline = Pipeline(settings)
+        self.calls = Calls(
+            backend.directory,
+            metrics,
+            self._pipeline,
+            shadows,
+            AccessLog(settings.access_log),
+            is_tracing=tracing is not None,
+        )
+        self._streams = OpenStreams()
+        self.health = Health(self.is_ready, backend.directory.serving, self._streams)
+        self._intake = Intake(
+            settings.max_inflight_bytes,
+            settings.max_message_bytes,
+            settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
+        )
+        self._door = Door(settings.access)
+        self._certificates = _certificates(settings)
+        admissions, models = Admissions.of(settings), Models(backend, settings.has_model_control)
+        self.ports = Ports(
+            settings,
+            self._make_grpc_server(admissions, models),
+            self._make_http_server(admissions, models, gpus, refresh),
+            telemetry,
+            self._door,
+            self._certificates,
+            metrics_elsewhere,
+        )
+        metrics.add_gauges(self._gauges)
+
+    def _make_grpc_server(self, admissions: Admissions, models: Models) -> GrpcServer:
+        settings, calls = self._settings, self.calls
+        shared_memory = None
+        if settings.shared_memory:
+            shared_memory = SharedMemory(settings.max_message_bytes, settings.max_inflight_bytes, self._intake)
+        return GrpcServer(
+            settings,
+            Services(
+                OpenInference(calls, models, self._streams, shared_memory),
+                Vision(calls, models, settings.max_message_bytes),
+                PredictionService(calls, models),
+                ModelService(models),
+            ),
+            self.health,
+            Admin(self._backend) if settings.has_admin else None,
+            intake=self._intake,
+            admissions=admissions,
+            door=self._door,
+            certificates=self._certificates,
+            metrics=self._metrics,
+            on_failed=calls.note_failure,
+            on_crash=self._on_crash,
+            tracer=self._tracer,
+        )
+
+    def _make_http_server(
+        self, admissions: Admissions, models: Models, gpus: Gpus, refresh: Callable[[], None]
+    ) -> HttpServer:
+        settings, calls = self._settings, self.calls
+        incoming = CallsIn(
+            admissions,
+            self._intake,
+            settings.max_message_bytes,
+            self._metrics.count_refused,
+            self._door,
+            on_failed=calls.note_failure,
+            tracer=self._tracer,
+        )
+        overview = Overview(
+            calls,
+            self._backend,
+            is_ready=self.is_ready,
+            addresses=lambda: self.ports.addresses(),  # noqa: PLW0108 - they are made later
+        )
+        methods = routes.operations(
+            HttpOpenInference(calls, models, settings.cors_origins),
+            HttpVision(calls, settings.max_message_bytes),
+            HttpTensorflowServing(calls, models),
+            Status(overview, models, gpus),
+            shown_metrics.shown(self._metrics.registry, refresh),
+        )
+        application = with_cors(routes.application(incoming, methods), settings.cors_origins)
+        return HttpServer(settings, application, self._certificates, calls.note_failure)
+
+    def is_ready(self) -> bool:
+        """Whether models serve and the server does not end."""
+        return self._backend.directory.is_ready and not self._stopping.is_set()
+
+    async def drain(self, draining: asyncio.Event, delay_s: float) -> None:
+        """Lets accepted requests finish and refuses new ones, as clients see it: first health, then calls.
+
+        Still serves for `delay_s` before that, or until `draining` is set; sets it.
+        """
+        self.health.stop()
+        if delay_s:
+            log.info("stopping: still serving for %g s, or until the next signal", delay_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await draining.wait()
+        draining.set()
+        log.info("draining: %d requests in flight", self.calls.in_flight)
+        timeout_s = self._settings.drain_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.calls.drain()
+        except TimeoutError:
+            log.warning("%d requests did not finish in %g s", self.calls.in_flight, timeout_s)
+
+    async def close(self) -> None:
+        """Closes the ports of gRPC and HTTP, once clients have been refused for a while."""
+        # A refusal says more than a connection that closes.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self.calls.quiet(QUIET_S)
+        await self._streams.end(FLUSH_S)
+        await self.ports.stop_calls(FLUSH_S)
+        self._pipeline.stop()
+        self.calls.access_log.flush()
+
+    def _gauges(self) -> Iterable[Metric]:
+        yield gauge("xlaserve_in_flight_requests", "Requests accepted and not yet answered.", self.calls.in_flight)
+        yield gauge(
+            "xlaserve_in_flight_message_bytes",
+            "Bytes of messages that arrived and are still held.",
+            self._intake.held_bytes,
+        )
+        yield gauge(
+            "xlaserve_in_flight_message_bytes_limit",
+            "`max_inflight_bytes`: as many of those bytes there may be.",
+            self._settings.max_inflight_bytes,
+        )
+        yield gauge(
+            "xlaserve_certificate_expiry_timestamp_seconds",
+            "When the server's certificate ends, in seconds since the epoch; absent without TLS.",
+            self._certificates.pem.expiry_s if self._certificates is not None else None,
+        )
+        yield gauge("xlaserve_ready", "1 once start-up has finished and at least one model serves.", self.is_ready())
+
+
+def _certificates(settings: Settings) -> Certificates | None:
+    certificate, key = settings.tls_certificate, settings.tls_key
+    return None if certificate is None or key is None else Certificates(certificate, key, settings.tls_client_ca)

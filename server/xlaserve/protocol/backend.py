@@ -1,0 +1,47 @@
+"""What runs the models, as the protocols see it: this process's repository, or a link to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from xlaserve.inspection.profiler import Recording
+from xlaserve.model.directory import Directory
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.watch.xla_log import XlaCompilation
+
+
+class Backend(Protocol):
+    """All methods run on the event loop. Those that may wait raise EngineLost where it ends meanwhile."""
+
+    @property
+    def directory(self) -> Directory:
+        """The models that there are."""
+
+    @property
+    def device(self) -> Device:
+        """What runs them."""
+
+    @property
+    def unexpected(self) -> Collection[XlaCompilation]:
+        """What XLA compiled although nothing asked for it."""
+
+    @property
+    def is_watched(self) -> bool | None:
+        """Whether XLA's compilations are seen; None where nobody watches."""
+
+    @property
+    def lane_busy_s(self) -> float:
+        """Time for which lanes were in use, all together."""
+
+    async def load(self, name: str) -> None:
+        """Does as `Repository.load`."""
+
+    async def update(self, name: str, labels: Mapping[str, str], versions: Collection[str]) -> None:
+        """Does as `Repository.update`."""
+
+    async def unload(self, name: str) -> None:
+        """Does as `Repository.unload`."""
+
+    async def profile(self, seconds: float) -> Recording:
+        """Does as `Profiler.record`."""
