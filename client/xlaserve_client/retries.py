@@ -37,6 +37,8 @@ class Retries:
             wait_s = _after_overload_s(error.retry_after_s, attempt)
         elif self.unavailable and isinstance(error, Unavailable):
             wait_s = _after_unavailable_s(attempt)
+        elif isinstance(error, Unavailable) and error.retry_after_s is not None:  # it says that it will be back
+            wait_s = _after_overload_s(error.retry_after_s, attempt)
         else:
             return None
         return wait_s if wait_s is not None and wait_s < left_s else None

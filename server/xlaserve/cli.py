@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, get_args, get_origin
@@ -68,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file = options.pop("config", None)
     flags = {name: options.pop(name) for name in command.settings if options.get(name) is not None}
 
-    def load() -> Settings:
-        return config.load(file, flags) if command.settings else Settings()
+    load = partial(config.load, file, flags) if command.settings else Settings
 
     try:
         settings = load()

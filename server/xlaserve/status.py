@@ -54,7 +54,7 @@ RETRY_AFTER: Final = "retry-after"
 RETRY_AFTER_S: Final = 1.0
 """When a client may come again where nothing says when there will be room."""
 
-_NO_ROOM_SOON: Final = (errors.DeadlineExceeded, errors.EngineLost, errors.ShuttingDown)
+_NO_ROOM_SOON: Final = (errors.DeadlineExceeded, errors.ShuttingDown)
 """Of what may be tried again, that which waiting does not help."""
 
 

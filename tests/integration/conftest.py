@@ -72,6 +72,8 @@ class Server:
         self.config_file.write_text(json.dumps(config))
         command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(self.config_file)]
         flags = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--ready-file", str(self._ready_file)]
+        if fronts := os.environ.get("FRONTS"):
+            flags += ["--fronts", fronts]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -8,7 +8,7 @@ import re
 from enum import StrEnum
 from itertools import combinations
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -78,6 +78,12 @@ class Settings(Frozen):
     profile_dir: Path | None = None
     """Where profiles are recorded, a folder for each; `xlaserve-profiles` where the server was started by default.
     Nothing is ever removed from it."""
+
+    # Its processes.
+    fronts: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
+    """Processes that speak to clients, beside one that runs the models: they share the ports, decode images and check
+    who calls. 0 does all in one process, and so does `auto` today. A client's connection meets one of them. What bounds
+    memory is divided among them; other bounds hold for each by itself."""
 
     # What runs the models.
     device: str = "auto"
@@ -201,6 +207,11 @@ class Settings(Frozen):
         return self.max_connections_per_address or math.ceil(self.max_connections / 2)
 
     @property
+    def front_processes(self) -> int:
+        """How many there are; 0 where one process does all."""
+        return 0 if self.fronts == "auto" else self.fronts
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine reaches the ports."""
         return _is_loopback(self.host)
@@ -270,6 +281,10 @@ class Settings(Frozen):
         for model in self.models:
             if model.max_queue_images is None:
                 model.check_queue(self.max_queue_images)
+            if self.front_processes and model.shadow is not None:
+                raise ValueError(f"model {model.title}: shadow: expected fronts: 0, got {self.fronts}")
+            if self.front_processes and model.unmatched == "background":
+                raise ValueError(f"model {model.title}: unmatched: expected fronts: 0, got {self.fronts}")
         return self
 
 

@@ -35,8 +35,11 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[Statistics], float]], ...]] = (
 )
 
 
-def triton_metrics(versions: Collection[Version], metrics: Metrics) -> Iterator[Metric]:
-    """Yields them for `versions`, each of another number. On the event loop."""
+def triton_metrics(versions: Collection[Version], metrics: Metrics, *, has_queues: bool = True) -> Iterator[Metric]:
+    """Yields them for `versions`, each of another number. On the event loop.
+
+    A process that has no queues says nothing of what waits in them; of all else each counts its part.
+    """
     for name, help_text, read in _COUNTERS:
         family = CounterMetricFamily(f"nv_inference_{name}", help_text, labels=LABELS)
         for version in versions:
@@ -46,6 +49,8 @@ def triton_metrics(versions: Collection[Version], metrics: Metrics) -> Iterator[
     for labels, count in _failures(metrics).items():
         failures.add_metric(labels, count)
     yield _as_named(failures)
+    if not has_queues:
+        return
     pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait for a batch.", labels=LABELS)
     for version in versions:
         if version.served:

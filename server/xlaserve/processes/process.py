@@ -77,7 +77,8 @@ class ChildProcess:
             "log": logs,
         }
         with os.fdopen(os.dup(said), "wb") as file:
-            file.write(json.dumps(about).encode() + b"\n" + self.role.payload)
+            payload = self.role.payload
+            file.write(json.dumps(about).encode() + b"\n" + (payload() if callable(payload) else payload))
         os.lseek(said, 0, os.SEEK_SET)
         popen = subprocess.Popen(
             [*PROCESS, str(os.getpid()), str(said)],

@@ -21,8 +21,9 @@ class Role:
     """Such as `front 2`: in the log, in metrics and in `ps`."""
     target: str
     """MODULE:FUNCTION, called with a `child.Child`; what it returns is the exit status."""
-    payload: bytes = b""
-    """Given to it as it is, such as settings: not on the command line, where everybody could read them."""
+    payload: bytes | Callable[[], bytes] = b""
+    """Given to it as it is, such as settings: not on the command line, where everybody could read them. A function is
+    called for each process."""
     descriptors: Mapping[str, int] = field(default_factory=dict)
     """What every process of this role inherits, by names: sockets that listen."""
     connect: Callable[[], Mapping[str, int]] = dict

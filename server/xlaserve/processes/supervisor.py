@@ -56,6 +56,9 @@ Launch = Callable[[Role, Hear], Process]
 class Watcher:
     """Follows the processes, on the event loop. This one does nothing."""
 
+    def stopping(self) -> None:
+        """All processes are about to be told to end."""
+
     def became_ready(self, role: Role, process: Process) -> None:
         """The process does what it is there for."""
 
@@ -130,6 +133,8 @@ class Supervisor:
             await self._stopping.wait()
         finally:
             self._stopping.set()
+            for watcher in self._watchers:
+                watcher.stopping()
             await self._end()
             for task in keeping:
                 task.cancel()

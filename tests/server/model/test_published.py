@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from xlaserve.config import Bucket, Fit, ModelSettings
-from xlaserve.model.published import Published, row_bytes, snapshot
+from xlaserve.model.published import row_bytes, snapshot
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served, State
 
@@ -26,7 +26,7 @@ def test_the_bytes_of_an_images_outputs_are_known(task: Task, wanted: list[int])
     assert [row_bytes(output, 6, 4) for output in task.outputs] == wanted
 
 
-def test_fronts_are_told_what_they_need_to_serve_a_model() -> None:
+def test_fronts_are_told_what_they_need_to_run_a_model() -> None:
     settings = ModelSettings(name="m", source="fake", version="3")
     task = Classification(2, ("cat", "dog"))
     admission = SimpleNamespace(max_images=10, max_bytes=20, is_closed=False)
@@ -35,5 +35,4 @@ def test_fronts_are_told_what_they_need_to_serve_a_model() -> None:
     told = snapshot(Served(cast(Any, version), cast(Any, model), cast(Any, batcher)), 7)
     assert (told.id, told.title, told.is_open, told.max_images, told.max_bytes) == (7, settings.title, True, 10, 20)
     assert told.output_bytes == {(4, 6): (8,), (8, 8): (8,)}
-    assert told.details == Published(settings, State.READY, task, Fit.RESIZE)
     assert pickle.loads(pickle.dumps(told)) == told

@@ -1,0 +1,198 @@
+"""The process that runs the models, for fronts that are processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from xlaserve import console
+from xlaserve.app.engine import Engine
+from xlaserve.app.event_loop import run_loop
+from xlaserve.app.stopping import Stopping
+from xlaserve.app.tracing import Tracing
+from xlaserve.config import Settings
+from xlaserve.errors import UnsupportedFeature
+from xlaserve.link.host import Host, Hosted
+from xlaserve.model import catalog
+from xlaserve.model.published import Catalogue, Publisher
+from xlaserve.model.version import Served
+from xlaserve.processes.child import Child
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.watch.stderr_tap import StderrTap
+from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry.http import on_loop
+from xlaserve.telemetry.metrics import Metrics
+
+FRONTS: Final = "fronts"
+"""The descriptor of the socket where fronts are taken in."""
+CRASHED: Final = 1
+LOOK_S: Final = 0.5
+"""How often it is seen whether fronts are to be told of more than changes of state: of programs, say."""
+
+log = logging.getLogger(__name__)
+
+
+class Orders(NamedTuple):
+    """What an engine is started with."""
+
+    settings: Settings
+    read_settings: Callable[[], Settings]
+
+
+class About(NamedTuple):
+    """What fronts are told of the engine with each change."""
+
+    catalogue: Catalogue
+    device: Device
+    unexpected: tuple[XlaCompilation, ...]
+    is_watched: bool | None
+
+
+def run(child: Child) -> int:
+    """Serves fronts until a signal, and returns the exit status."""
+    orders: Orders = pickle.loads(child.payload)
+
+    async def serve() -> int:
+        with ExitStack() as stack:
+            tap: StderrTap | None = None
+            if orders.settings.watch_compilations and any(map(catalog.uses_tensorflow, orders.settings.models)):
+                tap = stack.enter_context(StderrTap())
+            return await EngineProcess(child, orders, tap).run()
+
+    return run_loop(serve())
+
+
+class EngineProcess:
+    """An engine and its fronts."""
+
+    def __init__(self, child: Child, orders: Orders, xla_events: StderrTap | None) -> None:
+        self._child = child
+        self._stopping = Stopping()
+        self._has_news = asyncio.Event()
+        self._metrics = Metrics()
+        self._tracing = Tracing.of(orders.settings)
+        self._is_due = False
+        self._signs: object = None
+        progress = console.WarmUp(orders.settings)
+        self._on_loaded = progress.end
+        self._engine = Engine(
+            orders.settings,
+            self._metrics,
+            read_settings=orders.read_settings,
+            on_record=progress.record,
+            on_change=self._publish_soon,
+            on_crash=self._stopping.crash,
+            tracing=self._tracing,
+            xla_events=xla_events,
+        )
+        self._publisher = Publisher(self._engine.repository)
+        self._host = Host(self._answer, about=lambda: self._engine.lane_busy_s)
+        self._questions: Mapping[str, Callable[..., Awaitable[object]]] = {
+            "load": self._engine.load,
+            "update": self._engine.update,
+            "unload": self._engine.unload,
+            "profile": self._profile,
+        }
+
+    async def run(self) -> int:
+        """Serves until a signal, and returns the exit status. Raises ConfigError, and ModelFailed where one does."""
+        loop = asyncio.get_running_loop()
+        self._stopping.listen()
+        loop.add_signal_handler(signal.SIGHUP, self._has_news.set)
+        log.info("device: %s", self._engine.device)
+        self._publish()
+        self._host.listen(socket.socket(fileno=self._child.descriptors[FRONTS]))
+        self._child.show_metrics(self._metrics.registry, partial(on_loop, loop, self._take_snapshot))
+        looking = asyncio.create_task(self._look())
+        try:
+            if await self._engine.start(self._stopping.begun):
+                self._on_loaded()
+                self._publish()
+                self._tell_ready()
+                await self._serve()
+        finally:
+            looking.cancel()
+            await self._stop()
+        return CRASHED if self._stopping.has_crashed else 0
+
+    async def _serve(self) -> None:
+        following = [asyncio.create_task(self._follow_configuration()), asyncio.create_task(self._engine.poll())]
+        try:
+            await self._stopping.begun.wait()
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.wait(following)
+
+    async def _follow_configuration(self) -> None:
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            log.info("reading the configuration again")
+            await self._engine.reconfigure()
+            self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        self._child.tell_ready({"serving": self._engine.serving, "is_ready": self._engine.repository.is_ready})
+
+    async def _stop(self) -> None:
+        """Ends what fronts have left: in order, they have ended before, and with them their requests."""
+        repository = self._engine.repository
+        repository.stop_loading()
+        await repository.drain(timeout_s=0)
+        self._publish()
+        await self._host.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+        log.info("stopped")
+
+    async def _answer(self, question: str, arguments: Mapping[str, Any]) -> object:
+        ask = self._questions.get(question)
+        if ask is None:
+            raise UnsupportedFeature(f"expected one of {', '.join(self._questions)}, got {question[:64]!r}")
+        answer = await ask(**arguments)
+        self._publish()  # before the answer, so that a model that was loaded is there for who asked
+        return answer
+
+    async def _profile(self, seconds: float) -> object:
+        recording = await self._engine.profile(seconds)
+        return [recording.name, recording.size_bytes]
+
+    def _publish_soon(self) -> None:
+        """Tells fronts once of all that changes in this turn of the loop."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._publish)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if (self._publisher.signs(), len(self._engine.unexpected)) != self._signs:
+                self._publish()
+
+    def _publish(self) -> None:
+        self._is_due = False
+        self._signs = self._publisher.signs(), len(self._engine.unexpected)
+        engine = self._engine
+        about = About(self._publisher.catalogue(), engine.device, (*engine.unexpected,), engine.is_watched)
+        serving = self._publisher.serving()
+        self._host.publish(
+            [Hosted(snapshot, served.engine, partial(_enter, served), served.leave) for snapshot, served in serving],
+            about,
+        )
+
+    def _take_snapshot(self) -> None:
+        self._engine.see_versions()
+        self._metrics.read_gauges()
+
+
+def _enter(served: Served) -> None:
+    """Counts a front as a request, so that a version is not ended before each has answered what it has."""
+    served.calls += 1

@@ -1,0 +1,183 @@
+"""A process that speaks to clients, and has another one run the models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, cast
+
+from xlaserve.app.engine_process import About
+from xlaserve.app.event_loop import run_loop
+from xlaserve.app.front import Front
+from xlaserve.app.stopping import Stopping
+from xlaserve.app.tracing import Tracing
+from xlaserve.config import Settings
+from xlaserve.errors import EngineLost, ModelNotFound
+from xlaserve.inspection.profiler import Recording
+from xlaserve.link import front as link
+from xlaserve.model.mirror import Mirror
+from xlaserve.model.triton_metrics import triton_metrics
+from xlaserve.processes.child import Child
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry.gpus import Gpus
+from xlaserve.telemetry.http import on_loop
+from xlaserve.telemetry.metrics import Metrics
+
+CRASHED: Final = 1
+RETRY_S: Final = 0.05
+"""Between attempts to reach an engine that is not there."""
+
+log = logging.getLogger(__name__)
+
+
+class Orders(NamedTuple):
+    """What a front is started with."""
+
+    settings: Settings
+    engine: Path
+    """The socket of its engine."""
+    metrics: str | None
+    """HOST:PORT where the metrics of all processes are shown."""
+    announces: bool
+    """Whether it says where it listens: one front does."""
+
+
+class RemoteEngine:
+    """An engine in another process, which may end and be followed by another. It is a `protocol.backend.Backend`."""
+
+    def __init__(self, address: Path, arena_bytes: int, directory: Mirror) -> None:
+        self.directory = directory
+        self._address = address
+        self._arena_bytes = arena_bytes
+        self._link: link.EngineLink | None = None
+        self._known = asyncio.Event()
+        self.device = Device("cpu", "unknown", 0, 0)
+        self.unexpected: Collection[XlaCompilation] = ()
+        self.is_watched: bool | None = None
+
+    @property
+    def lane_busy_s(self) -> float:
+        """Time for which lanes were in use, all together, up to a second ago."""
+        told = None if self._link is None else self._link.about
+        return cast(float, told) if told is not None else 0.0
+
+    async def known(self) -> None:
+        """Returns once an engine has said what it is."""
+        await self._known.wait()
+
+    async def follow(self) -> None:
+        """Links to the engine, and to the next one when it has ended, for ever."""
+        while True:
+            try:
+                linked = await link.connect(self._address, self._arena_bytes, on_models=self._on_models)
+            except (EngineLost, OSError, TimeoutError) as error:
+                log.debug("no engine: %r", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            log.debug("linked to the engine")
+            try:
+                log.warning("the engine is lost: %s", await linked.lost())
+            finally:
+                linked.close()
+                self.directory.lose()
+
+    def _on_models(self, linked: link.EngineLink) -> None:
+        self._link = linked
+        about = cast(About, linked.details)
+        self.device, self.unexpected, self.is_watched = about.device, about.unexpected, about.is_watched
+        self.directory.take(about.catalogue, linked.models)
+        self._known.set()
+
+    async def load(self, name: str) -> None:
+        """Does as `Repository.load`."""
+        await self._change(name, "load")
+
+    async def update(self, name: str, labels: Mapping[str, str], versions: Collection[str]) -> None:
+        """Does as `Repository.update`."""
+        await self._change(name, "update", labels=dict(labels), versions=[*versions])
+
+    async def unload(self, name: str) -> None:
+        """Does as `Repository.unload`."""
+        self.directory.find(name)
+        await self._change(name, "unload")
+
+    async def profile(self, seconds: float) -> Recording:
+        """Does as `Profiler.record`."""
+        return Recording(*await self._linked.ask("profile", seconds=seconds))
+
+    async def _change(self, name: str, question: str, **arguments: object) -> None:
+        try:
+            await self._linked.ask(question, name=name, **arguments)
+        except ModelNotFound:
+            # The engine's own words list models, of which this caller may know only some.
+            raise ModelNotFound(f"no model {name[:128]!r} is configured") from None
+
+    @property
+    def _linked(self) -> link.EngineLink:
+        if self._link is None:
+            raise EngineLost("the process that runs the models is starting")
+        return self._link
+
+
+def run(child: Child) -> int:
+    """Serves clients until a signal, and returns the exit status."""
+    orders: Orders = pickle.loads(child.payload)
+    return run_loop(_serve(child, orders))
+
+
+async def _serve(child: Child, orders: Orders) -> int:
+    settings, metrics, stopping, tracing = orders.settings, Metrics(), Stopping(), Tracing.of(orders.settings)
+    stopping.listen()
+    mirror = Mirror(metrics)
+    engine = RemoteEngine(orders.engine, 2 * settings.max_queue_bytes, mirror)
+    following = asyncio.create_task(engine.follow())
+    try:
+        if not await _until_known(engine, stopping.begun):
+            return 0
+        front = Front(
+            settings,
+            engine,
+            metrics,
+            stopping=stopping.begun,
+            on_crash=stopping.crash,
+            gpus=Gpus(None),
+            tracing=tracing,
+            metrics_elsewhere=orders.metrics,
+            refresh=metrics.read_gauges,
+        )
+        mirror.on_change = front.health.refresh
+        if settings.triton_metrics:
+            metrics.add_gauges(lambda: triton_metrics(mirror.versions(), metrics, has_queues=False))
+        refresh: Callable[[], None] = metrics.read_gauges
+        child.show_metrics(metrics.registry, partial(on_loop, asyncio.get_running_loop(), refresh))
+        try:
+            await front.ports.open()
+            if orders.announces:
+                front.ports.announce()
+            child.tell_ready(front.ports.addresses())
+            await stopping.begun.wait()
+        finally:
+            is_serving = mirror.is_ready and not stopping.has_crashed
+            await front.drain(stopping.draining, settings.shutdown_delay_s if is_serving else 0)
+            await front.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
+            log.info("stopped")
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+    return CRASHED if stopping.has_crashed else 0
+
+
+async def _until_known(engine: RemoteEngine, stopping: asyncio.Event) -> bool:
+    """Waits for an engine; returns False where the process is to end first."""
+    waiting = [asyncio.create_task(engine.known()), asyncio.create_task(stopping.wait())]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+    return not stopping.is_set()

@@ -1,0 +1,216 @@
+"""A server of several processes: this one supervises fronts and an engine, and shows the metrics of all."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import pickle
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from xlaserve.app import engine_process, front_process
+from xlaserve.app.front import FLUSH_S, RESIDENT_SHARE
+from xlaserve.config import Settings
+from xlaserve.engine.memory import usable_memory_bytes
+from xlaserve.errors import ConfigError
+from xlaserve.link.host import bound
+from xlaserve.processes.metrics import AllMetrics
+from xlaserve.processes.process import ChildProcess
+from xlaserve.processes.role import Role
+from xlaserve.processes.supervisor import Process, Supervisor, Watcher
+from xlaserve.ready_file import ReadyFile
+from xlaserve.runtimes.tf.device import usable_cores
+from xlaserve.service_manager import ServiceManager
+from xlaserve.telemetry.http import HttpEndpoint
+
+ENGINE: Final = "engine"
+FRONT: Final = "front {}"
+LATER_S: Final = 5.0
+"""How much longer a process may take to end than its own limits say, before it is killed."""
+DRAINING, RUNNING = 1, 0
+"""Stages of the end: fronts answer what they have before the engine ends."""
+
+log = logging.getLogger(__name__)
+
+
+class Server(Watcher):
+    """A server of `settings.front_processes` fronts. `read_settings`, which can be pickled, reads them again."""
+
+    def __init__(self, settings: Settings, read_settings: Callable[[], Settings]) -> None:
+        self._settings = settings
+        self._read_settings = read_settings
+        self._service_manager = ServiceManager()
+        self._ready_file = ReadyFile(settings.ready_file)
+        self._metrics_address: str | None = None
+        self._ready: dict[str, Mapping[str, Any]] = {}
+        """What each process that is ready said of itself, by the name of its role."""
+        self._was_ready = False
+
+    async def run(self) -> int:
+        """Serves until a signal, and returns the exit status. Raises ConfigError where it can't listen."""
+        settings = self._settings
+        with ExitStack() as stack:
+            stack.callback(self._service_manager.close)
+            self._ready_file.remove()
+            stack.callback(self._remove_ready_file)
+            ports = {name: self._reserve(name, stack) for name in ("grpc_port", "http_port")}
+            folder = Path(tempfile.mkdtemp(prefix="xlaserve-"))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            listener = stack.enter_context(bound(folder / ENGINE))
+            metrics = AllMetrics(ProcessCollector(registry=None))
+            endpoint = self._endpoint(metrics)
+            if endpoint is not None:
+                endpoint.start()
+                stack.callback(endpoint.stop)
+            self._metrics_address = None if endpoint is None else endpoint.address
+            roles = [self._engine(listener), *self._fronts(ports, folder / ENGINE)]
+            launch = partial(_launch, settings)
+            self._supervisor = Supervisor(roles, launch, [metrics, self])
+            following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
+            self._service_manager.tell_status("compiling")
+            try:
+                return await self._supervisor.run()
+            finally:
+                for task in following:
+                    task.cancel()
+
+    def became_ready(self, role: Role, process: Process) -> None:
+        """Tells the world once all are ready."""
+        self._ready[role.name] = self._supervisor.about[role.name]
+        if len(self._ready) <= self._settings.front_processes or not self._ready[ENGINE]["is_ready"]:
+            return
+        serving = self._ready[ENGINE]["serving"]
+        if not self._was_ready:
+            self._was_ready = True
+            log.info("%s", serving)
+            self._ready_file.write(self._ready[FRONT.format(1)])
+        self._service_manager.tell_ready(serving)
+
+    def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
+        """Notes that the role is not filled."""
+        self._ready.pop(role.name, None)
+
+    def stopping(self) -> None:
+        """Tells the world that the server ends."""
+        self._ready.clear()
+        self._service_manager.tell_stopping()
+
+    def is_ready(self) -> bool:
+        """Whether models serve, and some front does. Called on any thread."""
+        ready = self._ready.copy()
+        engine = ready.pop(ENGINE, None)
+        return bool(ready) and engine is not None and bool(engine["is_ready"])
+
+    def _engine(self, listener: socket.socket) -> Role:
+        settings = self._settings
+
+        def orders() -> bytes:
+            # A model that fails ends a start, and never what was serving.
+            changed = {"exit_on_model_failure": settings.exit_on_model_failure and not self._was_ready}
+            return pickle.dumps(engine_process.Orders(settings.model_copy(update=changed), self._read_settings))
+
+        return Role(
+            name=ENGINE,
+            target=f"{engine_process.__name__}:{engine_process.run.__name__}",
+            payload=orders,
+            descriptors={engine_process.FRONTS: listener.fileno()},
+            stage=RUNNING,
+            stop_timeout_s=settings.drain_timeout_s + LATER_S,
+        )
+
+    def _fronts(self, ports: Mapping[str, int], engine: Path) -> list[Role]:
+        settings = self._settings
+        of_front = _of_front(settings, ports)
+        stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
+        return [
+            Role(
+                name=FRONT.format(number),
+                target=f"{front_process.__name__}:{front_process.run.__name__}",
+                payload=pickle.dumps(
+                    front_process.Orders(of_front, engine, self._metrics_address, announces=number == 1)
+                ),
+                stage=DRAINING,
+                stop_timeout_s=stop_timeout_s,
+            )
+            for number in range(1, settings.front_processes + 1)
+        ]
+
+    def _endpoint(self, metrics: AllMetrics) -> HttpEndpoint | None:
+        settings, loop = self._settings, asyncio.get_running_loop()
+        if settings.metrics_port is None:
+            return None
+        registry = CollectorRegistry()
+        registry.register(metrics.merged)
+        return HttpEndpoint(
+            settings.host,
+            settings.metrics_port,
+            registry,
+            is_ready=self.is_ready,
+            refresh=lambda: asyncio.run_coroutine_threadsafe(metrics.refresh(), loop),
+        )
+
+    def _reserve(self, name: str, stack: ExitStack) -> int:
+        """Takes a port of all addresses of the host, where fronts may listen too, and returns it. Raises ConfigError.
+
+        Nobody listens here: a connection meets a front, or is refused where there is none.
+        """
+        host, port = self._settings.host, getattr(self._settings, name)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address[0]) for family, _, _, _, address in found):
+            try:
+                with _bound(family, address, port, is_shared=False) as alone:  # fails where anybody else has it
+                    port = alone.getsockname()[1]
+                stack.enter_context(_bound(family, address, port, is_shared=True))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    expected = f"a free port of {host}"
+                    raise ConfigError(f"{name}: expected {expected}, got {port}: {error.strerror}") from None
+        return int(port)
+
+    def _remove_ready_file(self) -> None:
+        with suppress(ConfigError):
+            self._ready_file.remove()
+
+
+def _launch(settings: Settings, role: Role, hear: Any) -> ChildProcess:
+    return ChildProcess(role, hear, settings.log_level, settings.log_format)
+
+
+def _of_front(settings: Settings, ports: Mapping[str, int]) -> Settings:
+    """Returns the settings of one of the fronts: it has its share of what bounds memory, and of the cores."""
+    fronts = settings.front_processes
+    resident_bytes = settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE)
+    return settings.model_copy(
+        update={
+            **ports,
+            "metrics_port": None,
+            "max_inflight_bytes": max(settings.max_message_bytes, settings.max_inflight_bytes // fronts),
+            "max_decode_bytes": max(1, settings.max_decode_bytes // fronts),
+            "max_resident_bytes": max(1, resident_bytes // fronts),
+            "decode_threads": max(1, (settings.decode_threads or usable_cores()) // fronts),
+        }
+    )
+
+
+def _bound(family: int, address: str | int, port: int, *, is_shared: bool) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if is_shared:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        one.bind((address, port))
+    except OSError:
+        one.close()
+        raise
+    return one

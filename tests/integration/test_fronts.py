@@ -1,0 +1,226 @@
+"""A server of several processes, each of which may be killed at any moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from grpc import StatusCode as Status
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.conftest import Brake, NoopClient, Server, StartServer
+
+from xlaserve_client import VisionClient
+from xlaserve_proto import open_inference_pb2 as pb
+
+NOOP = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
+CONFIG = {"models": [NOOP], "fronts": 2}
+CHANNELS = 16
+"""Connections, of which each front gets one but once in 2**15 times."""
+PATIENCE_S = 60.0
+SOON_S = 5.0
+"""What takes a second at most, on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def served(start_module_server: StartServer) -> Server:
+    return start_module_server(CONFIG)
+
+
+@pytest.fixture
+def braked(start_server: StartServer, brake: Brake) -> Server:
+    return start_server(CONFIG, env=brake.env)
+
+
+def processes(server: Server) -> dict[str, psutil.Process]:
+    """Returns the processes of a server by what `ps` calls them."""
+    children = psutil.Process(server.pid).children()
+    return {" ".join(child.cmdline()).strip(): child for child in children if child.status() != psutil.STATUS_ZOMBIE}
+
+
+def clients(server: Server, count: int = CHANNELS) -> list[NoopClient]:
+    return [NoopClient(server.grpc) for _ in range(count)]
+
+
+def health(client: NoopClient, service: str = "") -> int:
+    stub: Any = health_pb2_grpc.HealthStub(client.channel)
+    request = health_pb2.HealthCheckRequest(service=service)
+    return int(stub.Check(request, timeout=PATIENCE_S, wait_for_ready=True).status)
+
+
+def outcomes_of(used: list[NoopClient], calls: list[Any]) -> list[Status]:
+    """Returns the outcomes of calls that each sent its number."""
+    return [client.outcome(call, number) for number, (client, call) in enumerate(zip(used, calls, strict=True))]
+
+
+def until(condition: Callable[[], object], otherwise: str, timeout_s: float = PATIENCE_S) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at, otherwise
+        time.sleep(0.02)
+
+
+def test_all_fronts_answer_and_metrics_are_those_of_all_processes(served: Server) -> None:
+    before = served.metric("xlaserve_requests_total", model="noop", status="OK")
+    used = clients(served)
+    assert {client.ask(number) for number, client in enumerate(used)} == {Status.OK}
+    assert served.metric("xlaserve_requests_total", model="noop", status="OK") == before + len(used)
+    text = served.scrape()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    roles = {sample.labels["role"] for sample in families["process_resident_memory_bytes"].samples}
+    assert roles == {"supervisor", "engine", "front 1", "front 2"}
+    assert {*processes(served)} == {"xlaserve engine", "xlaserve front 1", "xlaserve front 2"}
+    at = {
+        name: [one for one in process.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED]
+        for name, process in processes(served).items()
+    }
+    assert at["xlaserve front 1"]
+    assert at["xlaserve front 2"]
+
+
+def test_a_model_that_is_loaded_at_one_front_is_there_at_all(served: Server) -> None:
+    used = clients(served)
+    used[0].stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="noop"), timeout=PATIENCE_S)
+    until(lambda: {client.ask(1) for client in used} == {Status.UNAVAILABLE}, "some front still has the model")
+    assert health(used[0], "noop") == health_pb2.HealthCheckResponse.NOT_SERVING
+    used[1].stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="noop"), timeout=PATIENCE_S)
+    assert used[1].ask(1) is Status.OK
+    until(lambda: {client.ask(1) for client in used} == {Status.OK}, "some front lacks the model")
+    with pytest.raises(grpc.RpcError) as raised:
+        used[0].stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="other"), timeout=PATIENCE_S)
+    assert raised.value.code() is Status.NOT_FOUND
+
+
+def test_not_one_call_fails_while_a_model_is_reloaded(served: Server) -> None:
+    outcomes: Counter[Status] = Counter()
+    stopping = threading.Event()
+
+    def ask(client: NoopClient) -> None:
+        number = 0
+        while not stopping.is_set():
+            outcomes[client.ask(number % 256)] += 1
+            number += 1
+
+    used = clients(served, 6)
+    asking = [threading.Thread(target=ask, args=(client,)) for client in used]
+    for thread in asking:
+        thread.start()
+    control = NoopClient(served.grpc)
+    for _ in range(10):
+        control.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="noop"), timeout=PATIENCE_S)
+    stopping.set()
+    for thread in asking:
+        thread.join(PATIENCE_S)
+    assert {*outcomes} == {Status.OK}, outcomes
+
+
+def test_the_calls_of_a_killed_front_fail_alone_and_another_takes_its_place(braked: Server, brake: Brake) -> None:
+    used = clients(braked)
+    assert {client.ask(0) for client in used} == {Status.OK}
+    front = processes(braked)["xlaserve front 1"]
+    ports = {one.raddr.port for one in front.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED}
+    brake.pull()
+    calls = [client.send(number) for number, client in enumerate(used)]
+    until(lambda: braked.metric("xlaserve_in_flight_images", model="noop") == len(calls), "not all calls came")
+    front.kill()
+    killed_at = time.monotonic()
+    until(lambda: braked.stderr.count("is ready") == 4, "no other front came")
+    assert time.monotonic() - killed_at < SOON_S
+    brake.release()
+    outcomes = Counter(outcomes_of(used, calls))
+    assert outcomes == {Status.UNAVAILABLE: len(ports), Status.OK: len(used) - len(ports)}
+    until(lambda: braked.metric("xlaserve_in_flight_images", model="noop") == 0, "images are still counted")
+    assert {client.ask(7) for client in clients(braked)} == {Status.OK}
+
+
+def test_an_engine_that_is_killed_fails_what_it_held_at_once_and_another_serves(braked: Server, brake: Brake) -> None:
+    used = clients(braked)
+    brake.pull()
+    calls = [client.send(number) for number, client in enumerate(used)]
+    until(lambda: braked.metric("xlaserve_in_flight_images", model="noop") == len(calls), "not all calls came")
+    processes(braked)["xlaserve engine"].kill()
+    killed_at = time.monotonic()
+    outcomes = {*outcomes_of(used, calls)}
+    assert outcomes == {Status.UNAVAILABLE}
+    assert time.monotonic() - killed_at < SOON_S
+    assert health(used[0]) == health_pb2.HealthCheckResponse.NOT_SERVING
+    brake.release()
+    until(lambda: health(used[0]) == health_pb2.HealthCheckResponse.SERVING, "no other engine came")
+    until(lambda: {client.ask(number) for number, client in enumerate(used)} == {Status.OK}, "it does not answer")
+
+
+def test_calls_that_may_be_tried_again_never_notice_that_engines_are_killed(served: Server) -> None:
+    answered: Counter[bool] = Counter()
+    lock = threading.Lock()
+    stopping = threading.Event()
+
+    def ask(number: int) -> None:
+        with VisionClient(served.grpc) as client:
+            while not stopping.is_set():
+                number = (number + 1) % 256
+                pixels = np.full((1, 224, 224, 3), number, np.uint8)
+                (output,) = client.infer(pixels, model="noop", deadline_s=PATIENCE_S).outputs.values()
+                with lock:
+                    answered[bool((output == number).all())] += 1
+
+    asking = [threading.Thread(target=ask, args=(17 * number,)) for number in range(6)]
+    for thread in asking:
+        thread.start()
+    for _ in range(2):
+        wanted = answered.total() + 200
+        until(lambda wanted=wanted: answered.total() > wanted, "calls are no longer answered")  # type: ignore[misc]
+        before = processes(served)["xlaserve engine"]
+        before.kill()
+        until(lambda before=before: processes(served).get("xlaserve engine", before) != before, "no other engine")  # type: ignore[misc]
+    wanted = answered.total() + 200
+    until(lambda: answered.total() > wanted, "calls are no longer answered")
+    stopping.set()
+    for thread in asking:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert {*answered} == {True}
+
+
+def test_all_processes_end_with_a_supervisor_that_is_killed(start_server: StartServer) -> None:
+    server = start_server(CONFIG)
+    port = int(server.grpc.rpartition(":")[2])
+    left = [*processes(server).values()]
+    os.kill(server.pid, signal.SIGKILL)
+    server.process.wait(PATIENCE_S)
+    assert not psutil.wait_procs(left, PATIENCE_S)[1]
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_it_ends_in_order_with_what_it_has_accepted(braked: Server, brake: Brake) -> None:
+    used = clients(braked)
+    brake.pull()
+    calls = [client.send(number) for number, client in enumerate(used)]
+    until(lambda: braked.metric("xlaserve_in_flight_images", model="noop") == len(calls), "not all calls came")
+    braked.process.terminate()
+    until(lambda: braked.stderr.count("draining: ") >= 2, "the fronts do not drain")
+    brake.release()
+    outcomes = {*outcomes_of(used, calls)}
+    assert outcomes == {Status.OK}
+    assert braked.wait() == 0, braked.stderr
+
+
+def test_a_port_that_another_server_has_is_refused(served: Server) -> None:
+    port = served.grpc.rpartition(":")[2]
+    flags = ["--fronts", "1", "--http-port", "0", "--metrics-port", "0", "--grpc-port", port]
+    command = [sys.executable, "-m", "xlaserve", "serve", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1
+    assert f"grpc_port: expected a free port of 127.0.0.1, got {port}" in done.stderr
