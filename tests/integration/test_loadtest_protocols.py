@@ -55,7 +55,7 @@ async def test_every_protocol_describes_the_same_model(server: Server) -> None:
     assert [info.modes for info in infos] == [("graph",), ("graph",), (), ()]
 
 
-@pytest.mark.parametrize("form", ["pixels", "encoded"])
+@pytest.mark.parametrize("form", ["encoded", pytest.param("pixels", marks=pytest.mark.slow)])
 def test_the_protocols_of_a_server_are_arms_that_answer_alike(server: Server, tmp_path: Path, form: str) -> None:
     arms = [f"--arm={name}={address}" for name, address in addresses(server).items()]
     run = load(tmp_path, *arms, "--no-control", "--concurrency", "2", "--duration", "0.8", "--payload", form)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from tests.loadtest.run_files import compared, run_file
 
 from xlaserve.oracle.virtual_time import VirtualTimeLoop
 from xlaserve_loadtest.record.lines import Status
-from xlaserve_loadtest.run import strain
+from xlaserve_loadtest.run import ceilings, strain
+from xlaserve_loadtest.run.recorder import Ceiling
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
+from xlaserve_loadtest.settings import NULL, Settings
 from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply
 
 __all__ = ["compared", "measured", "run_file"]  # fixtures, for all tests of the load tester
@@ -75,6 +77,21 @@ def fake_target() -> type[FakeTarget]:
 @pytest.fixture
 def model_info() -> ModelInfo:
     return ModelInfo("digits", (32, 32), (Tensor("scores", "FP32", (-1, 10)),), {}, "puppet 1")
+
+
+@pytest.fixture
+def given_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says what the generator can send: to measure it starts a server, and takes a second of each run."""
+    start = ceilings.null_server
+
+    def null_server(settings: Settings) -> AbstractAsyncContextManager[Any]:
+        return start(settings) if settings.targets == (NULL,) else nullcontext()
+
+    async def measure(protocol: str, server: None, workers: Sequence[Any]) -> Ceiling:
+        return Ceiling(per_s=10_000.0, own_ms=0.3)
+
+    monkeypatch.setattr(ceilings, "null_server", null_server)
+    monkeypatch.setattr(ceilings, "measure", measure)
 
 
 @pytest.fixture

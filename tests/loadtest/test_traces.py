@@ -28,7 +28,7 @@ Replay = Callable[..., tuple[Run, Received]]
 
 
 @pytest.fixture
-def loadtest(tmp_path: Path, start_puppet: StartPuppet) -> Replay:
+def loadtest(given_ceiling: None, tmp_path: Path, start_puppet: StartPuppet) -> Replay:
     """Runs the command against a server of two models; returns the run, and what the server received."""
     log = tmp_path / "log.jsonl"
     target = start_puppet("--models", MODELS, "--any-size", "--log", str(log))
