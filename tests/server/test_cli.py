@@ -10,13 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
-from xlaserve import __version__, config
+from xlaserve import __version__, cli, config
 from xlaserve.commands.subject import model_settings
 from xlaserve.errors import ConfigError
 
@@ -24,6 +24,7 @@ TIMEOUT_S = 60
 NOOP = "[{name: noop, source: 'builtin:noop', buckets: [1, 2], modes: [xla, graph]}]"
 # Without TensorFlow, which takes seconds to import.
 BROKEN = "[{name: broken, source: 'builtin:noop', weights: other}]"
+Usage = Callable[..., tuple[int, str, str]]
 COMMAND = (sys.executable, "-m", "xlaserve")
 ANY_PORTS = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
 NO_TEMPORARY_FOLDER = """
@@ -191,11 +192,31 @@ def test_a_server_without_tensorflow_takes_no_temporary_folder(without_temporary
 # Usage.
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("warm",), ("buckets",), ("check",), ("config",)])
-def test_help_is_printed(command: str) -> None:
+@pytest.fixture
+def usage(capsys: pytest.CaptureFixture[str]) -> Usage:
+    """Runs a command that ends where its arguments are read, in this process: exit status, stdout and stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("command", [(), ("serve",)])
+def test_help_is_printed(command: tuple[str, ...]) -> None:
     done = xlaserve(*command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {' '.join(('xlaserve', *command))}")
+
+
+@pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
+def test_every_command_has_help(command: str, usage: Usage) -> None:
+    status, shown, said = usage(command, "--help")
+    assert (status, said) == (0, "")
+    assert shown.startswith(f"usage: xlaserve {command} ")
 
 
 @pytest.mark.parametrize(
@@ -213,8 +234,11 @@ def test_help_is_printed(command: str) -> None:
         *((command, set(), set(config.Settings.model_fields) - {"models"}) for command in ("key", "import")),
     ],
 )
-def test_a_command_has_flags_for_the_settings_that_concern_it(command: str, takes: set[str], others: set[str]) -> None:
-    shown = set(re.findall(r"--[a-z0-9-]+", xlaserve(command, "--help").stdout))
+def test_a_command_has_flags_for_the_settings_that_concern_it(
+    command: str, takes: set[str], others: set[str], usage: Usage
+) -> None:
+    _, help_text, _ = usage(command, "--help")
+    shown = set(re.findall(r"--[a-z0-9-]+", help_text))
     assert {f"--{name.replace('_', '-')}" for name in takes} <= shown
     assert not {f"--{name.replace('_', '-')}" for name in others} & shown
     assert ("--config" in shown) == bool(takes)
@@ -240,10 +264,12 @@ def test_the_version_is_printed() -> None:
         (("config", "--models", "a: ["), "xlaserve config", "argument --models: not YAML"),
     ],
 )
-def test_wrong_usage_is_one_line_that_says_where_help_is(arguments: tuple[str, ...], command: str, says: str) -> None:
-    done = xlaserve(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+def test_wrong_usage_is_one_line_that_says_where_help_is(
+    arguments: tuple[str, ...], command: str, says: str, usage: Usage
+) -> None:
+    status, shown, said = usage(*arguments)
+    assert (status, shown) == (2, "")
+    (line,) = said.splitlines()
     assert line.startswith(f"{command}: error: ")
     assert says in line
     assert line.endswith(f"; see {command} --help")
