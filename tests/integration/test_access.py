@@ -119,6 +119,19 @@ def locked(place: Place, start_module_server: StartServer) -> Server:
 
 
 @pytest.fixture(scope="module")
+def silent(locked: Server) -> list[socket.socket]:
+    """Connections that begin a handshake at most: the first tests begin them, since they take 10 s to end."""
+    silent = []
+    for address in (locked.grpc, locked.http):
+        host, port = address.rsplit(":", 1)
+        for begun in (b"", b"\x16\x03\x01"):
+            raw = socket.create_connection((host, int(port)), timeout=30)
+            raw.sendall(begun)
+            silent.append(raw)
+    return silent
+
+
+@pytest.fixture(scope="module")
 def mutual(place: Place, start_module_server: StartServer) -> Server:
     return start_module_server(place.config(tls_client_ca=str(place.folder / "clients.pem")))
 
@@ -191,6 +204,7 @@ def status_of(call: Callable[..., object], *arguments: object, **options: object
 # With a key.
 
 
+@pytest.mark.usefixtures("silent")
 def test_clients_with_a_key_are_answered_over_tls(place: Place, locked: Server, scans: dict[str, bytes]) -> None:
     with VisionClient(locked.grpc, credentials=credentials(place), token=KEYS["shop"]) as client:
         assert client.classify(scans["3"], model=MINE).classifications
@@ -559,14 +573,7 @@ def test_old_versions_of_tls_are_refused_on_both_ports(place: Place, locked: Ser
                         context.wrap_socket(raw, server_hostname="localhost")
 
 
-def test_a_handshake_that_never_ends_is_ended_on_both_ports(locked: Server) -> None:
-    silent = []
-    for address in (locked.grpc, locked.http):
-        host, port = address.rsplit(":", 1)
-        for begun in (b"", b"\x16\x03\x01"):
-            raw = socket.create_connection((host, int(port)), timeout=30)
-            raw.sendall(begun)
-            silent.append(raw)
+def test_a_handshake_that_never_ends_is_ended_on_both_ports(silent: list[socket.socket]) -> None:
     for raw in silent:
         with raw:
             try:
