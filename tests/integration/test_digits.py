@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 from scripts.digits_data import DigitImage, digit_images
+from tests.integration.conftest import Server
 
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto.vision_pb2_grpc import VisionStub
@@ -15,6 +19,11 @@ ACCURACY = 0.99
 @pytest.fixture(scope="module")
 def held_out() -> list[DigitImage]:
     return digit_images("held_out")
+
+
+def test_a_server_does_without_scikit_learn_where_it_is_installed(server: Server) -> None:
+    assert find_spec("sklearn")
+    assert "/sklearn/" not in Path(f"/proc/{server.pid}/maps").read_text()
 
 
 @pytest.mark.parametrize("request_size", [1, 3, 8, 64, 450])
