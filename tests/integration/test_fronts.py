@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import numpy as np
@@ -88,6 +90,27 @@ def test_all_fronts_answer_and_metrics_are_those_of_all_processes(served: Server
     }
     assert at["xlaserve front 1"]
     assert at["xlaserve front 2"]
+
+
+def test_statistics_and_the_page_are_those_of_all_fronts(start_server: StartServer) -> None:
+    server = start_server(CONFIG)
+    used = clients(server)
+    for sent in (16, 32):
+        assert {client.ask(number) for number, client in enumerate(used)} == {Status.OK}
+        for client in used:
+            statistics = client.stub.ModelStatistics(pb.ModelStatisticsRequest(name="noop")).model_stats[0]
+            assert (statistics.inference_count, statistics.inference_stats.success.count) == (sent, sent)
+            assert 0 < statistics.execution_count <= sent
+    processes(server)["xlaserve front 1"].kill()
+    until(lambda: server.stderr.count("is ready") == 4, "no other front came")
+    later = clients(server)
+    assert {client.ask(number) for number, client in enumerate(later)} == {Status.OK}
+    for client in later:
+        statistics = client.stub.ModelStatistics(pb.ModelStatisticsRequest(name="noop")).model_stats[0]
+        assert statistics.inference_count == 48
+    with urlopen(f"http://{server.http}/v1/status", timeout=PATIENCE_S) as answer:
+        (shown,) = json.load(answer)["models"]
+    assert (shown["images"], shown["requests"], sum(shown["total"]["counts"])) == (48, 48, 48)
 
 
 def test_a_model_that_is_loaded_at_one_front_is_there_at_all(served: Server) -> None:

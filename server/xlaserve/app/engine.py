@@ -37,6 +37,8 @@ from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry import gpus
 from xlaserve.telemetry.departures import Departures
 from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, build_info, counter, gauge
+from xlaserve.telemetry.model import Statistics
+from xlaserve.telemetry.tally import Counted
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +145,23 @@ class Engine:
     def lane_busy_s(self) -> float:
         """Time for which lanes were in use, all together."""
         return self._lanes.busy_s
+
+    @property
+    def counted(self) -> Counted:
+        """What was counted of the models in this process."""
+        return Counted.here(self._metrics)
+
+    @property
+    def in_flight_elsewhere(self) -> int:
+        """Nothing: of other processes it knows nothing."""
+        return 0
+
+    def statistics(self, version: Version) -> Statistics:
+        """Returns what was counted of a version in this process since it was loaded."""
+        return version.telemetry.statistics
+
+    async def count(self) -> None:
+        """Does nothing: what is counted here is known."""
 
     @property
     def serving(self) -> str:

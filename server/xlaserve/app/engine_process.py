@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final, NamedTuple
 
 from xlaserve import console
@@ -27,6 +27,7 @@ from xlaserve.processes.child import Child
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry import tally
 from xlaserve.telemetry.http import on_loop
 from xlaserve.telemetry.metrics import Metrics
 
@@ -80,6 +81,8 @@ class EngineProcess:
         self._tracing = Tracing.of(orders.settings)
         self._is_due = False
         self._signs: object = None
+        self._gone = tally.NOTHING
+        """What fronts that have gone had counted."""
         progress = console.WarmUp(orders.settings)
         self._on_loaded = progress.end
         self._engine = Engine(
@@ -93,8 +96,9 @@ class EngineProcess:
             xla_events=xla_events,
         )
         self._publisher = Publisher(self._engine.repository)
-        self._host = Host(self._answer, about=lambda: self._engine.lane_busy_s)
+        self._host = Host(self._answer, lambda: self._engine.lane_busy_s, self._front_has_gone)
         self._questions: Mapping[str, Callable[..., Awaitable[object]]] = {
+            "count": self._count,
             "load": self._engine.load,
             "update": self._engine.update,
             "unload": self._engine.unload,
@@ -158,8 +162,20 @@ class EngineProcess:
         if ask is None:
             raise UnsupportedFeature(f"expected one of {', '.join(self._questions)}, got {question[:64]!r}")
         answer = await ask(**arguments)
-        self._publish()  # before the answer, so that a model that was loaded is there for who asked
+        if self._is_due:
+            self._publish()  # before the answer, so that a model that was loaded is there for who asked
         return answer
+
+    async def _count(self) -> object:
+        """Returns what all processes have counted of the models."""
+        here = {number: one.telemetry.statistics for number, one in self._publisher.numbered().items()}
+        total = tally.tally(self._engine.counted, here, in_flight=0)
+        return reduce(tally.added, await self._host.count(), tally.added(total, self._gone))
+
+    def _front_has_gone(self, last: Any) -> None:
+        versions = self._publisher.numbered()
+        there = {(version.name, version.settings.version) for version in versions.values()}
+        self._gone = tally.of(tally.added(self._gone, tally.lasting(last)), versions, there)
 
     async def _profile(self, seconds: float) -> object:
         recording = await self._engine.profile(seconds)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import pickle
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, cast
@@ -21,12 +22,16 @@ from xlaserve.inspection.profiler import Recording
 from xlaserve.link import front as link
 from xlaserve.model.mirror import Mirror
 from xlaserve.model.triton_metrics import triton_metrics
+from xlaserve.model.version import Version
 from xlaserve.processes.child import Child
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry import tally
 from xlaserve.telemetry.gpus import Gpus
 from xlaserve.telemetry.http import on_loop
 from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.model import Statistics
+from xlaserve.telemetry.tally import Counted
 
 CRASHED: Final = 1
 RETRY_S: Final = 0.05
@@ -50,8 +55,15 @@ class Orders(NamedTuple):
 class RemoteEngine:
     """An engine in another process, which may end and be followed by another. It is a `protocol.backend.Backend`."""
 
-    def __init__(self, address: Path, arena_bytes: int, directory: Mirror) -> None:
+    def __init__(self, address: Path, arena_bytes: int, directory: Mirror, metrics: Metrics) -> None:
         self.directory = directory
+        self._metrics = metrics
+        self.in_flight: Callable[[], int] = lambda: 0
+        """Requests under way here."""
+        self._own_in_flight = 0
+        """At the time when this front was last counted."""
+        self._tally: tally.Json = tally.NOTHING
+        """Of all processes."""
         self._address = address
         self._arena_bytes = arena_bytes
         self._link: link.EngineLink | None = None
@@ -74,7 +86,9 @@ class RemoteEngine:
         """Links to the engine, and to the next one when it has ended, for ever."""
         while True:
             try:
-                linked = await link.connect(self._address, self._arena_bytes, on_models=self._on_models)
+                linked = await link.connect(
+                    self._address, self._arena_bytes, on_models=self._on_models, tally=self._own_tally
+                )
             except (EngineLost, OSError, TimeoutError) as error:
                 log.debug("no engine: %r", error)
                 await asyncio.sleep(RETRY_S)
@@ -92,6 +106,32 @@ class RemoteEngine:
         self.device, self.unexpected, self.is_watched = about.device, about.unexpected, about.is_watched
         self.directory.take(about.catalogue, linked.models)
         self._known.set()
+
+    @property
+    def counted(self) -> Counted:
+        """What all processes have counted of the models, as of the last `count`."""
+        return Counted.read(self._tally)
+
+    @property
+    def in_flight_elsewhere(self) -> int:
+        """Requests that other processes had accepted and not answered at that time."""
+        return int(self._tally["in_flight"]) - self._own_in_flight
+
+    def statistics(self, version: Version) -> Statistics:
+        """Returns what all processes have counted of a version since it was loaded, as of the last `count`."""
+        number = self.directory.number(version)
+        return Statistics() if number is None else tally.statistics_of(self._tally, number)
+
+    async def count(self) -> None:
+        """Adds up what all processes have counted until now. Without an engine, nothing changes."""
+        with suppress(EngineLost):
+            self._tally = await self._linked.ask("count")
+
+    def _own_tally(self) -> object:
+        self._own_in_flight = self.in_flight()
+        numbered = self.directory.numbered()
+        here = {number: version.telemetry.statistics for number, version in numbered.items()}
+        return tally.tally(Counted.here(self._metrics), here, self._own_in_flight)
 
     async def load(self, name: str) -> None:
         """Does as `Repository.load`."""
@@ -134,7 +174,7 @@ async def _serve(child: Child, orders: Orders) -> int:
     settings, metrics, stopping, tracing = orders.settings, Metrics(), Stopping(), Tracing.of(orders.settings)
     stopping.listen()
     mirror = Mirror(metrics)
-    engine = RemoteEngine(orders.engine, 2 * settings.max_queue_bytes, mirror)
+    engine = RemoteEngine(orders.engine, 2 * settings.max_queue_bytes, mirror, metrics)
     following = asyncio.create_task(engine.follow())
     try:
         if not await _until_known(engine, stopping.begun):
@@ -150,6 +190,7 @@ async def _serve(child: Child, orders: Orders) -> int:
             metrics_elsewhere=orders.metrics,
             refresh=metrics.read_gauges,
         )
+        engine.in_flight = lambda: front.calls.in_flight
         mirror.on_change = front.health.refresh
         if settings.triton_metrics:
             metrics.add_gauges(lambda: triton_metrics(mirror.versions(), metrics, has_queues=False))

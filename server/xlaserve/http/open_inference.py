@@ -92,7 +92,7 @@ class OpenInference:
 
     async def model_statistics(self, request: HttpRequest) -> HttpAnswer:
         """Returns statistics of one model or of all."""
-        return json_answer(self.models.statistics(*_model(request)))
+        return json_answer(await self.models.statistics(*_model(request)))
 
     async def index(self, request: HttpRequest) -> HttpAnswer:
         """Lists the models and their states."""

@@ -71,12 +71,14 @@ class Status:
         at, shown = self._details.get(version, (0.0, b""))
         now = self.clock()
         if not shown or now - at >= READ_S:
+            await self.overview.count()
             shown = to_json(self.overview.model(version))
             self._details[version] = now, shown
         return HttpAnswer([shown], headers=NOT_KEPT)
 
     async def _read(self) -> _Look:
         gpus = await asyncio.to_thread(self.gpus.levels) if len(self.gpus) else []
+        await self.overview.count()
         at = self.clock()
         server = to_json(self.overview.server() | {"gpus": gpus})
         models: list[tuple[str, bytes]] = []

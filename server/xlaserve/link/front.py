@@ -29,6 +29,8 @@ from xlaserve.link.records import (
     MODES,
     Ask,
     Cancel,
+    Count,
+    Counted,
     Failed,
     Garbled,
     LayoutOf,
@@ -79,7 +81,13 @@ class EngineLink:
     fails with EngineLost at once.
     """
 
-    def __init__(self, arena_bytes: int, max_jobs: int, on_models: Callable[[EngineLink], object]) -> None:
+    def __init__(
+        self,
+        arena_bytes: int,
+        max_jobs: int,
+        on_models: Callable[[EngineLink], object],
+        tally: Callable[[], object],
+    ) -> None:
         self.arena = Arena(arena_bytes)
         self.max_jobs = max_jobs
         self.epoch = 0
@@ -90,6 +98,7 @@ class EngineLink:
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._models: dict[int, RemoteModel] = {}
         self._on_models = on_models
+        self._tally = tally
         self._jobs: dict[int, _Job] = {}
         self._last_job = 0
         self._layouts: dict[int, Layout] = {}
@@ -199,6 +208,8 @@ class EngineLink:
             case Levels(tail):
                 levels, self.about = pickle.loads(tail)
                 self._take_levels(levels)
+            case Count(number):
+                self.channel.send(Counted(number, json.dumps(self._tally()).encode()))
             case Told(number, tail):
                 if (told := self._asked.pop(number, None)) is not None and not told.done():
                     told.set_result(json.loads(tail))
@@ -400,10 +411,12 @@ async def connect(
     *,
     max_jobs: int = MAX_JOBS,
     on_models: Callable[[EngineLink], object] = lambda link: None,
+    tally: Callable[[], object] = dict,
 ) -> EngineLink:
     """Opens a link to an engine that listens at a path, or at the other end of a connected socket.
 
     Returns once the engine has said what models it has; `on_models` is called then and whenever that changes.
+    `tally` returns, in plain data of JSON, what this front has counted, whenever the engine asks for it.
     `arena_bytes` are for the pixels and outputs of what this front has under way. Raises EngineLost, and OSError where
     nobody listens.
     """
@@ -415,7 +428,7 @@ async def connect(
     try:
         if isinstance(address, Path):
             await loop.sock_connect(connection, str(address))
-        link = EngineLink(arena_bytes, max_jobs, on_models)
+        link = EngineLink(arena_bytes, max_jobs, on_models, tally)
     except BaseException:
         connection.close()
         raise

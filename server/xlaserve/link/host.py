@@ -37,6 +37,8 @@ from xlaserve.link.records import (
     MODES,
     Ask,
     Cancel,
+    Count,
+    Counted,
     Failed,
     Garbled,
     LayoutOf,
@@ -68,6 +70,8 @@ CLOSING_S: Final = 1.0
 CHANNELS: Final = 3
 MAX_QUESTIONS: Final = 64
 """Of a front, under way at a time."""
+COUNT_S: Final = 0.25
+"""How long `count` waits for fronts that do not answer. What they told last counts."""
 LEVELS_S: Final = 1.0
 """How often fronts are told what models have to do that have run something since."""
 
@@ -88,14 +92,21 @@ class Hosted(NamedTuple):
 
 class Host:
     """Takes in the links of fronts, runs their jobs, and has `answer` answer what they ask. Once in a while they are
-    told `about` the engine: plain data.
+    told `about` the engine: plain data. `on_gone` is called with the last tally of each front that has gone.
 
     All methods run on the event loop.
     """
 
-    def __init__(self, answer: Answer | None = None, about: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        answer: Answer | None = None,
+        about: Callable[[], object] = lambda: None,
+        on_gone: Callable[[Any], object] = lambda tally: None,
+    ) -> None:
         self.answer: Answer = answer or _nobody_answers
         self._about = about
+        self._on_gone = on_gone
+        self._counts = 0
         self.models: dict[int, Hosted] = {}
         """By the ids of their snapshots."""
         self.copying = ThreadPoolExecutor(1, "copy")
@@ -147,6 +158,14 @@ class Host:
             loop.create_task(self._tell_levels(), name="levels"),
         ]
 
+    async def count(self) -> list[Any]:
+        """Returns what each front has counted until now, if it answers soon, or told last."""
+        self._counts += 1
+        answers = [link.count(self._counts) for link in self._links]
+        if answers:
+            await asyncio.wait(answers, timeout=COUNT_S)
+        return [link.tally for link in self._links if link.tally is not None]
+
     def worked(self, model: int) -> None:
         """Has fronts be told soon what a model has to do."""
         self._worked.add(model)
@@ -154,6 +173,8 @@ class Host:
     def leave(self, link: FrontLink) -> None:
         """Forgets a link that has ended."""
         self._links.discard(link)
+        if link.tally is not None:
+            self._on_gone(link.tally)
         self._left.set()
 
     async def close(self) -> None:
@@ -231,6 +252,9 @@ class FrontLink:
         self._uses: dict[int, Hosted] = {}
         """By id, what was published to it and it has not left."""
         self._published: frozenset[int] = frozenset()
+        self.tally: Any = None
+        """What the front has told last of what it has counted; None for nothing yet."""
+        self._counting: dict[int, asyncio.Future[None]] = {}
         self._releasing: dict[int, weakref.ref[Memory]] = {}
         """Jobs that have ended while a batch may still read their pixels."""
         self._last_job = 0
@@ -251,6 +275,20 @@ class FrontLink:
         self._published = frozenset(models)
         self.channel.send(record)
 
+    def count(self, number: int) -> asyncio.Future[None]:
+        """Asks what the front has counted; done once it has told, or ended."""
+        counting = self._counting[number] = self._loop.create_future()
+        self.channel.send(Count(number))
+        return counting
+
+    def _counted(self, number: int, tail: bytes) -> None:
+        counting = self._counting.pop(number, None)
+        if counting is None:
+            raise Garbled("a tally that nobody asked for")
+        self.tally = json.loads(tail)
+        if not counting.done():
+            counting.set_result(None)
+
     def leave_all(self) -> None:
         """Has the front leave all that was published to it."""
         uses, self._uses = self._uses, {}
@@ -263,6 +301,8 @@ class FrontLink:
                 self._begin(record)
             case Ask():
                 self._ask(record)
+            case Counted(number, tail):
+                self._counted(number, tail)
             case Left(model):
                 if (hosted := self._uses.pop(model, None)) is not None:
                     hosted.leave()
@@ -410,6 +450,9 @@ class FrontLink:
         """Drops what the front had here: what waits is cancelled, and batches under way end without it."""
         self._host.leave(self)
         self.leave_all()
+        for counting in self._counting.values():
+            if not counting.done():
+                counting.set_result(None)
         running, self._running = self._running, {}
         self._releasing.clear()
         for task in (*running.values(), *self._asked.values()):

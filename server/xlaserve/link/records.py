@@ -1,9 +1,9 @@
 """The records on a link: a fixed part for each kind, and for some a tail of bounded length.
 
-A front sends `Submit`, `Ask`, `Cancel` and `Left`. For each job the engine sends `Settled`, which gives its memory
-back, or `Failed` and then, once nothing uses the memory any more, `Released`; after a `Cancel` perhaps `Released`
-alone. `Published`, `LayoutOf`, `Outstanding` and `Levels` tell a front what else it needs to know. What it asks is
-answered by `Told` or `Refused`. Numbers are in the machine's own byte order.
+A front sends `Submit`, `Ask`, `Cancel`, `Left` and, where `Count` asks for it, `Counted`. For each job the engine sends
+`Settled`, which gives its memory back, or `Failed` and then, once nothing uses the memory any more, `Released`; after a
+`Cancel` perhaps `Released` alone. `Published`, `LayoutOf`, `Outstanding` and `Levels` tell a front what else it needs
+to know. What it asks is answered by `Told` or `Refused`. Numbers are in the machine's own byte order.
 
 Pickles travel from the engine to its fronts only: what a front sends can't harm the engine. What it asks is JSON.
 """
@@ -26,6 +26,8 @@ MAX_TAIL_BYTES: Final = 64 * 2**20
 """Of a tail from the engine: that of a snapshot has the labels of all models."""
 MAX_ASK_BYTES: Final = 1024 * 1024
 """Of a tail from a front: a model's name, and perhaps labels of its versions."""
+MAX_TALLY_BYTES: Final = 16 * 2**20
+"""Of what a front has counted: some 2 KB for each version of a model that was used."""
 _NO_TRACE: Final = bytes(16)
 _NO_RETRY: Final = -1.0
 
@@ -83,6 +85,13 @@ class Left(NamedTuple):
     """The front has no more use for a model that was published to it: it has no requests to it, and sends no job."""
 
     model: int
+
+
+class Counted(NamedTuple):
+    """What the front has counted, as `Count` asked it to tell. The tail is JSON."""
+
+    number: int
+    tail: bytes
 
 
 class Settled(NamedTuple):
@@ -145,6 +154,12 @@ class Outstanding(NamedTuple):
     seconds: float
 
 
+class Count(NamedTuple):
+    """Has the front tell what it has counted. Numbers count up."""
+
+    number: int
+
+
 class Levels(NamedTuple):
     """What models have to do: the tail is, pickled, a mapping from ids of some to what their `live` returns, and what
     else is told of the engine now."""
@@ -157,6 +172,7 @@ Record = (
     | Cancel
     | Ask
     | Left
+    | Counted
     | Settled
     | Failed
     | Released
@@ -166,6 +182,7 @@ Record = (
     | Told
     | Refused
     | Levels
+    | Count
 )
 
 HELLO: Final = Struct("=8sQI")
@@ -191,6 +208,7 @@ _OF_FRONTS: Final = (
     _form(2, Cancel, "Q"),
     _form(9, Ask, "Q", max_tail_bytes=MAX_ASK_BYTES),
     _form(13, Left, "I"),
+    _form(14, Counted, "Q", max_tail_bytes=MAX_TALLY_BYTES),
 )
 _OF_ENGINES: Final = (
     _form(3, Settled, "QIddd", max_tail_bytes=MAX_TAIL_BYTES),
@@ -201,6 +219,7 @@ _OF_ENGINES: Final = (
     _form(8, Outstanding, "Id"),
     _form(10, Told, "Q", max_tail_bytes=MAX_TAIL_BYTES),
     _form(11, Refused, "Q", max_tail_bytes=MAX_TAIL_BYTES),
+    _form(15, Count, "Q"),
     _form(12, Levels, "", max_tail_bytes=MAX_TAIL_BYTES),
 )
 _FORMS: Final[dict[object, _Form]] = {form.make: form for form in (*_OF_FRONTS, *_OF_ENGINES)}

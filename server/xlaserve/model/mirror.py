@@ -75,6 +75,14 @@ class Mirror(Directory):
             self._retiring.pop(number).cancel()
         self.on_change()
 
+    def number(self, version: Version) -> int | None:
+        """Returns what names this loading of a version at the engine; None where that has ended."""
+        return next((number for number, (_, one) in self._loadings.items() if one is version), None)
+
+    def numbered(self) -> dict[int, Version]:
+        """Returns all loadings by what names them."""
+        return {number: version for number, (_, version) in self._loadings.items()}
+
     def lose(self) -> None:
         """Shows that the engine has ended. Requests still find what served: it tells them that the engine is lost."""
         self._is_ready = False

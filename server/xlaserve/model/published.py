@@ -85,6 +85,10 @@ class Publisher:
             self._numbers[version] = next(self._next)
         return self._numbers[version]
 
+    def numbered(self) -> dict[int, Version]:
+        """Returns all loadings by what names them."""
+        return {self.number(version): version for version in self._directory.index()}
+
     def signs(self) -> object:
         """Returns what differs once the catalogue does; cheap."""
         return self._directory.is_ready, [(*_signs(version), version.state) for version in self._directory.index()]

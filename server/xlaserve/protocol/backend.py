@@ -7,8 +7,11 @@ from typing import Protocol
 
 from xlaserve.inspection.profiler import Recording
 from xlaserve.model.directory import Directory
+from xlaserve.model.version import Version
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry.model import Statistics
+from xlaserve.telemetry.tally import Counted
 
 
 class Backend(Protocol):
@@ -33,6 +36,20 @@ class Backend(Protocol):
     @property
     def lane_busy_s(self) -> float:
         """Time for which lanes were in use, all together."""
+
+    @property
+    def counted(self) -> Counted:
+        """What all processes have counted of the models, as of the last `count`."""
+
+    @property
+    def in_flight_elsewhere(self) -> int:
+        """Requests that other processes had accepted and not answered at that time."""
+
+    def statistics(self, version: Version) -> Statistics:
+        """Returns what all processes have counted of a version since it was loaded, as of the last `count`."""
+
+    async def count(self) -> None:
+        """Adds up what all processes have counted until now."""
 
     async def load(self, name: str) -> None:
         """Does as `Repository.load`."""

@@ -17,7 +17,7 @@ from xlaserve.pipeline import CHANNELS
 from xlaserve.protocol.backend import Backend
 from xlaserve.protocol.inference import outputs_of
 from xlaserve.protocol.tensors import IMAGE, PIXELS
-from xlaserve.telemetry.model import Duration
+from xlaserve.telemetry.model import Duration, Statistics
 
 Json = dict[str, Any]
 
@@ -110,10 +110,11 @@ class Models:
             "parameters": {key: {"string_value": value} for key, value in _properties(served).items()},
         }
 
-    def statistics(self, name: str, version: str) -> Json:
+    async def statistics(self, name: str, version: str) -> Json:
         """Counts what versions of a model did since they were loaded, or without a `name` all that are ready."""
         versions = self.versions(name, version) if name else self.visible(only_ready=True)
-        return {"model_stats": [*map(_statistics, versions)]}
+        await self.backend.count()
+        return {"model_stats": [_statistics(one, self.backend.statistics(one)) for one in versions]}
 
     def index(self, repository_name: str, *, only_ready: bool) -> list[Json]:
         """Lists the models. Raises InvalidArgument where another repository is named."""
@@ -178,8 +179,7 @@ def _check_repository(name: str) -> None:
         raise InvalidArgument("repository_name", "nothing, as there is one repository", repr(name[:64]))
 
 
-def _statistics(version: Version) -> Json:
-    counts = version.telemetry.statistics
+def _statistics(version: Version, counts: Statistics) -> Json:
     stages = {
         "success": counts.success,
         "fail": counts.fail,

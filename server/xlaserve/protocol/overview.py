@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -21,8 +21,10 @@ from xlaserve.model.version import Version
 from xlaserve.protocol.backend import Backend
 from xlaserve.protocol.call import Calls
 from xlaserve.protocol.models import source_name
-from xlaserve.telemetry.counts import Distribution, LoopHistogram
-from xlaserve.telemetry.metrics import SECONDS, Metrics, tensorflow_version
+from xlaserve.telemetry.counts import Distribution
+from xlaserve.telemetry.metrics import SECONDS, tensorflow_version
+from xlaserve.telemetry.model import Statistics
+from xlaserve.telemetry.tally import Counted, Labels
 
 Json = dict[str, Any]
 Series = TypeVar("Series")
@@ -60,11 +62,15 @@ class Overview:
             "device": {"kind": device.kind, "name": device.name, "count": device.count},
             "lanes": {"count": device.lanes, "threads": device.threads_per_lane, "busy_s": self.backend.lane_busy_s},
             "process": {"cpu_s": time.process_time(), "cores": os.cpu_count(), "resident_bytes": _resident_bytes()},
-            "in_flight_requests": self.calls.in_flight,
+            "in_flight_requests": self.calls.in_flight + self.backend.in_flight_elsewhere,
             "compiled_while_serving": len(self.backend.unexpected),
             "is_watched": self.backend.is_watched,
             "bounds_s": [*SECONDS],
         }
+
+    async def count(self) -> None:
+        """Has what follows show what all processes have counted until now."""
+        await self.backend.count()
 
     def versions(self) -> list[Version]:
         """Returns each version of each model once."""
@@ -72,20 +78,19 @@ class Overview:
 
     def models(self, versions: Iterable[Version]) -> Iterator[Json]:
         """Yields what a list of models shows of each of `versions`."""
-        latency = _by_version(self.calls.metrics.request_s)
+        latency = _by_version(self.backend.counted.request_s)
         for version in versions:
-            yield _summary(version, latency[_key(version)])
+            yield _summary(version, self.backend.statistics(version), latency[_key(version)])
 
     def model(self, version: Version) -> Json:
         """Returns all that is known of a version."""
+        counted = self.backend.counted
         return {
-            **_summary(version, _by_version(self.calls.metrics.request_s)[_key(version)]),
+            **_summary(version, self.backend.statistics(version), _by_version(counted.request_s)[_key(version)]),
             **_description(version),
-            "stages": _stages(version, self.calls.metrics),
-            "buckets": [*_buckets(version, self.calls.metrics)],
-            "padded_rows": sum(
-                count.value for labels, count in _of(version, self.calls.metrics.padded_rows.series.items())
-            ),
+            "stages": _stages(version, counted),
+            "buckets": [*_buckets(version, counted)],
+            "padded_rows": sum(count.value for labels, count in _of(version, counted.padded_rows.items())),
             "ledger": [*map(_program, version.ledger)],
         }
 
@@ -94,8 +99,8 @@ class Overview:
         return [(failure.model, failure._asdict()) for failure in self.calls.failures]
 
 
-def _summary(version: Version, latency: Collection[Distribution]) -> Json:
-    statistics, served = version.telemetry.statistics, version.served
+def _summary(version: Version, statistics: Statistics, latency: Collection[Distribution]) -> Json:
+    served = version.served
     found = {
         "name": version.name,
         "version": version.settings.version,
@@ -135,26 +140,26 @@ def _description(version: Version) -> Json:
     }
 
 
-def _stages(version: Version, metrics: Metrics) -> Json:
+def _stages(version: Version, counted: Counted) -> Json:
     by_stage = {
-        "decode": metrics.decode_s,
-        "queue": metrics.queue_s,
-        "gather": metrics.gather_s,
-        "execute": metrics.execute_s,
-        "encode": metrics.encode_s,
+        "decode": counted.decode_s,
+        "queue": counted.queue_s,
+        "gather": counted.gather_s,
+        "execute": counted.execute_s,
+        "encode": counted.encode_s,
     }
     return {
-        stage: _histogram([series for _, series in _of(version, histogram.series.items())])
+        stage: _histogram([series for _, series in _of(version, histogram.items())])
         for stage, histogram in by_stage.items()
     }
 
 
-def _buckets(version: Version, metrics: Metrics) -> Iterator[Json]:
+def _buckets(version: Version, counted: Counted) -> Iterator[Json]:
     """Yields the buckets that serve, with what a batch takes."""
     if version.served is None:
         return
     measured = {(entry.mode, entry.bucket): entry.cost for entry in version.ledger}
-    ran = Counter({labels[2:]: count.value for labels, count in _of(version, metrics.bucket_batches.series.items())})
+    ran = Counter({labels[2:]: count.value for labels, count in _of(version, counted.bucket_batches.items())})
     for mode, bucket, turn in version.served.engine.live().turns:
         runs_in = version.auto.get(bucket, mode) if mode not in version.settings.compiled_modes else mode
         yield {
@@ -196,10 +201,10 @@ def _histogram(series: Collection[Distribution]) -> Json:
     return {"counts": counts, "total_s": sum(one.total for one in series)}
 
 
-def _by_version(request_s: LoopHistogram) -> defaultdict[tuple[str, ...], list[Distribution]]:
+def _by_version(request_s: Mapping[Labels, Distribution]) -> defaultdict[tuple[str, ...], list[Distribution]]:
     """Returns how long requests took that succeeded, by model and version."""
     found: defaultdict[tuple[str, ...], list[Distribution]] = defaultdict(list)
-    for labels, series in request_s.series.items():
+    for labels, series in request_s.items():
         if labels[-1] == OK:
             found[labels[:2]].append(series)
     return found

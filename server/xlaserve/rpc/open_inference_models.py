@@ -52,7 +52,7 @@ class OpenInferenceModels(pb_grpc.GRPCInferenceServiceServicer):
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
         """Counts what one model did, or all of them."""
-        return pb.ModelStatisticsResponse(**self.models.statistics(request.name, request.version))
+        return pb.ModelStatisticsResponse(**await self.models.statistics(request.name, request.version))
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
         """Lists the models."""

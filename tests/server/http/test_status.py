@@ -29,6 +29,7 @@ from xlaserve.telemetry.failures import Failures
 from xlaserve.telemetry.gpus import Gpus
 from xlaserve.telemetry.metrics import SECONDS, Metrics
 from xlaserve.telemetry.model import ModelTelemetry
+from xlaserve.telemetry.tally import Counted
 from xlaserve.timings import Timings
 
 BUCKETS = (Bucket(1, 8, 8), Bucket(4, 8, 8))
@@ -43,7 +44,7 @@ class House:
         self.failures = Failures()
         self.clock = Clock(100.0)
         self.versions: list[Version] = []
-        self.reads = 0
+        self.reads = self.counts = 0
         directory: Any = SimpleNamespace(versions=self._versions, find=self._find)
         backend: Any = SimpleNamespace(
             directory=directory,
@@ -51,6 +52,10 @@ class House:
             unexpected=[1],
             is_watched=True,
             lane_busy_s=1.5,
+            counted=Counted.here(self.metrics),
+            in_flight_elsewhere=2,
+            statistics=lambda version: version.telemetry.statistics,
+            count=self._count,
         )
         calls: Any = SimpleNamespace(directory=directory, metrics=self.metrics, failures=self.failures, in_flight=3)
         self.status = Status(
@@ -64,6 +69,9 @@ class House:
             gpus or Gpus(None),
             self.clock,
         )
+
+    async def _count(self) -> None:
+        self.counts += 1
 
     def _versions(self, name: str = "") -> list[Version]:
         self.reads += not name
@@ -113,7 +121,7 @@ async def test_a_look_shows_the_server_its_models_and_what_failed() -> None:
     cats.telemetry.request_failed("classify", "xla", "INTERNAL", 5.0)
     house.failures.note("classify", "INTERNAL", "<b>no</b>", model="cats")
     look = await house.look()
-    assert (look["is_ready"], look["in_flight_requests"], look["compiled_while_serving"]) == (True, 3, 1)
+    assert (look["is_ready"], look["in_flight_requests"], look["compiled_while_serving"]) == (True, 5, 1)
     assert look["lanes"] == {"count": 2, "threads": 1, "busy_s": 1.5}
     assert look["addresses"] == {"grpc": "localhost:1", "http": "localhost:2", "metrics": None}
     (model,) = look["models"]

@@ -13,6 +13,8 @@ from xlaserve.link.records import (
     MAX_MESSAGE_LENGTH,
     Ask,
     Cancel,
+    Count,
+    Counted,
     Failed,
     Garbled,
     LayoutOf,
@@ -38,7 +40,14 @@ from xlaserve.link.records import (
 from xlaserve.trace_context import TraceContext
 
 SUBMIT = Submit(1, 4096, 150_528, 12.5, 3, 1, 224, 224, 2, 1, *pack_trace(None))
-OF_FRONTS: list[Record] = [SUBMIT, Cancel(2**64 - 1), SUBMIT._replace(deadline=math.inf), Ask(5, b"[]"), Left(3)]
+OF_FRONTS: list[Record] = [
+    SUBMIT,
+    Cancel(2**64 - 1),
+    SUBMIT._replace(deadline=math.inf),
+    Ask(5, b"[]"),
+    Left(3),
+    Counted(5, b"{}"),
+]
 OF_ENGINES: list[Record] = [
     Settled(1, 2, 0.5, 0.25, 1e-6),
     Settled(1, 2, 0.5, 0.25, 1e-6, b"traced"),
@@ -50,6 +59,7 @@ OF_ENGINES: list[Record] = [
     Told(5, b"{}"),
     Refused(5, b"error"),
     Levels(b"levels"),
+    Count(5),
 ]
 
 
@@ -97,11 +107,11 @@ def test_any_bytes_are_records_or_garbled() -> None:
     for _ in range(2000):
         data = bytearray(draw.randbytes(draw.randrange(400)))
         if data:
-            data[0] = draw.choice((1, 2, 9, 13, data[0]))
+            data[0] = draw.choice((1, 2, 9, 13, 14, data[0]))
             data[4:8] = bytes(4) if draw.random() < 0.5 else data[4:8]
         try:
             for record in Reader.from_front().feed(bytes(data)):
-                assert isinstance(record, (Submit, Cancel, Ask, Left))
+                assert isinstance(record, (Submit, Cancel, Ask, Left, Counted))
         except Garbled:
             pass
 

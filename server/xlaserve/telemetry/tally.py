@@ -1,0 +1,141 @@
+"""What several processes have counted of requests and batches, added up: for people who look, and for statistics.
+
+A tally is plain data of JSON: numbers in mappings and lists, which are added where they stand at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple
+
+from xlaserve.telemetry.counts import Count, Distribution
+from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.model import Duration, Statistics
+
+Json = Any
+Labels = tuple[str, ...]
+
+LATEST: Final = "last_at_ms"
+"""Of several, the last one counts."""
+HISTOGRAMS: Final = ("request_s", "decode_s", "queue_s", "gather_s", "execute_s", "encode_s")
+COUNTERS: Final = ("bucket_batches", "padded_rows")
+_DURATIONS: Final = ("success", "fail", "queue", "input", "infer", "output")
+_NUMBERS: Final = ("images", "batches", LATEST)
+_BY_SIZE: Final = ("gather_by_size", "infer_by_size")
+_BETWEEN: Final = "\0"
+"""Between the labels of a series."""
+
+
+NOTHING: Final[Json] = {name: {} for name in (*HISTOGRAMS, *COUNTERS, "statistics")} | {"in_flight": 0}
+
+
+class Counted(NamedTuple):
+    """What was counted of all versions, by the names that `Metrics` has, and by label values."""
+
+    request_s: Mapping[Labels, Distribution]
+    decode_s: Mapping[Labels, Distribution]
+    queue_s: Mapping[Labels, Distribution]
+    gather_s: Mapping[Labels, Distribution]
+    execute_s: Mapping[Labels, Distribution]
+    encode_s: Mapping[Labels, Distribution]
+    bucket_batches: Mapping[Labels, Count]
+    padded_rows: Mapping[Labels, Count]
+
+    @classmethod
+    def here(cls, metrics: Metrics) -> Counted:
+        """Returns what this process has counted, and goes on counting."""
+        return cls(*(getattr(metrics, name).series for name in (*HISTOGRAMS, *COUNTERS)))
+
+    @classmethod
+    def read(cls, tally: Json) -> Counted:
+        """Returns what is in a tally."""
+        histograms = (
+            {_labels(key): _distribution(*series) for key, series in tally[name].items()} for name in HISTOGRAMS
+        )
+        counters = ({_labels(key): _count(value) for key, value in tally[name].items()} for name in COUNTERS)
+        return cls(*histograms, *counters)  # type: ignore[arg-type]
+
+
+def tally(counted: Counted, statistics: Mapping[int, Statistics], in_flight: int) -> Json:
+    """Returns what a process has counted; `statistics` are of loadings of versions, by their numbers."""
+    made: dict[str, Json] = {
+        name: {_BETWEEN.join(labels): [one.counts, one.total] for labels, one in getattr(counted, name).items()}
+        for name in HISTOGRAMS
+    }
+    for name in COUNTERS:
+        made[name] = {_BETWEEN.join(labels): one.value for labels, one in getattr(counted, name).items()}
+    made["statistics"] = {str(number): _numbers(one) for number, one in statistics.items()}
+    made["in_flight"] = in_flight
+    return made
+
+
+def added(first: Json, second: Json) -> Json:
+    """Returns the sum of two tallies, or of parts of such."""
+    if isinstance(first, dict):
+        return {
+            key: max(first[key], second[key])
+            if key == LATEST
+            else added(first[key], second[key])
+            if key in first and key in second
+            else first.get(key, second.get(key))
+            for key in first | second
+        }
+    if isinstance(first, list):
+        return [added(*each) for each in zip(first, second, strict=True)]
+    return first + second
+
+
+def lasting(tally: Json) -> Json:
+    """Returns what still counts of a tally when its process has ended."""
+    return tally | {"in_flight": 0}
+
+
+def of(tally: Json, loadings: Collection[int], versions: Collection[tuple[str, ...]]) -> Json:
+    """Returns what is in a tally of these loadings, and of these names and versions of models."""
+    kept = {
+        name: {key: one for key, one in tally[name].items() if _labels(key)[:2] in versions}
+        for name in (*HISTOGRAMS, *COUNTERS)
+    }
+    numbers = {str(number) for number in loadings}
+    return tally | kept | {"statistics": {key: one for key, one in tally["statistics"].items() if key in numbers}}
+
+
+def statistics_of(tally: Json, number: int) -> Statistics:
+    """Returns what is counted of a loading of a version."""
+    found = Statistics()
+    numbers = tally["statistics"].get(str(number))
+    if numbers is None:
+        return found
+    for name in _DURATIONS:
+        setattr(found, name, Duration(*numbers[name]))
+    for name in _NUMBERS:
+        setattr(found, name, numbers[name])
+    for name in _BY_SIZE:
+        getattr(found, name).update({int(size): Duration(*each) for size, each in numbers[name].items()})
+    return found
+
+
+def _numbers(statistics: Statistics) -> Json:
+    durations = {name: _pair(getattr(statistics, name)) for name in _DURATIONS}
+    by_size = {name: {str(size): _pair(each) for size, each in getattr(statistics, name).items()} for name in _BY_SIZE}
+    return durations | by_size | {name: getattr(statistics, name) for name in _NUMBERS}
+
+
+def _pair(duration: Duration) -> list[float]:
+    return [duration.count, duration.seconds]
+
+
+def _labels(key: str) -> Labels:
+    return tuple(key.split(_BETWEEN))
+
+
+def _distribution(counts: list[int], total: float) -> Distribution:
+    made = Distribution(())
+    made.counts, made.total = counts, total
+    return made
+
+
+def _count(value: int) -> Count:
+    made = Count()
+    made.inc(value)
+    return made
