@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -34,6 +36,12 @@ CHANNELS = 16
 PATIENCE_S = 60.0
 SOON_S = 5.0
 """What takes a second at most, on a busy machine."""
+SLOW_START = """
+import time
+from xlaserve.app.engine import Engine
+
+Engine._settle = lambda self: time.sleep(0.5)  # as where TensorFlow is imported
+"""
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +190,32 @@ def test_an_engine_that_is_killed_fails_what_it_held_at_once_and_another_serves(
     brake.release()
     until(lambda: health(used[0]) == health_pb2.HealthCheckResponse.SERVING, "no other engine came")
     until(lambda: {client.ask(number) for number, client in enumerate(used)} == {Status.OK}, "it does not answer")
+
+
+def test_no_model_is_unknown_while_another_engine_starts(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+    server = start_server(CONFIG, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"})
+    used = clients(server)
+    processes(server)["xlaserve engine"].kill()
+    outcomes: Counter[Status] = Counter()
+
+    def have_all_answered() -> bool:
+        latest = [client.ask(number) for number, client in enumerate(used)]
+        outcomes.update(latest)
+        return {*latest} == {Status.OK} and outcomes[Status.UNAVAILABLE] > 0
+
+    until(have_all_answered, "no other engine came")
+    assert {*outcomes} == {Status.OK, Status.UNAVAILABLE}, outcomes
+
+
+def test_news_that_come_while_the_engine_starts_are_taken_once(start_server: StartServer) -> None:
+    server = start_server(CONFIG)
+    processes(server)["xlaserve engine"].kill()
+    until(lambda: len(re.findall(r"engine: process \d+$", server.stderr, re.MULTILINE)) == 2, "no other is started")
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: "read the configuration again" in server.stderr, "it was not read")
+    assert {client.ask(1) for client in clients(server)} == {Status.OK}
+    assert server.stderr.count("read the configuration again") == 1
 
 
 def test_calls_that_may_be_tried_again_never_notice_that_engines_are_killed(served: Server) -> None:

@@ -111,6 +111,7 @@ class EngineProcess:
         self._stopping.listen()
         loop.add_signal_handler(signal.SIGHUP, self._has_news.set)
         log.info("device: %s", self._engine.device)
+        self._engine.repository.announce()  # no front may take a model for one that is not there
         self._publish()
         self._host.listen(socket.socket(fileno=self._child.descriptors[FRONTS]))
         self._child.show_metrics(self._metrics.registry, partial(on_loop, loop, self._take_snapshot))

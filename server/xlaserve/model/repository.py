@@ -54,6 +54,8 @@ class Repository(Directory):
         super().__init__()
         self._configured = Shared(lambda: grouped(self.read_models()))
         self._changes = Changes()
+        self._announced: list[Version] | None = None
+        """What `load_all` has to load."""
         self._has_started = False
 
     @property
@@ -65,12 +67,19 @@ class Repository(Directory):
     def _is_serving(self) -> bool:
         return self._has_started and any(self._served.values())
 
-    async def load_all(self) -> None:
-        """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""
+    def announce(self) -> None:
+        """Lists the configured models: who asks for one before `load_all` is told that it is loading."""
         configured = grouped(self.settings.models)
         for name, model in configured.items():
             self._point(name, model)
-        for version in [self._begin(one) for model in configured.values() for one in model.versions.values()]:
+        self._announced = [self._begin(one) for model in configured.values() for one in model.versions.values()]
+
+    async def load_all(self) -> None:
+        """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""
+        if self._announced is None:
+            self.announce()
+        versions, self._announced = self._announced or [], None
+        for version in versions:
             try:
                 await self._changes.make(version.name, "start", partial(self._start, version))
             except ModelFailed:

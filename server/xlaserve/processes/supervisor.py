@@ -212,6 +212,7 @@ class Supervisor:
                 for watcher in self._watchers:
                     watcher.became_ready(post.role, process)
                 if post.has_news:
+                    post.has_news = False
                     process.send_signal(signal.SIGHUP)
             case Kind.METRICS:
                 for watcher in self._watchers:

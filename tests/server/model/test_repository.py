@@ -61,6 +61,15 @@ async def test_progress_is_seen_while_a_model_compiles(house: House) -> None:
     assert version.progress == ""
 
 
+async def test_models_that_are_announced_are_loading_before_they_are_loaded(house: House) -> None:
+    house.repository.announce()
+    with pytest.raises(ModelNotReady, match="model a is loading"):
+        house.repository.get("a")
+    assert house.changes == [("a", State.LOADING)]
+    await house.repository.load_all()
+    assert house.changes == [("a", State.LOADING), ("a", State.COMPILING), ("a", State.READY)]
+
+
 async def test_all_models_are_announced_before_the_first_is_loaded(house: House) -> None:
     house.configured = [model("a"), model("b")]
     house.loading.close()

@@ -220,6 +220,8 @@ async def test_news_reach_those_that_are_ready_now_and_others_once_they_are() ->
     assert (engine.signals, front.signals) == ([SIGHUP], [])
     front.hear(Kind.READY, b"{}")
     assert front.signals == [SIGHUP]
+    front.hear(Kind.READY, b"{}")
+    assert front.signals == [SIGHUP], "once it has read the configuration, that is no news"
     front.end(-SIGKILL)
     another = await world.last()
     another.hear(Kind.READY, b"{}")
