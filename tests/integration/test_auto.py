@@ -5,8 +5,9 @@ from __future__ import annotations
 from urllib.request import urlopen
 
 import grpc
+import pytest
 from scripts.digits_data import digit_images
-from tests.integration.conftest import StartServer
+from tests.integration.conftest import Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
@@ -14,9 +15,13 @@ from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 
-def test_auto_compiles_what_it_chooses_from_answers_right_and_says_what_it_chose(start_server: StartServer) -> None:
+@pytest.fixture(scope="module")
+def server(start_module_server: StartServer) -> Server:
     model = {"name": "digits", "source": "builtin:digits", "modes": ["auto"], "buckets": [1, 8]}
-    server = start_server({"models": [model]})
+    return start_module_server({"models": [model]})
+
+
+def test_auto_compiles_what_it_chooses_from_answers_right_and_says_what_it_chose(server: Server) -> None:
     scans = digit_images("held_out")[:20]
     with grpc.insecure_channel(server.grpc) as channel:
         vision = pb_grpc.VisionStub(channel)
@@ -43,9 +48,7 @@ def test_auto_compiles_what_it_chooses_from_answers_right_and_says_what_it_chose
     )
 
 
-def test_a_mode_that_is_only_compiled_for_auto_is_not_offered(start_server: StartServer) -> None:
-    model = {"name": "digits", "source": "builtin:digits", "modes": ["auto"], "buckets": [1]}
-    server = start_server({"models": [model]})
+def test_a_mode_that_is_only_compiled_for_auto_is_not_offered(server: Server) -> None:
     with grpc.insecure_channel(server.grpc) as channel:
         request = pb.ClassifyRequest(model="digits", images=[digit_images("held_out")[0].png], mode="graph")
         try:

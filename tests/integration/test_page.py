@@ -95,7 +95,9 @@ def test_where_callers_have_keys_the_page_asks_for_one(start_server: StartServer
         for name, of_it in roles.items()
     ]
     (tmp_path / "access.yaml").write_text(json.dumps({"callers": callers}))
-    server = start_server({"models": [DIGITS, NOOP], "access": str(tmp_path / "access.yaml")})
+    server = start_server(
+        {"models": [{**DIGITS, "modes": ["graph"], "buckets": [1]}, NOOP], "access": str(tmp_path / "access.yaml")}
+    )
     assert ask(server, "GET", "/v1/status").status == 401
     assert ask(server, "GET", "/v1/status", authorization="Bearer xla_shop").status == 403
     page.open(f"http://{server.http}/")

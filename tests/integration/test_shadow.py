@@ -140,8 +140,8 @@ def test_a_version_that_is_wrong_and_a_mode_that_is_slow_fail_the_conditions(
     assert "  latency:  faster, 0." in quickly.stdout
 
 
-def test_a_server_ends_while_shadows_run(start_server: StartServer, scans: dict[str, bytes]) -> None:
-    server = start_server({"models": [SHADOWED]})
+def test_a_server_ends_while_shadows_run(server: Server, scans: dict[str, bytes]) -> None:
+    """The module's last test, as it ends the server that the others share."""
     with grpc.insecure_channel(server.grpc) as channel:
         stub = vision_pb2_grpc.VisionStub(channel)
         for _ in range(20):

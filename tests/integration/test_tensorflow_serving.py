@@ -37,27 +37,26 @@ KEYS = {"reader": "a-key-of-a-reader", "operator": "a-key-of-an-operator"}
 
 @pytest.fixture(scope="module")
 def serving(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
-    names = tmp_path_factory.mktemp("labels") / "names.txt"
+    folder = tmp_path_factory.mktemp("models")
+    names = folder / "names.txt"
     names.write_text("\n".join(f"digit {number}" for number in range(10)))
     digits, *others = CONFIG["models"]
-    return start_module_server({"models": [{**digits, "labels": str(names)}, *others]})
+    brightness = {"name": "brightness", "source": save_brightness(folder), "preprocess": "none", **GRAPH}
+    return start_module_server({"models": [{**digits, "labels": str(names)}, *others, brightness]})
 
 
-@pytest.fixture(scope="module")
-def brightness(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
-    """Serves a model that answers an image with the mean of its pixels."""
+def save_brightness(folder: Path) -> str:
+    """Saves a model that answers an image with the mean of its pixels, and returns the path."""
     from xlaserve.model.networks.keras_runtime import keras
 
     third = keras.initializers.Constant(1 / 3)
     layers = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1, kernel_initializer=third, use_bias=False)]
-    source = tmp_path_factory.mktemp("brightness") / "brightness.keras"
+    path = str(folder / "brightness.keras")
     with warnings.catch_warnings():
         # Where it saves them, Keras hands its variables to NumPy 2 in the way of NumPy 1.
         warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
-        keras.Sequential([keras.Input((8, 8, 3)), *layers]).save(source)
-    return start_module_server(
-        {"models": [{"name": "brightness", "source": str(source), "preprocess": "none", **GRAPH}]}
-    )
+        keras.Sequential([keras.Input((8, 8, 3)), *layers]).save(path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +304,7 @@ def test_the_state_of_a_model_that_failed_says_why(start_server: StartServer) ->
     assert "secret" not in version["status"]["error_message"]
 
 
-def test_a_model_of_one_number_for_an_image_answers_regressions(brightness: Server) -> None:
+def test_a_model_of_one_number_for_an_image_answers_regressions(serving: Server) -> None:
     images = []
     for grey in (20, 200):
         held = io.BytesIO()
@@ -316,13 +315,13 @@ def test_a_model_of_one_number_for_an_image_answers_regressions(brightness: Serv
         entry = examples.examples.add().features.feature.add(key="image/encoded")
         entry.value.bytes_list.value.append(image)
     request = pb.RegressionRequest(model_spec=pb.ModelSpec(name="brightness"), input=pb.Input(example_list=examples))
-    with grpc.insecure_channel(brightness.grpc, UNLIMITED) as channel:
+    with grpc.insecure_channel(serving.grpc, UNLIMITED) as channel:
         answered = PredictionServiceStub(channel).Regress(request)
     assert [one.value for one in answered.result.regressions] == pytest.approx([20, 200], abs=0.01)
     assert (answered.model_spec.name, answered.model_spec.version.value) == ("brightness", 1)
     body = {"examples": [{"image": b64(image)} for image in images]}
-    code, listed = ask(brightness, "/v1/models/brightness:regress", body)
+    code, listed = ask(serving, "/v1/models/brightness:regress", body)
     assert code == 200
     assert listed["results"] == pytest.approx([20, 200], abs=0.01)
-    none, few = ask(brightness, "/v1/models/brightness:regress", {"examples": []})
+    none, few = ask(serving, "/v1/models/brightness:regress", {"examples": []})
     assert (none, "at least one and at most" in few["error"]) == (400, True)
