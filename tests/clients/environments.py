@@ -29,9 +29,9 @@ def environment(client: str) -> Path:
         fcntl.flock(pinned, fcntl.LOCK_EX)  # tests of several processes may want it
         pins = pinned.read()
         if not installed.exists() or installed.read_bytes() != pins:
-            run(sys.executable, "-m", "venv", "--clear", folder)
-            pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-            run(*pip, "--no-deps", "--requirement", requirements)
+            run(sys.executable, "-m", "venv", "--without-pip", "--clear", folder)
+            pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check")
+            run(*pip, "install", "--quiet", "--no-compile", "--no-deps", "--requirement", requirements)
             installed.write_bytes(pins)
     return folder
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trustme
 from tests.integration.conftest import DIGITS, DIGITS_SIZE, NOOP, Server
+from tests.loadtest.conftest import given_ceiling
 
 from xlaserve_loadtest import cli
 from xlaserve_loadtest.record.lines import Run
@@ -17,6 +18,8 @@ from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.targets.channel import Transport
 from xlaserve_loadtest.targets.protocols import describe
 from xlaserve_loadtest.targets.target import TargetError
+
+__all__ = ["given_ceiling"]  # a fixture
 
 CONFIG: Mapping[str, Any] = {"models": [{**DIGITS, "modes": ["graph"]}, NOOP]}
 QUICK = ("--warmup", "0.05", "--workers", "1", "--equality-images", "4")
@@ -65,6 +68,7 @@ def test_the_protocols_of_a_server_are_arms_that_answer_alike(server: Server, tm
     assert all((run.requests["status"] == 0).tolist())
 
 
+@pytest.mark.usefixtures("given_ceiling")
 @pytest.mark.parametrize("name", ["rest", "tfs", "tfs-rest"])
 @pytest.mark.parametrize(
     "loop",
@@ -82,6 +86,7 @@ def test_every_loop_runs_in_every_protocol(server: Server, tmp_path: Path, name:
     assert len(run.requests)
 
 
+@pytest.mark.usefixtures("given_ceiling")
 def test_over_rest_the_server_tells_its_stages_and_takes_a_mode(server: Server, tmp_path: Path) -> None:
     run = load(tmp_path, "--target", addresses(server)["rest"], "--mode", "graph", "--duration", "0.3")
     assert (run.requests["execute_s"] > 0).all()

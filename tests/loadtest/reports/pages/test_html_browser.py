@@ -127,7 +127,7 @@ def test_nothing_is_cut_off_or_covered_in_any_report(name: str, look: Look) -> N
     look(html.render([samples.summary(name)]))
 
 
-@pytest.mark.parametrize(("least", "step"), [(0.2, 1.1), (0.45, 1.04)])
+@pytest.mark.parametrize(("least", "step"), [(0.2, 1.1), pytest.param(0.45, 1.04, marks=pytest.mark.slow)])
 def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(
     least: float, step: float, look: Look
 ) -> None:
