@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -24,7 +25,7 @@ import pytest
 from grpc import StatusCode as Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.conftest import Brake, NoopClient, Server, StartServer
+from tests.integration.conftest import DIGITS, Brake, NoopClient, Server, StartServer
 
 from xlaserve_client import VisionClient
 from xlaserve_proto import open_inference_pb2 as pb
@@ -56,8 +57,12 @@ def braked(start_server: StartServer, brake: Brake) -> Server:
 
 def processes(server: Server) -> dict[str, psutil.Process]:
     """Returns the processes of a server by what `ps` calls them."""
-    children = psutil.Process(server.pid).children()
-    return {" ".join(child.cmdline()).strip(): child for child in children if child.status() != psutil.STATUS_ZOMBIE}
+    found: dict[str, psutil.Process] = {}
+    for child in psutil.Process(server.pid).children():
+        with suppress(psutil.Error):  # it ends at this moment
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found[" ".join(child.cmdline()).strip()] = child
+    return found
 
 
 def clients(server: Server, count: int = CHANNELS) -> list[NoopClient]:
@@ -272,6 +277,28 @@ def test_it_ends_in_order_with_what_it_has_accepted(braked: Server, brake: Brake
     outcomes = {*outcomes_of(used, calls)}
     assert outcomes == {Status.OK}
     assert braked.wait() == 0, braked.stderr
+
+
+def test_what_does_not_finish_in_time_and_what_comes_later_is_told_so(start_server: StartServer, brake: Brake) -> None:
+    server = start_server({**CONFIG, "drain_timeout_s": 0.5}, env=brake.env)
+    used = clients(server)
+    brake.pull()
+    calls = [client.send(number) for number, client in enumerate(used)]
+    until(lambda: server.metric("xlaserve_in_flight_images", model="noop") == len(calls), "not all calls came")
+    server.process.terminate()
+    until(lambda: not used[0].stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE_S).ready, "it is still ready")
+    assert {*outcomes_of(used, calls)} == {Status.UNAVAILABLE}
+    assert {"the process that runs this model has ended" in call.details() for call in calls} == {True}
+    brake.release()
+    assert server.wait() == 0, server.stderr
+
+
+def test_metrics_show_models_while_they_compile(start_server: StartServer) -> None:
+    server = start_server({**CONFIG, "models": [DIGITS]}, wait=False)
+    until(lambda: server.metric("xlaserve_model_state", state="compiling") == 1, "it did not compile")
+    assert server.metric("xlaserve_ready") == 0
+    server.wait_until_ready()
+    assert server.metric("xlaserve_ready") == 1
 
 
 def test_a_port_that_another_server_has_is_refused(served: Server) -> None:

@@ -204,15 +204,21 @@ async def _serve(child: Child, orders: Orders) -> int:
             await stopping.begun.wait()
         finally:
             is_serving = mirror.is_ready and not stopping.has_crashed
+            mirror.is_stopping = True
             await front.drain(stopping.draining, settings.shutdown_delay_s if is_serving else 0)
+            await _end(following)  # what has not finished in time fails with the link to the engine
             await front.close()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
             log.info("stopped")
     finally:
-        following.cancel()
-        await asyncio.wait([following])
+        await _end(following)
     return CRASHED if stopping.has_crashed else 0
+
+
+async def _end(following: asyncio.Task[None]) -> None:
+    following.cancel()
+    await asyncio.wait([following])
 
 
 async def _until_known(engine: RemoteEngine, stopping: asyncio.Event) -> bool:

@@ -39,6 +39,8 @@ class Mirror(Directory):
         self._loadings: dict[int, tuple[bytes, Version]] = {}
         """By number, the facts that a version was made of."""
         self._is_ready = False
+        self.is_stopping = False
+        """Set once nothing is ready any more, whatever the engine says: this process is to end."""
         self._lost: set[str] = set()
         """Models whose engine has ended, until the next one has them ready or has failed to."""
         self._retiring: dict[int, asyncio.Task[None]] = {}
@@ -46,7 +48,7 @@ class Mirror(Directory):
     @property
     def is_ready(self) -> bool:
         """As `Directory` has it."""
-        return self._is_ready
+        return self._is_ready and not self.is_stopping
 
     def serving(self) -> dict[str, bool]:
         """Returns for each model whether it serves, in some version."""

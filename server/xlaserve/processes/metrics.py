@@ -28,31 +28,42 @@ class AllMetrics(Watcher):
         self.merged = Merged()
         """To be registered where metrics are shown."""
         self._own = own
-        self._ready: dict[int, Process] = {}
+        self._processes: dict[int, Process] = {}
         """By process number."""
+        self._answering: set[int] = set()
+        """Those that have shown something: others may not have begun to answer."""
         self._awaited: dict[int, asyncio.Future[None]] = {}
         """Done once the process of this number has answered."""
 
-    def became_ready(self, role: Role, process: Process) -> None:
+    def began(self, role: Role, process: Process) -> None:
         """It will be asked from now on."""
-        self._ready[process.pid] = process
+        self._processes[process.pid] = process
+
+    def became_ready(self, role: Role, process: Process) -> None:
+        """It answers from now on."""
+        self._processes[process.pid] = process
+        self._answering.add(process.pid)
 
     def showed(self, role: Role, process: Process, metrics: bytes) -> None:
         """Merges them. Raises ValueError where they can't be read."""
         self.merged.update(process.pid, role.name, snapshot.decode(metrics))
+        self._answering.add(process.pid)
         self._settle(process.pid)
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Keeps what it had counted."""
-        self._ready.pop(process.pid, None)
+        self._processes.pop(process.pid, None)
+        self._answering.discard(process.pid)
         self.merged.ended(process.pid)
         self._settle(process.pid)
 
     async def refresh(self) -> None:
-        """Returns once all that are ready have shown what they have counted, or have not answered in time."""
+        """Returns once all that answer have shown what they have counted, or have not in time."""
         self.merged.update(os.getpid(), SUPERVISOR, snapshot.take(self._own))
-        for pid, process in self._ready.items():
-            if pid not in self._awaited:
+        for pid, process in self._processes.items():
+            if pid not in self._answering:
+                process.ask()
+            elif pid not in self._awaited:
                 self._awaited[pid] = asyncio.get_running_loop().create_future()
                 process.ask()
         if self._awaited:

@@ -59,6 +59,9 @@ class Watcher:
     def stopping(self) -> None:
         """All processes are about to be told to end."""
 
+    def began(self, role: Role, process: Process) -> None:
+        """The process was started."""
+
     def became_ready(self, role: Role, process: Process) -> None:
         """The process does what it is there for."""
 
@@ -191,6 +194,8 @@ class Supervisor:
         except OSError as error:
             return f"could not be started: {error}", True
         log.info("%s: process %d", post.role.name, process.pid)
+        for watcher in self._watchers:
+            watcher.began(post.role, process)
         self._outputs.add(process.output_closed)
         process.output_closed.add_done_callback(self._outputs.discard)
         await asyncio.wait([process.ended])
