@@ -10,6 +10,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from functools import partial, reduce
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 from xlaserve import console
@@ -36,6 +37,10 @@ FRONTS: Final = "fronts"
 CRASHED: Final = 1
 LOOK_S: Final = 0.5
 """How often it is seen whether fronts are to be told of more than changes of state: of programs, say."""
+
+COUNT_LOOKS: Final = 10
+"""How many looks there are for each time that fronts are asked what they have counted: what one has since is lost if it
+is killed."""
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +194,10 @@ class EngineProcess:
             asyncio.get_running_loop().call_soon(self._publish)
 
     async def _look(self) -> None:
-        while True:
+        for look in count(1):
             await asyncio.sleep(LOOK_S)
+            if look % COUNT_LOOKS == 0:
+                await self._host.count()
             if (self._publisher.signs(), len(self._engine.unexpected)) != self._signs:
                 self._publish()
 
