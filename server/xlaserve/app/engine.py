@@ -69,6 +69,8 @@ class Engine:
         self._read_settings = read_settings or (lambda: settings)
         self._metrics = metrics
         self._on_change = on_change
+        self.has_news = asyncio.Event()
+        """Set when the configuration is to be read again."""
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
         self.gpus = gpus.of_machine()
         self._cache = self._open_cache()
@@ -198,8 +200,32 @@ class Engine:
             from xlaserve.model.networks import keras_runtime  # noqa: F401, PLC0415 - imports TensorFlow
         gc.freeze()
 
-    async def poll(self) -> None:
-        """Looks for new versions as often as `poll_versions_s` says, for ever."""
+    async def serve(
+        self,
+        stopping: asyncio.Event,
+        *,
+        on_reload: Callable[[], None] = lambda: None,
+        on_reloaded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Follows the configuration until `stopping` is set: for new versions, and whenever it `has_news`."""
+        following = [asyncio.create_task(self._poll()), asyncio.create_task(self._follow(on_reload, on_reloaded))]
+        try:
+            await stopping.wait()
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.wait(following)
+
+    async def _follow(self, on_reload: Callable[[], None], on_reloaded: Callable[[], None]) -> None:
+        while True:
+            await self.has_news.wait()
+            self.has_news.clear()
+            log.info("reading the configuration again")
+            on_reload()
+            await self.reconfigure()
+            on_reloaded()
+
+    async def _poll(self) -> None:
         if every_s := self._settings.poll_versions_s:
             poll = Poll(lambda: self._read_settings().models, self.reconfigure, every_s)
             await poll.follow(self._settings.models)

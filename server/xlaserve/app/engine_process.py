@@ -81,7 +81,6 @@ class EngineProcess:
     def __init__(self, child: Child, orders: Orders, xla_events: StderrTap | None) -> None:
         self._child = child
         self._stopping = Stopping()
-        self._has_news = asyncio.Event()
         self._metrics = Metrics()
         self._tracing = Tracing.of(orders.settings)
         self._is_due = False
@@ -114,7 +113,7 @@ class EngineProcess:
         """Serves until a signal, and returns the exit status. Raises ConfigError, and ModelFailed where one does."""
         loop = asyncio.get_running_loop()
         self._stopping.listen()
-        loop.add_signal_handler(signal.SIGHUP, self._has_news.set)
+        loop.add_signal_handler(signal.SIGHUP, self._engine.has_news.set)
         log.info("device: %s", self._engine.device)
         self._engine.repository.announce()  # no front may take a model for one that is not there
         self._publish()
@@ -126,28 +125,11 @@ class EngineProcess:
                 self._on_loaded()
                 self._publish()
                 self._tell_ready()
-                await self._serve()
+                await self._engine.serve(self._stopping.begun, on_reloaded=self._tell_ready)
         finally:
             looking.cancel()
             await self._stop()
         return CRASHED if self._stopping.has_crashed else 0
-
-    async def _serve(self) -> None:
-        following = [asyncio.create_task(self._follow_configuration()), asyncio.create_task(self._engine.poll())]
-        try:
-            await self._stopping.begun.wait()
-        finally:
-            for task in following:
-                task.cancel()
-            await asyncio.wait(following)
-
-    async def _follow_configuration(self) -> None:
-        while True:
-            await self._has_news.wait()
-            self._has_news.clear()
-            log.info("reading the configuration again")
-            await self._engine.reconfigure()
-            self._tell_ready()
 
     def _tell_ready(self) -> None:
         self._child.tell_ready({"serving": self._engine.serving, "is_ready": self._engine.repository.is_ready})

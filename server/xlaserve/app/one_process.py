@@ -50,8 +50,6 @@ class App:
         self._settings = settings
         self._on_loaded = on_loaded
         self._stopping = Stopping(self._remove_ready_file)
-        self._has_news = asyncio.Event()
-        """Set when the configuration is to be read again."""
         self._service_manager = ServiceManager()
         self._ready_file = ReadyFile(settings.ready_file)
         self._metrics = Metrics()
@@ -101,7 +99,7 @@ class App:
         """
         await asyncio.sleep(0)  # an interrupt that came while TensorFlow was imported ends it here, with nothing begun
         self._stopping.listen()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._has_news.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._engine.has_news.set)
         self._ready_file.remove()
         watching = asyncio.create_task(self._service_manager.watch())
         try:
@@ -112,7 +110,11 @@ class App:
             try:
                 if await self._engine.start(self._stopping.begun):
                     self._tell_loaded()
-                    await self._serve()
+                    await self._engine.serve(
+                        self._stopping.begun,
+                        on_reload=self._service_manager.tell_reloading,
+                        on_reloaded=lambda: self._service_manager.tell_ready(self._engine.serving),
+                    )
             finally:
                 await self._stop()
         finally:
@@ -129,25 +131,6 @@ class App:
         if self._front.is_ready():
             self._ready_file.write(self._front.ports.addresses())
         self._service_manager.tell_ready(self._engine.serving)
-
-    async def _serve(self) -> None:
-        """Serves until a signal ends it, and reads the configuration again whenever SIGHUP came."""
-        following = [asyncio.create_task(self._follow_configuration()), asyncio.create_task(self._engine.poll())]
-        try:
-            await self._stopping.begun.wait()
-        finally:
-            for task in following:
-                task.cancel()
-            await asyncio.wait(following)
-
-    async def _follow_configuration(self) -> None:
-        while True:
-            await self._has_news.wait()
-            self._has_news.clear()
-            log.info("reading the configuration again")
-            self._service_manager.tell_reloading()
-            await self._engine.reconfigure()
-            self._service_manager.tell_ready(self._engine.serving)
 
     async def _stop(self) -> None:
         """Lets accepted work finish and refuses new, as clients see it: first health, then calls, then the port."""
