@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference pictures docs demo test test-slow test-pages test-clients test-fleet image attack prove-loadtest prove-sockets check sbom hashes format bench bench-gpu bench-overload bench-start bench-xla clean
+.PHONY: help setup stubs reference pictures docs demo test test-slow test-pages test-clients test-fleet image attack prove-loadtest prove-sockets check sbom hashes format bench bench-fronts bench-gpu bench-overload bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -96,6 +96,9 @@ format: setup ## Format the code
 
 bench: setup ## Measure serving efficiency, overhead and memory
 	$(BIN)/python -m bench
+
+bench-fronts: setup ## Compare one process with several: requests/s, and processor time by role
+	$(BIN)/python -m bench.fronts
 
 bench-overload: setup ## Measure what is answered in time at up to five times the capacity
 	$(BIN)/python -m bench --only overload --json build/bench-overload.json

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from itertools import accumulate, count, cycle, takewhile
 from typing import NamedTuple
 
@@ -74,21 +75,33 @@ def answer(address: str, payload: bytes) -> bytes:
     return b"".join(response.raw_output_contents)
 
 
-def closed_loop(address: str, payload: bytes, concurrency: int, *, seconds: float = 0, requests: int = 0) -> Load:
+def closed_loop(
+    address: str, payload: bytes, concurrency: int, *, seconds: float = 0, requests: int = 0, connections: int = 1
+) -> Load:
     """Keeps `concurrency` requests in flight, and counts for `seconds`, or until `requests` are answered.
 
-    What is answered before and after those seconds is not counted: lanes are idle there, for as long as a batch of a
-    slow model takes. Any error raises.
+    Requests take turns on `connections`. What is answered before and after those seconds is not
+    counted: lanes are idle there, for as long as a batch of a slow model takes. Any error raises.
     """
-    load: Load = uvloop.run(_closed_loop(address, payload, concurrency, seconds, requests))
+    load: Load = uvloop.run(
+        _closed_loop(address, payload, concurrency, seconds=seconds, requests=requests, connections=connections)
+    )
     return load
 
 
-async def _closed_loop(address: str, payload: bytes, concurrency: int, seconds: float, requests: int) -> Load:
-    options = (("grpc.max_receive_message_length", -1),)
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
-        call: Callable[..., Awaitable[bytes]] = channel.unary_unary(METHOD)
-        await call(payload, timeout=DEADLINE_S, wait_for_ready=True)
+async def _closed_loop(
+    address: str, payload: bytes, concurrency: int, *, seconds: float, requests: int, connections: int
+) -> Load:
+    # Channels of one address share a connection without it.
+    options = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
+    async with AsyncExitStack() as stack:
+        channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(connections)]
+        calls: list[Callable[..., Awaitable[bytes]]] = []
+        for channel in channels:
+            await stack.enter_async_context(channel)
+            calls.append(channel.unary_unary(METHOD))
+            await calls[-1](payload, timeout=DEADLINE_S, wait_for_ready=True)
+        turns = cycle(calls)
         answered = counted = 0
         began = time.perf_counter()
         since = began + RAMP * seconds
@@ -97,7 +110,7 @@ async def _closed_loop(address: str, payload: bytes, concurrency: int, seconds: 
         async def client() -> None:
             nonlocal answered, counted
             while time.perf_counter() < until if seconds else answered < requests:
-                await call(payload, timeout=DEADLINE_S)
+                await next(turns)(payload, timeout=DEADLINE_S)
                 answered += 1
                 counted += since <= time.perf_counter() < until
 

@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from xlaserve.commands.processor_time import ENGINE, TITLE, processor_s
+
+ENGINE_LOOP = "engine's loop"
 START_TIMEOUT_S = 900
 POLL_S = 0.05
 
@@ -35,6 +38,15 @@ class Server:
         """Returns the processor seconds it has used."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
+
+    def cpu_s_by_role(self) -> dict[str, float]:
+        """Returns the processor seconds that each of its processes has used, and the engine's event loop alone."""
+        found = processor_s(self.process.pid)
+        for child in self.process.children():
+            if " ".join(child.cmdline()).strip() == f"{TITLE}{ENGINE}":
+                (loop,) = (thread for thread in child.threads() if thread.id == child.pid)
+                found[ENGINE_LOOP] = float(loop.user_time + loop.system_time)
+        return found
 
     def resident_bytes(self) -> int:
         """Returns its resident size."""

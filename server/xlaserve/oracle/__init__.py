@@ -2,4 +2,6 @@
 
 `simulation` runs a load through servers, `search` finds how few are enough. Only what takes time is simulated: batches
 (`device`) and the event loop's part of a request. Everything that decides is the code that serves.
+
+`capacity` says how many requests a server of several processes carries.
 """
