@@ -220,6 +220,7 @@ async def test_what_processes_count_is_shown_together_and_outlives_them() -> Non
             os.kill(killed.pid, signal.SIGKILL)
             await until(killed.ended.done)
             assert counted(metrics) == 2 * number
+            await until(lambda killed=killed: launched.last("front 1") is not killed)  # type: ignore[misc]
         await until(lambda: all_are_ready(supervisor))
     assert counted(metrics) == 26, "what is counted last is shown as well"
 

@@ -61,13 +61,11 @@ class AllMetrics(Watcher):
         """Returns once all that answer have shown what they have counted, or have not in time."""
         self.merged.update(os.getpid(), SUPERVISOR, snapshot.take(self._own))
         for pid, process in self._processes.items():
-            if pid not in self._answering:
-                process.ask()
-            elif pid not in self._awaited:
+            if pid not in self._awaited:  # one question at a time: more than a socket holds would be lost
                 self._awaited[pid] = asyncio.get_running_loop().create_future()
                 process.ask()
-        if self._awaited:
-            await asyncio.wait(self._awaited.values(), timeout=PATIENCE_S)
+        if awaited := [answer for pid, answer in self._awaited.items() if pid in self._answering]:
+            await asyncio.wait(awaited, timeout=PATIENCE_S)
 
     async def follow(self) -> None:
         """Refreshes again and again, for ever."""

@@ -58,6 +58,7 @@ RULES: Final[Mapping[str, Rule]] = {
         (
             "xlaserve_certificate_expiry_timestamp_seconds",
             "xlaserve_compile_watch",
+            "xlaserve_decode_agreement",
             "xlaserve_precision_agreement",
             "xlaserve_program_verified",
         ),
@@ -68,6 +69,7 @@ RULES: Final[Mapping[str, Rule]] = {
         (
             "xlaserve_auto_mode",
             "xlaserve_build_info",
+            "xlaserve_decode_difference",
             "xlaserve_model_info",
             "xlaserve_model_state",
             "xlaserve_model_warnings",
