@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -75,6 +77,14 @@ def health(client: NoopClient, service: str = "") -> int:
     return int(stub.Check(request, timeout=PATIENCE_S, wait_for_ready=True).status)
 
 
+def readiness(server: Server) -> int:
+    """Returns the status of /readyz."""
+    connection = HTTPConnection(server.metrics, timeout=PATIENCE_S)
+    connection.request("GET", "/readyz")
+    with connection.getresponse() as response:
+        return response.status
+
+
 def outcomes_of(used: list[NoopClient], calls: list[Any]) -> list[Status]:
     """Returns the outcomes of calls that each sent its number."""
     return [client.outcome(call, number) for number, (client, call) in enumerate(zip(used, calls, strict=True))]
@@ -131,9 +141,11 @@ def test_a_model_that_is_loaded_at_one_front_is_there_at_all(served: Server) -> 
     used[0].stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="noop"), timeout=PATIENCE_S)
     until(lambda: {client.ask(1) for client in used} == {Status.UNAVAILABLE}, "some front still has the model")
     assert health(used[0], "noop") == health_pb2.HealthCheckResponse.NOT_SERVING
+    until(lambda: readiness(served) == HTTPStatus.SERVICE_UNAVAILABLE, "it is still ready")
     used[1].stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="noop"), timeout=PATIENCE_S)
     assert used[1].ask(1) is Status.OK
     until(lambda: {client.ask(1) for client in used} == {Status.OK}, "some front lacks the model")
+    until(lambda: readiness(served) == HTTPStatus.OK, "it is not ready")
     with pytest.raises(grpc.RpcError) as raised:
         used[0].stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="other"), timeout=PATIENCE_S)
     assert raised.value.code() is Status.NOT_FOUND
@@ -221,6 +233,18 @@ def test_news_that_come_while_the_engine_starts_are_taken_once(start_server: Sta
     until(lambda: "read the configuration again" in server.stderr, "it was not read")
     assert {client.ask(1) for client in clients(server)} == {Status.OK}
     assert server.stderr.count("read the configuration again") == 1
+
+
+def test_another_engine_serves_what_is_configured_by_then(start_server: StartServer) -> None:
+    server = start_server(CONFIG)
+    server.config_file.write_text(json.dumps({**CONFIG, "models": [NOOP, {**NOOP, "name": "second"}]}))
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: "read the configuration again: second loaded" in server.stderr, "it was not loaded")
+    processes(server)["xlaserve engine"].kill()
+    until(lambda: server.stderr.count("second: ready") == 2, "it was not loaded again")
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: "read the configuration again: no model changed" in server.stderr, "it has changed")
+    assert "only a restart applies" not in server.stderr
 
 
 def test_calls_that_may_be_tried_again_never_notice_that_engines_are_killed(served: Server) -> None:

@@ -155,7 +155,7 @@ async def test_one_that_ignores_the_signal_is_killed_in_time() -> None:
         ("dies_at_start", "more than 3 times within 60 s, now process * ended with status 3 before it was ready"),
         ("raises", "more than 3 times within 60 s, now process * ended with status 1 before it was ready"),
         ("ends_with_0", "more than 3 times within 60 s, now process * ended with status 0"),
-        ("refuses", "process * ended with status 78 before it was ready; it would again"),
+        ("refuses", "process * ended with status 78 before it was ready; another one would end in the same way"),
     ],
 )
 async def test_one_that_ends_again_and_again_is_given_up(

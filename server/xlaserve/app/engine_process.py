@@ -19,7 +19,7 @@ from xlaserve.app.event_loop import run_loop
 from xlaserve.app.stopping import Stopping
 from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
-from xlaserve.errors import UnsupportedFeature
+from xlaserve.errors import ConfigError, UnsupportedFeature
 from xlaserve.link.host import Host, Hosted
 from xlaserve.model import catalog
 from xlaserve.model.published import Catalogue, Publisher
@@ -50,6 +50,25 @@ class Orders(NamedTuple):
 
     settings: Settings
     read_settings: Callable[[], Settings]
+    replaces: bool
+    """Whether it takes the place of another one: then it serves the models that are configured now."""
+
+    def read(self) -> Settings:
+        """Reads the configuration again. Raises ConfigError."""
+        # What this engine does where a model fails is no change of the configuration.
+        failure = {"exit_on_model_failure": self.settings.exit_on_model_failure}
+        return self.read_settings().model_copy(update=failure)
+
+    def current(self) -> Orders:
+        """Returns these with the models to begin with."""
+        if not self.replaces:
+            return self
+        try:
+            models = self.read().models
+        except ConfigError as error:
+            log.error("the models are those that were configured when the server started: %s", error)
+            return self
+        return self._replace(settings=self.settings.model_copy(update={"models": models}))
 
 
 class About(NamedTuple):
@@ -63,7 +82,8 @@ class About(NamedTuple):
 
 def run(child: Child) -> int:
     """Serves fronts until a signal, and returns the exit status."""
-    orders: Orders = pickle.loads(child.payload)
+    told: Orders = pickle.loads(child.payload)
+    orders = told.current()
 
     async def serve() -> int:
         with ExitStack() as stack:
@@ -85,6 +105,8 @@ class EngineProcess:
         self._tracing = Tracing.of(orders.settings)
         self._is_due = False
         self._signs: object = None
+        self._told: Mapping[str, object] | None = None
+        """What the supervisor knows; None until it is to be told of changes."""
         self._gone = tally.NOTHING
         """What fronts that have gone had counted."""
         progress = console.WarmUp(orders.settings)
@@ -92,7 +114,7 @@ class EngineProcess:
         self._engine = Engine(
             orders.settings,
             self._metrics,
-            read_settings=orders.read_settings,
+            read_settings=orders.read,
             on_record=progress.record,
             on_change=self._publish_soon,
             on_crash=self._stopping.crash,
@@ -125,14 +147,24 @@ class EngineProcess:
                 self._on_loaded()
                 self._publish()
                 self._tell_ready()
-                await self._engine.serve(self._stopping.begun, on_reloaded=self._tell_ready)
+                await self._engine.serve(
+                    self._stopping.begun, on_reload=self._say_no_more, on_reloaded=self._tell_ready
+                )
         finally:
             looking.cancel()
             await self._stop()
         return CRASHED if self._stopping.has_crashed else 0
 
     def _tell_ready(self) -> None:
-        self._child.tell_ready({"serving": self._engine.serving, "is_ready": self._engine.repository.is_ready})
+        self._told = self._readiness()
+        self._child.tell_ready(self._told)
+
+    def _say_no_more(self) -> None:
+        """Until `_tell_ready`: the supervisor takes that for the end of a reload."""
+        self._told = None
+
+    def _readiness(self) -> Mapping[str, object]:
+        return {"serving": self._engine.serving, "is_ready": self._engine.repository.is_ready}
 
     async def _stop(self) -> None:
         """Ends what fronts have left: in order, they have ended before, and with them their requests."""
@@ -193,6 +225,8 @@ class EngineProcess:
             [Hosted(snapshot, served.engine, partial(_enter, served), served.leave) for snapshot, served in serving],
             about,
         )
+        if self._told is not None and self._told != self._readiness():
+            self._tell_ready()
 
     def _take_snapshot(self) -> None:
         self._engine.see_versions()

@@ -36,6 +36,8 @@ from xlaserve.telemetry.tally import Counted
 CRASHED: Final = 1
 RETRY_S: Final = 0.05
 """Between attempts to reach an engine that is not there."""
+FAILED_RETRY_S: Final = 1.0
+"""Between attempts where something else is wrong: no file descriptors are left, say."""
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +91,16 @@ class RemoteEngine:
                 linked = await link.connect(
                     self._address, self._arena_bytes, on_models=self._on_models, tally=self._own_tally
                 )
-            except (EngineLost, OSError, TimeoutError) as error:
+            except (EngineLost, ConnectionError) as error:
                 log.debug("no engine: %r", error)
+                self.directory.lose()  # it may have ended right after it had said what it has
                 await asyncio.sleep(RETRY_S)
+                continue
+            except OSError as error:
+                log.warning(
+                    "the engine can't be reached, next attempt in %g s: %s", FAILED_RETRY_S, error or "no answer"
+                )
+                await asyncio.sleep(FAILED_RETRY_S)
                 continue
             log.debug("linked to the engine")
             try:
@@ -194,7 +203,11 @@ async def _serve(child: Child, orders: Orders) -> int:
         mirror.on_change = front.health.refresh
         if settings.triton_metrics:
             metrics.add_gauges(lambda: triton_metrics(mirror.versions(), metrics, has_queues=False))
-        refresh: Callable[[], None] = metrics.read_gauges
+
+        def refresh() -> None:
+            mirror.see_versions()
+            metrics.read_gauges()
+
         child.show_metrics(metrics.registry, partial(on_loop, asyncio.get_running_loop(), refresh))
         try:
             await front.ports.open()

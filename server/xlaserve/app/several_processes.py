@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import pickle
 import shutil
 import socket
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +32,7 @@ from xlaserve.processes.supervisor import Process, Supervisor, Watcher
 from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.service_manager import ServiceManager
-from xlaserve.telemetry.http import HttpEndpoint
+from xlaserve.telemetry.http import HttpEndpoint, unknown_host
 
 ENGINE: Final = "engine"
 FRONT: Final = "front {}"
@@ -63,16 +65,14 @@ class Server(Watcher):
             self._ready_file.remove()
             stack.callback(self._remove_ready_file)
             ports = {name: self._reserve(name, stack) for name in ("grpc_port", "http_port")}
-            folder = Path(tempfile.mkdtemp(prefix="xlaserve-"))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            listener = stack.enter_context(bound(folder / ENGINE))
+            listener, address = _listener(stack)
             metrics = AllMetrics(ProcessCollector(registry=None))
             endpoint = self._endpoint(metrics)
             if endpoint is not None:
                 endpoint.start()
                 stack.callback(endpoint.stop)
             self._metrics_address = None if endpoint is None else endpoint.address
-            roles = [self._engine(listener), *self._fronts(ports, folder / ENGINE)]
+            roles = [self._engine(listener), *self._fronts(ports, address)]
             launch = partial(_launch, settings)
             self._supervisor = Supervisor(roles, launch, [metrics, self])
             following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
@@ -84,16 +84,22 @@ class Server(Watcher):
                     task.cancel()
 
     def became_ready(self, role: Role, process: Process) -> None:
-        """Tells the world once all are ready."""
+        """Tells the world once all are ready, and of what changes then."""
         self._ready[role.name] = self._supervisor.about[role.name]
-        if len(self._ready) <= self._settings.front_processes or not self._ready[ENGINE]["is_ready"]:
+        if len(self._ready) <= self._settings.front_processes:
             return
-        serving = self._ready[ENGINE]["serving"]
+        engine = self._ready[ENGINE]
         if not self._was_ready:
             self._was_ready = True
-            log.info("%s", serving)
-            self._ready_file.write(self._ready[FRONT.format(1)])
-        self._service_manager.tell_ready(serving)
+            log.info("%s", engine["serving"])
+            if engine["is_ready"]:
+                self._write_ready_file()
+        self._service_manager.tell_ready(engine["serving"])
+
+    def reloading(self) -> None:
+        """Tells who started the server; that it has happened is told once the engine says so."""
+        if self._was_ready:
+            self._service_manager.tell_reloading()
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Notes that the role is not filled."""
@@ -111,12 +117,14 @@ class Server(Watcher):
         return bool(ready) and engine is not None and bool(engine["is_ready"])
 
     def _engine(self, listener: socket.socket) -> Role:
-        settings = self._settings
+        settings, starts = self._settings, count()
 
         def orders() -> bytes:
             # A model that fails ends a start, and never what was serving.
-            changed = {"exit_on_model_failure": settings.exit_on_model_failure and not self._was_ready}
-            return pickle.dumps(engine_process.Orders(settings.model_copy(update=changed), self._read_settings))
+            changed = settings.model_copy(
+                update={"exit_on_model_failure": settings.exit_on_model_failure and not self._was_ready}
+            )
+            return pickle.dumps(engine_process.Orders(changed, self._read_settings, replaces=next(starts) > 0))
 
         return Role(
             name=ENGINE,
@@ -164,7 +172,10 @@ class Server(Watcher):
         Nobody listens here: a connection meets a front, or is refused where there is none.
         """
         host, port = self._settings.host, getattr(self._settings, name)
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (socket.gaierror, UnicodeError) as error:
+            raise unknown_host(host, error) from None
         for family, address in dict.fromkeys((family, address[0]) for family, _, _, _, address in found):
             try:
                 with _bound(family, address, port, is_shared=False) as alone:  # fails where anybody else has it
@@ -176,6 +187,12 @@ class Server(Watcher):
                     raise ConfigError(f"{name}: expected {expected}, got {port}: {error.strerror}") from None
         return int(port)
 
+    def _write_ready_file(self) -> None:
+        try:
+            self._ready_file.write(self._ready[FRONT.format(1)])
+        except ConfigError as error:
+            self._supervisor.fail(str(error))
+
     def _remove_ready_file(self) -> None:
         with suppress(ConfigError):
             self._ready_file.remove()
@@ -183,6 +200,17 @@ class Server(Watcher):
 
 def _launch(settings: Settings, role: Role, hear: Any) -> ChildProcess:
     return ChildProcess(role, hear, settings.log_level, settings.log_format)
+
+
+def _listener(stack: ExitStack) -> tuple[socket.socket, Path]:
+    """Returns a socket where the engine takes fronts in, and where that is. Raises ConfigError."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="xlaserve-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return stack.enter_context(bound(folder / ENGINE)), folder / ENGINE
+    except OSError as error:
+        expected, got = "a folder with room for a socket, with a short name", os.environ.get("TMPDIR") or "/tmp"
+        raise ConfigError(f"TMPDIR: expected {expected}, got {got}: {error.strerror or error}") from None
 
 
 def _of_front(settings: Settings, ports: Mapping[str, int]) -> Settings:

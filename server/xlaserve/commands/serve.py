@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import ExitStack
+from typing import Final
 
 from xlaserve import console
 from xlaserve.app.event_loop import run_loop
@@ -13,9 +15,12 @@ from xlaserve.model import catalog
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.telemetry import log_writer
 
+MAX_STANDARD_FILE: Final = 2
+
 
 def run(invocation: Invocation) -> int:
     """Serves until a signal."""
+    _hold_standard_files()
     settings = invocation.settings
     if settings.exit_on_model_failure:  # otherwise it is the model that fails
         check_files(settings)
@@ -47,6 +52,14 @@ def run(invocation: Invocation) -> int:
     # SIGHUP, from a terminal that closes or to have the configuration read again, must not end a starting server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return run_loop(serve_with_fronts() if settings.front_processes else serve())
+
+
+def _hold_standard_files() -> None:
+    """Opens /dev/null for those of the files 0 to 2 that are closed: what is opened next would have their numbers, and
+    processes that are started would take it for theirs."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= MAX_STANDARD_FILE:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 COMMAND = Command("serve", "compile every model, then serve until a signal", run)

@@ -65,6 +65,7 @@ GREETING_S: Final = 5.0
 """A front says what it is within this time."""
 MAX_INLINE_BYTES: Final = 2**20
 """Outputs up to this size are copied on the event loop, in some 100 microseconds; others on a thread."""
+ACCEPT_RETRY_S: Final = 0.1
 CLOSING_S: Final = 1.0
 """How long a front may take to read its last answers."""
 CHANNELS: Final = 3
@@ -203,7 +204,12 @@ class Host:
         loop = asyncio.get_running_loop()
         with listener:
             while True:
-                connection, _ = await loop.sock_accept(listener)
+                try:
+                    connection, _ = await loop.sock_accept(listener)
+                except OSError as error:  # out of file descriptors: some are free once something has ended
+                    log.warning("a front could not be taken in: %s", error)
+                    await asyncio.sleep(ACCEPT_RETRY_S)
+                    continue
                 greeting = loop.create_task(self._try(connection))
                 self._greeting.add(greeting)
                 greeting.add_done_callback(self._greeting.discard)

@@ -13,6 +13,7 @@ from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.model.directory import Directory
 from xlaserve.model.published import Catalogue, Facts, Loading
 from xlaserve.model.version import Served, State, Version
+from xlaserve.telemetry.departures import Departures
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
 
@@ -44,6 +45,7 @@ class Mirror(Directory):
         self._lost: set[str] = set()
         """Models whose engine has ended, until the next one has them ready or has failed to."""
         self._retiring: dict[int, asyncio.Task[None]] = {}
+        self._departures = Departures(metrics.forget)
 
     @property
     def is_ready(self) -> bool:
@@ -75,6 +77,7 @@ class Mirror(Directory):
                 self._retiring[number] = asyncio.create_task(_retire(version.served, engines[number]))
         for number in self._retiring.keys() - self._loadings.keys():
             self._retiring.pop(number).cancel()
+        self.see_versions()
         self.on_change()
 
     def number(self, version: Version) -> int | None:
@@ -85,8 +88,17 @@ class Mirror(Directory):
         """Returns all loadings by what names them."""
         return {number: version for number, (_, version) in self._loadings.items()}
 
+    def see_versions(self) -> None:
+        """Notes which versions there are: metrics of others are forgotten after a while."""
+        self._departures.see((version.name, version.settings.version) for version in self.index())
+
     def lose(self) -> None:
-        """Shows that the engine has ended. Requests still find what served: it tells them that the engine is lost."""
+        """Shows that the engine has ended. Requests still find what served: it tells them that the engine is lost.
+
+        Does nothing where it shows that already.
+        """
+        if not self._loadings:
+            return
         self._is_ready = False
         self._lost = {name for name, served in self._served.items() if served}
         self._loadings.clear()

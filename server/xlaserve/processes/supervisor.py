@@ -63,7 +63,10 @@ class Watcher:
         """The process was started."""
 
     def became_ready(self, role: Role, process: Process) -> None:
-        """The process does what it is there for."""
+        """The process does what it is there for, or says something else of itself than before."""
+
+    def reloading(self) -> None:
+        """Processes are about to be told to read the configuration again."""
 
     def showed(self, role: Role, process: Process, metrics: bytes) -> None:
         """The process shows its metrics. Raises ValueError where they can't be understood."""
@@ -114,7 +117,7 @@ class Supervisor:
 
     @property
     def about(self) -> dict[str, Mapping[str, Any]]:
-        """What the process of each role said of itself when it became ready, by name."""
+        """What the process of each role that is ready said last of itself, by name."""
         return {post.role.name: post.about for post in self._posts if post.state is State.READY}
 
     @property
@@ -153,7 +156,15 @@ class Supervisor:
                 _signal(post, signal.SIGTERM)
         self._stopping.set()
 
+    def fail(self, reason: str) -> None:
+        """Has all processes end, with status 1."""
+        log.error("giving up: %s", reason)
+        self._has_failed = True
+        self._stopping.set()
+
     def _pass_news(self) -> None:
+        for watcher in self._watchers:
+            watcher.reloading()
         for post in self._posts:
             if post.state is State.READY:
                 _signal(post, signal.SIGHUP)
@@ -168,11 +179,11 @@ class Supervisor:
                     break
                 wait_s = post.restarts.wait_s(asyncio.get_running_loop().time())
                 if not is_of_use:
-                    self._fail(f"{post.role.name}: {reason}; it would again")
+                    self.fail(f"{post.role.name}: {reason}; another one would end in the same way")
                 elif wait_s is None:
                     policy = post.restarts.policy
                     often = f"more than {policy.most} times within {policy.window_s:g} s"
-                    self._fail(f"{post.role.name}: ended {often}, now {reason}")
+                    self.fail(f"{post.role.name}: ended {often}, now {reason}")
                 else:
                     log.warning("%s: %s; another is started in %.2g s", post.role.name, reason, wait_s)
                     post.state = State.WAITING
@@ -181,7 +192,7 @@ class Supervisor:
                             await self._stopping.wait()
         except Exception:
             log.exception("%s: can't be supervised any more", post.role.name)
-            self._fail(f"{post.role.name}: can't be supervised")
+            self.fail(f"{post.role.name}: can't be supervised")
         finally:
             post.state = State.ENDED
 
@@ -212,8 +223,9 @@ class Supervisor:
         match kind:
             case Kind.READY:
                 post.about = json.loads(content)
-                post.state = State.READY
-                log.info("%s: process %d is ready", post.role.name, process.pid)
+                if post.state is not State.READY:
+                    post.state = State.READY
+                    log.info("%s: process %d is ready", post.role.name, process.pid)
                 for watcher in self._watchers:
                     watcher.became_ready(post.role, process)
                 if post.has_news:
@@ -227,11 +239,6 @@ class Supervisor:
         for stage in sorted({post.role.stage for post in self._posts}, reverse=True):
             self._ending = [post for post in self._posts if post.role.stage == stage]
             await asyncio.gather(*map(_end, self._ending))
-
-    def _fail(self, reason: str) -> None:
-        log.error("giving up: %s", reason)
-        self._has_failed = True
-        self._stopping.set()
 
 
 async def _end(post: _Post) -> None:

@@ -78,10 +78,7 @@ class HttpEndpoint:
             socket.getaddrinfo(self._host, self._port, family)  # create_server no longer says that it was this
             self._socket = socket.create_server((self._host, self._port), family=family, backlog=MAX_CONNECTIONS)
         except (socket.gaierror, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no name is like that"
-            raise ConfigError(
-                f"host: expected an address or a name of this machine, got {self._host!r}: {reason}"
-            ) from None
+            raise unknown_host(self._host, error) from None
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise ConfigError(f"host: expected an address of this machine, got {self._host}") from None
@@ -216,6 +213,12 @@ class HttpEndpoint:
         environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "QUERY_STRING": query, **headers}
         body = b"".join(self._metrics(environ, lambda *started: status.append(started)))
         return _Answer(status[0][0], body, status[0][1])
+
+
+def unknown_host(host: str, error: Exception) -> ConfigError:
+    """Returns the error for a name that has no address, as `socket.getaddrinfo` says with `error`."""
+    reason = error.strerror if isinstance(error, OSError) else "no name is like that"
+    return ConfigError(f"host: expected an address or a name of this machine, got {host!r}: {reason}")
 
 
 def _text(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> _Answer:

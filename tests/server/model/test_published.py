@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.server.model.house import House
 
 from xlaserve.config import Bucket, Fit, ModelSettings
-from xlaserve.model.published import row_bytes, snapshot
+from xlaserve.model.published import Publisher, row_bytes, snapshot
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served, State
 
@@ -24,6 +25,30 @@ from xlaserve.model.version import Served, State
 )
 def test_the_bytes_of_an_images_outputs_are_known(task: Task, wanted: list[int]) -> None:
     assert [row_bytes(output, 6, 4) for output in task.outputs] == wanted
+
+
+async def test_each_loading_has_a_number_of_its_own_and_its_facts_are_pickled_once(house: House) -> None:
+    publisher = Publisher(house.repository)
+    await house.repository.load_all()
+    (first,) = publisher.catalogue().loadings
+    (again,) = publisher.catalogue().loadings
+    assert again.facts is first.facts
+    await house.repository.load("a")
+    (second,) = publisher.catalogue().loadings
+    assert (first.number, second.number) == (1, 2)
+    assert [snapshot.id for snapshot, _ in publisher.serving()] == [2]
+
+
+async def test_signs_differ_once_something_is_to_be_told(house: House) -> None:
+    publisher = Publisher(house.repository)
+    await house.repository.load_all()
+    before = publisher.signs()
+    assert publisher.signs() == before
+    (version,) = house.repository.index()
+    version.warnings.append("bfloat16 is slow here")
+    assert publisher.signs() != before
+    (loading,) = publisher.catalogue().loadings
+    assert pickle.loads(loading.facts).warnings == ("bfloat16 is slow here",)
 
 
 def test_fronts_are_told_what_they_need_to_run_a_model() -> None:

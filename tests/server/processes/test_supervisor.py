@@ -229,6 +229,17 @@ async def test_news_reach_those_that_are_ready_now_and_others_once_they_are() ->
     await world.stop()
 
 
+async def test_a_process_may_say_something_else_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(FRONT)
+    front = await world.last()
+    with caplog.at_level(logging.INFO):
+        for about in (b'{"serves": 1}', b'{"serves": 2}'):
+            front.hear(Kind.READY, about)
+    assert world.supervisor.about == {"front 1": {"serves": 2}}
+    assert caplog.text.count("process 100 is ready") == 1
+    await world.stop()
+
+
 async def test_an_error_of_the_supervisor_itself_ends_all(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Watcher):
         def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:

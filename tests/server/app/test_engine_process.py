@@ -1,0 +1,37 @@
+"""What an engine begins with."""
+
+from __future__ import annotations
+
+import pytest
+
+from xlaserve.app.engine_process import Orders
+from xlaserve.config import ModelSettings, Settings
+from xlaserve.errors import ConfigError
+
+CATS, DOGS = ModelSettings(name="cats", source="fake"), ModelSettings(name="dogs", source="fake")
+AT_START = Settings(models=(CATS,), log_level="debug")
+NOW = Settings(models=(CATS, DOGS), log_level="info")
+
+
+def test_the_first_engine_serves_what_is_configured_at_the_start() -> None:
+    assert Orders(AT_START, lambda: NOW, replaces=False).current().settings == AT_START
+
+
+def test_another_engine_serves_the_models_that_are_configured_now() -> None:
+    settings = Orders(AT_START, lambda: NOW, replaces=True).current().settings
+    assert (settings.models, settings.log_level) == ((CATS, DOGS), "debug")
+
+
+def test_another_engine_serves_as_before_where_the_configuration_can_t_be_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def read() -> Settings:
+        raise ConfigError("models: expected a list, got a number")
+
+    assert Orders(AT_START, read, replaces=True).current().settings == AT_START
+    assert "models: expected a list, got a number" in caplog.text
+
+
+def test_that_an_engine_outlives_a_model_that_fails_is_no_change_of_the_configuration() -> None:
+    lasting = AT_START.model_copy(update={"exit_on_model_failure": False})
+    assert Orders(lasting, lambda: AT_START, replaces=True).read() == lasting

@@ -1,0 +1,83 @@
+"""How a front follows engines that come and go, on fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from xlaserve.app import front_process
+from xlaserve.app.front_process import RemoteEngine
+from xlaserve.errors import EngineLost
+from xlaserve.link import front as link
+from xlaserve.model.mirror import Mirror
+from xlaserve.telemetry.metrics import Metrics
+
+
+class Shown:
+    """Notes what a directory is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.was_told = asyncio.Event()
+
+    def take(self, catalogue: object, engines: object) -> None:
+        self._note("take")
+
+    def lose(self) -> None:
+        self._note("lose")
+
+    def _note(self, what: str) -> None:
+        self.told.append(what)
+        self.was_told.set()
+
+    async def next(self) -> None:
+        self.was_told.clear()
+        await self.was_told.wait()
+
+
+@pytest.mark.timeout(20)
+async def test_an_engine_that_ends_once_it_has_said_what_it_has_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = SimpleNamespace(catalogue=None, device=None, unexpected=(), is_watched=None)
+    ended = SimpleNamespace(details=about, models={})
+
+    async def connect(*_: object, on_models: Callable[[Any], object], tally: object) -> Any:
+        on_models(ended)
+        raise EngineLost("the other process has gone")
+
+    monkeypatch.setattr(link, "connect", connect)
+    monkeypatch.setattr(front_process, "RETRY_S", 1000)
+    shown = Shown()
+    following = asyncio.create_task(RemoteEngine(Path("engine"), 1, cast(Mirror, shown), Metrics()).follow())
+    while "lose" not in shown.told:
+        await shown.next()
+    assert shown.told == ["take", "lose"]
+    following.cancel()
+    await asyncio.wait([following])
+
+
+@pytest.mark.timeout(20)
+async def test_it_is_said_why_an_engine_can_t_be_reached(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = asyncio.Event()
+    sleep = asyncio.sleep
+
+    async def wait(seconds: float) -> None:
+        if seconds == front_process.FAILED_RETRY_S:
+            waited.set()
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    engine = RemoteEngine(tmp_path / "gone" / "engine", 4096, Mirror(Metrics()), Metrics())
+    with caplog.at_level(logging.WARNING):
+        following = asyncio.create_task(engine.follow())
+        await waited.wait()
+        following.cancel()
+        await asyncio.wait([following])
+    assert "the engine can't be reached, next attempt in 1 s: [Errno 2] No such file or directory" in caplog.text

@@ -1,0 +1,123 @@
+"""What a server of several processes tells the world, and what it refuses, without any process."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from xlaserve.app.several_processes import ENGINE, FRONT, Server
+from xlaserve.config import ModelSettings, Settings
+from xlaserve.errors import ConfigError
+from xlaserve.processes.role import Role
+from xlaserve.processes.supervisor import Process, Supervisor
+
+PROCESS = cast(Process, None)
+READY, NOT_READY = {"serving": "ready: m", "is_ready": True}, {"serving": "ready: no model", "is_ready": False}
+
+
+class Manager:
+    """A service manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.setblocking(False)
+
+    def heard(self) -> list[str]:
+        """Returns the first line of each message since the last time."""
+        lines = []
+        while True:
+            try:
+                lines.append(self._socket.recv(4096).decode().split("\n")[0])
+            except BlockingIOError:
+                return lines
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    manager = Manager(tmp_path / "notify")
+    yield manager
+    manager.close()
+
+
+class World:
+    """A server of one front, whose processes say what the test wants."""
+
+    def __init__(self, **settings: Any) -> None:
+        models = (ModelSettings(name="m", source="fake"),)
+        values = {"grpc_port": 0, "http_port": 0, "metrics_port": None, **settings}
+        self.settings = Settings(models=models, fronts=1, **values)
+        self.server = Server(self.settings, lambda: self.settings)
+        self.about: dict[str, Mapping[str, Any]] = {}
+        self.failures: list[str] = []
+        self.server._supervisor = cast(Supervisor, SimpleNamespace(about=self.about, fail=self.failures.append))
+
+    def say(self, name: str, about: Mapping[str, Any]) -> None:
+        self.about[name] = about
+        self.server.became_ready(Role(name=name, target=""), PROCESS)
+
+    def start(self, engine: Mapping[str, Any]) -> None:
+        self.say(ENGINE, engine)
+        self.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+
+
+def test_it_is_ready_once_all_processes_are_and_for_as_long_as_a_model_serves(tmp_path: Path) -> None:
+    world = World(ready_file=tmp_path / "ready")
+    world.say(ENGINE, READY)
+    assert not world.server.is_ready()
+    assert not (tmp_path / "ready").exists()
+    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    assert world.server.is_ready()
+    assert (tmp_path / "ready").exists()
+    world.say(ENGINE, NOT_READY)
+    assert not world.server.is_ready()
+    world.say(ENGINE, READY)
+    assert world.server.is_ready()
+    world.server.ended(Role(name=ENGINE, target=""), PROCESS, -9, was_ready=True)
+    assert not world.server.is_ready()
+
+
+def test_the_service_manager_hears_of_a_start_without_any_model_and_of_reloads(manager: Manager) -> None:
+    world = World()
+    world.server.reloading()
+    world.start(NOT_READY)
+    assert manager.heard() == ["READY=1"], "else it would start the server again and again"
+    world.server.reloading()
+    assert manager.heard() == ["RELOADING=1"]
+    world.say(ENGINE, READY)
+    assert manager.heard() == ["READY=1"]
+    world.server._service_manager.close()
+
+
+def test_a_ready_file_that_can_t_be_written_ends_the_server(tmp_path: Path) -> None:
+    world = World(ready_file=tmp_path / "gone" / "ready")
+    world.start(READY)
+    (reason,) = world.failures
+    assert reason.startswith(f"ready_file: expected a file that can be made, got {tmp_path}")
+
+
+async def test_a_host_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"host: expected an address or a name of this machine, got 'a\.\.b'"):
+        await World(host="a..b").server.run()
+
+
+async def test_a_folder_for_temporary_files_that_can_t_have_a_socket_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("d" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setenv("TMPDIR", str(long))
+    with pytest.raises(ConfigError, match=r"TMPDIR: expected a folder .* AF_UNIX path too long"):
+        await World().server.run()
+    assert not [*long.iterdir()]
