@@ -58,7 +58,7 @@ class Arena:
         """What the engine is given; `close` closes it."""
         os.ftruncate(self.file, self.size_bytes)
         fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
-        self._map = _mapped(self.file, self.size_bytes)
+        self._map: mmap.mmap | bytes = _mapped(self.file, self.size_bytes)
         self._free = [(0, self.size_bytes)]
         """Offsets and bytes, by offset; no two adjoin."""
         self._taken: dict[int, _Taken] = {}
@@ -93,8 +93,13 @@ class Arena:
         return Extent(offset, memory)
 
     def close(self) -> None:
-        """Closes the file. The memory itself lives as long as arrays of it."""
+        """Closes the file. The memory itself lives on."""
         os.close(self.file)
+
+    def end(self) -> None:
+        """Has no more memory to give: all of it is freed with the last array of it."""
+        self._map = b""
+        self._free.clear()
 
     def _reclaim(self) -> None:
         while self._ended:
@@ -121,7 +126,7 @@ class ArenaView:
     def __init__(self, file: int, size_bytes: int) -> None:
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(file).st_size != size_bytes:
             raise ValueError(f"expected a sealed file of {size_bytes} bytes")
-        self._map = _mapped(file, size_bytes)
+        self._map: mmap.mmap | bytes = _mapped(file, size_bytes)
         self._size_bytes = size_bytes
 
     def memory(self, offset: int, size_bytes: int) -> Memory:
@@ -129,6 +134,11 @@ class ArenaView:
         if offset % PAGE_BYTES or not 0 < size_bytes <= self._size_bytes - offset:
             raise ValueError(f"no extent of {size_bytes} bytes at {offset}")
         return np.frombuffer(self._map, np.uint8, size_bytes, offset)
+
+    def end(self) -> None:
+        """Shows no more: the memory is freed here with the last array of it."""
+        self._map = b""
+        self._size_bytes = 0
 
 
 def aligned(size_bytes: int, to_bytes: int = ALIGNMENT) -> int:

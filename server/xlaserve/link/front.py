@@ -263,6 +263,7 @@ class EngineLink:
         if jobs:
             log.warning("the link to the engine ended with %d jobs under way: %s", len(jobs), reason)
         self._copying.shutdown(wait=False)
+        self.arena.end()  # not with this link, which refers to itself and may live for long
         self._lost.set()
         self._published.set()
 

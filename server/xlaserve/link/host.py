@@ -461,6 +461,7 @@ class FrontLink:
                 counting.set_result(None)
         running, self._running = self._running, {}
         self._releasing.clear()
+        self._view.end()  # not with this link, which refers to itself and may live for long
         for task in (*running.values(), *self._asked.values()):
             task.cancel()
         log.info("the link to a front ended with %d jobs under way: %s", len(running), reason)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.server.link.engines import ARENA_BYTES
 
+from xlaserve.errors import QueueFull
+from xlaserve.link.arena import Arena
 from xlaserve.link.front import connect
 from xlaserve.link.host import Host, bound
 
@@ -34,3 +39,45 @@ async def test_a_front_is_taken_in_although_an_earlier_one_could_not_be(
     assert "Too many open files" in caplog.text
     linked.close()
     await host.close()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def arenas() -> int:
+    """Returns how many arenas, or views of one, this process has."""
+    found = 0
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the folder itself
+            found += "xlaserve-arena" in str(file.readlink())
+    return found
+
+
+async def test_memory_is_freed_with_a_link_and_not_by_the_garbage_collector(tmp_path: Path, no_collector: None) -> None:
+    before = arenas()
+    host = Host()
+    host.listen(bound(tmp_path / "engine"))
+    linked = await connect(tmp_path / "engine", ARENA_BYTES)
+    pixels = linked.arena.take(4096).memory
+    assert arenas() == before + 2
+    linked.close()
+    await linked.lost()
+    await host.close()
+    assert arenas() == before + 1, "a request still has pixels there"
+    del pixels
+    assert arenas() == before
+
+
+def test_an_arena_that_has_ended_gives_nothing(no_collector: None) -> None:
+    before = arenas()
+    arena = Arena(ARENA_BYTES)
+    arena.close()
+    arena.end()
+    with pytest.raises(QueueFull):
+        arena.take(1)
+    assert arenas() == before
