@@ -1,6 +1,7 @@
 """How near `xlaserve plan` comes: the latencies that it expects of a server beside those of the server.
 
-Requests come at random times at shares of the measured capacity. The timed model leaves the processor to server and
+Requests come at random times at shares of the measured capacity, which a flood shows first: from it, and from each
+load for the next, the server learns what batches take. The timed model leaves the processor to server and
 generator; MobileNetV2 shares it with both, on one lane of a machine with two cores.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 from bench import processes
 from bench.figures import Figure, ratio
 from bench.generator import RAMP, Answered, at_random, closed_loop, pixels_request, replay
-from xlaserve.commands.plan import FRONT_MS, SPREAD, measured
+from xlaserve.commands.plan import FRONT_MS, measured
 from xlaserve.commands.remote import list_models, ready_model
 from xlaserve.oracle.device import Profile
 from xlaserve.oracle.load import Load
@@ -36,26 +37,22 @@ def plan(blocks: int, block_s: float) -> list[Figure]:
     timed = {"models": [{"name": "model", "source": "builtin:noop", "buckets": buckets}], "lanes": 1}
     mobile = {"models": [processes.application("MobileNetV2", modes=("xla",), buckets=buckets)], "lanes": 1}
     return [
-        *_of("timed model", timed, blocks, block_s, "bench.timed_model", spread=0.0),
-        *_of("MobileNetV2", mobile, blocks, block_s, "xlaserve", spread=SPREAD),
+        *_of("timed model", timed, blocks, block_s, "bench.timed_model"),
+        *_of("MobileNetV2", mobile, blocks, block_s, "xlaserve"),
     ]
 
 
-def _of(
-    name: str, config: Mapping[str, object], blocks: int, block_s: float, module: str, *, spread: float
-) -> list[Figure]:
+def _of(name: str, config: Mapping[str, object], blocks: int, block_s: float, module: str) -> list[Figure]:
     payload = pixels_request("model", SIDE)
     seconds = (1 + RAMP) * block_s * BLOCK_FACTOR
     with processes.xlaserve(config, module=module) as server:
         capacity = closed_loop(server.address, payload, 32, seconds=block_s).per_s
-        answer = list_models(server.address)
-        model = ready_model(answer.models, "", server.address)
-        costs = measured(model, model.default_mode)
-        profile = Profile(costs, answer.lanes, front_s=FRONT_MS / 1000, spread=spread)
-        print(f"  {name}: {capacity:.1f} images/s at saturation, {profile.capacity:.1f} expected", flush=True)
+        print(f"  {name}: {capacity:.1f} images/s at saturation", flush=True)
         figures = []
         for share in SHARES:
             loads = [at_random(share * capacity, seconds, seed) for seed in range(blocks)]
+            profile = _profile(server.address)
+            print(f"  {share:.0%}: at most {profile.capacity:.1f} images/s, spread {profile.spread:.2f}", flush=True)
             seen = [_latencies_s(replay(server.address, [payload], load, DEADLINE_S)) for load in loads]
             expected = [simulate(profile, 1, _load(load), deadline_s=DEADLINE_S) for load in loads]
             for percent in PERCENTS:
@@ -63,6 +60,14 @@ def _of(
                 theirs = [float(np.percentile(block, percent)) for block in seen]
                 figures.append(ratio(label, [it.percentile_s(percent) for it in expected], theirs, None))
     return figures
+
+
+def _profile(address: str) -> Profile:
+    """Returns what the server has learned by now."""
+    answer = list_models(address)
+    model = ready_model(answer.models, "", address)
+    costs, spread = measured(model, model.default_mode)
+    return Profile(costs, answer.lanes, front_s=FRONT_MS / 1000, spread=spread)
 
 
 def _load(at_s: Sequence[float]) -> Load:

@@ -837,6 +837,7 @@ class Model(_message.Message):
     SHADOWS_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     DECODE_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -893,6 +894,10 @@ class Model(_message.Message):
         at warm-up with "fast", where images can be large enough for it.
         """
 
+    @_builtins.property
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Turn]:
+        """What batches take in traffic, one for each bucket that serves."""
+
     def __init__(
         self,
         *,
@@ -918,10 +923,11 @@ class Model(_message.Message):
         shadows: _abc.Iterable[Global___Shadow] | None = ...,
         decode: _builtins.str = ...,
         decode_difference: Global___Difference | None = ...,
+        turns: _abc.Iterable[Global___Turn] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_difference", b"decode_difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "turns", b"turns", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1098,6 +1104,49 @@ class Demand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Demand: _TypeAlias = Demand  # noqa: Y015
+
+@_typing.final
+class Turn(_message.Message):
+    """What batches of a bucket take from the queue to their answers, as those of the traffic showed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    ALONE_S_FIELD_NUMBER: _builtins.int
+    LOADED_S_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    alone_s: _builtins.float
+    """Median of the last batches with nothing else on the device; while there were only few, what is expected by those of
+    other buckets and by warm-up.
+    """
+    loaded_s: _builtins.float
+    """The same with every lane of the device running."""
+    spread: _builtins.float
+    """How far batches stray from that: the standard deviation of the logarithm of their ratio."""
+    batches: _builtins.int
+    """How many batches this comes from, 256 at most."""
+    @_builtins.property
+    def bucket(self) -> Global___Bucket: ...
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        bucket: Global___Bucket | None = ...,
+        alone_s: _builtins.float = ...,
+        loaded_s: _builtins.float = ...,
+        spread: _builtins.float = ...,
+        batches: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_s", b"alone_s", "batches", b"batches", "bucket", b"bucket", "loaded_s", b"loaded_s", "mode", b"mode", "spread", b"spread"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Turn: _TypeAlias = Turn  # noqa: Y015
 
 @_typing.final
 class Bucket(_message.Message):

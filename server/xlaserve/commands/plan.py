@@ -26,6 +26,8 @@ MOST_REQUESTS: Final = 100_000
 FRONT_MS: Final = 0.4
 """Measured for unary gRPC calls of 150 KB on the CPU that docs/operations.md names."""
 SPREAD: Final = 0.1
+FEW: Final = 200
+"""Batches that say too little of what they take under load. Below them, warm-up's costs are more to be trusted."""
 
 
 def run(invocation: Invocation) -> int:
@@ -86,9 +88,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--spread",
         type=arguments.share,
-        default=SPREAD,
         metavar="SHARE",
-        help=f"how far batches stray from their cost; {SPREAD} by default",
+        help=f"how far batches stray from their cost; as traffic has shown by default, and {SPREAD} before any",
     )
     parser.add_argument("--max-servers", type=arguments.count, default=1000, metavar="N", help="1000 by default")
     parser.add_argument(
@@ -99,24 +100,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _profile(invocation: Invocation) -> Profile:
     own, settings = invocation.own, invocation.settings
-    own_settings = {
-        "front_s": own.front_ms / 1000,
-        "spread": own.spread,
-        "max_images": settings.max_queue_images,
-    }
+    own_settings = {"front_s": own.front_ms / 1000, "max_images": settings.max_queue_images}
     if own.costs:
-        return Profile(_costs(own.costs), settings.lanes or 1, **own_settings)
+        spread = SPREAD if own.spread is None else own.spread
+        return Profile(_costs(own.costs), settings.lanes or 1, spread=spread, **own_settings)
     server = own.server or remote.address(settings)
     answer = remote.list_models(server)
     model = remote.ready_model(answer.models, own.model, server)
     mode = own.mode or model.default_mode
     if mode not in model.modes:
         raise ConfigError(f"--mode: expected one of {', '.join(model.modes)}, got {mode!r}")
-    return Profile(measured(model, mode), answer.lanes or 1, **own_settings)
+    costs, spread = measured(model, mode)
+    return Profile(costs, answer.lanes or 1, spread=spread if own.spread is None else own.spread, **own_settings)
 
 
-def measured(model: pb.Model, mode: str) -> dict[int, Cost]:
-    """Returns the costs of the resolution with the most buckets."""
+def measured(model: pb.Model, mode: str) -> tuple[dict[int, Cost], float]:
+    """Returns the costs of the resolution with the most buckets, and how far batches stray from them.
+
+    Those of the traffic, where there was enough of it, else those of warm-up.
+    """
     sizes: dict[tuple[int, int], dict[int, Cost]] = {}
     for program in model.programs:
         if program.mode == mode:
@@ -124,7 +126,13 @@ def measured(model: pb.Model, mode: str) -> dict[int, Cost]:
             costs[program.bucket.batch] = Cost(program.run_s, program.run_loaded_s)
     if not sizes:
         raise ModelNotReady(f"model {model.name}: no program of mode {mode} was measured")
-    return max(sizes.values(), key=len)
+    size = max(sizes, key=lambda it: len(sizes[it]))
+    turns = [turn for turn in model.turns if turn.mode == mode and (turn.bucket.height, turn.bucket.width) == size]
+    batches = sum(turn.batches for turn in turns)
+    if batches <= FEW:
+        return sizes[size], SPREAD
+    spread = math.sqrt(sum(turn.batches * turn.spread**2 for turn in turns) / batches)
+    return {turn.bucket.batch: Cost(turn.alone_s, turn.loaded_s) for turn in turns}, spread
 
 
 def _costs(text: str) -> dict[int, Cost]:

@@ -168,7 +168,7 @@ def _buckets(version: Version, counted: Counted) -> Iterator[Json]:
             "bucket": str(bucket),
             "batch": bucket.batch,
             "run": _cost(measured.get((runs_in, bucket))),
-            "turn": _cost(turn),
+            "turn": _cost(turn.cost),
             "batches": ran[mode, str(bucket)],
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from xlaserve.config import Bucket, Mode
+from xlaserve.engine.batching.costs import Turn
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.model.likeness import Findings, Pair
@@ -18,6 +19,7 @@ def model(version: Version) -> pb.Model:
     """Returns a model as ListModels shows it."""
     settings, loaded = version.settings, version.model
     entries = list(version.ledger)
+    live = version.served.engine.live() if version.served else None
     return pb.Model(
         name=settings.name,
         version=settings.version,
@@ -34,12 +36,13 @@ def model(version: Version) -> pb.Model:
         buckets=map(_bucket, loaded.buckets) if loaded else (),
         programs=map(_program, entries),
         programs_total=version.programs_total,
+        turns=[_turn(*one) for one in live.turns] if live else (),
         warnings=version.warnings,
         shadows=[_shadow(pair, findings) for pair, findings in version.shadows.items()],
         auto_modes={str(bucket): mode for bucket, mode in version.auto.items()},
         demands=[
             pb.Demand(height=height, width=width, images=demand)
-            for (height, width), demand in (version.served.engine.live().demand.items() if version.served else ())
+            for (height, width), demand in (live.demand.items() if live else ())
         ],
         decode=settings.decode,
         decode_difference=None
@@ -70,6 +73,17 @@ def _timestamp(at_s: float) -> Timestamp:
 
 def _bucket(bucket: Bucket) -> pb.Bucket:
     return pb.Bucket(batch=bucket.batch, height=bucket.height, width=bucket.width)
+
+
+def _turn(mode: Mode, bucket: Bucket, turn: Turn) -> pb.Turn:
+    return pb.Turn(
+        mode=mode,
+        bucket=_bucket(bucket),
+        alone_s=turn.usual.alone_s,
+        loaded_s=turn.usual.loaded_s,
+        spread=turn.spread,
+        batches=turn.batches,
+    )
 
 
 def _difference(mode: Mode, found: Difference) -> pb.Difference:

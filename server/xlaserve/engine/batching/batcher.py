@@ -26,7 +26,7 @@ import numpy as np
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.admission import ImageAdmission
-from xlaserve.engine.batching.costs import Costs
+from xlaserve.engine.batching.costs import Costs, Turn
 from xlaserve.engine.batching.forecast import Forecast
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.live import Live
@@ -128,11 +128,11 @@ class Batcher:
         """Returns whether there are buckets for images of this mode and resolution."""
         return (mode, height, width) in self._queues
 
-    def turns(self) -> Iterator[tuple[Mode, Bucket, Cost]]:
-        """Yields the buckets that serve, and what a batch of each is expected to take from the queue to its answers."""
+    def turns(self) -> Iterator[tuple[Mode, Bucket, Turn]]:
+        """Yields the buckets that serve, and what a batch of each takes from the queue to its answers."""
         for (mode, height, width), queue in self._queues.items():
-            for batch, cost in queue.costs.turns().items():
-                yield mode, Bucket(batch, height, width), cost
+            for batch, turn in queue.costs.turns().items():
+                yield mode, Bucket(batch, height, width), turn
 
     def live(self) -> Live:
         """Returns what it has to do now."""

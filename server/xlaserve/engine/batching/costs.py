@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from xlaserve.engine.buckets.choice import OVERHEAD_S
 from xlaserve.engine.buckets.planner import Cost, Planner
@@ -33,6 +33,53 @@ REPLAN_S: Final = 1.0
 
 DOUBT: Final = 0.95
 
+REMEMBERED: Final = 256
+"""Batches from which is known what they take as a rule, and how far they stray from that."""
+
+FEW: Final = 32
+"""Batches that say too little of a rule."""
+
+
+class Turn(NamedTuple):
+    """What batches of one bucket take from the queue to their answers."""
+
+    cost: Cost
+    """What plans expect: the newest batches count most."""
+    usual: Cost
+    """The median of the last REMEMBERED; what plans expect where there were no more than FEW."""
+    spread: float = 0.0
+    """How far those stray from it: the standard deviation of the logarithm of their ratio."""
+    batches: int = 0
+    """How many there were of those."""
+
+
+class _Usual:
+    """What the batches of a bucket take as a rule, as logarithms of their ratio to `seed`. Without a clip, which would
+    hide how slow a batch can be."""
+
+    def __init__(self, seed: Cost) -> None:
+        self._seed = seed
+        self._alone = self._loaded = self._variance = 0.0
+        self.batches = 0
+
+    def observe(self, turn_s: float, running: int, lanes: int, parts: tuple[float, float]) -> None:
+        """Takes into account what a batch took that began when `running` of `lanes` ran."""
+        self.batches = min(REMEMBERED, self.batches + 1)
+        newest = 1 / self.batches
+        alone, loaded = parts
+        strayed = math.log(max(turn_s, 1e-9) / self.cost.at(running, lanes))
+        self._variance += newest * (strayed**2 - self._variance)
+        self._alone += newest * alone * strayed
+        self._loaded += newest * loaded * strayed
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(self._seed.alone_s * math.exp(self._alone), self._seed.loaded_s * math.exp(self._loaded))
+
+    @property
+    def spread(self) -> float:
+        return math.sqrt(self._variance)
+
 
 class Costs:
     """The costs of one mode and resolution on a device with `lanes` lanes, and the planner for them.
@@ -45,6 +92,7 @@ class Costs:
         self._parts = [_parts(running, lanes) for running in range(1, lanes + 1)]
         self._warmed: dict[int, Cost] = {}
         self._turns: dict[int, Cost] = {}
+        self._usual: dict[int, _Usual] = {}
         self._planned: dict[int, Cost] = {}
         self._planner: Planner | None = None
         self._known: set[int] = set()
@@ -58,6 +106,7 @@ class Costs:
         """Adds buckets, or puts others in their place, and plans with them."""
         self._warmed.update(warmed)
         self._turns.update({bucket: self._seed(bucket) for bucket in warmed})
+        self._usual.update({bucket: _Usual(self._seed(bucket)) for bucket in warmed})
         self._seen -= warmed.keys()
         self._known -= warmed.keys()
         self.brief = frozenset(bucket for bucket, cost in self._warmed.items() if cost.loaded_s <= BRIEF_S)
@@ -83,7 +132,7 @@ class Costs:
         if len(retired) == len(self._warmed):
             return []
         for bucket in retired:
-            del self._warmed[bucket], self._turns[bucket]
+            del self._warmed[bucket], self._turns[bucket], self._usual[bucket]
             self._known.discard(bucket)
             self._seen.discard(bucket)
         self.brief -= set(retired)
@@ -109,9 +158,13 @@ class Costs:
         """Returns the seconds that a batch is expected to take when `running` lanes run, this one included."""
         return self._turns[bucket].at(running, self._lanes)
 
-    def turns(self) -> Mapping[int, Cost]:
-        """Returns what a batch of each bucket is expected to take."""
-        return self._turns
+    def turns(self) -> Mapping[int, Turn]:
+        """Returns what a batch of each bucket takes, as far as is known."""
+        return {bucket: self._turn(bucket, usual) for bucket, usual in self._usual.items()}
+
+    def _turn(self, bucket: int, usual: _Usual) -> Turn:
+        expected = self._turns[bucket]
+        return Turn(expected, usual.cost if usual.batches > FEW else expected, usual.spread, usual.batches)
 
     def observe(self, bucket: int, running: int, *, turn_s: float, execute_s: float, now: float) -> None:
         """Takes into account what a batch took that began when `running` lanes ran."""
@@ -121,7 +174,8 @@ class Costs:
         turns = self._turns[bucket]
         ratio = turn_s / turns.at(running, self._lanes)
         change = NEWEST * (min(max(ratio, 1 / MAX_JUMP), MAX_JUMP) - 1)
-        alone, loaded = self._parts[running - 1]
+        alone, loaded = parts = self._parts[running - 1]
+        self._usual[bucket].observe(turn_s, running, self._lanes, parts)
         turns = self._turns[bucket] = Cost(turns[0] * (1 + alone * change), turns[1] * (1 + loaded * change))
         self._seen.add(bucket)
         self._known.add(bucket)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from xlaserve.config import Bucket, Mode
+from xlaserve.engine.batching.costs import Turn
 from xlaserve.engine.buckets.demand import Demand
-from xlaserve.engine.buckets.planner import Cost
 
 
 class Live(NamedTuple):
@@ -21,7 +21,7 @@ class Live(NamedTuple):
     in_flight_images: int = 0
     """Those that are decoded, wait or run."""
     in_flight_images_limit: int = 0
-    turns: tuple[tuple[Mode, Bucket, Cost], ...] = ()
-    """The buckets that serve, and what a batch of each is expected to take from the queue to its answers."""
+    turns: tuple[tuple[Mode, Bucket, Turn], ...] = ()
+    """The buckets that serve, and what a batch of each takes from the queue to its answers."""
     demand: Mapping[tuple[int, int], Demand] = {}
     """By height and width, of all modes together."""

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.engine.batching import costs as costs_module
-from xlaserve.engine.batching.costs import BRIEF_S, REPLAN_S, Costs
+from xlaserve.engine.batching.costs import BRIEF_S, FEW, REMEMBERED, REPLAN_S, Costs
 from xlaserve.engine.buckets.choice import OVERHEAD_S
 from xlaserve.engine.buckets.planner import Cost, Planner
 
@@ -140,3 +142,24 @@ def test_brief_is_what_warm_up_measured_so_whatever_the_rest_of_a_turn_takes() -
     costs = Costs({1: Cost(BRIEF_S, BRIEF_S), 2: Cost(BRIEF_S, BRIEF_S * 1.1)}, LANES)
     Traffic(costs).run(1, 1.0, times=50)
     assert costs.brief == {1}
+
+
+def test_what_batches_take_as_a_rule_and_how_far_they_stray_is_learned_from_all_of_them() -> None:
+    costs, chance = Costs(WARMED, LANES), random.Random(1)
+    traffic = Traffic(costs)
+    for _ in range(1000):
+        for running in (1, LANES):
+            traffic.run(4, 3 * WARMED[4].at(running, LANES) * math.exp(chance.gauss(0.0, 0.7)), running=running)
+    turn = costs.turns()[4]
+    assert turn.usual.alone_s == pytest.approx(0.060, rel=0.25)
+    assert turn.usual.loaded_s == pytest.approx(0.072, rel=0.25)
+    assert turn.spread == pytest.approx(0.7, rel=0.2)
+    assert turn.batches == REMEMBERED
+
+
+def test_a_few_batches_make_no_rule() -> None:
+    costs = Costs(WARMED, LANES)
+    Traffic(costs).run(4, 0.1, times=FEW)
+    turn = costs.turns()[4]
+    assert (turn.usual, turn.batches) == (turn.cost, FEW)
+    assert (costs.turns()[1].usual, costs.turns()[1].batches) == (costs.turns()[1].cost, 0)
