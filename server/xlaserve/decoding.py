@@ -24,35 +24,53 @@ from typing import Any, Final, NamedTuple, TypeVar
 from xlaserve import interpreter
 from xlaserve.errors import DeadlineExceeded
 from xlaserve.expectation import Expectation
+from xlaserve.usage import Kind, Usage
 
 Made = TypeVar("Made")
 
+LOOK_S: Final = 0.002
+"""How often it is seen, while an image waits, whether another front has freed memory."""
 FRESH: Final = 0.1
 """Weight of the latest image in the expected time of a model's next one."""
 
 
 class Memory:
-    """Bytes that may be in use at a time. One holder is always let in, however much it asks for."""
+    """Bytes that may be in use at a time, at all fronts together.
 
-    def __init__(self, max_bytes: int) -> None:
+    One holder is always let in, however much it asks for.
+    """
+
+    def __init__(self, max_bytes: int, usage: Usage | None = None) -> None:
+        usage = usage or Usage()
         self._max_bytes = max_bytes
-        self._used_bytes = 0
+        self._used_bytes = usage.amount(Kind.DECODE_BYTES)
+        self._waits_since = usage.amount(Kind.DECODE_WAITS_SINCE)
         self._is_next = threading.Lock()
         self._freed = threading.Condition()
 
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
         """Waits until `size_bytes` fit next to what others hold. While one caller waits, later ones wait behind it."""
+        since = time.monotonic_ns()
         with self._is_next, self._freed:
-            while self._used_bytes and self._used_bytes + size_bytes > self._max_bytes:
-                self._freed.wait()
-            self._used_bytes += size_bytes
+            while not self._has_room(size_bytes, since):
+                self._waits_since.own = since
+                # Other fronts do not tell what they free.
+                self._freed.wait(LOOK_S if self._waits_since.elsewhere else None)
+            self._waits_since.own = 0
+            self._used_bytes.own += size_bytes
         try:
             yield
         finally:
             with self._freed:
-                self._used_bytes -= size_bytes
+                self._used_bytes.own -= size_bytes
                 self._freed.notify()
+
+    def _has_room(self, size_bytes: int, since: int) -> bool:
+        used_bytes = self._used_bytes.total
+        if used_bytes and used_bytes + size_bytes > self._max_bytes:
+            return False
+        return not any(0 < other < since for other in self._waits_since.elsewhere)
 
 
 class Rows:

@@ -27,6 +27,7 @@ from xlaserve.model.version import Served
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.timings import Timings
 from xlaserve.trace_context import TraceContext
+from xlaserve.usage import Usage
 
 CHANNELS: Final = 3
 MAX_INLINE_BYTES: Final = 2**19
@@ -155,9 +156,11 @@ class Group(NamedTuple):
 class Pipeline:
     """Runs requests on ready models. Decodes and renders on threads of its own, where models take turns."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float] = time.perf_counter, usage: Usage | None = None
+    ) -> None:
         self._limits = ImageLimits.of(settings)
-        self._memory = Memory(settings.max_decode_bytes)
+        self._memory = Memory(settings.max_decode_bytes, usage)
         self._threads = DecodingThreads(settings.decode_threads or usable_cores(), clock)
         self.clock = clock
 

@@ -193,6 +193,49 @@ def test_the_calls_of_a_killed_front_fail_alone_and_another_takes_its_place(brak
     assert {client.ask(7) for client in clients(braked)} == {Status.OK}
 
 
+def test_limits_hold_for_all_fronts_together_and_a_killed_one_takes_nothing_with_it(
+    start_server: StartServer, brake: Brake, tmp_path: Path
+) -> None:
+    file = tmp_path / "access.yaml"
+    limits = [{"images_per_s": 1e-3, "burst_images": 24, "max_images": 8}]
+    file.write_text(json.dumps({"anybody": {"limits": limits}}))
+    server = start_server({**CONFIG, "access": str(file)}, env=brake.env)
+    used = clients(server)
+    outcomes = Counter(client.ask(1) for client in used)
+    assert outcomes == {Status.OK: CHANNELS}
+    brake.pull()
+    calls = [client.send(number) for number, client in enumerate(used)]
+    until(lambda: server.metric("xlaserve_requests_limited_total", limit="max_images") == 8, "not 8 were refused")
+    processes(server)["xlaserve front 1"].kill()
+    until(lambda: server.stderr.count("is ready") == 4, "no other front came")
+    brake.release()
+    outcomes = Counter(outcomes_of(used, calls))
+    assert outcomes[Status.RESOURCE_EXHAUSTED] == 8
+    assert outcomes[Status.OK] + outcomes[Status.UNAVAILABLE] == 8
+    used = clients(server)
+    for call in [client.send(1) for client in used]:
+        assert "images_per_s 0.001" in call.exception(timeout=PATIENCE_S).details()
+    assert server.metric("xlaserve_requests_limited_total", limit="images_per_s") == CHANNELS
+
+
+def test_messages_at_one_front_may_take_what_the_server_allows_and_at_all_no_more(
+    start_server: StartServer, brake: Brake
+) -> None:
+    megabyte = 2**20
+    config = {**CONFIG, "max_message_bytes": megabyte, "max_inflight_bytes": 3 * megabyte}
+    server = start_server(config, env=brake.env)
+    images = range(4)  # of 150 KB: five such messages fit into all, and two into a half
+    brake.pull()
+    alone, used = NoopClient(server.grpc), clients(server)
+    calls = [alone.send(*images) for _ in range(5)]
+    until(lambda: server.metric("xlaserve_in_flight_message_bytes") > 2.8 * megabyte, "not all are held")
+    assert server.metric("xlaserve_in_flight_message_bytes_limit") == 3 * megabyte
+    for client in used:
+        assert client.send(*images).exception(timeout=PATIENCE_S).code() is Status.RESOURCE_EXHAUSTED
+    brake.release()
+    assert {alone.outcome(call, *images) for call in calls} == {Status.OK}
+
+
 def test_an_engine_that_is_killed_fails_what_it_held_at_once_and_another_serves(braked: Server, brake: Brake) -> None:
     used = clients(braked)
     brake.pull()

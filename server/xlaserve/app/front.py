@@ -45,6 +45,7 @@ from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.gpus import Gpus
 from xlaserve.telemetry.http import HttpEndpoint
 from xlaserve.telemetry.metrics import Metrics, gauge
+from xlaserve.usage import Usage
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,10 @@ RESIDENT_SHARE: Final = 0.8
 
 
 class Front:
-    """Serves what `backend` runs. `stopping` is set once the server is to end, and `on_crash` called where it must."""
+    """Serves what `backend` runs. `stopping` is set once the server is to end, and `on_crash` called where it must.
+
+    `usage` is what all fronts of the server have in use.
+    """
 
     def __init__(
         self,
@@ -74,14 +78,16 @@ class Front:
         telemetry: HttpEndpoint | None = None,
         metrics_elsewhere: str | None = None,
         refresh: Callable[[], None],
+        usage: Usage | None = None,
     ) -> None:
+        usage = usage or Usage()
         self._settings = settings
         self._backend = backend
         self._metrics = metrics
         self._stopping = stopping
         self._on_crash = on_crash
         self._tracer = None if tracing is None else tracing.tracer
-        self._pipeline = Pipeline(settings)
+        self._pipeline = Pipeline(settings, usage=usage)
         self.calls = Calls(
             backend.directory,
             metrics,
@@ -89,6 +95,7 @@ class Front:
             shadows,
             AccessLog(settings.access_log),
             is_tracing=tracing is not None,
+            usage=usage,
         )
         self._streams = OpenStreams()
         self.health = Health(self.is_ready, backend.directory.serving, self._streams)
@@ -96,10 +103,11 @@ class Front:
             settings.max_inflight_bytes,
             settings.max_message_bytes,
             settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
+            usage=usage,
         )
         self._door = Door(settings.access)
         self._certificates = _certificates(settings)
-        admissions, models = Admissions.of(settings), Models(backend, settings.has_model_control)
+        admissions, models = Admissions.of(settings, usage), Models(backend, settings.has_model_control)
         self.ports = Ports(
             settings,
             self._make_grpc_server(admissions, models),

@@ -32,7 +32,10 @@ from xlaserve.telemetry.http import on_loop
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import Statistics
 from xlaserve.telemetry.tally import Counted
+from xlaserve.usage import Usage
 
+USAGE: Final = "usage"
+"""The descriptor of the table of what all fronts have in use."""
 CRASHED: Final = 1
 RETRY_S: Final = 0.05
 """Between attempts to reach an engine that is not there."""
@@ -50,8 +53,8 @@ class Orders(NamedTuple):
     """The socket of its engine."""
     metrics: str | None
     """HOST:PORT where the metrics of all processes are shown."""
-    announces: bool
-    """Whether it says where it listens: one front does."""
+    number: int
+    """Which front it is, from 1. The first says where it listens."""
 
 
 class RemoteEngine:
@@ -198,6 +201,7 @@ async def _serve(child: Child, orders: Orders) -> int:
             tracing=tracing,
             metrics_elsewhere=orders.metrics,
             refresh=metrics.read_gauges,
+            usage=Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1),
         )
         engine.in_flight = lambda: front.calls.in_flight
         mirror.on_change = front.health.refresh
@@ -211,7 +215,7 @@ async def _serve(child: Child, orders: Orders) -> int:
         child.show_metrics(metrics.registry, partial(on_loop, asyncio.get_running_loop(), refresh))
         try:
             await front.ports.open()
-            if orders.announces:
+            if orders.number == 1:
                 front.ports.announce()
             child.tell_ready(front.ports.addresses())
             await stopping.begun.wait()

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from xlaserve import usage
 from xlaserve.app import engine_process, front_process
 from xlaserve.app.front import FLUSH_S, RESIDENT_SHARE
 from xlaserve.config import Settings
@@ -33,6 +34,7 @@ from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.service_manager import ServiceManager
 from xlaserve.telemetry.http import HttpEndpoint, unknown_host
+from xlaserve.usage import Usage
 
 ENGINE: Final = "engine"
 FRONT: Final = "front {}"
@@ -55,6 +57,8 @@ class Server(Watcher):
         self._metrics_address: str | None = None
         self._ready: dict[str, Mapping[str, Any]] = {}
         """What each process that is ready said of itself, by the name of its role."""
+        self._numbers = {FRONT.format(number): number for number in range(1, settings.front_processes + 1)}
+        """Of the fronts, by the names of their roles."""
         self._was_ready = False
 
     async def run(self) -> int:
@@ -66,13 +70,15 @@ class Server(Watcher):
             stack.callback(self._remove_ready_file)
             ports = {name: self._reserve(name, stack) for name in ("grpc_port", "http_port")}
             listener, address = _listener(stack)
+            used = _usage_table(settings.front_processes, stack)
+            self._usage = Usage(used, settings.front_processes)
             metrics = AllMetrics(ProcessCollector(registry=None))
             endpoint = self._endpoint(metrics)
             if endpoint is not None:
                 endpoint.start()
                 stack.callback(endpoint.stop)
             self._metrics_address = None if endpoint is None else endpoint.address
-            roles = [self._engine(listener), *self._fronts(ports, address)]
+            roles = [self._engine(listener), *self._fronts(ports, address, used)]
             launch = partial(_launch, settings)
             self._supervisor = Supervisor(roles, launch, [metrics, self])
             following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
@@ -102,8 +108,10 @@ class Server(Watcher):
             self._service_manager.tell_reloading()
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
-        """Notes that the role is not filled."""
+        """Notes that the role is not filled, and what a front had in use is not."""
         self._ready.pop(role.name, None)
+        if role.name != ENGINE:
+            self._usage.clear(self._numbers[role.name] - 1)
 
     def stopping(self) -> None:
         """Tells the world that the server ends."""
@@ -135,21 +143,20 @@ class Server(Watcher):
             stop_timeout_s=settings.drain_timeout_s + LATER_S,
         )
 
-    def _fronts(self, ports: Mapping[str, int], engine: Path) -> list[Role]:
+    def _fronts(self, ports: Mapping[str, int], engine: Path, used: int) -> list[Role]:
         settings = self._settings
         of_front = _of_front(settings, ports)
         stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
         return [
             Role(
-                name=FRONT.format(number),
+                name=name,
                 target=f"{front_process.__name__}:{front_process.run.__name__}",
-                payload=pickle.dumps(
-                    front_process.Orders(of_front, engine, self._metrics_address, announces=number == 1)
-                ),
+                payload=pickle.dumps(front_process.Orders(of_front, engine, self._metrics_address, number)),
+                descriptors={front_process.USAGE: used},
                 stage=DRAINING,
                 stop_timeout_s=stop_timeout_s,
             )
-            for number in range(1, settings.front_processes + 1)
+            for name, number in self._numbers.items()
         ]
 
     def _endpoint(self, metrics: AllMetrics) -> HttpEndpoint | None:
@@ -213,17 +220,27 @@ def _listener(stack: ExitStack) -> tuple[socket.socket, Path]:
         raise ConfigError(f"TMPDIR: expected {expected}, got {got}: {error.strerror or error}") from None
 
 
+def _usage_table(fronts: int, stack: ExitStack) -> int:
+    """Returns the file of the table of what all fronts have in use. Raises ConfigError."""
+    try:
+        file = usage.create(fronts)
+    except OSError as error:
+        raise ConfigError(f"fronts: expected memory and a file for each, got {error.strerror}") from None
+    stack.callback(os.close, file)
+    return file
+
+
 def _of_front(settings: Settings, ports: Mapping[str, int]) -> Settings:
-    """Returns the settings of one of the fronts: it has its share of what bounds memory, and of the cores."""
+    """Returns the settings of one of the fronts: it has its share of the memory that a process may take, beside what
+    all hold together, and of the cores."""
     fronts = settings.front_processes
+    held_bytes = settings.max_inflight_bytes
     resident_bytes = settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE)
     return settings.model_copy(
         update={
             **ports,
             "metrics_port": None,
-            "max_inflight_bytes": max(settings.max_message_bytes, settings.max_inflight_bytes // fronts),
-            "max_decode_bytes": max(1, settings.max_decode_bytes // fronts),
-            "max_resident_bytes": max(1, resident_bytes // fronts),
+            "max_resident_bytes": held_bytes + max(0, resident_bytes - held_bytes) // fronts,
             "decode_threads": max(1, (settings.decode_threads or usable_cores()) // fronts),
         }
     )

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from xlaserve.config import Settings
 from xlaserve.errors import QueueFull
+from xlaserve.usage import Account, Kind, Usage
 
 STALL_CHECK_S: Final = 1.0
 """How often the time limit is checked."""
@@ -44,7 +45,9 @@ class CallAdmission:
     A call that transfers a message or an answer for longer than `max_transfer_s` is ended. Where there is no place for
     a new call, those that have transferred for longer than `crowded_transfer_s` are ended, some at a time. If there are
     none, the call that has been idle for longest is ended, provided that this was longer than `crowded_transfer_s`.
-    `limit` names `max_calls` in refusals. Calls whose address is told are bounded by `max_per_address` as well.
+    `limit` names `max_calls` in refusals. Calls whose address is told are bounded by `max_per_address` as well. With
+    several fronts both bounds hold for them together, by their `usage`: a front that finds no place for a call has the
+    others look within STALL_CHECK_S whether they can end some of theirs.
     """
 
     def __init__(
@@ -56,7 +59,14 @@ class CallAdmission:
         *,
         limit: str = "max_concurrent_calls",
         max_per_address: int | None = None,
+        usage: Usage | None = None,
     ) -> None:
+        usage = usage or Usage()
+        self._admitted = usage.amount(Kind.CALLS)
+        self._refused = usage.amount(Kind.CALLS_REFUSED)
+        self._refused_elsewhere = self._refused.elsewhere
+        """Up to the last look at stalled calls."""
+        self._accounts = usage.others
         self._max_calls = max_calls
         self._max_transfer_s = max_transfer_s
         self._crowded_transfer_s = min(crowded_transfer_s, max_transfer_s)
@@ -64,8 +74,7 @@ class CallAdmission:
         self._limit = limit
         self._max_per_address = max_per_address
         self._calls: dict[CallTask, End] = {}
-        self._addresses: dict[CallTask, str] = {}
-        self._of_address: Counter[str] = Counter()
+        self._addresses: dict[CallTask, Account] = {}
         # Both in the order of their times.
         self._transfers: dict[CallTask, float] = {}
         self._idle: dict[CallTask, float] = {}
@@ -74,12 +83,14 @@ class CallAdmission:
 
     def enter(self, end: End) -> None:
         """Admits the current task's call, whose message is to arrive, and which `end` can end. Raises QueueFull."""
-        if len(self._calls) >= self._max_calls:
+        if self._admitted.total >= self._max_calls:
             self._make_room()
-            if len(self._calls) >= self._max_calls:
+            if self._admitted.total >= self._max_calls:
+                self._refused.own += 1
                 raise QueueFull(f"{self._limit}: expected at most {self._max_calls} calls at a time, got one more")
         call = current_call()
         self._calls[call] = end
+        self._admitted.own = len(self._calls)
         self._transfers[call] = self._clock()
         call.add_done_callback(self._leave)
         if self._timer is None:
@@ -95,10 +106,11 @@ class CallAdmission:
         call, most = current_call(), self._max_per_address
         if most is None or call in self._addresses or call not in self._calls:
             return
-        if self._of_address[address] >= most:
+        account = self._accounts.look(f"calls from {address}")
+        if account.under_way >= most:
             raise QueueFull(f"max_calls_per_address: expected at most {most} calls at a time, got one more")
-        self._addresses[call] = address
-        self._of_address[address] += 1
+        account.change(1, 0.0, self._clock())
+        self._addresses[call] = account
 
     def work(self, call: CallTask) -> None:
         """Notes that the server works on the call, and does not wait for its client."""
@@ -131,6 +143,10 @@ class CallAdmission:
             log.warning("ended %d calls that waited for their clients: %s", count, reason)
         self._ended.clear()
         self._timer = None
+        if (refused := self._refused.elsewhere) != self._refused_elsewhere:
+            self._refused_elsewhere = refused
+            if self._admitted.total >= self._max_calls:
+                self._make_room()
         if self._calls:
             self._watch()
 
@@ -149,10 +165,9 @@ class CallAdmission:
 
     def _leave(self, call: CallTask) -> None:
         self._calls.pop(call, None)
-        if (address := self._addresses.pop(call, None)) is not None:
-            self._of_address[address] -= 1
-            if not self._of_address[address]:
-                del self._of_address[address]
+        self._admitted.own = len(self._calls)
+        if (account := self._addresses.pop(call, None)) is not None:
+            account.end(1)
         self.work(call)
 
 
@@ -164,13 +179,14 @@ class Admissions(NamedTuple):
     """Admits small calls by which others learn whether the server is well, however many other calls there are."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """Returns what admits as many calls as `settings` allow."""
+    def of(cls, settings: Settings, usage: Usage | None = None) -> Self:
+        """Returns what admits as many calls as `settings` allow. Each front has its own places for probes."""
         calls = CallAdmission(
             settings.max_concurrent_calls,
             settings.max_transfer_s,
             CROWDED_TRANSFER_S,
             max_per_address=settings.max_calls_per_address,
+            usage=usage,
         )
         return cls(calls, CallAdmission(MAX_PROBES, settings.max_transfer_s, CROWDED_PROBE_S, limit="probes"))
 

@@ -28,6 +28,7 @@ from xlaserve.telemetry.failures import Failures
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.tracing import CANCELLED, Answered, Failure, Span
 from xlaserve.timings import Timings
+from xlaserve.usage import Usage
 
 REPORTED: Final = "reported_in"
 """The attribute of an error that names the call whose failure it was, once the log has a line of it."""
@@ -50,6 +51,8 @@ class Calls:
     failures: Failures = field(default_factory=Failures)
     is_tracing: bool = False
     """Whether calls may have spans."""
+    usage: Usage = field(default_factory=Usage)
+    """Of callers, at all fronts."""
     in_flight: int = 0
     """Requests that were accepted and not yet answered."""
 
@@ -59,7 +62,7 @@ class Calls:
         self.clock = self.pipeline.clock
         self._idle = asyncio.Event()
         """Set once, when the last request is answered while draining."""
-        self.limiter = Limiter(self.clock, self.metrics.count_limited)
+        self.limiter = Limiter(self.clock, self.metrics.count_limited, self.usage)
 
     def enter(self, method: str, model: str, version: str, deadline: float, request_id: str = "") -> Call:
         """Accepts a request, to be answered in a `with` of what this returns.

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from xlaserve.engine.memory import resident_bytes
 from xlaserve.errors import QueueFull
+from xlaserve.usage import Kind, Usage
 
 R = TypeVar("R")
 
@@ -25,7 +26,8 @@ MEMORY_CHECK_S: Final = 0.05
 class Intake:
     """Bounds `held_bytes` by `max_bytes`, and while memory is short the number of messages that arrive.
 
-    Memory is short where `resident`, the bytes that the process takes, comes near `max_resident_bytes`.
+    Memory is short where `resident`, the bytes that the process takes, comes near `max_resident_bytes`. With several
+    fronts all but that holds for them together, by their `usage`.
     """
 
     def __init__(
@@ -34,7 +36,9 @@ class Intake:
         max_message_bytes: int,
         max_resident_bytes: int,
         resident: Callable[[], int] = resident_bytes,
+        usage: Usage | None = None,
     ) -> None:
+        usage = usage or Usage()
         self._max_bytes = max_bytes
         self._max_message_bytes = max_message_bytes
         self._short_from_bytes = max_resident_bytes - max_bytes
@@ -43,15 +47,28 @@ class Intake:
         self._refused: set[asyncio.Task[object]] = set()
         self._is_short = False
         self._timer: asyncio.TimerHandle | None = None
-        self.expected = 0
-        """Messages that gRPC receives by itself, and that have not arrived."""
-        self.held_bytes = 0
-        """Bytes of messages that have arrived, and of large answers that have not left."""
+        self._all_arriving = usage.amount(Kind.ARRIVING)
+        self._expected = usage.amount(Kind.EXPECTED)
+        self._held_bytes = usage.amount(Kind.HELD_BYTES)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of messages that have arrived here, and of large answers that have not left."""
+        return self._held_bytes.own
+
+    @property
+    def expected(self) -> int:
+        """Messages that gRPC receives here by itself, and that have not arrived."""
+        return self._expected.own
+
+    @expected.setter
+    def expected(self, messages: int) -> None:
+        self._expected.own = messages
 
     @property
     def is_crowded(self) -> bool:
         """Whether a message is to be asked for by `receive`, so that it can be refused while it arrives."""
-        return len(self._arriving) >= self._room
+        return self._all_arriving.total >= self._room
 
     async def receive(self, read: Callable[[], Awaitable[R]]) -> R:
         """Returns what `read` does, the current call's next message. Raises QueueFull."""
@@ -61,6 +78,7 @@ class Intake:
         if len(arriving) >= self._sure:
             self._crowd()
         arriving[task] = None
+        self._all_arriving.own = len(arriving)
         try:
             return await read()
         except asyncio.CancelledError:
@@ -71,32 +89,34 @@ class Intake:
             raise QueueFull("the server is short of memory, and this message took longest to arrive") from None
         finally:
             arriving.pop(task, None)
+            self._all_arriving.own = len(arriving)
 
     def take(self, size_bytes: int) -> None:
         """Counts what is held, until `release`. Raises QueueFull."""
-        if self.held_bytes + size_bytes > self._max_bytes:
+        held_bytes = self._held_bytes.total
+        if held_bytes + size_bytes > self._max_bytes:
             raise QueueFull(
-                f"{size_bytes} more bytes exceed max_inflight_bytes {self._max_bytes}; {self.held_bytes} are held"
+                f"{size_bytes} more bytes exceed max_inflight_bytes {self._max_bytes}; {held_bytes} are held"
             )
-        self.held_bytes += size_bytes
+        self._held_bytes.own += size_bytes
 
     def hold(self, size_bytes: int) -> None:
         """Counts an answer, which is never refused, until `release`."""
-        self.held_bytes += size_bytes
+        self._held_bytes.own += size_bytes
 
     def release(self, size_bytes: int) -> None:
         """Ends what `take` or `hold` began."""
-        self.held_bytes -= size_bytes
+        self._held_bytes.own -= size_bytes
 
     @property
     def _sure(self) -> int:
-        """Messages that may always arrive at the same time, even while memory is short."""
-        return max(1, self._room)
+        """Messages that may always arrive here at the same time, even while memory is short."""
+        return max(1, self._room - sum(self._all_arriving.elsewhere))
 
     @property
     def _room(self) -> int:
         """Messages of the largest size that fit in addition to what is held and expected."""
-        return (self._max_bytes - self.held_bytes) // self._max_message_bytes - self.expected
+        return (self._max_bytes - self._held_bytes.total) // self._max_message_bytes - self._expected.total
 
     def _crowd(self) -> None:
         """Called when one more message begins to arrive than there is surely room for."""

@@ -41,7 +41,6 @@ RULES: Final[Mapping[str, Rule]] = {
         (
             "xlaserve_in_flight_requests",
             "xlaserve_in_flight_message_bytes",
-            "xlaserve_in_flight_message_bytes_limit",
             "xlaserve_in_flight_images",
             "xlaserve_in_flight_images_limit",
             "xlaserve_in_flight_bytes",
@@ -82,6 +81,7 @@ RULES: Final[Mapping[str, Rule]] = {
             "xlaserve_gpu_memory_used_bytes",
             "xlaserve_gpu_power_watts",
             "xlaserve_gpu_utilization_ratio",
+            "xlaserve_in_flight_message_bytes_limit",
         ),
         Rule.LARGEST,
     ),

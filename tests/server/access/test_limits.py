@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.fakes import Clock
 
-from xlaserve.access import limits
+from xlaserve import usage
 from xlaserve.access.caller import Caller, Limit, Role
 from xlaserve.access.limits import Limiter
 from xlaserve.errors import DeadlineUnreachable, ExecutionFailed, InvalidArgument, LimitExceeded, QueueFull
@@ -23,7 +23,10 @@ class World:
     def __init__(self) -> None:
         self.clock = Clock(100.0)
         self.refused: list[tuple[str, str]] = []
-        self.limiter = Limiter(self.clock, lambda caller, field: self.refused.append((caller.name, field)))
+        self.usage = usage.Usage()
+        self.limiter = Limiter(
+            self.clock, lambda caller, field: self.refused.append((caller.name, field)), usage=self.usage
+        )
 
     def ask(self, caller: Caller, images: int = 1, model: str = "digits", error: Exception | None = None) -> None:
         """Asks, and is answered at once."""
@@ -188,30 +191,38 @@ def test_a_changed_limit_does_not_fill_the_bucket(world: World) -> None:
         assert world.wait_s(less) == 1.0
 
 
-def test_what_says_nothing_is_forgotten_and_the_oldest_where_there_are_too_many(
+def test_limits_of_the_same_models_are_counted_apart(world: World) -> None:
+    caller = shop({"images_per_s": 10, "burst_images": 20}, {"images_per_s": 1, "burst_images": 4}, {"max_images": 8})
+    world.ask(caller, 4)
+    assert world.wait_s(caller, 4) == 4.0
+    world.clock.now += 4
+    with (
+        world.limiter.hold(caller, "digits", 4),
+        pytest.raises(LimitExceeded, match=r"max_images 8 .* 4 are under way"),
+    ):
+        world.ask(caller, 5)
+
+
+def test_the_oldest_is_forgotten_where_there_are_too_many_and_what_is_under_way_last(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(usage, "SETS", 1)
     limit = {"images_per_s": 1, "burst_images": 4, "max_images": 8}
     busy = shop(limit, name="busy", is_listed=False)
     with world.limiter.hold(busy, "digits", 8):
-        for number in range(100):
+        for number in range(3 * usage.WAYS):
+            world.clock.now += 0.01
             world.ask(shop(limit, name=f"caller {number}", is_listed=False), 4)
-        assert len(world.limiter) == 10
-        assert world.wait_s(shop(limit, name="caller 99", is_listed=False)) == 1.0
+        assert len(world.usage.others) == usage.WAYS
+        assert world.wait_s(shop(limit, name=f"caller {number}", is_listed=False)) == 1.0
         assert world.wait_s(busy) is None
-        world.clock.now += 100
-        for number in range(20):
-            world.ask(shop(limit, name=f"new {number}", is_listed=False))
-            world.clock.now += 100
-        assert len(world.limiter) <= 3
-        assert world.wait_s(busy) is None
+        world.ask(shop(limit, name="caller 0", is_listed=False), 4)
 
 
 def test_however_many_strangers_come_the_counts_of_callers_in_the_file_stay(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(usage, "SETS", 1)
     limit = {"images_per_s": 1, "burst_images": 4}
     world.ask(shop(limit), 4)
     for number in range(100):

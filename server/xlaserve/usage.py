@@ -1,0 +1,231 @@
+"""What is in use of all that is bounded for a whole server: a table in memory that its fronts share.
+
+Each front has a row, which it alone writes, and reads those of all. So nobody waits for a lock or calls the kernel, and
+a front that is killed leaves nothing half done that others would need: its row is cleared before the next front of its
+number begins. What fronts decide within the same microseconds they decide without knowing of each other, so that a
+bound may be exceeded by what is taken in that time. A server of one process has a table of one row, where nothing is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from enum import IntEnum
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+WORD_BYTES: Final = 8
+"""Of each number in the table: processors read and write an aligned word as a whole."""
+SECRET_BYTES: Final = 64
+"""At the beginning: what names are hashed with, so that nobody can choose ones that meet in one set."""
+SETS: Final = 1024
+WAYS: Final = 16
+PLACES: Final = SETS * WAYS
+"""Accounts of an area that a front remembers. A name has its place in one set; where none is left there, the account
+that was changed longest ago is forgotten, idle ones first."""
+NEVER: Final = float("-inf")
+
+
+class Kind(IntEnum):
+    """What is counted as one number."""
+
+    CALLS = 0
+    CALLS_REFUSED = 1
+    """Since the front began."""
+    ARRIVING = 2
+    """Messages that are asked for, and have not arrived."""
+    EXPECTED = 3
+    """Messages that gRPC receives by itself, and that have not arrived."""
+    HELD_BYTES = 4
+    DECODE_BYTES = 5
+    DECODE_WAITS_SINCE = 6
+    """Nanoseconds of the monotonic clock; 0 while nothing waits."""
+
+
+class Amount:
+    """A number that all fronts make up. `own` is this front's part."""
+
+    __slots__ = ("_parts", "_row")
+
+    def __init__(self, parts: memoryview | None = None, row: int = 0) -> None:
+        self._parts = memoryview(bytearray(WORD_BYTES)).cast("q") if parts is None else parts
+        self._row = row
+
+    @property
+    def own(self) -> int:
+        """This front's part."""
+        return self._parts[self._row]
+
+    @own.setter
+    def own(self, part: int) -> None:
+        self._parts[self._row] = part
+
+    @property
+    def total(self) -> int:
+        """All fronts' parts together."""
+        return sum(self._parts)
+
+    @property
+    def elsewhere(self) -> list[int]:
+        """The other fronts' parts."""
+        parts = self._parts.tolist()
+        del parts[self._row]
+        return parts
+
+
+class _Row(NamedTuple):
+    """A front's accounts in one area, by place."""
+
+    names: memoryview
+    """Hashes; 0 where there is no account."""
+    under_way: memoryview
+    """Images, or what else is counted."""
+    levels: memoryview[float]
+    """Images that might be asked for when the front last changed the account."""
+    at: memoryview[float]
+    """When that was, in seconds."""
+
+    def find(self, name: int) -> int | None:
+        """Returns the place of an account."""
+        first = name % SETS * WAYS
+        try:
+            return first + self.names[first : first + WAYS].tolist().index(name)
+        except ValueError:
+            return None
+
+    def claim(self, name: int) -> int:
+        """Returns a place for an account: one that is free, or of what was changed longest ago, idle ones first."""
+        first = name % SETS * WAYS
+        place = min(
+            range(first, first + WAYS),
+            key=lambda place: (self.names[place] != 0, self.under_way[place] > 0, self.at[place]),
+        )
+        self.under_way[place], self.levels[place], self.at[place] = 0, 0.0, NEVER
+        self.names[place] = name
+        return place
+
+
+class Account:
+    """What one name has in use at all fronts, as it was when this was made."""
+
+    __slots__ = ("_name", "_own", "at", "level", "under_way")
+
+    def __init__(self, name: int, rows: list[_Row], own: _Row) -> None:
+        self._name = name
+        self._own = own
+        self.under_way = 0
+        """Under way."""
+        self.level, self.at = 0.0, NEVER
+        """Images that might be asked for at the time `at`, in seconds, as whoever changed it last has left it."""
+        for row in rows:
+            if (place := row.find(name)) is None:
+                continue
+            self.under_way += row.under_way[place]
+            at = row.at[place]  # before the level, which is written first
+            if at > self.at:
+                self.level, self.at = row.levels[place], at
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody has changed it, and it was not forgotten."""
+        return self.at > NEVER
+
+    def change(self, images: int, level: float, at: float) -> None:
+        """Counts `images` as under way, and leaves `level`."""
+        own = self._own
+        place = own.find(self._name)
+        if place is None:
+            place = own.claim(self._name)
+        own.under_way[place] += images
+        own.levels[place] = level
+        own.at[place] = at
+
+    def end(self, images: int) -> None:
+        """Counts `images` no longer, unless the account was forgotten meanwhile."""
+        if (place := self._own.find(self._name)) is not None:
+            self._own.under_way[place] = max(0, self._own.under_way[place] - images)
+
+
+class Accounts:
+    """Accounts by name, of which the latest PLACES are remembered."""
+
+    def __init__(self, secret: bytes, rows: list[_Row], own: int) -> None:
+        self._rows = rows
+        self._own = rows[own]
+        self._secret = secret
+        self._hash = lru_cache(PLACES)(self._hashed)
+
+    def look(self, name: str) -> Account:
+        """Returns what a name has in use now."""
+        return Account(self._hash(name), self._rows, self._own)
+
+    def __len__(self) -> int:
+        """Returns how many this front remembers."""
+        return PLACES - self._own.names.tolist().count(0)
+
+    def _hashed(self, name: str) -> int:
+        hashed = blake2b(name.encode("utf-8", "surrogatepass"), key=self._secret, digest_size=WORD_BYTES).digest()
+        return int.from_bytes(hashed, "little") or 1
+
+
+class Usage:
+    """The table of `fronts` fronts, as front number `front`, from 0, sees it: all of it, and its own row to write.
+
+    `file` is what `create` returned; by default nobody else sees the table.
+    """
+
+    def __init__(self, file: int | None = None, fronts: int = 1, front: int = 0) -> None:
+        memory = memoryview(mmap.mmap(-1 if file is None else file, _size_bytes(fronts)))
+        secret, numbers = bytes(memory[:SECRET_BYTES]), memory[SECRET_BYTES:]
+        words = (numbers[start : start + PLACES * WORD_BYTES] for start in _areas(fronts))
+        self._amounts = numbers[: len(Kind) * fronts * WORD_BYTES].cast("q")
+        listed, others = (
+            [
+                _Row(next(words).cast("Q"), next(words).cast("q"), next(words).cast("d"), next(words).cast("d"))
+                for _ in range(fronts)
+            ]
+            for _ in range(2)
+        )
+        self._rows = (listed, others)
+        self._fronts, self._front = fronts, front
+        self.listed = Accounts(secret, listed, front)
+        """Of callers that the access file names."""
+        self.others = Accounts(secret, others, front)
+        """Of those that it does not name: however many come, the accounts of those that it does stay."""
+
+    def amount(self, kind: Kind) -> Amount:
+        """Returns one of the numbers."""
+        return Amount(self._amounts[kind * self._fronts : (kind + 1) * self._fronts], self._front)
+
+    def clear(self, front: int) -> None:
+        """Counts what a front that has ended had under way no longer. What callers have asked for stays counted."""
+        for kind in Kind:
+            self._amounts[kind * self._fronts + front] = 0
+        for area in self._rows:
+            under_way = area[front].under_way
+            under_way[:] = memoryview(bytes(under_way.nbytes)).cast("q")
+
+
+def create(fronts: int) -> int:
+    """Returns a file in memory with an empty table, for processes to inherit. The caller closes it. Raises OSError."""
+    file = os.memfd_create("xlaserve-usage", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, _size_bytes(fronts))
+        os.pwrite(file, os.urandom(SECRET_BYTES), 0)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _areas(fronts: int) -> Iterator[int]:
+    """Yields where each column of the accounts begins, in bytes after the secret."""
+    columns = len(_Row._fields) * 2 * fronts
+    first = len(Kind) * fronts * WORD_BYTES
+    return iter(range(first, first + columns * PLACES * WORD_BYTES, PLACES * WORD_BYTES))
+
+
+def _size_bytes(fronts: int) -> int:
+    return SECRET_BYTES + (len(Kind) * fronts + len(_Row._fields) * 2 * fronts * PLACES) * WORD_BYTES
