@@ -24,6 +24,8 @@ Options = list[tuple[str, int | str]]
 _MAX_MESSAGE_BYTES: Final = 1 << 30
 _CONNECT_TIMEOUT_MS: Final = 2_000
 """For servers of a fleet: there are others. gRPC's own is 20 s."""
+OWN_CONNECTION: Final[Options] = [("grpc.use_local_subchannel_pool", 1)]
+"""For channels that share no connection with others to the same address."""
 MAX_ATTEMPTS: Final = 5
 """The most that gRPC allows."""
 

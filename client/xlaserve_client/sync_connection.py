@@ -7,23 +7,32 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 import grpc
 from google.protobuf.message import Message
 
+from xlaserve_client import fleet
 from xlaserve_client.call import Call
 from xlaserve_client.calls import IDEMPOTENT
-from xlaserve_client.connection import Metadata, Options, channel_options, check_for_fleet, member_options
+from xlaserve_client.connection import (
+    OWN_CONNECTION,
+    Metadata,
+    Options,
+    channel_options,
+    check_for_fleet,
+    member_options,
+)
 from xlaserve_client.errors import from_call
-from xlaserve_client.fleet import Fleet, Server, error_of
+from xlaserve_client.fleet import Fleet, error_of
 from xlaserve_client.name_service import NameService, follow, in_words
+from xlaserve_client.paths import Paths
 
 _STOP_TIMEOUT_S: Final = 5.0
 
-Tried = set[Server[grpc.Channel]]
+Server = fleet.Server[Paths[grpc.Channel]]
+Tried = set[Server]
 """The servers that one call was sent to."""
 
 
@@ -43,20 +52,18 @@ class ServerConnection:
     def __init__(self, target: str, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
         self._target = target
         self._metadata = metadata
-        self._channel = _open(credentials, channel_options(target), target)
+        self._paths = _paths(credentials, channel_options(target), target)
 
     def invoke(self, call: Call[Any], timeout_s: float, tried: Tried, *, wait_for_ready: bool = False) -> Any:
         """Does what `Connection` says."""
         try:
-            return _method(self._channel, call)(
-                call.request, timeout=timeout_s, wait_for_ready=wait_for_ready, metadata=self._metadata
-            )
+            return _ask(self._paths, call, timeout_s, self._metadata, wait_for_ready=wait_for_ready)
         except grpc.RpcError as error:
             raise from_call(self._target, error) from None
 
     def close(self) -> None:
         """Does what `Connection` says."""
-        self._channel.close()
+        self._paths.close()
 
 
 class FleetConnection:
@@ -74,8 +81,8 @@ class FleetConnection:
         self._has_news = threading.Event()
         self._fleet = Fleet(
             service,
-            lambda address: _open(credentials, member_options(address), address),
-            lambda channel: channel.close(),
+            lambda address: _paths(credentials, member_options(address), address),
+            lambda paths: paths.close(),
             on_news=self._has_news.set,
         )
         self._follower = _Follower(service, self._fleet)
@@ -89,18 +96,17 @@ class FleetConnection:
         give_up_at = time.monotonic() + timeout_s
         self._has_news.wait(timeout_s)
 
-        def start(server: Server[grpc.Channel], *, in_background: bool) -> Any:
+        def start(server: Server) -> Any:
             tried.add(server)
-            method = _method(server.channel, call)
-            send = method.future if in_background else method
-            return send(call.request, timeout=give_up_at - time.monotonic(), metadata=self._metadata)
+            return _start(server.channel, call, give_up_at - time.monotonic(), self._metadata)
 
         server = self._fleet.take(tried)
         if self._hedge_after_s is not None and call.method in IDEMPOTENT:
-            return self._ask_hedged(server, partial(start, in_background=True), self._hedge_after_s)
+            return self._ask_hedged(server, start, self._hedge_after_s)
+        tried.add(server)
         status = grpc.StatusCode.CANCELLED
         try:
-            response = start(server, in_background=False)
+            response = _ask(server.channel, call, give_up_at - time.monotonic(), self._metadata)
             status = grpc.StatusCode.OK
             return response
         except grpc.RpcError as error:
@@ -110,17 +116,15 @@ class FleetConnection:
         finally:
             self._fleet.release(server, status)
 
-    def _ask_hedged(
-        self, first: Server[grpc.Channel], start: Callable[[Server[grpc.Channel]], Any], hedge_after_s: float
-    ) -> Any:
+    def _ask_hedged(self, first: Server, start: Callable[[Server], Any], hedge_after_s: float) -> Any:
         """Sends a call, and a copy of it to another server if there is no answer after `hedge_after_s`.
 
         The first answer counts; where there is none, the last error.
         """
-        ended: SimpleQueue[Server[grpc.Channel]] = SimpleQueue()
-        running: dict[Server[grpc.Channel], Any] = {}
+        ended: SimpleQueue[Server] = SimpleQueue()
+        running: dict[Server, Any] = {}
 
-        def begin(server: Server[grpc.Channel]) -> None:
+        def begin(server: Server) -> None:
             running[server] = None
             running[server] = call = start(server)
             call.add_done_callback(lambda _: ended.put(server))
@@ -160,7 +164,7 @@ class FleetConnection:
 class _Follower:
     """A thread that follows a name service until `stop`."""
 
-    def __init__(self, service: NameService, fleet: Fleet[grpc.Channel]) -> None:
+    def __init__(self, service: NameService, fleet: Fleet[Paths[grpc.Channel]]) -> None:
         self._has_begun = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         """None where the thread could not get one."""
@@ -175,7 +179,7 @@ class _Follower:
                 self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(_STOP_TIMEOUT_S)
 
-    def _run(self, service: NameService, fleet: Fleet[grpc.Channel]) -> None:
+    def _run(self, service: NameService, fleet: Fleet[Paths[grpc.Channel]]) -> None:
         try:
             with asyncio.Runner() as runner:
                 runner.run(self._follow(service, fleet))
@@ -186,11 +190,50 @@ class _Follower:
         finally:
             self._has_begun.set()
 
-    async def _follow(self, service: NameService, fleet: Fleet[grpc.Channel]) -> None:
+    async def _follow(self, service: NameService, fleet: Fleet[Paths[grpc.Channel]]) -> None:
         self._task = asyncio.ensure_future(follow(service, fleet))
         self._loop = asyncio.get_running_loop()
         self._has_begun.set()
         await self._task
+
+
+def _paths(credentials: grpc.ChannelCredentials | None, options: Options, address: str) -> Paths[grpc.Channel]:
+    return Paths(
+        lambda is_own: _open(credentials, [*options, *OWN_CONNECTION] if is_own else options, address),
+        lambda channel: channel.close(),
+    )
+
+
+def _ask(
+    paths: Paths[grpc.Channel], call: Call[Any], timeout_s: float, metadata: Metadata, *, wait_for_ready: bool = False
+) -> Any:
+    """Returns the response message. Raises grpc.RpcError."""
+    after: Any = None
+    path = paths.take()
+    try:
+        response, ended = _method(path.channel, call).with_call(
+            call.request, timeout=timeout_s, wait_for_ready=wait_for_ready, metadata=metadata
+        )
+        after = ended.trailing_metadata()
+        return response
+    except grpc.RpcError as error:
+        after = error.trailing_metadata()
+        raise
+    finally:
+        paths.release(path, after)
+
+
+def _start(paths: Paths[grpc.Channel], call: Call[Any], timeout_s: float, metadata: Metadata) -> Any:
+    """Returns the call, which is under way."""
+    path = paths.take()
+    started: Any
+    try:
+        started = _method(path.channel, call).future(call.request, timeout=timeout_s, metadata=metadata)
+    except BaseException:
+        paths.release(path, None)
+        raise
+    started.add_done_callback(lambda ended: paths.release(path, ended.trailing_metadata()))
+    return started
 
 
 def _open(credentials: grpc.ChannelCredentials | None, options: Options, address: str) -> grpc.Channel:

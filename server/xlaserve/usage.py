@@ -189,7 +189,7 @@ class Usage:
             for _ in range(2)
         )
         self._rows = (listed, others)
-        self._fronts, self._front = fronts, front
+        self.fronts, self.front = fronts, front
         self.listed = Accounts(secret, listed, front)
         """Of callers that the access file names."""
         self.others = Accounts(secret, others, front)
@@ -197,12 +197,12 @@ class Usage:
 
     def amount(self, kind: Kind) -> Amount:
         """Returns one of the numbers."""
-        return Amount(self._amounts[kind * self._fronts : (kind + 1) * self._fronts], self._front)
+        return Amount(self._amounts[kind * self.fronts : (kind + 1) * self.fronts], self.front)
 
     def clear(self, front: int) -> None:
         """Counts what a front that has ended had under way no longer. What callers have asked for stays counted."""
         for kind in Kind:
-            self._amounts[kind * self._fronts + front] = 0
+            self._amounts[kind * self.fronts + front] = 0
         for area in self._rows:
             under_way = area[front].under_way
             under_way[:] = memoryview(bytes(under_way.nbytes)).cast("q")

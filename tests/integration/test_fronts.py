@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -29,7 +31,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.conftest import DIGITS, Brake, NoopClient, Server, StartServer
 
-from xlaserve_client import VisionClient
+from xlaserve_client import AsyncVisionClient, VisionClient
 from xlaserve_proto import open_inference_pb2 as pb
 
 NOOP = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
@@ -191,6 +193,52 @@ def test_the_calls_of_a_killed_front_fail_alone_and_another_takes_its_place(brak
     assert outcomes == {Status.UNAVAILABLE: len(ports), Status.OK: len(used) - len(ports)}
     until(lambda: braked.metric("xlaserve_in_flight_images", model="noop") == 0, "images are still counted")
     assert {client.ask(7) for client in clients(braked)} == {Status.OK}
+
+
+def connected(server: Server) -> set[str]:
+    """Returns the fronts to which this process is connected."""
+    mine = {one.laddr.port for one in psutil.Process().net_connections("tcp")}
+    return {
+        name
+        for name, process in processes(server).items()
+        if any(one.raddr and one.raddr.port in mine for one in process.net_connections("tcp"))
+    }
+
+
+def test_one_client_has_all_fronts_answer_and_finds_those_that_are_started_later(start_server: StartServer) -> None:
+    server = start_server(CONFIG)
+    pixels = np.zeros((1, 224, 224, 3), np.uint8)
+    stopping = threading.Event()
+    fronts = {"xlaserve front 1", "xlaserve front 2"}
+
+    def ask(client: VisionClient) -> None:
+        while not stopping.is_set():
+            client.infer(pixels, model="noop", deadline_s=PATIENCE_S)
+
+    with VisionClient(server.grpc) as client:
+        client.infer(pixels, model="noop")
+        assert len(connected(server)) == 1
+        with ThreadPoolExecutor(8) as threads:
+            asking = [threads.submit(ask, client) for _ in range(8)]
+            until(lambda: connected(server) == fronts, "some front has no connection")
+            processes(server)["xlaserve front 1"].kill()
+            until(lambda: connected(server) == {"xlaserve front 2"}, "the other front has no connection")
+            until(lambda: connected(server) == fronts, "the new front has no connection")
+            stopping.set()
+            for one in asking:
+                one.result(PATIENCE_S)
+    until(lambda: not connected(server), "a connection is left")
+
+
+async def test_one_asynchronous_client_has_all_fronts_answer(start_server: StartServer) -> None:
+    server = start_server(CONFIG)
+    pixels = np.zeros((1, 224, 224, 3), np.uint8)
+    async with asyncio.timeout(PATIENCE_S), AsyncVisionClient(server.grpc) as client:
+        await client.infer(pixels, model="noop")
+        assert len(connected(server)) == 1
+        while len(connected(server)) < 2:
+            await asyncio.gather(*(client.infer(pixels, model="noop") for _ in range(8)))
+    until(lambda: not connected(server), "a connection is left")
 
 
 def test_limits_hold_for_all_fronts_together_and_a_killed_one_takes_nothing_with_it(

@@ -45,6 +45,7 @@ from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.gpus import Gpus
 from xlaserve.telemetry.http import HttpEndpoint
 from xlaserve.telemetry.metrics import Metrics, gauge
+from xlaserve.telemetry.request_context import Headers
 from xlaserve.usage import Usage
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Front:
         admissions, models = Admissions.of(settings, usage), Models(backend, settings.has_model_control)
         self.ports = Ports(
             settings,
-            self._make_grpc_server(admissions, models),
+            self._make_grpc_server(admissions, models, _headers(usage)),
             self._make_http_server(admissions, models, gpus, refresh),
             telemetry,
             self._door,
@@ -119,7 +120,7 @@ class Front:
         )
         metrics.add_gauges(self._gauges)
 
-    def _make_grpc_server(self, admissions: Admissions, models: Models) -> GrpcServer:
+    def _make_grpc_server(self, admissions: Admissions, models: Models, headers: Headers) -> GrpcServer:
         settings, calls = self._settings, self.calls
         shared_memory = None
         if settings.shared_memory:
@@ -142,6 +143,7 @@ class Front:
             on_failed=calls.note_failure,
             on_crash=self._on_crash,
             tracer=self._tracer,
+            headers=headers,
         )
 
     def _make_http_server(
@@ -226,6 +228,11 @@ class Front:
             self._certificates.pem.expiry_s if self._certificates is not None else None,
         )
         yield gauge("xlaserve_ready", "1 once start-up has finished and at least one model serves.", self.is_ready())
+
+
+def _headers(usage: Usage) -> Headers:
+    """Returns what answers carry so that clients see where they come from: our own spread their calls."""
+    return (("xlaserve-front", f"{usage.front + 1}/{usage.fronts}"),) if usage.fronts > 1 else ()
 
 
 def _certificates(settings: Settings) -> Certificates | None:

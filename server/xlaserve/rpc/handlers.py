@@ -37,6 +37,7 @@ from xlaserve.rpc.streaming import stream_in, stream_out
 from xlaserve.rpc.unary import Answer, ReceivedCall, UnaryMethod
 from xlaserve.status import status_of
 from xlaserve.telemetry import request_context
+from xlaserve.telemetry.request_context import Headers
 from xlaserve.telemetry.tracing import Endpoint, Tracer
 
 PROBES: Final = frozenset(
@@ -62,12 +63,13 @@ def add(
     on_refused: Callable[[str, str], None] = lambda method, status: None,
     on_failed: Callable[[str, Exception], None] = lambda method, error: None,
     tracer: Tracer | None = None,
+    headers: Headers = (),
 ) -> None:
     """Makes `server` answer the methods of `service` with those of `servicer` that have their names.
 
     `parsers` replace protobuf's for the input messages that they are named for. `on_refused` is called with the method
     and the status of each message that is refused, `on_failed` with the method and the error of every call that is
-    answered with one. `tracer` records the calls of all methods but probes.
+    answered with one. `tracer` records the calls of all methods but probes. Answers carry `headers`.
     """
     parsers = parsers or {}
     roles = ROLES.get(service.full_name, {})
@@ -82,7 +84,7 @@ def add(
             partial(on_refused, method.name),
             partial(on_failed, method.name),
         )
-        endpoint = Endpoint(path[1:], {"rpc.system.name": "grpc", "rpc.method": path[1:]})
+        endpoint = Endpoint(path[1:], {"rpc.system.name": "grpc", "rpc.method": path[1:]}, headers=headers)
         handling = _method(getattr(servicer, method.name), method, reader, endpoint)
         methods[path] = handling._replace(tracer=None if path in PROBES else tracer)
     server.add_generic_rpc_handlers((_Service(service.full_name, methods, intake),))

@@ -28,6 +28,7 @@ from xlaserve.rpc.surplus import close_surplus
 from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.request_context import Headers
 from xlaserve.telemetry.tracing import Tracer
 from xlaserve_proto import admin_pb2, open_inference_pb2, tensorflow_serving_pb2, vision_pb2
 
@@ -98,6 +99,7 @@ class GrpcServer:
         on_failed: Callable[[str, Exception], None] = lambda method, error: None,
         on_crash: Callable[[], None],
         tracer: Tracer | None = None,
+        headers: Headers = (),
     ) -> None:
         self._settings = settings
         self._services = services
@@ -107,6 +109,7 @@ class GrpcServer:
         self._on_failed = on_failed
         self._on_crash = on_crash
         self._tracer = tracer
+        self._headers = headers
         self._intake = intake
         self._admissions = admissions
         self._door = door
@@ -144,6 +147,7 @@ class GrpcServer:
                 on_refused=self._metrics.count_refused,
                 on_failed=self._on_failed,
                 tracer=self._tracer,
+                headers=self._headers,
             )
         add = partial(
             handlers.add,

@@ -71,8 +71,8 @@ class RequestContext:
     @property
     def headers(self) -> Headers:
         """What the answer carries."""
-        trace = self.trace
-        return ((REQUEST_ID, self.id),) if trace is None else ((REQUEST_ID, self.id), (TRACEPARENT, trace.traceparent))
+        trace, headers = self.trace, ((REQUEST_ID, self.id), *self.endpoint.headers)
+        return headers if trace is None else (*headers, (TRACEPARENT, trace.traceparent))
 
     def succeed(self) -> None:
         """Notes that the call was answered, where it is traced."""

@@ -36,6 +36,8 @@ class Endpoint(NamedTuple):
     attributes: Mapping[str, str]
     """By OpenTelemetry's semantic conventions."""
     is_http: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    """What its answers carry beside what names them."""
 
 
 class Failure(NamedTuple):
