@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import pickle
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +18,7 @@ from xlaserve.app.front import Front
 from xlaserve.app.stopping import Stopping
 from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
+from xlaserve.engine.memory import keep_freed_memory
 from xlaserve.errors import EngineLost, ModelNotFound
 from xlaserve.inspection.profiler import Recording
 from xlaserve.link import front as link
@@ -217,6 +219,8 @@ async def _serve(child: Child, orders: Orders) -> int:
             await front.ports.open()
             if orders.number == 1:
                 front.ports.announce()
+            gc.freeze()  # what stays for ever; the collector pauses the event loop
+            keep_freed_memory()
             child.tell_ready(front.ports.addresses())
             await stopping.begun.wait()
         finally:
