@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -92,15 +93,19 @@ def null() -> AbstractContextManager[Server]:
 
 @contextmanager
 def _servicer(*words: str) -> Iterator[Server]:
+    # Other servers run gRPC as it is by default. Importing xlaserve has set the variable, here and for what is started.
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder, "ready.json")
-        with _started((sys.executable, "-m", *words, str(ready)), ready) as server:
+        with _started((sys.executable, "-m", *words, str(ready)), ready, environment=environment) as server:
             yield server
 
 
 @contextmanager
-def _started(command: Sequence[str], ready: Path, poll_s: float = POLL_S) -> Iterator[Server]:
-    process = subprocess.Popen(command)
+def _started(
+    command: Sequence[str], ready: Path, poll_s: float = POLL_S, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    process = subprocess.Popen(command, env=environment)
     try:
         until = time.monotonic() + START_TIMEOUT_S
         while not ready.exists():
