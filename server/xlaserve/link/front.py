@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 MAX_JOBS: Final = 4096
 MAX_INLINE_BYTES: Final = 2**20
 """Pixels and outputs up to this size are copied on the event loop, in some 100 microseconds; others on a thread."""
+MAX_HELD_S: Final = 1e-3
+"""How long jobs wait at most, while this front has other work, for others to go with."""
 GREETING_S: Final = 10.0
 MONOTONIC: Final = "clock_gettime(CLOCK_MONOTONIC)"
 """What deadlines are told in: the one clock that all processes of a machine have."""
@@ -107,7 +109,7 @@ class EngineLink:
         self._lost_as = ""
         self._lost = asyncio.Event()
         self._published = asyncio.Event()
-        self.channel = Channel(Reader.from_engine(), self._receive, self._end)
+        self.channel = Channel(Reader.from_engine(), self._receive, self._end, MAX_HELD_S)
 
     @property
     def models(self) -> Mapping[int, RemoteModel]:

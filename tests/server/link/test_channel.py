@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from xlaserve.link import channel as channel_module
-from xlaserve.link.channel import Channel
+from xlaserve.link.channel import IDLE_TURNS, Channel
 from xlaserve.link.records import Cancel, Garbled, Reader, Record, Released, pack
 
 
@@ -37,18 +37,27 @@ class Transport(asyncio.Transport):
 class Here:
     """An end of a link, on a transport of the test's."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_held_s: float = 0.0) -> None:
         self.received: list[Record] = []
+        self.now = 0.0
         self.ended: list[str] = []
         self.error: Exception | None = None
         self.transport = Transport()
-        self.channel = Channel(Reader.from_front(), self._receive, self.ended.append)
+        self.channel = Channel(
+            Reader.from_front(), self._receive, self.ended.append, max_held_s, clock=lambda: self.now
+        )
         self.channel.connection_made(self.transport)
 
     def _receive(self, record: Record) -> None:
         self.received.append(record)
         if self.error:
             raise self.error
+
+    async def turn(self, seconds: float) -> int:
+        """Has the loop take a turn of so many seconds, and returns how often something was written until then."""
+        self.now += seconds
+        await asyncio.sleep(0)
+        return len(self.transport.written)
 
 
 @pytest_asyncio.fixture
@@ -64,6 +73,36 @@ async def test_the_records_of_one_turn_leave_in_one_write(here: Here) -> None:
     here.channel.send(Released(4))
     await asyncio.sleep(0)
     assert here.transport.written == [b"".join(pack(Released(job)) for job in (1, 2, 3)), pack(Released(4))]
+
+
+async def test_what_an_idle_end_sends_leaves_after_a_few_empty_turns() -> None:
+    here = Here(max_held_s=1e-3)
+    here.channel.send(Released(1))
+    assert [await here.turn(5e-6) for _ in range(IDLE_TURNS)] == [0] * (IDLE_TURNS - 1) + [1]
+
+
+async def test_a_busy_end_holds_records_until_it_is_idle() -> None:
+    here = Here(max_held_s=1e-3)
+    here.channel.send(Released(1))
+    assert await here.turn(200e-6) == 0
+    here.channel.send(Released(2))
+    assert [await here.turn(seconds) for seconds in (5e-6, 200e-6)] == [0, 0]
+    assert [await here.turn(5e-6) for _ in range(IDLE_TURNS)] == [0] * (IDLE_TURNS - 1) + [1]
+    assert here.transport.written == [pack(Released(1)) + pack(Released(2))]
+
+
+async def test_records_are_held_for_a_bounded_time() -> None:
+    here = Here(max_held_s=1e-3)
+    here.channel.send(Released(1))
+    assert [await here.turn(300e-6) for _ in range(5)] == [0, 0, 0, 1, 1]
+    here.channel.send(Released(2))
+    assert await here.turn(300e-6) == 1, "the time is each batch's own"
+
+
+async def test_an_end_that_holds_nothing_back_sends_what_a_long_turn_brought() -> None:
+    here = Here()
+    here.channel.send(Released(1))
+    assert await here.turn(1.0) == 1
 
 
 async def test_what_was_sent_leaves_before_a_link_is_closed(here: Here) -> None:
