@@ -42,6 +42,7 @@ from xlaserve.app.one_process import App
 from xlaserve.commands import health
 from xlaserve.config import ENV_PREFIX, ModelSettings, Settings
 from xlaserve.fleet.settings import FleetSettings
+from xlaserve.processes.metrics import Restarted
 from xlaserve_client import cli as client_cli
 from xlaserve_loadtest import cli as loadtest_cli
 from xlaserve_loadtest.reports import prometheus as loadtest_metrics
@@ -299,7 +300,7 @@ def queries_page() -> Iterator[str]:
 
 async def _server_metrics() -> list[tuple[Metric, tuple[str, ...]]]:
     noop = ModelSettings(name="noop", source="builtin:noop")
-    return _collected(lambda: App(Settings(models=(noop,))))
+    return _collected(lambda: (App(Settings(models=(noop,))), Restarted(CollectorRegistry())))
 
 
 def _collected(make: Callable[[], object]) -> list[tuple[Metric, tuple[str, ...]]]:

@@ -15,6 +15,8 @@ from xlaserve_loadtest.targets.channel import COMPRESSIONS, Transport
 _HEADER: Final = re.compile(r"([0-9a-z_.-]+)=([ -~]*)")
 """What HTTP/2 and gRPC allow, but for names in -bin, whose values are bytes."""
 
+MAX_CONNECTIONS: Final = 1024
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the options to `parser`."""
@@ -33,6 +35,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="metadata of every call, repeatable; its value is not recorded",
     )
     group.add_argument("--compression", choices=tuple(COMPRESSIONS), help="of requests")
+    group.add_argument(
+        "--connections",
+        type=checked(_connections),
+        default=1,
+        metavar="N",
+        help="to each address, over gRPC, from each generator; they take requests in turn (default: %(default)s)",
+    )
 
 
 def transport(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Transport:
@@ -68,6 +77,7 @@ def transport(options: argparse.Namespace, parser: argparse.ArgumentParser) -> T
         server_name=options.tls_server_name,
         headers=tuple(options.header),
         compression=options.compression,
+        connections=options.connections,
     )
 
 
@@ -84,6 +94,13 @@ def without_secrets(words: Sequence[str], transport: Transport) -> list[str]:
     for _, value in transport.headers:
         shown = [word.replace(value, "...") if value else word for word in shown]
     return shown
+
+
+def _connections(text: str) -> int:
+    count = int(text) if text.isdecimal() else 0
+    if not 1 <= count <= MAX_CONNECTIONS:
+        raise ValueError(f"expected 1 to {MAX_CONNECTIONS}, got {text}")
+    return count
 
 
 def _header(text: str) -> tuple[str, str]:

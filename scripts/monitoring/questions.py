@@ -378,6 +378,12 @@ SECTIONS: Final[Mapping[str, tuple[Question, ...]]] = {
             Unit.COUNT,
         ),
         _server(
+            "process_restarts",
+            "How often did a process of a server end unasked, and was replaced, within the hour?",
+            "sum by ($by) (increase(xlaserve_process_restarts_total{$where}[1h]))",
+            Unit.COUNT,
+        ),
+        _server(
             "certificate",
             "How long is the server's certificate valid?",
             "min by ($by) (xlaserve_certificate_expiry_timestamp_seconds{$where}) - time()",

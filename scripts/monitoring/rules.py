@@ -127,6 +127,13 @@ ALERTS: Final = (
         TICKET,
         "{{ $labels.instance }} was started {{ $value }} times again within an hour.",
     ),
+    Alert(
+        "XlaserveProcessRestarts",
+        f"{_ask('process_restarts', 'job', 'instance', 'role')} >= 3",
+        "0m",
+        TICKET,
+        'The process "{{ $labels.role }}" of {{ $labels.instance }} ended {{ $value | humanize }} times in an hour.',
+    ),
     *(
         Alert(
             f"XlaserveCertificate{what}",

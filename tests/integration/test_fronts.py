@@ -138,6 +138,39 @@ def test_statistics_and_the_page_are_those_of_all_fronts(start_server: StartServ
     assert (shown["images"], shown["requests"], sum(shown["total"]["counts"])) == (48, 48, 48)
 
 
+def test_the_page_shows_what_failed_at_all_fronts_and_metrics_are_the_same_at_both_ports(
+    start_server: StartServer,
+) -> None:
+    server = start_server(CONFIG)
+    used = clients(server)
+    for number, client in enumerate(used[:12]):
+        with pytest.raises(grpc.RpcError):
+            client.stub.ModelMetadata(pb.ModelMetadataRequest(name=f"absent {number}"), timeout=PATIENCE_S)
+    for _ in range(4):
+        with urlopen(f"http://{server.http}/v1/status", timeout=PATIENCE_S) as answer:
+            failures = json.load(answer)["failures"]
+        assert {re.sub(r".*(absent \d+).*", r"\1", one["reason"]) for one in failures} == {
+            f"absent {each}" for each in range(12)
+        }
+        assert len(failures) == 12
+    assert [failure["at_s"] for failure in failures] == sorted((one["at_s"] for one in failures), reverse=True)
+    assert {client.ask(1) for client in used} == {Status.OK}
+    for _ in range(4):
+        with urlopen(f"http://{server.http}/metrics", timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+        assert 'xlaserve_process_restarts_total{role="front 2"} 0.0' in text
+        assert {sample.value for sample in _samples(text, "xlaserve_requests_total", status="OK")} == {16}
+    processes(server)["xlaserve front 2"].kill()
+    until(lambda: server.metric("xlaserve_process_restarts_total", role="front 2") == 1, "it was not counted")
+    assert server.metric("xlaserve_process_restarts_total") == 1
+    assert server.stop() == 0
+
+
+def _samples(text: str, name: str, **labels: str) -> list[Any]:
+    found = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return [sample for sample in found if sample.name == name and labels.items() <= sample.labels.items()]
+
+
 def test_a_model_that_is_loaded_at_one_front_is_there_at_all(served: Server) -> None:
     used = clients(served)
     used[0].stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="noop"), timeout=PATIENCE_S)

@@ -161,6 +161,20 @@ CASES = [
     Case("XlaserveRestarts", starts(), 25),
     Case("XlaserveRestarts", starts(of="another_build_info"), 35),
     Case(
+        "XlaserveProcessRestarts",
+        [series("xlaserve_process_restarts_total", "0x29 4x31", {**SERVER, "role": "front 2"})],
+        60,
+        ({**SERVER, "role": "front 2"}, 'The process "front 2" of a:8002 ended 4 times in an hour.'),
+    ),
+    Case(
+        "XlaserveProcessRestarts",
+        [
+            series("xlaserve_process_restarts_total", "0x29 2x31", {**SERVER, "role": role})
+            for role in ("front 1", "engine")
+        ],
+        60,
+    ),
+    Case(
         "XlaserveCertificateEndsSoon", certificate(10), 0, (SERVER, "The certificate of a:8002 ends in 10d 0h 0m 0s.")
     ),
     Case("XlaserveCertificateEndsSoon", certificate(20), 0),

@@ -32,13 +32,16 @@ class Transport:
     """Metadata of every call."""
     compression: str | None = None
     """One of COMPRESSIONS, for requests."""
+    connections: int = 1
+    """To each address, over gRPC."""
 
-    def document(self) -> dict[str, bool | str | list[str] | None]:
+    def document(self) -> dict[str, bool | int | str | list[str] | None]:
         """Returns what a record may hold: headers by name alone, since they may hold tokens; no keys."""
         return {
             "tls": self.is_secure,
             "headers": [name for name, _ in self.headers],
             "compression": self.compression,
+            "connections": self.connections,
         }
 
 

@@ -34,12 +34,12 @@ class GrpcTarget:
 
     @asynccontextmanager
     async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[Connection]:
-        """Opens a connection to each of `addresses`, which take requests in turn."""
+        """Opens connections to each of `addresses`, which take requests in turn."""
         transport = models[0].transport
         async with AsyncExitStack() as stack:
             channels = [
                 await stack.enter_async_context(open_channel(Address.parse(address).authority, transport))
-                for address in addresses
+                for address in [*addresses] * transport.connections
             ]
             # Connecting is not part of the first request; where it fails, the requests fail.
             with suppress(TimeoutError):
@@ -49,7 +49,7 @@ class GrpcTarget:
             calls: list[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = [
                 channel.unary_unary(self._method) for channel in channels
             ]
-            yield GrpcConnection(calls, Checker(models, self._read), transport, self._deadline_s)
+            yield GrpcConnection(calls, Checker(models, self._read), transport, self._deadline_s, len(addresses))
 
 
 class GrpcConnection:
@@ -61,8 +61,12 @@ class GrpcConnection:
         checker: Checker[bytes],
         transport: Transport,
         deadline_s: float,
+        addresses: int = 1,
     ) -> None:
-        self._turns: Iterator[tuple[int, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]]] = cycle(enumerate(calls))
+        """Over `calls` to the first of so many addresses, to the second and so on, and again."""
+        self._turns: Iterator[tuple[int, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]]] = cycle(
+            [(number % addresses, call) for number, call in enumerate(calls)]
+        )
         self._checker = checker
         self._headers = transport.headers
         self._deadline_s = deadline_s

@@ -36,6 +36,7 @@ from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry import gpus
 from xlaserve.telemetry.departures import Departures
+from xlaserve.telemetry.failures import Failure, Failures
 from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, build_info, counter, gauge
 from xlaserve.telemetry.model import Statistics
 from xlaserve.telemetry.tally import Counted
@@ -161,6 +162,10 @@ class Engine:
     def statistics(self, version: Version) -> Statistics:
         """Returns what was counted of a version in this process since it was loaded."""
         return version.telemetry.statistics
+
+    def failures(self, here: Failures) -> Iterable[Failure]:
+        """Returns those of this process."""
+        return here
 
     async def count(self) -> None:
         """Does nothing: what is counted here is known."""

@@ -112,7 +112,7 @@ class Front:
         self.ports = Ports(
             settings,
             self._make_grpc_server(admissions, models, _headers(usage)),
-            self._make_http_server(admissions, models, gpus, refresh),
+            self._make_http_server(admissions, models, gpus, refresh, metrics_elsewhere),
             telemetry,
             self._door,
             self._certificates,
@@ -147,7 +147,12 @@ class Front:
         )
 
     def _make_http_server(
-        self, admissions: Admissions, models: Models, gpus: Gpus, refresh: Callable[[], None]
+        self,
+        admissions: Admissions,
+        models: Models,
+        gpus: Gpus,
+        refresh: Callable[[], None],
+        elsewhere: str | None,
     ) -> HttpServer:
         settings, calls = self._settings, self.calls
         incoming = CallsIn(
@@ -170,7 +175,7 @@ class Front:
             HttpVision(calls, settings.max_message_bytes),
             HttpTensorflowServing(calls, models),
             Status(overview, models, gpus),
-            shown_metrics.shown(self._metrics.registry, refresh),
+            shown_metrics.relayed(elsewhere) if elsewhere else shown_metrics.shown(self._metrics.registry, refresh),
         )
         application = with_cors(routes.application(incoming, methods), settings.cors_origins)
         return HttpServer(settings, application, self._certificates, calls.note_failure)

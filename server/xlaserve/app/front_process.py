@@ -6,11 +6,13 @@ import asyncio
 import gc
 import logging
 import pickle
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, cast
+
+from prometheus_client.core import Metric
 
 from xlaserve.app.engine_process import About
 from xlaserve.app.event_loop import run_loop
@@ -26,12 +28,14 @@ from xlaserve.model.mirror import Mirror
 from xlaserve.model.triton_metrics import triton_metrics
 from xlaserve.model.version import Version
 from xlaserve.processes.child import Child
+from xlaserve.protocol.call import Calls
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry import tally
+from xlaserve.telemetry.failures import Failure, Failures
 from xlaserve.telemetry.gpus import Gpus
 from xlaserve.telemetry.http import on_loop
-from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.metrics import Metrics, gauge_family
 from xlaserve.telemetry.model import Statistics
 from xlaserve.telemetry.tally import Counted
 from xlaserve.usage import Usage
@@ -39,6 +43,7 @@ from xlaserve.usage import Usage
 USAGE: Final = "usage"
 """The descriptor of the table of what all fronts have in use."""
 CRASHED: Final = 1
+VERSION: Final = ("model", "version")
 RETRY_S: Final = 0.05
 """Between attempts to reach an engine that is not there."""
 FAILED_RETRY_S: Final = 1.0
@@ -65,8 +70,8 @@ class RemoteEngine:
     def __init__(self, address: Path, arena_bytes: int, directory: Mirror, metrics: Metrics) -> None:
         self.directory = directory
         self._metrics = metrics
-        self.in_flight: Callable[[], int] = lambda: 0
-        """Requests under way here."""
+        self.calls: Calls | None = None
+        """What is under way here and has failed, once this front takes calls."""
         self._own_in_flight = 0
         """At the time when this front was last counted."""
         self._tally: tally.Json = tally.NOTHING
@@ -136,16 +141,23 @@ class RemoteEngine:
         number = self.directory.number(version)
         return Statistics() if number is None else tally.statistics_of(self._tally, number)
 
+    def failures(self, here: Failures) -> Iterable[Failure]:
+        """Returns the last requests that failed here, and as of the last `count` at all fronts, the newest first."""
+        failures = {*tally.failures_of(self._tally), *here}
+        return sorted(failures, key=lambda failure: failure.at_s, reverse=True)
+
     async def count(self) -> None:
         """Adds up what all processes have counted until now. Without an engine, nothing changes."""
         with suppress(EngineLost):
             self._tally = await self._linked.ask("count")
 
     def _own_tally(self) -> object:
-        self._own_in_flight = self.in_flight()
+        calls = self.calls
+        self._own_in_flight = 0 if calls is None else calls.in_flight
         numbered = self.directory.numbered()
         here = {number: version.telemetry.statistics for number, version in numbered.items()}
-        return tally.tally(Counted.here(self._metrics), here, self._own_in_flight)
+        failures = None if calls is None else calls.failures
+        return tally.tally(Counted.here(self._metrics), here, self._own_in_flight, failures)
 
     async def load(self, name: str) -> None:
         """Does as `Repository.load`."""
@@ -205,8 +217,9 @@ async def _serve(child: Child, orders: Orders) -> int:
             refresh=metrics.read_gauges,
             usage=Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1),
         )
-        engine.in_flight = lambda: front.calls.in_flight
+        engine.calls = front.calls
         mirror.on_change = front.health.refresh
+        metrics.add_gauges(lambda: _taken_in(mirror.versions()))
         if settings.triton_metrics:
             metrics.add_gauges(lambda: triton_metrics(mirror.versions(), metrics, has_queues=False))
 
@@ -235,6 +248,18 @@ async def _serve(child: Child, orders: Orders) -> int:
     finally:
         await _end(following)
     return CRASHED if stopping.has_crashed else 0
+
+
+def _taken_in(versions: Iterable[Version]) -> Iterable[Metric]:
+    """Yields what this front has taken in and the engine does not have, which shows the rest: both are added up."""
+    images = gauge_family("xlaserve_in_flight_images", "Images that are decoded, wait or run.", VERSION)
+    size_bytes = gauge_family("xlaserve_in_flight_bytes", "Bytes of those images, encoded and decoded.", VERSION)
+    for version in versions:
+        if version.served is not None and isinstance(engine := version.served.engine, link.RemoteModel):
+            labels, taken = (version.name, version.settings.version), engine.admission
+            images.add_metric(labels, taken.images - engine.submitted_images)
+            size_bytes.add_metric(labels, taken.size_bytes - engine.submitted_bytes)
+    return images, size_bytes
 
 
 async def _end(following: asyncio.Task[None]) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from xlaserve.config import Settings
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.link.host import bound
-from xlaserve.processes.metrics import AllMetrics
+from xlaserve.processes.metrics import AllMetrics, Restarted
 from xlaserve.processes.process import ChildProcess
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor, Watcher
@@ -40,6 +41,8 @@ ENGINE: Final = "engine"
 FRONT: Final = "front {}"
 LATER_S: Final = 5.0
 """How much longer a process may take to end than its own limits say, before it is killed."""
+AT_ONCE: Final = 128 + signal.SIGTERM
+"""The status of a process that ended at a second signal: see `Stopping`."""
 DRAINING, RUNNING = 1, 0
 """Stages of the end: fronts answer what they have before the engine ends."""
 
@@ -60,6 +63,8 @@ class Server(Watcher):
         self._numbers = {FRONT.format(number): number for number in range(1, settings.front_processes + 1)}
         """Of the fronts, by the names of their roles."""
         self._was_ready = False
+        self._at_once = 0
+        """The exit status where some process was told again to end, and did not wait for what it had under way."""
 
     async def run(self) -> int:
         """Serves until a signal, and returns the exit status. Raises ConfigError where it can't listen."""
@@ -72,7 +77,9 @@ class Server(Watcher):
             listener, address = _listener(stack)
             used = _usage_table(settings.front_processes, stack)
             self._usage = Usage(used, settings.front_processes)
-            metrics = AllMetrics(ProcessCollector(registry=None))
+            registry = CollectorRegistry()
+            registry.register(ProcessCollector(registry=None))
+            metrics, restarts = AllMetrics(registry), Restarted(registry)
             endpoint = self._endpoint(metrics)
             if endpoint is not None:
                 endpoint.start()
@@ -80,12 +87,14 @@ class Server(Watcher):
             self._metrics_address = None if endpoint is None else endpoint.address
             roles = [self._engine(listener), *self._fronts(ports, address, used)]
             launch = partial(_launch, settings)
-            self._supervisor = Supervisor(roles, launch, [metrics, self])
+            self._supervisor = Supervisor(roles, launch, [metrics, restarts, self])
             following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
             self._service_manager.tell_status("compiling")
             try:
-                return await self._supervisor.run()
+                return await self._supervisor.run() or self._at_once
             finally:
+                for number in (signal.SIGTERM, signal.SIGINT):  # all have ended: nothing is left to be told
+                    signal.signal(number, signal.SIG_IGN)
                 for task in following:
                     task.cancel()
 
@@ -110,6 +119,8 @@ class Server(Watcher):
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Notes that the role is not filled, and what a front had in use is not."""
         self._ready.pop(role.name, None)
+        if status == AT_ONCE:
+            self._at_once = status
         if role.name != ENGINE:
             self._usage.clear(self._numbers[role.name] - 1)
 

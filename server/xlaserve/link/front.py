@@ -278,6 +278,9 @@ class RemoteModel:
         """What the engine last said of it."""
         self.admission = ImageAdmission(snapshot.title, 0, 0, self.outstanding_s)
         """Of this front alone; the engine has its own."""
+        self.submitted_images = 0
+        """Images that the engine has."""
+        self.submitted_bytes = 0
         self._link = link
         self._clock = time.perf_counter
         self._outstanding_s = 0.0
@@ -405,7 +408,14 @@ class RemoteRequest:
             *pack_trace(trace),
         )
         settled: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        return await self._link.run(_Job(settled, extent, count, aligned(pixels.nbytes)), submit)
+        model, size_bytes = self._model, pixels.nbytes
+        model.submitted_images += count
+        model.submitted_bytes += size_bytes
+        try:
+            return await self._link.run(_Job(settled, extent, count, aligned(size_bytes)), submit)
+        finally:
+            model.submitted_images -= count
+            model.submitted_bytes -= size_bytes
 
 
 async def connect(

@@ -6,11 +6,12 @@ import asyncio
 import os
 from typing import Final
 
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Watcher
 from xlaserve.telemetry import snapshot
+from xlaserve.telemetry.counts import LoopCounter
 from xlaserve.telemetry.merged import Merged
 
 EVERY_S: Final = 5.0
@@ -19,6 +20,32 @@ PATIENCE_S: Final = 0.4
 """How long `refresh` waits for those that do not answer. What they showed last is shown."""
 SUPERVISOR: Final = "supervisor"
 """The role of the process that this is."""
+
+
+class Restarted(Watcher):
+    """Counts in `registry` the processes that ended without having been told to."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._is_stopping = False
+        self._restarts = LoopCounter(
+            "xlaserve_process_restarts",
+            "Processes of a server with `fronts` that ended unasked; others took their places.",
+            ("role",),
+            registry=registry,
+        )
+
+    def stopping(self) -> None:
+        """Ends are no restarts any more."""
+        self._is_stopping = True
+
+    def began(self, role: Role, process: Process) -> None:
+        """Shows the role from now on."""
+        self._restarts.labels(role.name)
+
+    def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
+        """Counts it, unless it has ended in order."""
+        if status and not self._is_stopping:
+            self._restarts.labels(role.name).inc()
 
 
 class AllMetrics(Watcher):

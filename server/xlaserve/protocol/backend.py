@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from xlaserve.inspection.profiler import Recording
@@ -10,6 +10,7 @@ from xlaserve.model.directory import Directory
 from xlaserve.model.version import Version
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry.failures import Failure, Failures
 from xlaserve.telemetry.model import Statistics
 from xlaserve.telemetry.tally import Counted
 
@@ -47,6 +48,9 @@ class Backend(Protocol):
 
     def statistics(self, version: Version) -> Statistics:
         """Returns what all processes have counted of a version since it was loaded, as of the last `count`."""
+
+    def failures(self, here: Failures) -> Iterable[Failure]:
+        """Returns the last requests that failed at all processes, as of the last `count`, the newest first."""
 
     async def count(self) -> None:
         """Adds up what all processes have counted until now."""

@@ -96,7 +96,8 @@ class Overview:
 
     def failures(self) -> list[tuple[str, Json]]:
         """Returns the last requests that failed, the newest first, each after the model that it named."""
-        return [(failure.model, failure._asdict()) for failure in self.calls.failures]
+        failures = self.backend.failures(self.calls.failures)
+        return [(failure.model, failure._asdict()) for failure in failures]
 
 
 def _summary(version: Version, statistics: Statistics, latency: Collection[Distribution]) -> Json:

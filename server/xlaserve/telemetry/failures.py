@@ -46,6 +46,11 @@ class Failures:
         both = reversed(self._of_server), reversed(self._of_clients)
         return merge(*both, key=lambda failure: failure.at_s, reverse=True)
 
+    @property
+    def kept(self) -> tuple[list[Failure], list[Failure]]:
+        """Those of the server and those of clients, the newest last."""
+        return [*self._of_server], [*self._of_clients]
+
     def note(self, method: str, status: str, reason: str, *, model: str = "", seconds: float | None = None) -> None:
         """Keeps one, of the call that is answered here."""
         request = request_context.current()

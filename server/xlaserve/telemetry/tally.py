@@ -5,16 +5,19 @@ A tally is plain data of JSON: numbers in mappings and lists, which are added wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 from xlaserve.telemetry.counts import Count, Distribution
+from xlaserve.telemetry.failures import KEPT, Failure, Failures
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import Duration, Statistics
 
 Json = Any
 Labels = tuple[str, ...]
 
+FAILURES: Final = ("of_server", "of_clients")
+"""Of several, the last KEPT count, and the newest comes last."""
 LATEST: Final = "last_at_ms"
 """Of several, the last one counts."""
 HISTOGRAMS: Final = ("request_s", "decode_s", "queue_s", "gather_s", "execute_s", "encode_s")
@@ -26,7 +29,7 @@ _BETWEEN: Final = "\0"
 """Between the labels of a series."""
 
 
-NOTHING: Final[Json] = {name: {} for name in (*HISTOGRAMS, *COUNTERS, "statistics")} | {"in_flight": 0}
+NOTHING: Final[Json] = {name: {} for name in (*HISTOGRAMS, *COUNTERS, "statistics", "failures")} | {"in_flight": 0}
 
 
 class Counted(NamedTuple):
@@ -56,7 +59,9 @@ class Counted(NamedTuple):
         return cls(*histograms, *counters)  # type: ignore[arg-type]
 
 
-def tally(counted: Counted, statistics: Mapping[int, Statistics], in_flight: int) -> Json:
+def tally(
+    counted: Counted, statistics: Mapping[int, Statistics], in_flight: int, failures: Failures | None = None
+) -> Json:
     """Returns what a process has counted; `statistics` are of loadings of versions, by their numbers."""
     made: dict[str, Json] = {
         name: {_BETWEEN.join(labels): [one.counts, one.total] for labels, one in getattr(counted, name).items()}
@@ -66,6 +71,7 @@ def tally(counted: Counted, statistics: Mapping[int, Statistics], in_flight: int
         made[name] = {_BETWEEN.join(labels): one.value for labels, one in getattr(counted, name).items()}
     made["statistics"] = {str(number): _numbers(one) for number, one in statistics.items()}
     made["in_flight"] = in_flight
+    made["failures"] = {} if failures is None else dict(zip(FAILURES, failures.kept, strict=True))
     return made
 
 
@@ -75,6 +81,8 @@ def added(first: Json, second: Json) -> Json:
         return {
             key: max(first[key], second[key])
             if key == LATEST
+            else sorted(first.get(key, []) + second.get(key, []), key=_at_s)[-KEPT:]
+            if key in FAILURES
             else added(first[key], second[key])
             if key in first and key in second
             else first.get(key, second.get(key))
@@ -100,6 +108,11 @@ def of(tally: Json, loadings: Collection[int], versions: Collection[tuple[str, .
     return tally | kept | {"statistics": {key: one for key, one in tally["statistics"].items() if key in numbers}}
 
 
+def failures_of(tally: Json) -> Iterator[Failure]:
+    """Yields the last requests that failed."""
+    return (Failure(*one) for name in FAILURES for one in tally["failures"].get(name, []))
+
+
 def statistics_of(tally: Json, number: int) -> Statistics:
     """Returns what is counted of a loading of a version."""
     found = Statistics()
@@ -119,6 +132,10 @@ def _numbers(statistics: Statistics) -> Json:
     durations = {name: _pair(getattr(statistics, name)) for name in _DURATIONS}
     by_size = {name: {str(size): _pair(each) for size, each in getattr(statistics, name).items()} for name in _BY_SIZE}
     return durations | by_size | {name: getattr(statistics, name) for name in _NUMBERS}
+
+
+def _at_s(failure: Sequence[Any]) -> float:
+    return cast(float, failure[0])
 
 
 def _pair(duration: Duration) -> list[float]:

@@ -55,6 +55,7 @@ class House:
             lane_busy_s=1.5,
             counted=Counted.here(self.metrics),
             in_flight_elsewhere=2,
+            failures=iter,
             statistics=lambda version: version.telemetry.statistics,
             count=self._count,
         )

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from xlaserve.processes.metrics import EVERY_S, PATIENCE_S, AllMetrics
+from xlaserve.processes.metrics import EVERY_S, PATIENCE_S, AllMetrics, Restarted
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process
 from xlaserve.telemetry import snapshot
@@ -100,3 +100,18 @@ async def test_all_are_looked_at_even_while_nobody_asks(metrics: AllMetrics) -> 
     await asyncio.sleep(2.5 * EVERY_S)
     assert process.asked == 3
     following.cancel()
+
+
+async def test_processes_that_end_unasked_are_counted_by_role() -> None:
+    registry = CollectorRegistry()
+    restarted, metrics = Restarted(registry), AllMetrics(registry)
+    other = Role(name="engine", target="")
+    process = FakeProcess(metrics, 1).itself
+    for role in (FRONT, other):
+        restarted.began(role, process)
+    for role, status in ((FRONT, -9), (FRONT, 1), (other, 0)):
+        restarted.ended(role, process, status, True)
+    restarted.stopping()
+    restarted.ended(other, process, -9, True)
+    assert registry.get_sample_value("xlaserve_process_restarts_total", {"role": "front 1"}) == 2
+    assert registry.get_sample_value("xlaserve_process_restarts_total", {"role": "engine"}) == 0

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes import Clock
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.telemetry import tally
+from xlaserve.telemetry.failures import KEPT, Failures
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
 from xlaserve.telemetry.tally import Counted
@@ -65,3 +67,21 @@ def test_only_what_is_still_there_and_has_happened_is_kept_of_a_process_that_has
     assert {*kept["statistics"]} == {"2"}
     assert {labels[:2] for labels in Counted.read(kept).request_s} == {("dogs", "7")}
     assert kept["request_s"] == {key: one for key, one in total["request_s"].items() if key.startswith("dogs")}
+
+
+def test_the_last_failures_of_all_are_kept_those_of_the_server_apart() -> None:
+    clock = Clock(100.0)
+    total, everything = tally.NOTHING, Failures(clock)
+    for process in range(3):
+        failures = Failures(clock)
+        for number in range(KEPT):
+            clock.now += 1
+            for noted in (failures, everything):
+                noted.note("infer", "INVALID_ARGUMENT", f"{process} {number}")
+                if number % 5 == 0:
+                    noted.note("infer", "INTERNAL", f"{process} {number}")
+        here = tally.tally(Counted.here(Metrics()), {}, 0, failures)
+        total = tally.added(total, tally.lasting(json.loads(json.dumps(here))))
+    found = [*tally.failures_of(total)]
+    assert len(found) == KEPT + 12
+    assert {*found} == {*everything}
