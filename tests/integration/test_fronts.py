@@ -186,6 +186,31 @@ def test_a_model_that_is_loaded_at_one_front_is_there_at_all(served: Server) -> 
     assert raised.value.code() is Status.NOT_FOUND
 
 
+def test_shared_memory_that_is_registered_at_one_front_is_known_at_all(start_server: StartServer) -> None:
+    server = start_server({**CONFIG, "shared_memory": True})
+    used = clients(server)
+    file = Path("/dev/shm") / f"xlaserve-test-fronts-{os.getpid()}"
+    size_bytes = 224 * 224 * 3
+    file.write_bytes(bytes([7]) * size_bytes)
+    try:
+        request = pb.SystemSharedMemoryRegisterRequest(name="images", key=f"/{file.name}", byte_size=size_bytes)
+        used[0].stub.SystemSharedMemoryRegister(request)
+        infer = pb.ModelInferRequest(model_name="noop")
+        parameters = infer.inputs.add(name="pixels", datatype="UINT8", shape=(1, 224, 224, 3)).parameters
+        parameters["shared_memory_region"].string_param = "images"
+        parameters["shared_memory_byte_size"].int64_param = size_bytes
+        for client in used:
+            assert NoopClient.outcome(client.stub.ModelInfer.future(infer, timeout=PATIENCE_S), 7) is Status.OK
+            status = client.stub.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest())
+            assert [*status.regions] == ["images"]
+        used[1].stub.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(name="images"))
+        for client in used:
+            call: Any = client.stub.ModelInfer.future(infer, timeout=PATIENCE_S)
+            assert call.exception(timeout=PATIENCE_S).code() is Status.NOT_FOUND
+    finally:
+        file.unlink()
+
+
 def test_not_one_call_fails_while_a_model_is_reloaded(served: Server) -> None:
     outcomes: Counter[Status] = Counter()
     stopping = threading.Event()

@@ -34,6 +34,7 @@ from xlaserve.protocol.models import Models
 from xlaserve.protocol.overview import Overview
 from xlaserve.protocol.shadow import Shadows
 from xlaserve.protocol.shared_memory import SharedMemory
+from xlaserve.protocol.shared_regions import Regions
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.open_inference import OpenInference
@@ -62,7 +63,7 @@ RESIDENT_SHARE: Final = 0.8
 class Front:
     """Serves what `backend` runs. `stopping` is set once the server is to end, and `on_crash` called where it must.
 
-    `usage` is what all fronts of the server have in use.
+    `usage` is what all fronts of the server have in use, `regions` the shared memory that clients have registered.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Front:
         metrics_elsewhere: str | None = None,
         refresh: Callable[[], None],
         usage: Usage | None = None,
+        regions: Regions | None = None,
     ) -> None:
         usage = usage or Usage()
+        self._regions = regions
         self._settings = settings
         self._backend = backend
         self._metrics = metrics
@@ -124,7 +127,9 @@ class Front:
         settings, calls = self._settings, self.calls
         shared_memory = None
         if settings.shared_memory:
-            shared_memory = SharedMemory(settings.max_message_bytes, settings.max_inflight_bytes, self._intake)
+            shared_memory = SharedMemory(
+                settings.max_message_bytes, settings.max_inflight_bytes, self._intake, regions=self._regions
+            )
         return GrpcServer(
             settings,
             Services(

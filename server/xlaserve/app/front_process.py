@@ -29,6 +29,7 @@ from xlaserve.model.triton_metrics import triton_metrics
 from xlaserve.model.version import Version
 from xlaserve.processes.child import Child
 from xlaserve.protocol.call import Calls
+from xlaserve.protocol.shared_regions import Regions
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry import tally
@@ -42,6 +43,8 @@ from xlaserve.usage import Usage
 
 USAGE: Final = "usage"
 """The descriptor of the table of what all fronts have in use."""
+REGIONS: Final = "regions"
+"""The descriptor of the file of the regions of shared memory that clients have registered."""
 CRASHED: Final = 1
 VERSION: Final = ("model", "version")
 RETRY_S: Final = 0.05
@@ -216,6 +219,7 @@ async def _serve(child: Child, orders: Orders) -> int:
             metrics_elsewhere=orders.metrics,
             refresh=metrics.read_gauges,
             usage=Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1),
+            regions=Regions(child.descriptors[REGIONS]),
         )
         engine.calls = front.calls
         mirror.on_change = front.health.refresh

@@ -31,6 +31,7 @@ from xlaserve.processes.metrics import AllMetrics, Restarted
 from xlaserve.processes.process import ChildProcess
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor, Watcher
+from xlaserve.protocol import shared_regions
 from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.service_manager import ServiceManager
@@ -75,7 +76,8 @@ class Server(Watcher):
             stack.callback(self._remove_ready_file)
             ports = {name: self._reserve(name, stack) for name in ("grpc_port", "http_port")}
             listener, address = _listener(stack)
-            used = _usage_table(settings.front_processes, stack)
+            used = _shared(partial(usage.create, settings.front_processes), stack)
+            shared = {front_process.USAGE: used, front_process.REGIONS: _shared(shared_regions.create, stack)}
             self._usage = Usage(used, settings.front_processes)
             registry = CollectorRegistry()
             registry.register(ProcessCollector(registry=None))
@@ -85,7 +87,7 @@ class Server(Watcher):
                 endpoint.start()
                 stack.callback(endpoint.stop)
             self._metrics_address = None if endpoint is None else endpoint.address
-            roles = [self._engine(listener), *self._fronts(ports, address, used)]
+            roles = [self._engine(listener), *self._fronts(ports, address, shared)]
             launch = partial(_launch, settings)
             self._supervisor = Supervisor(roles, launch, [metrics, restarts, self])
             following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
@@ -154,7 +156,7 @@ class Server(Watcher):
             stop_timeout_s=settings.drain_timeout_s + LATER_S,
         )
 
-    def _fronts(self, ports: Mapping[str, int], engine: Path, used: int) -> list[Role]:
+    def _fronts(self, ports: Mapping[str, int], engine: Path, shared: Mapping[str, int]) -> list[Role]:
         settings = self._settings
         of_front = _of_front(settings, ports)
         stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
@@ -163,7 +165,7 @@ class Server(Watcher):
                 name=name,
                 target=f"{front_process.__name__}:{front_process.run.__name__}",
                 payload=pickle.dumps(front_process.Orders(of_front, engine, self._metrics_address, number)),
-                descriptors={front_process.USAGE: used},
+                descriptors=shared,
                 stage=DRAINING,
                 stop_timeout_s=stop_timeout_s,
             )
@@ -231,10 +233,10 @@ def _listener(stack: ExitStack) -> tuple[socket.socket, Path]:
         raise ConfigError(f"TMPDIR: expected {expected}, got {got}: {error.strerror or error}") from None
 
 
-def _usage_table(fronts: int, stack: ExitStack) -> int:
-    """Returns the file of the table of what all fronts have in use. Raises ConfigError."""
+def _shared(create: Callable[[], int], stack: ExitStack) -> int:
+    """Returns a file in memory for all fronts. Raises ConfigError."""
     try:
-        file = usage.create(fronts)
+        file = create()
     except OSError as error:
         raise ConfigError(f"fronts: expected memory and a file for each, got {error.strerror}") from None
     stack.callback(os.close, file)

@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from xlaserve.errors import InvalidArgument, NotFound, QueueFull
 from xlaserve.protocol.admission import current_call
 from xlaserve.protocol.intake import Intake
+from xlaserve.protocol.shared_regions import Region, Regions
 from xlaserve.protocol.tensors import SHARED_MEMORY, bounded
 
 FOLDER: Final = Path("/dev/shm")
@@ -41,60 +42,59 @@ class Slot(NamedTuple):
     size_bytes: int
 
 
-class Region(NamedTuple):
-    """A part of a file that a client has registered."""
-
-    key: str
-    offset: int
-    size_bytes: int
-    identity: tuple[int, int]
-    """Device and inode: another file of the same name is another region."""
-
-
 class SharedMemory:
     """The registered regions. A tensor may have `max_tensor_bytes`, all regions together `max_bytes`.
 
-    `intake` counts the copies of inputs as it does messages.
+    `regions` are those of all fronts; by default there is no other. `intake` counts the copies of inputs as messages.
     """
 
-    def __init__(self, max_tensor_bytes: int, max_bytes: int, intake: Intake, folder: Path = FOLDER) -> None:
+    def __init__(
+        self,
+        max_tensor_bytes: int,
+        max_bytes: int,
+        intake: Intake,
+        folder: Path = FOLDER,
+        regions: Regions | None = None,
+    ) -> None:
         self._intake = intake
         self._max_tensor_bytes = max_tensor_bytes
         self._max_bytes = max_bytes
         self._folder = folder
-        self._regions: dict[str, Region] = {}
+        self._regions = regions or Regions()
 
     def status(self, name: str) -> dict[str, Region]:
         """Returns one region by its name, or all without a `name`. Raises NotFound."""
-        return {name: self._find(name)} if name else dict(self._regions)
+        return {name: self._find(name)} if name else dict(self._regions.current())
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
         """Registers a part of the file that `key` names, as shm_open does. Raises InvalidArgument and QueueFull."""
         if not 1 <= len(name) <= MAX_NAME_LENGTH:
             raise InvalidArgument("name", f"a name of 1 to {MAX_NAME_LENGTH} characters", f"{len(name)} characters")
-        if name in self._regions:
-            raise InvalidArgument("name", "one that is not registered", repr(name))
         if not 1 <= size_bytes < _INT64_END:
             raise InvalidArgument("byte_size", "at least 1", size_bytes)
         with self._open(key, "key") as (_, found):
             if offset + size_bytes > found.st_size:
                 raise InvalidArgument("byte_size", f"at most the file's {found.st_size} bytes", offset + size_bytes)
             region = Region(key, offset, size_bytes, _identity(found))
-        if not self._has_room(size_bytes):
-            self._forget_lost()
-        if not self._has_room(size_bytes):
-            raise QueueFull(
-                f"shared memory: expected at most {MAX_REGIONS} regions of {self._max_bytes} bytes together"
-                " (max_inflight_bytes), got more; unregister others first"
-            )
-        self._regions[name] = region
+        with self._regions.changed() as regions:
+            if name in regions:
+                raise InvalidArgument("name", "one that is not registered", repr(name))
+            if not self._has_room(regions, size_bytes):
+                self._forget_lost(regions)
+            if not self._has_room(regions, size_bytes):
+                raise QueueFull(
+                    f"shared memory: expected at most {MAX_REGIONS} regions of {self._max_bytes} bytes together"
+                    " (max_inflight_bytes), got more; unregister others first"
+                )
+            regions[name] = region
 
     def unregister(self, name: str) -> None:
-        """Forgets one region, or all without a `name`. One that is unknown is no error."""
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+        """Forgets one region, or all without a `name`. One that is unknown is no error. Raises QueueFull."""
+        with self._regions.changed() as regions:
+            if name:
+                regions.pop(name, None)
+            else:
+                regions.clear()
 
     def check(self, slot: Slot, where: str) -> Region:
         """Returns the region of `slot`. Raises NotFound, and InvalidArgument where the slot is not within it."""
@@ -132,9 +132,9 @@ class SharedMemory:
             await asyncio.to_thread(self._write, region, slot, parts, where)
         return size_bytes
 
-    def _has_room(self, size_bytes: int) -> bool:
-        total_bytes = sum(region.size_bytes for region in self._regions.values())
-        return len(self._regions) < MAX_REGIONS and total_bytes + size_bytes <= self._max_bytes
+    def _has_room(self, regions: Mapping[str, Region], size_bytes: int) -> bool:
+        total_bytes = sum(region.size_bytes for region in regions.values())
+        return len(regions) < MAX_REGIONS and total_bytes + size_bytes <= self._max_bytes
 
     def _read(self, region: Region, slot: Slot, where: str) -> bytes:
         with self._open_registered(region, where) as file:
@@ -155,7 +155,7 @@ class SharedMemory:
 
     def _find(self, name: str) -> Region:
         try:
-            return self._regions[name]
+            return self._regions.current()[name]
         except KeyError:
             raise NotFound(f"no shared memory region {name[:64]!r} is registered") from None
 
@@ -192,14 +192,14 @@ class SharedMemory:
         finally:
             os.close(file)
 
-    def _forget_lost(self) -> None:
+    def _forget_lost(self, regions: dict[str, Region]) -> None:
         """Forgets regions whose files are gone: their clients ended without a word."""
-        for name, region in [*self._regions.items()]:
+        for name, region in [*regions.items()]:
             try:
                 with self._open_registered(region, "key"):
                     pass
             except InvalidArgument:
-                del self._regions[name]
+                del regions[name]
 
 
 def slot_of(parameters: Iterable[tuple[str, Any]], where: str) -> Slot | None:
