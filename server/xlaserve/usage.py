@@ -110,7 +110,7 @@ class _Row(NamedTuple):
 class Account:
     """What one name has in use at all fronts, as it was when this was made."""
 
-    __slots__ = ("_name", "_own", "at", "level", "under_way")
+    __slots__ = ("_name", "_own", "_place", "at", "level", "under_way")
 
     def __init__(self, name: int, rows: list[_Row], own: _Row) -> None:
         self._name = name
@@ -119,9 +119,13 @@ class Account:
         """Under way."""
         self.level, self.at = 0.0, NEVER
         """Images that might be asked for at the time `at`, in seconds, as whoever changed it last has left it."""
+        self._place: int | None = None
+        """Where this front had it last."""
         for row in rows:
             if (place := row.find(name)) is None:
                 continue
+            if row is own:
+                self._place = place
             self.under_way += row.under_way[place]
             at = row.at[place]  # before the level, which is written first
             if at > self.at:
@@ -134,18 +138,23 @@ class Account:
 
     def change(self, images: int, level: float, at: float) -> None:
         """Counts `images` as under way, and leaves `level`."""
-        own = self._own
-        place = own.find(self._name)
+        own, place = self._own, self._found()
         if place is None:
-            place = own.claim(self._name)
+            place = self._place = own.claim(self._name)
         own.under_way[place] += images
         own.levels[place] = level
         own.at[place] = at
 
     def end(self, images: int) -> None:
         """Counts `images` no longer, unless the account was forgotten meanwhile."""
-        if (place := self._own.find(self._name)) is not None:
+        if (place := self._found()) is not None:
             self._own.under_way[place] = max(0, self._own.under_way[place] - images)
+
+    def _found(self) -> int | None:
+        """Returns where this front has it now."""
+        if self._place is None or self._own.names[self._place] != self._name:
+            self._place = self._own.find(self._name)
+        return self._place
 
 
 class Accounts:

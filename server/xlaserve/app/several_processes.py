@@ -123,8 +123,8 @@ class Server(Watcher):
         self._ready.pop(role.name, None)
         if status == AT_ONCE:
             self._at_once = status
-        if role.name != ENGINE:
-            self._usage.clear(self._numbers[role.name] - 1)
+        if number := self._numbers.get(role.name):
+            self._usage.clear(number - 1)
 
     def stopping(self) -> None:
         """Tells the world that the server ends."""
