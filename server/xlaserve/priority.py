@@ -20,6 +20,7 @@ the interpreter's lock, and the event loop waits for it."""
 MIN_SHARE: Final = 0.1
 """What NICE guarantees, of one processor."""
 STARVATION_WINDOW_S: Final = 5.0
+WATCH_S: Final = 1.0
 
 SCHEDSTAT: Final = Path("/proc/self/schedstat")
 NS_PER_S: Final = 1e9
@@ -54,9 +55,7 @@ def hasten_end(process: int) -> None:
 
     While no processor is idle, each thread of one that runs only when idle may need half a minute to end.
     """
-    for thread in Path(f"/proc/{process}/task").glob("*"):
-        with suppress(OSError):
-            os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
+    _schedule(process, os.SCHED_OTHER)
 
 
 def _be_nice(process: int) -> None:
@@ -64,6 +63,85 @@ def _be_nice(process: int) -> None:
         os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, process) + NICE)
     except OSError as error:
         log.warning("compiling in the background can't be made to yield to the traffic: %s", error.strerror)
+
+
+class LowPriority:
+    """Has this process leave the processors to others, from `begin` to `end`; its threads, and those that they start.
+
+    Does nothing where permissions would not let it end: a process of an ordinary user can't take that back. Where it
+    gets next to nothing, it runs at NICE instead.
+    """
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._nice = 0
+        """Before it began."""
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Begins, before other threads are started."""
+        if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER or not _can_return():
+            return
+        self._nice, self._has_begun = os.getpriority(os.PRIO_PROCESS, 0), True
+        if _tells_waits():
+            _schedule(os.getpid(), os.SCHED_IDLE)
+            threading.Thread(target=self._watch, name="priority", daemon=True).start()
+        else:
+            _renice(os.getpid(), self._nice + NICE)
+
+    def end(self) -> None:
+        """Ends it, for all threads; at once where it has ended already."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        if self._has_begun:
+            _schedule(os.getpid(), os.SCHED_OTHER)
+            _renice(os.getpid(), self._nice)
+
+    def _watch(self) -> None:
+        starvation = Starvation(os.getpid())
+        while not self._ended.wait(WATCH_S):
+            if starvation.is_starved():
+                log.info("no processor is ever idle: models are loaded at low priority instead")
+                _renice(os.getpid(), self._nice + NICE)
+                _schedule(os.getpid(), os.SCHED_OTHER)
+                return
+
+
+def _can_return() -> bool:
+    """Returns whether a thread may have its priority raised again; tries it on one."""
+    returned = []
+
+    def leave_and_return() -> None:
+        thread = threading.get_native_id()
+        with suppress(OSError):
+            nice = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, nice + NICE)
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
+            returned.append(True)
+
+    trying = threading.Thread(target=leave_and_return)
+    trying.start()
+    trying.join()
+    return bool(returned)
+
+
+def _schedule(process: int, policy: int) -> None:
+    _for_each_thread(process, lambda thread: os.sched_setscheduler(thread, policy, os.sched_param(0)))
+
+
+def _renice(process: int, nice: int) -> None:
+    _for_each_thread(process, lambda thread: os.setpriority(os.PRIO_PROCESS, thread, nice))
+
+
+def _for_each_thread(process: int, change: Callable[[int], object]) -> None:
+    """Twice: a thread that is started meanwhile is as the one that started it was."""
+    for _ in range(2):
+        for thread in Path(f"/proc/{process}/task").glob("*"):
+            with suppress(OSError):  # it has ended
+                change(int(thread.name))
 
 
 class Starvation:

@@ -123,7 +123,7 @@ def test_reloads_under_traffic_lose_no_request(
 def test_what_is_loaded_beside_others_is_compiled_in_a_process_of_its_own(
     start_server: StartServer, control: MakeControl, scans: Any
 ) -> None:
-    server = start_server({"models": [DIGITS, NOOP]})
+    server = start_server({"models": [DIGITS, NOOP], "swap": "in_place"})
     operator = control(server)
     compiled = server.metric("xlaserve_xla_compilations_total")
     operator.configure({**DIGITS, "version": "2", "buckets": [1, 2, 4]}, NOOP)
@@ -176,7 +176,7 @@ def test_a_compiled_model_is_reloaded_under_traffic(
 
 def test_each_state_of_a_life_is_seen(start_server: StartServer, control: MakeControl, brake: Brake) -> None:
     brake.pull()
-    server = start_server({"models": [NOOP]}, env=brake.env, wait=False)
+    server = start_server({"models": [NOOP], "swap": "in_place"}, env=brake.env, wait=False)
     operator = control(server)
     operator.wait_until(("1", "COMPILING", "0 of 3 programs compiled"))
     assert operator.health("noop") == operator.health("") == "NOT_SERVING"
@@ -299,7 +299,7 @@ def test_loads_and_unloads_at_the_same_time_end_well(start_server: StartServer, 
 
 
 def test_a_load_goes_on_when_its_client_hangs_up(start_server: StartServer, control: MakeControl, brake: Brake) -> None:
-    server = start_server({"models": [NOOP]}, env=brake.env)
+    server = start_server({"models": [NOOP], "swap": "in_place"}, env=brake.env)
     operator = control(server)
     operator.configure({**NOOP, "version": "2"})
     brake.pull()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client.core import Metric
 
@@ -23,10 +23,11 @@ from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.inspection.profiler import Profiler
 from xlaserve.model import catalog, gauges
 from xlaserve.model.changes import Stop
+from xlaserve.model.listing import Listings
 from xlaserve.model.loader import Loader
 from xlaserve.model.poll import Poll
 from xlaserve.model.preparer import Preparer
-from xlaserve.model.repository import Repository
+from xlaserve.model.repository import NO_LABELS, Repository
 from xlaserve.model.triton_metrics import triton_metrics
 from xlaserve.model.version import Version
 from xlaserve.runtimes.tf import persistent_cache
@@ -46,12 +47,29 @@ log = logging.getLogger(__name__)
 PROFILES: Final = Path("xlaserve-profiles")
 
 
+class Changing(Protocol):
+    """Changes models, as `Repository` does."""
+
+    async def load(self, name: str) -> None:
+        """Does as `Repository.load`."""
+
+    async def update(self, name: str, labels: Mapping[str, str] = ..., versions: Collection[str] = ...) -> None:
+        """Does as `Repository.update`."""
+
+    async def unload(self, name: str) -> None:
+        """Does as `Repository.unload`."""
+
+    async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
+        """Does as `Repository.reconfigure`."""
+
+
 class Engine:
     """Loads and runs the models of `settings`. Build it on a running event loop, before TensorFlow is imported.
 
     `read_settings` reads the configuration again, on a thread, for a load and for `reconfigure`. `on_record` is called
     with each program that warm-up compiled, on the compiling thread; `on_change` at every change of a version's state,
-    `on_crash` where nothing can be run any more. `xla_events` is entered already. It is a `protocol.backend.Backend`.
+    `on_crash` where nothing can be run any more. `xla_events` is entered already. `listings` and `required` are the
+    repository's. It is a `protocol.backend.Backend`.
     """
 
     def __init__(
@@ -65,6 +83,8 @@ class Engine:
         on_crash: Callable[[], None] = lambda: None,
         tracing: Tracing | None = None,
         xla_events: StderrTap | None = None,
+        listings: Listings | None = None,
+        required: Collection[str] = (),
     ) -> None:
         self._settings = settings
         self._read_settings = read_settings or (lambda: settings)
@@ -94,9 +114,12 @@ class Engine:
             on_change=self._changed,
             on_record=on_record,
             on_listing=on_change,
+            listings=listings,
+            required=required,
         )
+        self.changing: Changing = self.repository
+        """Makes all changes of the models once they were loaded."""
         self._profiler = Profiler((settings.profile_dir or PROFILES) if self._has_tensorflow else None)
-        self.load, self.update, self.unload = self.repository.load, self.repository.update, self.repository.unload
         self.profile = self._profiler.record
         metrics.add_gauges(self._gauges)
         metrics.registry.register(self.gpus)
@@ -176,6 +199,18 @@ class Engine:
         ready = [name for name, serves in self.repository.serving().items() if serves]
         return f"ready: {', '.join(ready) or 'no model'}"
 
+    async def load(self, name: str) -> None:
+        """Does as `Repository.load`."""
+        await self.changing.load(name)
+
+    async def update(self, name: str, labels: Mapping[str, str] = NO_LABELS, versions: Collection[str] = ()) -> None:
+        """Does as `Repository.update`."""
+        await self.changing.update(name, labels, versions)
+
+    async def unload(self, name: str) -> None:
+        """Does as `Repository.unload`."""
+        await self.changing.unload(name)
+
     async def start(self, stopping: asyncio.Event) -> bool:
         """Loads every model; False where `stopping` was set first. Raises ModelFailed where a model fails."""
         if self._is_watching:
@@ -249,7 +284,7 @@ class Engine:
         fixed = [name for name in Settings.model_fields if name != "models"]
         if waiting := [name for name in fixed if getattr(settings, name) != getattr(self._settings, name)]:
             log.warning("changed in the configuration, but only a restart applies it: %s", ", ".join(waiting))
-        done = await self.repository.reconfigure(settings.models, only)
+        done = await self.changing.reconfigure(settings.models, only)
         log.info("read the configuration again: %s", "; ".join(done) or "no model changed")
 
     def see_versions(self) -> None:

@@ -8,22 +8,26 @@ import pickle
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial, reduce
-from itertools import count
+from itertools import chain, count
 from typing import Any, Final, NamedTuple
 
 from xlaserve import console
 from xlaserve.app.engine import Engine
 from xlaserve.app.event_loop import run_loop
 from xlaserve.app.stopping import Stopping
+from xlaserve.app.succession import Outcome, Start, Succession
 from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
-from xlaserve.errors import ConfigError, UnsupportedFeature
+from xlaserve.config.versions import grouped
+from xlaserve.engine.memory import available_memory_bytes, resident_bytes
+from xlaserve.errors import ConfigError, ModelFailed, UnsupportedFeature
 from xlaserve.link.host import Host, Hosted
 from xlaserve.model import catalog
 from xlaserve.model.published import Catalogue, Publisher
-from xlaserve.model.version import Served
+from xlaserve.model.version import Served, State
+from xlaserve.priority import LowPriority
 from xlaserve.processes.child import Child
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
@@ -38,6 +42,10 @@ CRASHED: Final = 1
 LOOK_S: Final = 0.5
 """How often it is seen whether fronts are to be told of more than changes of state: of programs, say."""
 
+LOADINGS: Final = 2**20
+"""Of an engine, at most: their numbers don't reach those of the next one."""
+ENGINES: Final = 2**12 - 1
+"""After as many, numbers begin again."""
 COUNT_LOOKS: Final = 10
 """How many looks there are for each time that fronts are asked what they have counted: what one has since is lost if it
 is killed."""
@@ -50,8 +58,13 @@ class Orders(NamedTuple):
 
     settings: Settings
     read_settings: Callable[[], Settings]
-    replaces: bool
-    """Whether it takes the place of another one: then it serves the models that are configured now."""
+    number: int = 0
+    """How many engines were started before."""
+    start: bytes = b""
+    """What to begin with, a pickled `Start`, if another one has said so; else an engine that follows one begins with
+    the models that are configured now."""
+    is_beside: bool = False
+    """Whether it is started beside one that serves, to take its place."""
 
     def read(self) -> Settings:
         """Reads the configuration again. Raises ConfigError."""
@@ -61,7 +74,10 @@ class Orders(NamedTuple):
 
     def current(self) -> Orders:
         """Returns these with the models to begin with."""
-        if not self.replaces:
+        if (start := self.begins_with) is not None:
+            models = tuple(chain.from_iterable(model.entries for model in start.configured.values()))
+            return self._replace(settings=self.settings.model_copy(update={"models": models}))
+        if not self.number:
             return self
         try:
             models = self.read().models
@@ -69,6 +85,19 @@ class Orders(NamedTuple):
             log.error("the models are those that were configured when the server started: %s", error)
             return self
         return self._replace(settings=self.settings.model_copy(update={"models": models}))
+
+    @property
+    def begins_with(self) -> Start | None:
+        """What another engine has said."""
+        if not self.start:
+            return None
+        start: Start = pickle.loads(self.start)
+        return start
+
+    @property
+    def first_loading(self) -> int:
+        """What the first loading is numbered: no engine has numbers of the one before it or after it."""
+        return self.number % ENGINES * LOADINGS + 1
 
 
 class About(NamedTuple):
@@ -100,15 +129,25 @@ class EngineProcess:
 
     def __init__(self, child: Child, orders: Orders, xla_events: StderrTap | None) -> None:
         self._child = child
+        self._settings = orders.settings
+        self._is_beside = orders.is_beside
+        self._priority = LowPriority()
+        if orders.is_beside:
+            self._priority.begin()
         self._stopping = Stopping()
         self._metrics = Metrics()
         self._tracing = Tracing.of(orders.settings)
         self._is_due = False
+        self._leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._signs: object = None
         self._told: Mapping[str, object] | None = None
         """What the supervisor knows; None until it is to be told of changes."""
         self._gone = tally.NOTHING
         """What fronts that have gone had counted."""
+        self._has_started = False
+        self._kept = b""
+        """What the supervisor has for an engine that follows this one."""
+        start = orders.begins_with
         progress = console.WarmUp(orders.settings)
         self._on_loaded = progress.end
         self._engine = Engine(
@@ -120,9 +159,24 @@ class EngineProcess:
             on_crash=self._stopping.crash,
             tracing=self._tracing,
             xla_events=xla_events,
+            listings=None if start is None else start.listings,
+            required=start.required if start is not None and orders.is_beside else (),
         )
-        self._publisher = Publisher(self._engine.repository)
-        self._host = Host(self._answer, lambda: self._engine.lane_busy_s, self._front_has_gone)
+        repository = self._engine.repository
+        self._publisher = Publisher(repository, orders.first_loading)
+        self._host = Host(
+            self._answer, lambda: self._engine.lane_busy_s, self._front_has_gone, on_linked=self._priority.end
+        )
+        self._succession = Succession(
+            repository=repository,
+            configured=grouped(orders.settings.models),
+            begin=self._begin_successor,
+            succeeded=self._be_succeeded,
+            check_room=self._check_room,
+            pass_news=child.pass_news,
+        )
+        if orders.settings.swap == "engine" and orders.settings.version_order == "load_first":
+            self._engine.changing = self._succession
         self._questions: Mapping[str, Callable[..., Awaitable[object]]] = {
             "count": self._count,
             "load": self._engine.load,
@@ -143,8 +197,10 @@ class EngineProcess:
         self._child.show_metrics(self._metrics.registry, partial(on_loop, loop, self._take_snapshot))
         looking = asyncio.create_task(self._look())
         try:
-            if await self._engine.start(self._stopping.begun):
+            if await self._start():
                 self._on_loaded()
+                self._priority.end()
+                self._has_started = True
                 self._publish()
                 self._tell_ready()
                 await self._engine.serve(
@@ -152,8 +208,66 @@ class EngineProcess:
                 )
         finally:
             looking.cancel()
+            self._leaving.cancel()
             await self._stop()
         return CRASHED if self._stopping.has_crashed else 0
+
+    async def _start(self) -> bool:
+        """Loads the models; returns whether it is of use, which it says itself where a model fails that is required."""
+        try:
+            return await self._engine.start(self._stopping.begun)
+        except ModelFailed as error:
+            if not self._is_beside:
+                raise
+            failed = [one for one in self._engine.repository.index() if one.state is State.FAILED]
+            versions = [(one.name, one.settings.version, one.reason) for one in failed]
+            self._child.tell_ready(Outcome(str(error), versions)._asdict())
+            await self._stopping.begun.wait()
+            return False
+
+    async def _begin_successor(self, start: Start) -> Outcome:
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[Outcome] = loop.create_future()
+
+        def tell(outcome: Mapping[str, Any]) -> None:
+            loop.call_soon_threadsafe(told.set_result, Outcome(**outcome))
+
+        self._child.ask_for_successor(pickle.dumps(start), tell)
+        return await told
+
+    async def _be_succeeded(self) -> None:
+        await self._host.succeed()
+        self._leaving = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        """Ends this process once no front needs it any more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await self._host.left()
+        self._stopping.begun.set()
+
+    def _check_room(self) -> None:
+        """Raises ModelFailed where there is no room for another process like this one."""
+        taken, free, what = resident_bytes(), available_memory_bytes(), "memory"
+        if (limit := self._settings.max_resident_bytes) is not None:
+            free = min(free, limit - taken)
+        if self._engine.device.kind == "gpu":
+            levels = [self._engine.gpus.levels()[index] for index in self._engine.device.gpus]
+            used = [int(level["memory_used_bytes"]) for level in levels]
+            left = [int(level["memory_size_bytes"]) - int(level["memory_used_bytes"]) for level in levels]
+            if used and min(left) < max(used):
+                taken, free, what = max(used), min(left), "memory of the GPU"
+        if taken > free:
+            raise ModelFailed(
+                f"another process beside the one that serves needs some {taken >> 20} MiB of {what}, and"
+                f" {max(0, free) >> 20} MiB are free: set swap: in_place, to change models in the process that serves"
+            )
+
+    def _keep(self) -> None:
+        """Tells the supervisor what an engine that follows this one is to begin with, where that has changed."""
+        if self._has_started and (kept := pickle.dumps(self._succession.start())) != self._kept:
+            self._kept = kept
+            self._child.keep(kept)
 
     def _tell_ready(self) -> None:
         self._told = self._readiness()
@@ -170,6 +284,7 @@ class EngineProcess:
         """Ends what fronts have left: in order, they have ended before, and with them their requests."""
         repository = self._engine.repository
         repository.stop_loading()
+        await self._succession.cancel()
         await repository.drain(timeout_s=0)
         self._publish()
         await self._host.close()
@@ -225,6 +340,7 @@ class EngineProcess:
             [Hosted(snapshot, served.engine, partial(_enter, served), served.leave) for snapshot, served in serving],
             about,
         )
+        self._keep()
         if self._told is not None and self._told != self._readiness():
             self._tell_ready()
 

@@ -26,7 +26,7 @@ from xlaserve.inspection.profiler import Recording
 from xlaserve.link import front as link
 from xlaserve.model.mirror import Mirror
 from xlaserve.model.triton_metrics import triton_metrics
-from xlaserve.model.version import Version
+from xlaserve.model.version import Served, Version
 from xlaserve.processes.child import Child
 from xlaserve.protocol.call import Calls
 from xlaserve.protocol.shared_regions import Regions
@@ -82,6 +82,9 @@ class RemoteEngine:
         self._address = address
         self._arena_bytes = arena_bytes
         self._link: link.EngineLink | None = None
+        """To the engine that requests are brought to."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Of engines that another has taken the place of, until what they have is answered."""
         self._known = asyncio.Event()
         self.device = Device("cpu", "unknown", 0, 0)
         self.unexpected: Collection[XlaCompilation] = ()
@@ -98,7 +101,22 @@ class RemoteEngine:
         await self._known.wait()
 
     async def follow(self) -> None:
-        """Links to the engine, and to the next one when it has ended, for ever."""
+        """Links to the engine, to one that takes its place, and to the next one when it has ended, for ever."""
+        try:
+            while True:
+                linked = await self._reached()
+                if not await linked.superseded():
+                    log.warning("the engine is lost: %s", await linked.lost())
+                    self.directory.lose()
+        finally:
+            for leaving in self._leaving:
+                leaving.cancel()
+            if self._link is not None:
+                self._link.close()
+            self.directory.lose()
+
+    async def _reached(self) -> link.EngineLink:
+        """Returns a new link to the engine, once there is one."""
         while True:
             try:
                 linked = await link.connect(
@@ -106,28 +124,30 @@ class RemoteEngine:
                 )
             except (EngineLost, ConnectionError) as error:
                 log.debug("no engine: %r", error)
-                self.directory.lose()  # it may have ended right after it had said what it has
+                if self._link is None or self._link.is_lost:
+                    self.directory.lose()  # it may have ended right after it had said what it has
                 await asyncio.sleep(RETRY_S)
-                continue
             except OSError as error:
                 log.warning(
                     "the engine can't be reached, next attempt in %g s: %s", FAILED_RETRY_S, error or "no answer"
                 )
                 await asyncio.sleep(FAILED_RETRY_S)
-                continue
-            log.debug("linked to the engine")
-            try:
-                log.warning("the engine is lost: %s", await linked.lost())
-            finally:
-                linked.close()
-                self.directory.lose()
+            else:
+                log.debug("linked to the engine")
+                return linked
 
     def _on_models(self, linked: link.EngineLink) -> None:
-        self._link = linked
+        before, self._link = self._link, linked
+        if before is not None and before is not linked and not before.is_lost:
+            leaving = asyncio.create_task(_leave(before, self.directory.in_use()))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
         about = cast(About, linked.details)
         self.device, self.unexpected, self.is_watched = about.device, about.unexpected, about.is_watched
         self.directory.take(about.catalogue, linked.models)
         self._known.set()
+        if before is not None and before is not linked:
+            before.move()
 
     @property
     def counted(self) -> Counted:
@@ -180,11 +200,19 @@ class RemoteEngine:
         return Recording(*await self._linked.ask("profile", seconds=seconds))
 
     async def _change(self, name: str, question: str, **arguments: object) -> None:
-        try:
-            await self._linked.ask(question, name=name, **arguments)
-        except ModelNotFound:
-            # The engine's own words list models, of which this caller may know only some.
-            raise ModelNotFound(f"no model {name[:128]!r} is configured") from None
+        while True:
+            linked = self._linked
+            try:
+                await linked.ask(question, name=name, **arguments)
+            except ModelNotFound:
+                # The engine's own words list models, of which this caller may know only some.
+                raise ModelNotFound(f"no model {name[:128]!r} is configured") from None
+            except EngineLost:
+                if not linked.is_superseded:
+                    raise
+                await linked.moved()  # the one in its place does it
+            else:
+                return
 
     @property
     def _linked(self) -> link.EngineLink:
@@ -264,6 +292,15 @@ def _taken_in(versions: Iterable[Version]) -> Iterable[Metric]:
             images.add_metric(labels, taken.images - engine.submitted_images)
             size_bytes.add_metric(labels, taken.size_bytes - engine.submitted_bytes)
     return images, size_bytes
+
+
+async def _leave(linked: link.EngineLink, in_use: Collection[Served]) -> None:
+    """Ends the link to an engine once what it has of this front is answered."""
+    try:
+        await asyncio.gather(*(served.left() for served in in_use))
+        await linked.answered()
+    finally:
+        linked.close()
 
 
 async def _end(following: asyncio.Task[None]) -> None:

@@ -11,8 +11,9 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -44,6 +45,8 @@ LATER_S: Final = 5.0
 """How much longer a process may take to end than its own limits say, before it is killed."""
 AT_ONCE: Final = 128 + signal.SIGTERM
 """The status of a process that ended at a second signal: see `Stopping`."""
+MOST_ENGINES: Final = 10**9
+"""More than are ever started one after the other."""
 DRAINING, RUNNING = 1, 0
 """Stages of the end: fronts answer what they have before the engine ends."""
 
@@ -63,9 +66,13 @@ class Server(Watcher):
         """What each process that is ready said of itself, by the name of its role."""
         self._numbers = {FRONT.format(number): number for number in range(1, settings.front_processes + 1)}
         """Of the fronts, by the names of their roles."""
+        self._engine: Process | None = None
+        """The one that fills its role."""
+        self._starting: set[asyncio.Task[None]] = set()
         self._was_ready = False
         self._at_once = 0
         """The exit status where some process was told again to end, and did not wait for what it had under way."""
+        self._is_stopping = False
 
     async def run(self) -> int:
         """Serves until a signal, and returns the exit status. Raises ConfigError where it can't listen."""
@@ -75,9 +82,9 @@ class Server(Watcher):
             self._ready_file.remove()
             stack.callback(self._remove_ready_file)
             ports = {name: self._reserve(name, stack) for name in ("grpc_port", "http_port")}
-            listener, address = _listener(stack)
             used = _shared(partial(usage.create, settings.front_processes), stack)
             shared = {front_process.USAGE: used, front_process.REGIONS: _shared(shared_regions.create, stack)}
+            self._engines = _Engines(settings, self._read_settings, _folder(stack), lambda: self._was_ready)
             self._usage = Usage(used, settings.front_processes)
             registry = CollectorRegistry()
             registry.register(ProcessCollector(registry=None))
@@ -87,7 +94,7 @@ class Server(Watcher):
                 endpoint.start()
                 stack.callback(endpoint.stop)
             self._metrics_address = None if endpoint is None else endpoint.address
-            roles = [self._engine(listener), *self._fronts(ports, address, shared)]
+            roles = [self._engines.role, *self._fronts(ports, self._engines.address, shared)]
             launch = partial(_launch, settings)
             self._supervisor = Supervisor(roles, launch, [metrics, restarts, self])
             following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
@@ -97,8 +104,44 @@ class Server(Watcher):
             finally:
                 for number in (signal.SIGTERM, signal.SIGINT):  # all have ended: nothing is left to be told
                     signal.signal(number, signal.SIG_IGN)
-                for task in following:
+                for task in (*following, *self._starting):
                     task.cancel()
+
+    def began(self, role: Role, process: Process) -> None:
+        """Notes where an engine listens."""
+        if role.name == ENGINE:
+            self._engines.began(process)
+
+    def filled(self, role: Role, process: Process) -> None:
+        """Has fronts link to an engine from now on."""
+        if role.name == ENGINE:
+            self._engine = process
+            self._engines.filled(process)
+
+    def keeps(self, role: Role, process: Process, content: bytes) -> None:
+        """Notes what an engine that follows one that ends is to begin with."""
+        self._engines.start = content
+
+    def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
+        """Starts an engine that takes the place of the one that asks, and tells that what has become of it."""
+        self._do(self._succeed(process, content))
+
+    async def _succeed(self, process: Process, start: bytes) -> None:
+        told: Mapping[str, Any] = {}
+
+        def unfit(about: Mapping[str, Any]) -> str:
+            nonlocal told
+            told = {key: about[key] for key in ("reason", "failed") if key in about}
+            return str(about.get("reason", ""))
+
+        reason = await self._supervisor.succeed(self._engines.beside(start), unfit)
+        if not self._is_stopping:  # else all changes end with that
+            process.tell({**told, "reason": reason})
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
 
     def became_ready(self, role: Role, process: Process) -> None:
         """Tells the world once all are ready, and of what changes then."""
@@ -120,7 +163,8 @@ class Server(Watcher):
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Notes that the role is not filled, and what a front had in use is not."""
-        self._ready.pop(role.name, None)
+        if role.name != ENGINE or process is self._engine:
+            self._ready.pop(role.name, None)
         if status == AT_ONCE:
             self._at_once = status
         if number := self._numbers.get(role.name):
@@ -128,6 +172,7 @@ class Server(Watcher):
 
     def stopping(self) -> None:
         """Tells the world that the server ends."""
+        self._is_stopping = True
         self._ready.clear()
         self._service_manager.tell_stopping()
 
@@ -136,25 +181,6 @@ class Server(Watcher):
         ready = self._ready.copy()
         engine = ready.pop(ENGINE, None)
         return bool(ready) and engine is not None and bool(engine["is_ready"])
-
-    def _engine(self, listener: socket.socket) -> Role:
-        settings, starts = self._settings, count()
-
-        def orders() -> bytes:
-            # A model that fails ends a start, and never what was serving.
-            changed = settings.model_copy(
-                update={"exit_on_model_failure": settings.exit_on_model_failure and not self._was_ready}
-            )
-            return pickle.dumps(engine_process.Orders(changed, self._read_settings, replaces=next(starts) > 0))
-
-        return Role(
-            name=ENGINE,
-            target=f"{engine_process.__name__}:{engine_process.run.__name__}",
-            payload=orders,
-            descriptors={engine_process.FRONTS: listener.fileno()},
-            stage=RUNNING,
-            stop_timeout_s=settings.drain_timeout_s + LATER_S,
-        )
 
     def _fronts(self, ports: Mapping[str, int], engine: Path, shared: Mapping[str, int]) -> list[Role]:
         settings = self._settings
@@ -222,15 +248,80 @@ def _launch(settings: Settings, role: Role, hear: Any) -> ChildProcess:
     return ChildProcess(role, hear, settings.log_level, settings.log_format)
 
 
-def _listener(stack: ExitStack) -> tuple[socket.socket, Path]:
-    """Returns a socket where the engine takes fronts in, and where that is. Raises ConfigError."""
+class _Engines:
+    """What engines are started with: each listens on a socket of its own, and `address` leads to that of the one that
+    fills the role. `start` is what one that follows another begins with, as that said; pickled.
+    """
+
+    def __init__(
+        self, settings: Settings, read_settings: Callable[[], Settings], folder: Path, was_ready: Callable[[], bool]
+    ) -> None:
+        self.address = folder / ENGINE
+        self.start = b""
+        self._was_ready = was_ready
+        self._settings = settings
+        self._read_settings = read_settings
+        self._next = count()
+        self._number = 0
+        self._sockets: dict[int, Path] = {}
+        """By process number."""
+        self.role = Role(
+            name=ENGINE,
+            target=f"{engine_process.__name__}:{engine_process.run.__name__}",
+            payload=lambda: self._orders(self.start, is_beside=False),
+            connect=self._listen,
+            stage=RUNNING,
+            stop_timeout_s=settings.drain_timeout_s + LATER_S,
+        )
+
+    def beside(self, start: bytes) -> Role:
+        """Returns the role for an engine that is to take the place of the one that serves."""
+        return replace(self.role, payload=lambda: self._orders(start, is_beside=True))
+
+    def began(self, process: Process) -> None:
+        """The engine that was started last is this process."""
+        self._sockets[process.pid] = self._socket
+
+    def filled(self, process: Process) -> None:
+        """Has `address` lead to this engine's socket."""
+        link = self.address.with_suffix(".next")
+        link.symlink_to(self._sockets[process.pid])
+        link.replace(self.address)  # at once: it always leads to some engine
+        for pid in self._sockets.keys() - {process.pid}:
+            self._sockets.pop(pid).unlink(missing_ok=True)
+
+    @property
+    def _socket(self) -> Path:
+        return self.address.with_name(f"{ENGINE}-{self._number}")
+
+    def _listen(self) -> Mapping[str, int]:
+        self._number = next(self._next)
+        return {engine_process.FRONTS: bound(self._socket).detach()}
+
+    def _orders(self, start: bytes, *, is_beside: bool) -> bytes:
+        # A model that fails ends a start, and never what was serving.
+        is_fatal = self._settings.exit_on_model_failure and not self._was_ready()
+        return pickle.dumps(
+            engine_process.Orders(
+                self._settings.model_copy(update={"exit_on_model_failure": is_fatal}),
+                self._read_settings,
+                number=self._number,
+                start=start,
+                is_beside=is_beside,
+            )
+        )
+
+
+def _folder(stack: ExitStack) -> Path:
+    """Returns a folder for the sockets of engines. Raises ConfigError."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="xlaserve-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        return stack.enter_context(bound(folder / ENGINE)), folder / ENGINE
+        bound(folder / f"{ENGINE}-{MOST_ENGINES}").close()
     except OSError as error:
         expected, got = "a folder with room for a socket, with a short name", os.environ.get("TMPDIR") or "/tmp"
         raise ConfigError(f"TMPDIR: expected {expected}, got {got}: {error.strerror or error}") from None
+    return folder
 
 
 def _shared(create: Callable[[], int], stack: ExitStack) -> int:

@@ -85,6 +85,12 @@ class Settings(Frozen):
     who calls. 0 does all in one process, and so does `auto` today. A client's connection meets one of them. What bounds
     memory is divided among them; other bounds hold for each by itself."""
 
+    swap: Literal["engine", "in_place"] = "engine"
+    """With `fronts`, how what serves is replaced or unloaded, on SIGHUP, at a poll or as a client asks: `engine` starts
+    another process that loads all models beside the one that serves, and moves the traffic once it is ready; the old
+    process ends, with all that TensorFlow never frees. `in_place` changes the process that serves, where memory does
+    not hold two. What is only added is always loaded in place."""
+
     # What runs the models.
     device: str = "auto"
     """`cpu`, `gpu` (the first), `gpu:1`, several as `gpu:0,1` or `gpu:all`, or `auto`: the first GPU where TensorFlow

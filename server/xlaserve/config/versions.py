@@ -36,6 +36,12 @@ class VersionSet:
         """The version that answers requests without one, where all are ready."""
         return self.versions[self.labels.get(STABLE) or max(self.versions, key=int)]
 
+    @property
+    def entries(self) -> list[ModelSettings]:
+        """The versions as `grouped` takes them."""
+        shared = {"version_labels": (*self.labels.items(),), "routing": (*self.routing.items(),)}
+        return [settings.model_copy(update=shared) for settings in self.versions.values()]
+
 
 def grouped(models: Iterable[ModelSettings]) -> dict[str, VersionSet]:
     """Returns each model's versions by its name. Raises ValueError where they don't fit together."""

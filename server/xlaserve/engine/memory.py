@@ -77,6 +77,18 @@ def usable_memory_bytes(memory_max: Path = Path("/sys/fs/cgroup/memory.max")) ->
         return machine
 
 
+def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Returns what of `usable_memory_bytes` is not taken, by this process or others. Raises OSError off Linux."""
+    (available,) = (line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+    machine = int(available) * 1024  # "kB"
+    try:
+        most, taken = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no container, or "max"
+        return machine
+    return min(machine, most - taken + int(statistics["inactive_file"]))  # which is given back when it is needed
+
+
 def _status_bytes(process: Path, field: str) -> int:
     for line in (process / "status").read_text().splitlines():
         name, _, value = line.partition(":")

@@ -36,6 +36,7 @@ from xlaserve.link.records import (
     LayoutOf,
     Left,
     Levels,
+    Moved,
     Outstanding,
     Published,
     Reader,
@@ -44,6 +45,7 @@ from xlaserve.link.records import (
     Released,
     Settled,
     Submit,
+    Succeeded,
     Told,
     pack_hello,
     pack_trace,
@@ -109,6 +111,10 @@ class EngineLink:
         self._lost_as = ""
         self._lost = asyncio.Event()
         self._published = asyncio.Event()
+        self._superseded = asyncio.Event()
+        """Set once another engine has taken this one's place, or the link has ended."""
+        self._moved = asyncio.Event()
+        """Set once this front has linked to that, or the link has ended."""
         self.channel = Channel(Reader.from_engine(), self._receive, self._end, MAX_HELD_S)
 
     @property
@@ -134,6 +140,31 @@ class EngineLink:
     async def published(self) -> None:
         """Returns once the engine has said what it has, or the link has ended."""
         await self._published.wait()
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another engine has taken this one's place."""
+        return self._superseded.is_set() and not self._lost_as
+
+    async def superseded(self) -> bool:
+        """Returns True once another engine has taken this one's place, and False once the link has ended."""
+        await self._superseded.wait()
+        return not self._lost_as
+
+    def move(self) -> None:
+        """Brings nothing new here, and hears of no models any more. What is under way goes on."""
+        self._on_models = lambda link: None
+        self.channel.send(Moved())
+        self._moved.set()
+
+    async def moved(self) -> None:
+        """Returns once `move` was called, or the link has ended."""
+        await self._moved.wait()
+
+    async def answered(self) -> None:
+        """Returns once all questions are answered."""
+        if self._asked:
+            await asyncio.wait([*self._asked.values()])
 
     def check(self) -> None:
         """Raises EngineLost where the link has ended."""
@@ -210,6 +241,8 @@ class EngineLink:
             case Levels(tail):
                 levels, self.about = pickle.loads(tail)
                 self._take_levels(levels)
+            case Succeeded():
+                self._superseded.set()
             case Count(number):
                 self.channel.send(Counted(number, json.dumps(self._tally()).encode()))
             case Told(number, tail):
@@ -266,8 +299,8 @@ class EngineLink:
             log.warning("the link to the engine ended with %d jobs under way: %s", len(jobs), reason)
         self._copying.shutdown(wait=False)
         self.arena.end()  # not with this link, which refers to itself and may live for long
-        self._lost.set()
-        self._published.set()
+        for event in (self._lost, self._published, self._superseded, self._moved):
+            event.set()
 
 
 class RemoteModel:

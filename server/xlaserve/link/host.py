@@ -44,6 +44,7 @@ from xlaserve.link.records import (
     LayoutOf,
     Left,
     Levels,
+    Moved,
     Outstanding,
     Published,
     Reader,
@@ -52,6 +53,7 @@ from xlaserve.link.records import (
     Released,
     Settled,
     Submit,
+    Succeeded,
     Told,
     pack_error,
     unpack_hello,
@@ -93,7 +95,8 @@ class Hosted(NamedTuple):
 
 class Host:
     """Takes in the links of fronts, runs their jobs, and has `answer` answer what they ask. Once in a while they are
-    told `about` the engine: plain data. `on_gone` is called with the last tally of each front that has gone.
+    told `about` the engine: plain data. `on_linked` is called with each front that has come, `on_gone` with the last
+    tally of each that has gone.
 
     All methods run on the event loop.
     """
@@ -103,10 +106,13 @@ class Host:
         answer: Answer | None = None,
         about: Callable[[], object] = lambda: None,
         on_gone: Callable[[Any], object] = lambda tally: None,
+        on_linked: Callable[[], object] = lambda: None,
     ) -> None:
         self.answer: Answer = answer or _nobody_answers
         self._about = about
         self._on_gone = on_gone
+        self._on_linked = on_linked
+        self._has_successor = False
         self._counts = 0
         self.models: dict[int, Hosted] = {}
         """By the ids of their snapshots."""
@@ -114,6 +120,7 @@ class Host:
         self._snapshot = Snapshot(0, ())
         self._links: set[FrontLink] = set()
         self._left = asyncio.Event()
+        """Set when a front has left, or linked to the engine in this one's place."""
         self._listening: list[asyncio.Task[None]] = []
         self._worked: set[int] = set()
         """Models of which jobs have ended since fronts were told."""
@@ -147,6 +154,9 @@ class Host:
         link.publish(self._published(), self.models)
         if link.channel.is_open:
             self._links.add(link)
+            self._on_linked()
+            if self._has_successor:
+                link.channel.send(Succeeded())
         else:
             link.leave_all()
 
@@ -178,6 +188,31 @@ class Host:
             self._on_gone(link.tally)
         self._left.set()
 
+    async def succeed(self) -> None:
+        """Takes in no more fronts, and has all link to the engine that takes this one's place.
+
+        Returns once each of them brings nothing new here, or has gone.
+        """
+        self._has_successor = True
+        self._listening[0].cancel()
+        for link in self._links:
+            link.channel.send(Succeeded())
+        while not all(link.has_moved for link in self._links):
+            await self._one_left()
+
+    async def left(self) -> None:
+        """Returns once there is no front any more."""
+        while self._links:
+            await self._one_left()
+
+    async def _one_left(self) -> None:
+        self._left.clear()
+        await self._left.wait()
+
+    def moved(self) -> None:
+        """A front brings nothing new here any more."""
+        self._left.set()
+
     async def close(self) -> None:
         """Takes in no more fronts, sends the answers that are there, and ends all links."""
         for task in self._listening:
@@ -190,9 +225,7 @@ class Host:
             link.channel.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSING_S):
-                while self._links:
-                    self._left.clear()
-                    await self._left.wait()
+                await self.left()
         for link in [*self._links]:  # it does not read
             link.channel.end("it was closed")
         self.copying.shutdown(wait=False)
@@ -258,6 +291,8 @@ class FrontLink:
         self._uses: dict[int, Hosted] = {}
         """By id, what was published to it and it has not left."""
         self._published: frozenset[int] = frozenset()
+        self.has_moved = False
+        """Whether it has linked to the engine in this one's place."""
         self.tally: Any = None
         """What the front has told last of what it has counted; None for nothing yet."""
         self._counting: dict[int, asyncio.Future[None]] = {}
@@ -312,6 +347,9 @@ class FrontLink:
             case Left(model):
                 if (hosted := self._uses.pop(model, None)) is not None:
                     hosted.leave()
+            case Moved():
+                self.has_moved = True
+                self._host.moved()
             case Cancel(job) if job in self._asked:
                 self._asked[job].cancel()
             case Cancel(job):

@@ -1,9 +1,10 @@
 """The records on a link: a fixed part for each kind, and for some a tail of bounded length.
 
-A front sends `Submit`, `Ask`, `Cancel`, `Left` and, where `Count` asks for it, `Counted`. For each job the engine sends
-`Settled`, which gives its memory back, or `Failed` and then, once nothing uses the memory any more, `Released`; after a
-`Cancel` perhaps `Released` alone. `Published`, `LayoutOf`, `Outstanding` and `Levels` tell a front what else it needs
-to know. What it asks is answered by `Told` or `Refused`. Numbers are in the machine's own byte order.
+A front sends `Submit`, `Ask`, `Cancel`, `Left` and, where `Count` asks for it, `Counted`, and `Moved` after
+`Succeeded`. For each job the engine sends `Settled`, which gives its memory back, or `Failed` and then, once nothing
+uses the memory any more, `Released`; after a `Cancel` perhaps `Released` alone. `Published`, `LayoutOf`, `Outstanding`
+and `Levels` tell a front what else it needs to know. What it asks is answered by `Told` or `Refused`. Numbers are in
+the machine's own byte order.
 
 Pickles travel from the engine to its fronts only: what a front sends can't harm the engine. What it asks is JSON.
 """
@@ -154,6 +155,14 @@ class Outstanding(NamedTuple):
     seconds: float
 
 
+class Succeeded(NamedTuple):
+    """Another engine has taken this one's place: the front is to link to that, and then tell `Moved`."""
+
+
+class Moved(NamedTuple):
+    """The front has linked to the engine in this one's place, and brings nothing new."""
+
+
 class Count(NamedTuple):
     """Has the front tell what it has counted. Numbers count up."""
 
@@ -183,6 +192,8 @@ Record = (
     | Refused
     | Levels
     | Count
+    | Succeeded
+    | Moved
 )
 
 HELLO: Final = Struct("=8sQI")
@@ -209,6 +220,7 @@ _OF_FRONTS: Final = (
     _form(9, Ask, "Q", max_tail_bytes=MAX_ASK_BYTES),
     _form(13, Left, "I"),
     _form(14, Counted, "Q", max_tail_bytes=MAX_TALLY_BYTES),
+    _form(17, Moved, ""),
 )
 _OF_ENGINES: Final = (
     _form(3, Settled, "QIddd", max_tail_bytes=MAX_TAIL_BYTES),
@@ -220,6 +232,7 @@ _OF_ENGINES: Final = (
     _form(10, Told, "Q", max_tail_bytes=MAX_TAIL_BYTES),
     _form(11, Refused, "Q", max_tail_bytes=MAX_TAIL_BYTES),
     _form(15, Count, "Q"),
+    _form(16, Succeeded, ""),
     _form(12, Levels, "", max_tail_bytes=MAX_TAIL_BYTES),
 )
 _FORMS: Final[dict[object, _Form]] = {form.make: form for form in (*_OF_FRONTS, *_OF_ENGINES)}
@@ -230,7 +243,8 @@ def pack(record: Record) -> bytes:
     kind, _, fixed, max_tail_bytes = _FORMS[type(record)]
     if not max_tail_bytes:
         return _HEADER.pack(kind, 0) + fixed.pack(*record)
-    tail = record[-1]
+    fields: tuple[object, ...] = record
+    tail = fields[-1]
     assert isinstance(tail, bytes)
     return _HEADER.pack(kind, len(tail)) + fixed.pack(*record[:-1]) + tail
 

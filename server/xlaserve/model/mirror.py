@@ -80,6 +80,10 @@ class Mirror(Directory):
         self.see_versions()
         self.on_change()
 
+    def in_use(self) -> list[Served]:
+        """Returns all that requests may use, or still use."""
+        return [version.served for version in self.index() if version.served is not None]
+
     def number(self, version: Version) -> int | None:
         """Returns what names this loading of a version at the engine; None where that has ended."""
         return next((number for number, (_, one) in self._loadings.items() if one is version), None)

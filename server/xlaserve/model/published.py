@@ -51,7 +51,7 @@ class Loading(NamedTuple):
     """One loading of a version, as it is now."""
 
     number: int
-    """Names it among all that the engine ever has."""
+    """Names it among all that the engine ever has, and the one before it and after it."""
     state: State
     reason: str
     takes_requests: bool
@@ -71,11 +71,11 @@ class Catalogue(NamedTuple):
 
 
 class Publisher:
-    """Says what there is in `directory`. On the event loop."""
+    """Says what there is in `directory`, numbering loadings from `first` on. On the event loop."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, first: int = 1) -> None:
         self._directory = directory
-        self._next = count(1)
+        self._next = count(first)
         self._numbers: WeakKeyDictionary[Version, int] = WeakKeyDictionary()
         self._facts: WeakKeyDictionary[Version, tuple[object, bytes]] = WeakKeyDictionary()
 

@@ -23,6 +23,7 @@ from xlaserve.errors import ConfigError, InvalidArgument, ModelFailed, ModelNotF
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes, Shared
 from xlaserve.model.directory import Directory, usable
+from xlaserve.model.listing import Listing, Listings, of_configured, of_versions
 from xlaserve.model.loader import Loader
 from xlaserve.model.version import State, Version
 from xlaserve.telemetry.metrics import Metrics
@@ -49,6 +50,10 @@ class Repository(Directory):
     on_record: Callable[[Entry], None] = lambda entry: None
     on_listing: Callable[[], None] = lambda: None
     """Called where versions were forgotten, or labels or shares have changed, which are no changes of a state."""
+    listings: Listings | None = None
+    """What to begin with; the configured models by default."""
+    required: Collection[str] = ()
+    """Models that end `load_all` where one of them fails."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -68,14 +73,22 @@ class Repository(Directory):
         return self._has_started and any(self._served.values())
 
     def announce(self) -> None:
-        """Lists the configured models: who asks for one before `load_all` is told that it is loading."""
-        configured = grouped(self.settings.models)
-        for name, model in configured.items():
+        """Lists the models to begin with: who asks for one before `load_all` is told that it is loading."""
+        listings = of_configured(grouped(self.settings.models)) if self.listings is None else self.listings
+        self._announced = []
+        for name, (model, ended) in listings.items():
             self._point(name, model)
-        self._announced = [self._begin(one) for model in configured.values() for one in model.versions.values()]
+            for number, settings in model.versions.items():
+                version = self._begin(settings)
+                if (end := ended.get(number)) is None:
+                    self._announced.append(version)
+                else:
+                    version.reason = end.reason
+                    version.enter(end.state)
 
     async def load_all(self) -> None:
-        """Loads the configured models in their order. Raises ModelFailed at the first that fails, if so configured."""
+        """Loads the models to begin with, in their order. Raises ModelFailed at the first that fails, if so configured,
+        or required."""
         if self._announced is None:
             self.announce()
         versions, self._announced = self._announced or [], None
@@ -83,9 +96,32 @@ class Repository(Directory):
             try:
                 await self._changes.make(version.name, "start", partial(self._start, version))
             except ModelFailed:
-                if self.settings.exit_on_model_failure:
+                if self.settings.exit_on_model_failure or version.name in self.required:
                     raise
         self._has_started = True
+
+    def listing(self) -> dict[str, Listing]:
+        """Returns what another engine is to begin with to serve the same."""
+        return {
+            name: of_versions(versions, dict(self.labels(name)), dict(self.shares(name)))
+            for name, versions in self._versions.items()
+        }
+
+    def ends_any(self, name: str, model: VersionSet | None, *, again: bool = False) -> bool:
+        """Returns whether a version that serves ends where a model is served as `model` says, None for not at all.
+
+        With `again`, versions that have the same settings are loaded again as well.
+        """
+        return any(
+            again or model is None or model.versions.get(number) != settings
+            for number, settings in self._serving(name).items()
+        )
+
+    def show_failure(self, settings: ModelSettings, reason: str) -> None:
+        """Shows that a version failed elsewhere."""
+        version = self._begin(settings)
+        version.reason = reason
+        version.enter(State.FAILED)
 
     async def load(self, name: str) -> None:
         """Loads, compiles and warms all configured versions of a model, each in the place of the one that serves.
@@ -95,7 +131,7 @@ class Repository(Directory):
         serves then goes on.
         """
         if name not in self._versions:  # before anything is kept for a name that anybody may make up
-            await self._configured_model(name)
+            await self.configured_model(name)
         await self._changes.make(name, "load", partial(self._load, name, again=True))
 
     async def update(self, name: str, labels: Mapping[str, str] = NO_LABELS, versions: Collection[str] = ()) -> None:
@@ -108,8 +144,8 @@ class Repository(Directory):
         before = self.labels(name)
         try:
             await self._changes.make(name, "update", partial(self._load, name, again=False))
-            self._check_versions(name, versions)
-            self._check_labels(name, labels)
+            check_versions([one.settings.version for one in self.versions(name)], versions)
+            check_labels(self._serving(name), labels)
         except XlaserveError:
             ready = self._serving(name)
             kept = {label: version for label, version in before.items() if version in ready}
@@ -131,11 +167,9 @@ class Repository(Directory):
         Loads what is new, has other settings, or does not serve, and unloads what is gone. A version that fails shows
         that in its state, and what served goes on.
         """
-        configured = grouped(models)
+        to_do, gone = self.to_do(configured := grouped(models), only)
+        changed = [*to_do]
         names = {*configured, *self._versions} if only is None else {*only}
-        to_do = {name: self._to_do(name, model) for name, model in configured.items() if name in names}
-        changed = [name for name, change in to_do.items() if change]
-        gone = [name for name, served in self._served.items() if served and name in names and name not in configured]
         for name in (names & self._versions.keys()) - {*changed}:
             self._forget_failed(name)
         results = await asyncio.gather(*map(self.update, changed), *map(self.unload, gone), return_exceptions=True)
@@ -147,21 +181,15 @@ class Repository(Directory):
                 raise result
         return done
 
-    def _check_versions(self, name: str, versions: Collection[str]) -> None:
-        there = [one.settings.version for one in self.versions(name)]
-        if versions and {*versions} != {*there}:
-            expected = f"the versions that the server's file has ({', '.join(there)})"
-            wanted = ", ".join(sorted(versions, key=int)[:16])
-            raise InvalidArgument("model_version_policy.specific", expected, wanted)
-
-    def _check_labels(self, name: str, labels: Mapping[str, str]) -> None:
-        ready = self._serving(name)
-        for label, version in labels.items():
-            if not re.fullmatch(LABEL, label):
-                raise InvalidArgument("version_labels", "labels such as stable", repr(label[:64]))
-            if version not in ready:
-                expected = f"a version that is ready ({', '.join(ready)})"
-                raise InvalidArgument(f"version_labels.{label}", expected, version)
+    def to_do(
+        self, configured: Mapping[str, VersionSet], only: Collection[str] | None = None
+    ) -> tuple[dict[str, str], list[str]]:
+        """Returns what it takes to serve what is configured: for each model that changes a sentence, and those that
+        are to be unloaded. Changes no others than `only`, where that is given."""
+        names = {*configured, *self._versions} if only is None else {*only}
+        to_do = {name: self._to_do(name, model) for name, model in configured.items() if name in names}
+        gone = [name for name, served in self._served.items() if served and name in names and name not in configured]
+        return {name: change for name, change in to_do.items() if change}, gone
 
     def _move_labels(self, name: str, labels: Mapping[str, str]) -> None:
         if name in self._versions:
@@ -219,7 +247,8 @@ class Repository(Directory):
         self._served.clear()
         self.loader.close()
 
-    async def _configured_model(self, name: str) -> VersionSet:
+    async def configured_model(self, name: str) -> VersionSet:
+        """Reads how a model is configured now. Raises ModelNotFound, or ModelFailed where that can't be read."""
         try:
             models = await self._configured()
         except ConfigError as error:
@@ -235,7 +264,7 @@ class Repository(Directory):
 
     async def _load(self, name: str, *, again: bool) -> None:
         self.loader.stop.check()
-        model = await self._configured_model(name)
+        model = await self.configured_model(name)
         self.loader.stop.check()
         if not self._served.get(name):
             self._point(name, model)
@@ -358,6 +387,24 @@ class Repository(Directory):
         if version.state is not State.FAILED:
             version.enter(State.UNLOADED)
         version.model = version.served = version.growth = None
+
+
+def check_versions(there: Collection[str], versions: Collection[str]) -> None:
+    """Raises InvalidArgument where there are others than `versions`, if given."""
+    if versions and {*versions} != {*there}:
+        expected = f"the versions that the server's file has ({', '.join(there)})"
+        wanted = ", ".join(sorted(versions, key=int)[:16])
+        raise InvalidArgument("model_version_policy.specific", expected, wanted)
+
+
+def check_labels(ready: Collection[str], labels: Mapping[str, str]) -> None:
+    """Raises InvalidArgument for what is no label, or names a version that is not ready."""
+    for label, version in labels.items():
+        if not re.fullmatch(LABEL, label):
+            raise InvalidArgument("version_labels", "labels such as stable", repr(label[:64]))
+        if version not in ready:
+            expected = f"a version that is ready ({', '.join(ready)})"
+            raise InvalidArgument(f"version_labels.{label}", expected, version)
 
 
 def _to_dismantle(version: Version) -> Model | None:

@@ -25,13 +25,14 @@ from prometheus_client.registry import Collector
 
 from xlaserve.errors import XlaserveError
 from xlaserve.processes import linux
-from xlaserve.processes.messages import ASK, CHANNEL, Kind, encode
+from xlaserve.processes.messages import CHANNEL, Kind, Reader, encode
 from xlaserve.processes.role import NO_USE
 from xlaserve.telemetry import log_writer, logs, snapshot
 
 log = logging.getLogger(__name__)
 
 FAILED: Final = 1
+CHUNK_BYTES: Final = 4096
 SEND_TIMEOUT_S: Final = 1
 """How long a message may take to a supervisor that does not read. Then none is sent any more."""
 REFRESH_TIMEOUT_S: Final = 0.25
@@ -53,6 +54,9 @@ class Child:
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self._sending = threading.Lock()
         self._metrics: Callable[[], bytes] | None = None
+        self._refresh: Callable[[], Future[None]] | None = None
+        self._on_outcome: Callable[[Any], object] = lambda outcome: None
+        self._is_listening = False
 
     def tell_ready(self, about: Mapping[str, object] | None = None) -> None:
         """Says that it does what it is there for, and what may be known of that."""
@@ -63,8 +67,23 @@ class Child:
 
         Shown so even while the event loop is busy, as over HTTP.
         """
-        self._metrics = lambda: snapshot.encode(snapshot.take(registry))
-        threading.Thread(target=self._answer, args=(refresh,), name="supervisor", daemon=True).start()
+        self._metrics, self._refresh = lambda: snapshot.encode(snapshot.take(registry)), refresh
+        self._listen()
+
+    def keep(self, content: bytes) -> None:
+        """Gives what the next process of this role is to begin with, where this one ends unasked."""
+        self._tell(Kind.KEEP, lambda: content)
+
+    def ask_for_successor(self, content: bytes, on_outcome: Callable[[Any], object]) -> None:
+        """Has another process take this one's place, which begins with `content`. `on_outcome` is called on a thread of
+        its own with what came of it, as the supervisor's watcher tells it."""
+        self._on_outcome = on_outcome
+        self._listen()
+        self._tell(Kind.SUCCEED, lambda: content)
+
+    def pass_news(self) -> None:
+        """Leaves it to the process in this one's place to read the configuration again."""
+        self._tell(Kind.NEWS, bytes)
 
     def close(self) -> None:
         """Shows the metrics for the last time, so that nothing that was counted is lost."""
@@ -72,16 +91,30 @@ class Child:
         with suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, refresh: Callable[[], Future[None]]) -> None:
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            threading.Thread(target=self._hear, name="supervisor", daemon=True).start()
+
+    def _hear(self) -> None:
+        reader = Reader()
         with suppress(OSError):
-            while self._channel.recv(len(ASK)):
-                try:
-                    refresh().result(REFRESH_TIMEOUT_S)
-                except TimeoutError:
-                    log.debug("the event loop did not answer within %g s", REFRESH_TIMEOUT_S)
-                except Exception:
-                    log.exception("reading the gauges failed")
-                self._tell_metrics()
+            while received := self._channel.recv(CHUNK_BYTES):
+                for kind, content in reader.feed(received):
+                    if kind is Kind.OUTCOME:
+                        self._on_outcome(json.loads(content))
+                    else:
+                        self._show()
+
+    def _show(self) -> None:
+        try:
+            if self._refresh is not None:
+                self._refresh().result(REFRESH_TIMEOUT_S)
+        except TimeoutError:
+            log.debug("the event loop did not answer within %g s", REFRESH_TIMEOUT_S)
+        except Exception:
+            log.exception("reading the gauges failed")
+        self._tell_metrics()
 
     def _tell_metrics(self) -> None:
         if self._metrics is None:

@@ -1,7 +1,6 @@
 """What a process and its supervisor tell each other, over a stream socket.
 
-The supervisor sends one byte, ASK, each time it wants to see the metrics. A message of the process is a kind, the
-length of what follows, and that.
+A message is a kind, the length of what follows, and that.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Final
 
 CHANNEL: Final = "xlaserve.channel"
 """The descriptor of that socket, beside those of a role."""
-ASK: Final = b"?"
 MAX_BYTES: Final = 64 * 2**20
 """Of a message; more is an error of the sender."""
 
@@ -24,9 +22,19 @@ class Kind(IntEnum):
     """What a message says."""
 
     READY = 1
-    """It does what it is there for; what follows is JSON about it."""
+    """Of the process: it does what it is there for; what follows is JSON about it."""
     METRICS = 2
-    """What follows is a snapshot of its metrics."""
+    """Of the process: what follows is a snapshot of its metrics."""
+    KEEP = 3
+    """Of the process: what follows is for the next one of its role to begin with, if this one ends."""
+    SUCCEED = 4
+    """Of the process: another one shall take its place, and begin with what follows. It is told the OUTCOME."""
+    NEWS = 5
+    """Of the process: it was told to read the configuration again, and leaves that to the one in its place."""
+    ASK = 6
+    """Of the supervisor: the metrics shall be shown."""
+    OUTCOME = 7
+    """Of the supervisor: what became of SUCCEED, in JSON."""
 
 
 def encode(kind: Kind, content: bytes) -> bytes:

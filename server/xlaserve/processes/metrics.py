@@ -57,6 +57,8 @@ class AllMetrics(Watcher):
         self._own = own
         self._processes: dict[int, Process] = {}
         """By process number."""
+        self._filling: dict[str, int] = {}
+        """By role, the process that fills it."""
         self._answering: set[int] = set()
         """Those that have shown something: others may not have begun to answer."""
         self._awaited: dict[int, asyncio.Future[None]] = {}
@@ -65,6 +67,14 @@ class AllMetrics(Watcher):
     def began(self, role: Role, process: Process) -> None:
         """It will be asked from now on."""
         self._processes[process.pid] = process
+        self.merged.stand_aside(process.pid, is_aside=True)
+
+    def filled(self, role: Role, process: Process) -> None:
+        """Shows the gauges of this one, and of no other of its role."""
+        if (before := self._filling.get(role.name)) in self._processes and before is not None:
+            self.merged.stand_aside(before, is_aside=True)
+        self._filling[role.name] = process.pid
+        self.merged.stand_aside(process.pid, is_aside=False)
 
     def became_ready(self, role: Role, process: Process) -> None:
         """It answers from now on."""

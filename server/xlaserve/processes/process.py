@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from xlaserve import service_manager
-from xlaserve.processes.messages import ASK, CHANNEL, Kind, Reader
+from xlaserve.processes.messages import CHANNEL, Kind, Reader, encode
 from xlaserve.processes.output import Output
 from xlaserve.processes.role import Role
 from xlaserve.telemetry.logs import Format
@@ -114,7 +114,12 @@ class ChildProcess:
     def ask(self) -> None:
         """Asks for its metrics, unless it has not read earlier questions or listens no more."""
         with suppress(OSError):
-            self._channel.send(ASK)
+            self._channel.send(encode(Kind.ASK, b""))
+
+    def tell(self, outcome: object) -> None:
+        """Tells it what became of its wish for a successor: plain data of JSON."""
+        with suppress(OSError):
+            self._channel.send(encode(Kind.OUTCOME, json.dumps(outcome).encode()))
 
     def _receive(self) -> bool:
         """Hears what has come, and returns whether there may be more."""

@@ -46,6 +46,9 @@ class Process(Protocol):
     def ask(self) -> None:
         """Asks for its metrics."""
 
+    def tell(self, outcome: object) -> None:
+        """Tells it what became of its wish for a successor: plain data of JSON."""
+
 
 Hear = Callable[[Kind, bytes], None]
 """Takes a message. Raises ValueError where it can't be understood."""
@@ -62,8 +65,17 @@ class Watcher:
     def began(self, role: Role, process: Process) -> None:
         """The process was started."""
 
+    def filled(self, role: Role, process: Process) -> None:
+        """The process is from now on the one that fills the role: as it was started, or in the place of another."""
+
     def became_ready(self, role: Role, process: Process) -> None:
         """The process does what it is there for, or says something else of itself than before."""
+
+    def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
+        """The process that fills the role wants another one in its place, which shall begin with `content`."""
+
+    def keeps(self, role: Role, process: Process, content: bytes) -> None:
+        """The process that fills the role says what the next one is to begin with if it ends unasked."""
 
     def reloading(self) -> None:
         """Processes are about to be told to read the configuration again."""
@@ -75,6 +87,32 @@ class Watcher:
         """The process has ended."""
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A process of a role. `process` is set as soon as it is started."""
+
+    role: Role
+    ready: asyncio.Future[None]
+    """Done once it has said that it is ready."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    kept: bytes = b""
+    """What it has said last that the next one is to begin with."""
+    _process: Process | None = None
+
+    def start(self, process: Process) -> None:
+        self._process = process
+
+    @property
+    def process(self) -> Process:
+        """Not before it is started."""
+        assert self._process is not None
+        return self._process
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready.done()
+
+
 @dataclass(slots=True)
 class _Post:
     """A role, and what fills it."""
@@ -82,10 +120,21 @@ class _Post:
     role: Role
     restarts: Restarts
     state: State = State.STARTING
-    process: Process | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
+    run: _Run | None = None
+    """What fills it; None while nothing does."""
+    successor: _Run | None = None
+    """What is to take its place once it is ready."""
     has_news: bool = False
-    """Whether SIGHUP came while it started: it may have read the configuration before."""
+    """Whether SIGHUP came that nothing has been told of: while nothing was ready, or another is about to take over."""
+    left: dict[_Run, asyncio.Task[None]] = field(default_factory=dict)
+    """Those whose place others have taken, until they have ended."""
+    vacant: asyncio.Future[tuple[int, str]] | None = None
+    """Done, with the status of the last one and how it ended, once nothing fills the role."""
+
+    @property
+    def runs(self) -> list[_Run]:
+        """All that there are."""
+        return [run for run in (self.run, self.successor, *self.left) if run is not None]
 
 
 class Supervisor:
@@ -105,7 +154,7 @@ class Supervisor:
         self._launch = launch
         self._watchers = watchers
         self._stopping = asyncio.Event()
-        self._ending: list[_Post] = []
+        self._ending: list[_Run] = []
         """Those that were told to end last."""
         self._outputs: set[asyncio.Future[None]] = set()
         self._has_failed = False
@@ -118,12 +167,13 @@ class Supervisor:
     @property
     def about(self) -> dict[str, Mapping[str, Any]]:
         """What the process of each role that is ready said last of itself, by name."""
-        return {post.role.name: post.about for post in self._posts if post.state is State.READY}
+        ready = [post for post in self._posts if post.state is State.READY and post.run is not None]
+        return {post.role.name: post.run.about for post in ready if post.run is not None}
 
     @property
     def ready(self) -> list[Process]:
         """The processes that are ready."""
-        return [post.process for post in self._posts if post.state is State.READY and post.process is not None]
+        return [post.run.process for post in self._posts if post.state is State.READY and post.run is not None]
 
     async def run(self) -> int:
         """Runs until SIGTERM, SIGINT or `stop`, and returns the exit status: 0, or 1 where it gave up.
@@ -152,8 +202,8 @@ class Supervisor:
     def stop(self) -> None:
         """Has all processes end; a second time, tells it again to those that are ending."""
         if self._stopping.is_set():
-            for post in self._ending:
-                _signal(post, signal.SIGTERM)
+            for run in self._ending:
+                run.process.send_signal(signal.SIGTERM)
         self._stopping.set()
 
     def fail(self, reason: str) -> None:
@@ -166,9 +216,72 @@ class Supervisor:
         for watcher in self._watchers:
             watcher.reloading()
         for post in self._posts:
-            if post.state is State.READY:
-                _signal(post, signal.SIGHUP)
-            post.has_news = post.state is State.STARTING
+            self._tell_news(post)
+
+    def _tell_news(self, post: _Post) -> None:
+        """Has what fills the role, or is about to, read the configuration again once it is ready."""
+        post.has_news = True
+        self._send_news(post)
+
+    def _send_news(self, post: _Post) -> None:
+        run = post.run
+        if post.has_news and run is not None and run.is_ready and post.successor is None:
+            post.has_news = False
+            run.process.send_signal(signal.SIGHUP)
+
+    async def succeed(self, role: Role, unfit: Callable[[Mapping[str, Any]], str]) -> str:
+        """Starts another process of a role beside the one that fills it; it takes its place once it is ready.
+
+        Returns why it did not, empty where it did: `unfit` says so of what it said of itself, or it ended before. The
+        one whose place it takes ends by itself, within the time that the role gives it. If that one ends before, the
+        other fills the role from then on.
+        """
+        (post,) = (post for post in self._posts if post.role.name == role.name)
+        if post.successor is not None or post.run is None or self._stopping.is_set():
+            return "another process is about to take its place"
+        try:
+            run = post.successor = self._start(post, role)
+        except OSError as error:
+            return f"a process could not be started: {error}"
+        stopping = asyncio.create_task(self._stopping.wait())
+        awaited: list[asyncio.Future[Any]] = [run.ready, run.process.ended, stopping]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._stopping.is_set():
+            return "the server is stopping"
+        if run.process.ended.done():
+            return f"process {run.process.pid} ended with {_as_words(run.process.ended.result())} before it was ready"
+        if reason := unfit(run.about):
+            if post.successor is run:
+                post.successor = None
+                post.left[run] = asyncio.create_task(_end(run))
+                self._send_news(post)
+            else:  # it is the only one
+                run.process.send_signal(signal.SIGTERM)
+            return reason
+        if post.successor is run:
+            self._replace(post)
+            for watcher in self._watchers:
+                watcher.became_ready(post.role, run.process)
+            self._send_news(post)
+        return ""
+
+    def _replace(self, post: _Post) -> None:
+        """Has the successor fill the role."""
+        before, run = post.run, post.successor
+        assert run is not None
+        post.run, post.successor = run, None
+        if before is not None and not before.process.ended.done():
+            post.left[before] = asyncio.create_task(_see_off(before))
+        post.state = State.READY if run.is_ready else State.STARTING
+        for watcher in self._watchers:
+            watcher.filled(post.role, run.process)
+        self._keep_for_next(post)
+
+    def _keep_for_next(self, post: _Post) -> None:
+        if (run := post.run) is not None and run.kept:
+            for watcher in self._watchers:
+                watcher.keeps(post.role, run.process, run.kept)
 
     async def _keep(self, post: _Post) -> None:
         """Fills the role until the end."""
@@ -197,67 +310,111 @@ class Supervisor:
             post.state = State.ENDED
 
     async def _fill(self, post: _Post) -> tuple[str, bool]:
-        """Starts a process and waits for its end. Returns how it ended, in words, and whether another is of use."""
-        post.has_news = False
+        """Starts a process and waits until nothing fills the role. Returns how the last one ended, in words, and
+        whether another is of use."""
         post.state = State.STARTING
+        post.vacant = asyncio.get_running_loop().create_future()
         try:
-            post.process = process = self._launch(post.role, lambda kind, content: self._hear(post, kind, content))
+            post.run = run = self._start(post, post.role)
         except OSError as error:
             return f"could not be started: {error}", True
-        log.info("%s: process %d", post.role.name, process.pid)
         for watcher in self._watchers:
-            watcher.began(post.role, process)
+            watcher.filled(post.role, run.process)
+        status, reason = await post.vacant
+        return reason, status != NO_USE
+
+    def _start(self, post: _Post, role: Role) -> _Run:
+        """Raises OSError."""
+        run = _Run(role, asyncio.get_running_loop().create_future())
+        run.start(self._launch(role, lambda kind, content: self._hear(post, run, kind, content)))
+        process = run.process
+        log.info("%s: process %d", role.name, process.pid)
+        for watcher in self._watchers:
+            watcher.began(role, process)
         self._outputs.add(process.output_closed)
         process.output_closed.add_done_callback(self._outputs.discard)
-        await asyncio.wait([process.ended])
-        status = process.ended.result()
-        was_ready, post.process = post.state is State.READY, None
-        for watcher in self._watchers:
-            watcher.ended(post.role, process, status, was_ready)
-        before = "" if was_ready else " before it was ready"
-        return f"process {process.pid} ended with {_as_words(status)}{before}", status != NO_USE
+        process.ended.add_done_callback(lambda _: self._ended(post, run))
+        return run
 
-    def _hear(self, post: _Post, kind: Kind, content: bytes) -> None:
-        process = post.process
-        assert process is not None
+    def _ended(self, post: _Post, run: _Run) -> None:
+        status, was_ready = run.process.ended.result(), run.is_ready
+        before = "" if was_ready else " before it was ready"
+        reason = f"process {run.process.pid} ended with {_as_words(status)}{before}"
+        vacant = post.vacant
+        assert vacant is not None
+        try:
+            for watcher in self._watchers:
+                watcher.ended(post.role, run.process, status, was_ready)
+        except Exception as error:
+            if not vacant.done():
+                vacant.set_exception(error)
+            return
+        if post.left.pop(run, None) is not None:
+            return
+        if post.successor is run:
+            post.successor = None
+            self._send_news(post)
+            return
+        if post.successor is None:
+            post.run = None
+            if not vacant.done():
+                vacant.set_result((status, reason))
+            return
+        log.warning("%s: %s; the process that is starting takes its place", post.role.name, reason)
+        post.restarts.wait_s(asyncio.get_running_loop().time())
+        self._replace(post)
+
+    def _hear(self, post: _Post, run: _Run, kind: Kind, content: bytes) -> None:
+        process, is_filling = run.process, run is post.run
         match kind:
+            case Kind.READY if run is not post.successor and not is_filling:
+                pass  # another has taken its place
             case Kind.READY:
-                post.about = json.loads(content)
-                if post.state is not State.READY:
-                    post.state = State.READY
+                run.about = json.loads(content)
+                if not run.is_ready:
+                    run.ready.set_result(None)
                     log.info("%s: process %d is ready", post.role.name, process.pid)
-                for watcher in self._watchers:
-                    watcher.became_ready(post.role, process)
-                if post.has_news:
-                    post.has_news = False
-                    process.send_signal(signal.SIGHUP)
+                if is_filling:
+                    post.state = State.READY
+                    for watcher in self._watchers:
+                        watcher.became_ready(post.role, process)
+                    self._send_news(post)
             case Kind.METRICS:
                 for watcher in self._watchers:
                     watcher.showed(post.role, process, content)
+            case Kind.KEEP:
+                run.kept = content
+                self._keep_for_next(post)
+            case Kind.SUCCEED if is_filling:
+                for watcher in self._watchers:
+                    watcher.asked_for_successor(post.role, process, content)
+            case Kind.NEWS:
+                self._tell_news(post)
 
     async def _end(self) -> None:
         for stage in sorted({post.role.stage for post in self._posts}, reverse=True):
-            self._ending = [post for post in self._posts if post.role.stage == stage]
+            self._ending = [run for post in self._posts if post.role.stage == stage for run in post.runs]
             await asyncio.gather(*map(_end, self._ending))
 
 
-async def _end(post: _Post) -> None:
+async def _see_off(run: _Run) -> None:
+    """Waits for the end of a process whose place another has taken, and ends it where that takes too long."""
+    await asyncio.wait([run.process.ended], timeout=run.role.stop_timeout_s)
+    await _end(run)
+
+
+async def _end(run: _Run) -> None:
     """Has a process end, and kills it where that takes too long."""
-    process, timeout_s = post.process, post.role.stop_timeout_s
-    if process is None:
+    process, timeout_s = run.process, run.role.stop_timeout_s
+    if process.ended.done():
         return
     process.send_signal(signal.SIGTERM)
     await asyncio.wait([process.ended], timeout=timeout_s)
     if process.ended.done():
         return
-    log.warning("%s: process %d did not end in %g s and is killed", post.role.name, process.pid, timeout_s)
+    log.warning("%s: process %d did not end in %g s and is killed", run.role.name, process.pid, timeout_s)
     process.send_signal(signal.SIGKILL)
     await asyncio.wait([process.ended], timeout=KILL_S)
-
-
-def _signal(post: _Post, number: signal.Signals) -> None:
-    if post.process is not None:
-        post.process.send_signal(number)
 
 
 def _as_words(status: int) -> str:

@@ -114,13 +114,16 @@ class Merged(Collector):
 
     Counters and histograms never fall: what a process counted stays when it ends, is started again or forgets a series.
     It goes with the version it is about, once that has left and no process shows anything of it. What is kept of
-    processes that have ended is one sum for each series. Called from any thread.
+    processes that have ended is one sum for each series. Of a process that stands aside, no gauge is shown: another
+    does what it is to do, or did. Called from any thread.
     """
 
     _live: dict[int, Snapshot] = field(default_factory=dict)
     """By process number."""
     _kept: Snapshot = field(default_factory=dict)
     """What nobody counts any more."""
+    _aside: set[int] = field(default_factory=set)
+    """The numbers of processes that stand aside."""
     _lock: Lock = field(default_factory=Lock)
 
     def update(self, pid: int, role: str, snapshot: Snapshot) -> None:
@@ -131,9 +134,15 @@ class Merged(Collector):
             self._live[pid] = snapshot
             self._forget()
 
+    def stand_aside(self, pid: int, *, is_aside: bool) -> None:
+        """The process stands aside from now on, or does no longer."""
+        with self._lock:
+            (self._aside.add if is_aside else self._aside.discard)(pid)
+
     def ended(self, pid: int) -> None:
         """The process has ended: its gauges go, its counts stay. Does nothing for one that showed nothing."""
         with self._lock:
+            self._aside.discard(pid)
             self._keep(self._live.pop(pid, {}), {})
             self._forget()
 
@@ -141,8 +150,10 @@ class Merged(Collector):
         """Yields what all have counted together."""
         with self._lock:
             merged: Snapshot = {}
-            for family in chain.from_iterable(snapshot.values() for snapshot in (*self._live.values(), self._kept)):
-                _add(merged, family)
+            for pid, snapshot in (*self._live.items(), (None, self._kept)):
+                for family in snapshot.values():
+                    if family.kind != "gauge" or pid not in self._aside:
+                        _add(merged, family)
         return (family.metric() for family in merged.values())
 
     def _keep(self, before: Snapshot, after: Snapshot) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
-from xlaserve.app.engine_process import Orders
+from xlaserve.app.engine_process import ENGINES, LOADINGS, Orders
+from xlaserve.app.succession import Start
 from xlaserve.config import ModelSettings, Settings
+from xlaserve.config.versions import grouped
 from xlaserve.errors import ConfigError
 
 CATS, DOGS = ModelSettings(name="cats", source="fake"), ModelSettings(name="dogs", source="fake")
@@ -14,12 +18,25 @@ NOW = Settings(models=(CATS, DOGS), log_level="info")
 
 
 def test_the_first_engine_serves_what_is_configured_at_the_start() -> None:
-    assert Orders(AT_START, lambda: NOW, replaces=False).current().settings == AT_START
+    assert Orders(AT_START, lambda: NOW).current().settings == AT_START
 
 
 def test_another_engine_serves_the_models_that_are_configured_now() -> None:
-    settings = Orders(AT_START, lambda: NOW, replaces=True).current().settings
+    settings = Orders(AT_START, lambda: NOW, number=1).current().settings
     assert (settings.models, settings.log_level) == ((CATS, DOGS), "debug")
+
+
+def test_another_engine_serves_what_the_one_before_it_has_said() -> None:
+    labelled = DOGS.model_copy(update={"version_labels": (("stable", "1"),)})
+    start = Start(grouped([labelled]), {})
+    settings = Orders(AT_START, lambda: NOW, number=1, start=pickle.dumps(start)).current().settings
+    assert settings.models == (labelled,)
+
+
+def test_no_engine_numbers_loadings_as_the_one_before_it_or_after_it() -> None:
+    first = [Orders(AT_START, lambda: NOW, number=number).first_loading for number in (0, 1, 2, ENGINES, 2 * ENGINES)]
+    assert first == [1, LOADINGS + 1, 2 * LOADINGS + 1, 1, 1]
+    assert (ENGINES - 1) * LOADINGS + LOADINGS < 2**32
 
 
 def test_another_engine_serves_as_before_where_the_configuration_can_t_be_read(
@@ -28,10 +45,10 @@ def test_another_engine_serves_as_before_where_the_configuration_can_t_be_read(
     def read() -> Settings:
         raise ConfigError("models: expected a list, got a number")
 
-    assert Orders(AT_START, read, replaces=True).current().settings == AT_START
+    assert Orders(AT_START, read, number=1).current().settings == AT_START
     assert "models: expected a list, got a number" in caplog.text
 
 
 def test_that_an_engine_outlives_a_model_that_fails_is_no_change_of_the_configuration() -> None:
     lasting = AT_START.model_copy(update={"exit_on_model_failure": False})
-    assert Orders(lasting, lambda: AT_START, replaces=True).read() == lasting
+    assert Orders(lasting, lambda: AT_START, number=1).read() == lasting

@@ -44,7 +44,7 @@ class Shown:
 @pytest.mark.timeout(20)
 async def test_an_engine_that_ends_once_it_has_said_what_it_has_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     about = SimpleNamespace(catalogue=None, device=None, unexpected=(), is_watched=None)
-    ended = SimpleNamespace(details=about, models={})
+    ended = SimpleNamespace(details=about, models={}, is_lost=True, close=lambda: None)
 
     async def connect(*_: object, on_models: Callable[[Any], object], tally: object) -> Any:
         on_models(ended)

@@ -83,6 +83,7 @@ def test_it_is_ready_once_all_processes_are_and_for_as_long_as_a_model_serves(tm
     assert not world.server.is_ready()
     world.say(ENGINE, READY)
     assert world.server.is_ready()
+    world.server._engine = PROCESS
     world.server.ended(Role(name=ENGINE, target=""), PROCESS, -9, was_ready=True)
     assert not world.server.is_ready()
 

@@ -81,3 +81,27 @@ def test_an_arena_that_has_ended_gives_nothing(no_collector: None) -> None:
     with pytest.raises(QueueFull):
         arena.take(1)
     assert arenas() == before
+
+
+async def test_fronts_move_to_the_engine_that_takes_the_place_of_theirs(tmp_path: Path) -> None:
+    host = Host()
+    host.listen(bound(tmp_path / "engine"))
+    fronts = [await connect(tmp_path / "engine", ARENA_BYTES) for _ in range(3)]
+    succeeding = asyncio.create_task(host.succeed())
+    for linked in fronts:
+        assert await linked.superseded()
+        assert linked.is_superseded
+    with pytest.raises(OSError, match=r".*"):
+        await connect(tmp_path / "engine", ARENA_BYTES)
+    fronts[0].move()
+    fronts[1].move()
+    assert not succeeding.done()
+    fronts[2].close()
+    await succeeding
+    assert not await fronts[2].superseded()
+    assert host.fronts == 2, "they may have something under way"
+    leaving = asyncio.create_task(host.left())
+    for linked in fronts:
+        linked.close()
+    await leaving
+    await host.close()

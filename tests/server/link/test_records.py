@@ -20,6 +20,7 @@ from xlaserve.link.records import (
     LayoutOf,
     Left,
     Levels,
+    Moved,
     Outstanding,
     Published,
     Reader,
@@ -28,6 +29,7 @@ from xlaserve.link.records import (
     Released,
     Settled,
     Submit,
+    Succeeded,
     Told,
     pack,
     pack_error,
@@ -47,6 +49,7 @@ OF_FRONTS: list[Record] = [
     Ask(5, b"[]"),
     Left(3),
     Counted(5, b"{}"),
+    Moved(),
 ]
 OF_ENGINES: list[Record] = [
     Settled(1, 2, 0.5, 0.25, 1e-6),
@@ -60,6 +63,7 @@ OF_ENGINES: list[Record] = [
     Refused(5, b"error"),
     Levels(b"levels"),
     Count(5),
+    Succeeded(),
 ]
 
 

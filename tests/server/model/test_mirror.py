@@ -57,6 +57,10 @@ class World:
             self.engines.setdefault(number, Engine())
         self.mirror.take(shown, {number: cast(Remote, self.engines[number]) for number in serving})
 
+    def use_another_engine(self) -> None:
+        """Has another process serve the same, with numbers of its own."""
+        self._publisher = Publisher(self.house.repository, first=1001)
+
     def lose(self) -> None:
         """Ends the engine: the next one has others, with the same numbers."""
         self.mirror.lose()
@@ -175,6 +179,23 @@ async def test_a_model_that_is_unloaded_is_not_ready(world: World) -> None:
     assert not world.mirror.is_ready
     with pytest.raises(ModelNotReady, match="unloaded"):
         world.mirror.get("a")
+
+
+async def test_all_requests_move_at_once_to_an_engine_in_the_place_of_another(world: World) -> None:
+    before = world.mirror.get("a")
+    before.calls += 1
+    assert world.mirror.in_use() == [before]
+    world.use_another_engine()
+    world.take()
+    assert world.engine() is world.engines[1001]
+    assert world.mirror.is_ready
+    assert world.changes == 2
+    left = asyncio.create_task(before.left())
+    await asyncio.sleep(0)
+    assert not left.done()
+    before.leave()
+    await left
+    assert not world.engines[1].leaves, "its link ends, and with that it leaves all"
 
 
 async def test_what_was_counted_of_versions_that_have_left_is_forgotten(world: World) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from xlaserve.processes.metrics import EVERY_S, PATIENCE_S, AllMetrics, Restarted
 from xlaserve.processes.role import Role
@@ -35,6 +35,10 @@ class FakeProcess:
         self.asked += 1
         if self.answers_s is not None:
             asyncio.get_running_loop().call_later(self.answers_s, self.answer)
+
+    def show_level(self, level: float) -> None:
+        """Has a gauge from now on."""
+        Gauge("level", "A level.", registry=self._registry).set(level)
 
     def answer(self) -> None:
         self._metrics.showed(FRONT, self.itself, snapshot.encode(snapshot.take(self._registry)))
@@ -115,3 +119,26 @@ async def test_processes_that_end_unasked_are_counted_by_role() -> None:
     restarted.ended(other, process, -9, True)
     assert registry.get_sample_value("xlaserve_process_restarts_total", {"role": "front 1"}) == 2
     assert registry.get_sample_value("xlaserve_process_restarts_total", {"role": "engine"}) == 0
+
+
+async def test_gauges_are_those_of_the_process_that_fills_its_role_and_counts_of_all(metrics: AllMetrics) -> None:
+    old, new = FakeProcess(metrics, 1), FakeProcess(metrics, 2)
+    shown = []
+    for process in (old, new):
+        process.show_level(process.pid)
+        process.count.inc(10)
+        metrics.began(FRONT, process.itself)
+
+    async def look() -> None:
+        await metrics.refresh()
+        for process in (old, new):
+            process.answer()
+        shown.append([sample.value for family in metrics.merged.collect() for sample in family.samples])
+
+    metrics.filled(FRONT, old.itself)
+    await look()
+    metrics.filled(FRONT, new.itself)
+    await look()
+    metrics.ended(FRONT, old.itself, 0, True)
+    shown.append(things(metrics))
+    assert [sorted(values) for values in shown] == [[1, 20], [2, 20], [2, 20]]

@@ -45,6 +45,9 @@ class FakeProcess:
     def ask(self) -> None:
         self.asked += 1
 
+    def tell(self, outcome: object) -> None:
+        raise AssertionError("its watcher tells it")
+
     def end(self, status: int) -> None:
         if not self.ended.done():
             self.output_closed.set_result(None)
@@ -59,6 +62,10 @@ class World(Watcher):
         self.started: list[FakeProcess] = []
         self.started_at: list[float] = []
         self.ends: list[tuple[str, int, bool]] = []
+        self.filling: list[int] = []
+        """The numbers of the processes that have filled a role, as they came."""
+        self.wishes: list[bytes] = []
+        self.kept: list[bytes] = []
         self.refuses = 0
         self.supervisor = Supervisor(roles, self._launch, [self], lambda: draw)
         self.running = asyncio.create_task(self.supervisor.run())
@@ -74,6 +81,24 @@ class World(Watcher):
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         self.ends.append((role.name, status, was_ready))
+
+    def filled(self, role: Role, process: Process) -> None:
+        self.filling.append(process.pid)
+
+    def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
+        self.wishes.append(content)
+
+    def keeps(self, role: Role, process: Process, content: bytes) -> None:
+        self.kept.append(content)
+
+    async def succession(self) -> tuple[FakeProcess, FakeProcess, asyncio.Task[str]]:
+        """Returns a process that is ready, one that is to take its place, and what comes of that."""
+        old = await self.last()
+        old.hear(Kind.READY, b"{}")
+        succeeding = asyncio.create_task(self.supervisor.succeed(ENGINE, lambda about: str(about.get("reason", ""))))
+        new = await self.last()
+        assert new is not old
+        return old, new, succeeding
 
     async def last(self) -> FakeProcess:
         """Returns the process that was started last, after all has been done that can be."""
@@ -250,3 +275,133 @@ async def test_an_error_of_the_supervisor_itself_ends_all(caplog: pytest.LogCapt
     (await world.last()).end(1)
     assert await world.running == 1
     assert "front 1: can't be supervised" in caplog.text
+
+
+async def test_a_successor_takes_the_place_of_one_that_serves_once_it_is_ready() -> None:
+    world = World(ENGINE)
+    old, new, succeeding = await world.succession()
+    assert (world.filling, world.supervisor.ready) == ([old.pid], [old])
+    new.hear(Kind.READY, b'{"serves": 2}')
+    assert await succeeding == ""
+    assert (world.filling, world.supervisor.ready) == ([old.pid, new.pid], [new])
+    assert world.supervisor.about == {"engine 0": {"serves": 2}}
+    old.hear(Kind.READY, b'{"serves": 1}')
+    assert world.supervisor.about == {"engine 0": {"serves": 2}}, "the other says so now"
+    old.end(0)
+    await asyncio.sleep(1)
+    assert world.supervisor.ready == [new]
+    assert len(world.started) == 2
+    assert await world.stop() == 0
+
+
+async def test_one_whose_place_was_taken_and_that_does_not_end_is_ended() -> None:
+    world = World(ENGINE)
+    old, new, succeeding = await world.succession()
+    new.hear(Kind.READY, b"{}")
+    await succeeding
+    old.stop_s = None
+    await asyncio.sleep(2 * ENGINE.stop_timeout_s + 1)
+    assert old.signals == [SIGTERM, SIGKILL]
+    assert world.supervisor.ready == [new]
+    await world.stop()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_successor_that_fails_changes_nothing(is_killed: bool) -> None:
+    world = World(ENGINE)
+    old, new, succeeding = await world.succession()
+    if is_killed:
+        new.end(-SIGKILL)
+    else:
+        new.hear(Kind.READY, b'{"reason": "no such file"}')
+    reason = await succeeding
+    assert reason == ("process 101 ended with signal 9 (Killed) before it was ready" if is_killed else "no such file")
+    await asyncio.sleep(1)
+    assert new.ended.done()
+    assert (world.filling, world.supervisor.ready, old.signals) == ([old.pid], [old], [])
+    assert len(world.started) == 2
+    await world.stop()
+
+
+async def test_a_successor_takes_the_place_of_one_that_ends_before_it_is_ready() -> None:
+    world = World(ENGINE)
+    old, new, succeeding = await world.succession()
+    old.end(-SIGKILL)
+    await asyncio.sleep(1)
+    assert world.filling == [old.pid, new.pid]
+    assert world.supervisor.states == {"engine 0": State.STARTING}
+    new.hear(Kind.READY, b"{}")
+    assert await succeeding == ""
+    assert world.supervisor.ready == [new]
+    assert len(world.started) == 2
+    new.end(-SIGKILL)
+    await asyncio.sleep(8)
+    assert len(world.started) == 3
+    await world.stop()
+
+
+async def test_where_both_end_another_is_started() -> None:
+    world = World(ENGINE)
+    old, new, succeeding = await world.succession()
+    old.end(-SIGKILL)
+    await world.last()
+    new.end(-SIGKILL)
+    assert await succeeding
+    await asyncio.sleep(8)
+    assert len(world.started) == 3
+    await world.stop()
+
+
+async def test_the_end_comes_for_a_successor_too() -> None:
+    world = World(ENGINE, FRONT)
+    front, engine = await world.last(), world.started[0]
+    engine.hear(Kind.READY, b"{}")
+    front.hear(Kind.READY, b"{}")
+    succeeding = asyncio.create_task(world.supervisor.succeed(ENGINE, lambda about: ""))
+    new = await world.last()
+    assert await world.stop() == 0
+    assert await succeeding == "the server is stopping"
+    assert engine.signals == new.signals == [SIGTERM]
+    assert await world.supervisor.succeed(ENGINE, lambda about: "") != ""
+    assert len(world.started) == 3
+
+
+@pytest.mark.parametrize("reason", ["", "no such file"])
+async def test_news_that_come_while_a_successor_starts_reach_what_serves_then(reason: str) -> None:
+    world = World(ENGINE)
+    old, new, succeeding = await world.succession()
+    os.kill(os.getpid(), SIGHUP)
+    await world.last()
+    assert old.signals == new.signals == []
+    new.hear(Kind.READY, b'{"reason": "%s"}' % reason.encode())
+    await succeeding
+    assert (new if not reason else old).signals == [SIGHUP]
+    await world.stop()
+
+
+async def test_news_that_one_could_not_take_reach_the_one_in_its_place() -> None:
+    world = World(ENGINE)
+    old, new, succeeding = await world.succession()
+    new.hear(Kind.READY, b"{}")
+    await succeeding
+    old.hear(Kind.NEWS, b"")
+    assert (old.signals, new.signals) == ([], [SIGHUP])
+    await world.stop()
+
+
+async def test_what_one_wants_and_keeps_reaches_the_watchers_as_long_as_it_fills_its_role() -> None:
+    world = World(ENGINE)
+    old, new, succeeding = await world.succession()
+    old.hear(Kind.KEEP, b"kept")
+    old.hear(Kind.SUCCEED, b"wanted")
+    new.hear(Kind.READY, b"{}")
+    new.hear(Kind.KEEP, b"kept by another")
+    await succeeding
+    old.hear(Kind.KEEP, b"later")
+    old.hear(Kind.SUCCEED, b"later")
+    assert ({*world.kept}, world.kept[-1], world.wishes) == (
+        {b"kept", b"kept by another"},
+        b"kept by another",
+        [b"wanted"],
+    )
+    await world.stop()
