@@ -82,7 +82,7 @@ class Caller:
 
     def may_use(self, model: str) -> bool:
         """Whether its roles are for a model."""
-        return is_among(model, self.models)
+        return self.may_use_all or is_among(model, self.models)
 
     @property
     def may_use_all(self) -> bool:
