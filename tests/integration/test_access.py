@@ -365,7 +365,8 @@ def test_what_administrators_do_and_are_refused_is_in_the_log(place: Place, lock
     assert http(place, locked, f"/v2/repository/models/{NONE}/load", bearer("root"), body=b"")[0] == 404
     assert http(place, locked, f"/v2/repository/models/{THEIRS}/load", bearer("ops"), body=b"")[0] == 403
     assert http(place, locked, f"/v2/repository/models/{THEIRS}/load", body=b"")[0] == 401
-    lines = re.findall(r"^[\d:]{8} (?:INFO|WARN)  ?audit: (.*) \[request [0-9a-f]{32}\]$", locked.stderr, re.MULTILINE)
+    line = r"^[\d:]{8} (?:INFO|WARN)  ?(?:\[front \d\] )?audit: (.*) \[request [0-9a-f]{32}\]$"
+    lines = re.findall(line, locked.stderr, re.MULTILINE)
     assert {"RepositoryModelUnload by shop: PERMISSION_DENIED", "load by ops: PERMISSION_DENIED"} <= {*lines}
     assert "load by stranger: UNAUTHENTICATED" in lines
     assert any(line.startswith("register") and line.endswith("by root: UNIMPLEMENTED") for line in lines)

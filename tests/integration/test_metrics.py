@@ -44,6 +44,7 @@ LABELS = {
     "precision",
     "le",
     "task",
+    "role",
 }
 BUILD = {"version", "python", "tensorflow", "device", "device_name"}
 

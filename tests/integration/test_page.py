@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.browser import CHROMIUM, Page, chromium
@@ -56,16 +57,28 @@ def test_the_status_is_what_the_server_has_done(server: Server, scans: dict[str,
     refused = ask(server, "POST", "/v1/models/digits:classify", b"no image", x_request_id="of-this-test")
     assert refused.status == 400
     server.wait_for(lambda: counts() == (images + 1, failed + 1), "no such counts", timeout_s=5)
-    look = ask(server, "GET", "/v1/status").json()
+    look: dict[str, Any] = {}
+
+    def is_shown() -> bool:
+        nonlocal look
+        look = ask(server, "GET", "/v1/status").json()
+        return any(one["request_id"] == "of-this-test" for one in look["failures"])
+
+    server.wait_for(is_shown, "no such failure", timeout_s=5)
     by_name = {model["name"]: model for model in look["models"]}
     assert (by_name["digits"]["state"], by_name["broken"]["state"]) == ("READY", "FAILED")
     assert "secret" not in by_name["broken"]["reason"]
     (failure,) = (one for one in look["failures"] if one["request_id"] == "of-this-test")
     assert (failure["status"], failure["model"], failure["method"]) == ("INVALID_ARGUMENT", "digits", "classify")
     assert look["addresses"] == {"grpc": server.grpc, "http": server.http, "metrics": server.metrics}
-    digits = ask(server, "GET", "/v1/status/models/digits/versions/1").json()
+
+    def version() -> Any:
+        return ask(server, "GET", "/v1/status/models/digits/versions/1").json()
+
+    # A front is told of buckets once a second.
+    server.wait_for(lambda: sum(one["batches"] for one in version()["buckets"]), "no batches", timeout_s=5)
+    digits = version()
     assert len(digits["ledger"]) == digits["programs_total"] == len(digits["buckets"])
-    assert sum(bucket["batches"] for bucket in digits["buckets"]) >= 1
     assert all(bucket["run"]["alone_s"] > 0 for bucket in digits["buckets"])
     assert ask(server, "GET", "/v1/status/models/none/versions/1").status == 404
 
