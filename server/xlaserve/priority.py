@@ -50,10 +50,10 @@ def lower(process: int, *, only_when_idle: bool) -> None:
     _be_nice(process)
 
 
-def hasten_end(process: int) -> None:
-    """Gives a process that was killed its share of the processors again, as far as permissions allow.
+def hasten(process: int) -> None:
+    """Gives a process that runs only when idle its share of the processors, as far as permissions allow.
 
-    While no processor is idle, each thread of one that runs only when idle may need half a minute to end.
+    While no processor is idle, each of its threads may need half a minute even to end once it was killed.
     """
     _schedule(process, os.SCHED_OTHER)
 

@@ -31,6 +31,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.conftest import DIGITS, Brake, NoopClient, Server, StartServer
 
+from xlaserve.processes.child import SPARE
 from xlaserve_client import AsyncVisionClient, VisionClient
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -64,8 +65,9 @@ def processes(server: Server) -> dict[str, psutil.Process]:
     found: dict[str, psutil.Process] = {}
     for child in psutil.Process(server.pid).children():
         with suppress(psutil.Error):  # it ends at this moment
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found[" ".join(child.cmdline()).strip()] = child
+            name = " ".join(child.cmdline()).strip()
+            if child.status() != psutil.STATUS_ZOMBIE and name.startswith("xlaserve") and name != SPARE:
+                found[name] = child
     return found
 
 

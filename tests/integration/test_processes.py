@@ -11,16 +11,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
+from xlaserve.processes.child import SPARE
 from xlaserve.processes.metrics import AllMetrics
-from xlaserve.processes.process import ChildProcess
+from xlaserve.processes.process import ChildProcess, Launcher
 from xlaserve.processes.restarts import RestartPolicy
 from xlaserve.processes.role import Role, State
 from xlaserve.processes.supervisor import Supervisor, Watcher
@@ -49,7 +51,7 @@ class Launched(Watcher):
         self.ends: list[tuple[str, int, bool]] = []
 
     def __call__(self, role: Role, hear: Callable[..., None]) -> ChildProcess:
-        self.processes.append(ChildProcess(role, hear))
+        self.processes.append(Launcher()(role, hear))
         return self.processes[-1]
 
     def last(self, name: str) -> ChildProcess:
@@ -60,8 +62,10 @@ class Launched(Watcher):
 
 
 @asynccontextmanager
-async def supervised(*roles: Role, watchers: tuple[Watcher, ...] = ()) -> AsyncIterator[tuple[Supervisor, Launched]]:
-    launched = Launched()
+async def supervised(
+    *roles: Role, watchers: tuple[Watcher, ...] = (), launched: Launched | None = None
+) -> AsyncIterator[tuple[Supervisor, Launched]]:
+    launched = launched or Launched()
     supervisor = Supervisor(roles, launched, [launched, *watchers])
     running = asyncio.create_task(supervisor.run())
     try:
@@ -77,6 +81,32 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - processes set no events
             await asyncio.sleep(0.005)
+
+
+class Prepared(Launched):
+    """Keeps a spare while processes serve."""
+
+    def __init__(self, roles: Iterable[Role]) -> None:
+        super().__init__()
+        self.launcher = Launcher()
+        self._roles = roles
+
+    def __call__(self, role: Role, hear: Callable[..., None]) -> ChildProcess:
+        self.processes.append(self.launcher(role, hear))
+        return self.processes[-1]
+
+    def became_ready(self, role: Role, process: object) -> None:
+        self.launcher.prepare(role)
+
+
+def spares() -> list[psutil.Process]:
+    """Returns the processes that wait to be of use."""
+    found = []
+    for process in psutil.Process().children():
+        with suppress(psutil.Error):
+            if " ".join(process.cmdline()).strip() == SPARE:
+                found.append(process)
+    return found
 
 
 def all_are_ready(supervisor: Supervisor) -> bool:
@@ -225,6 +255,48 @@ async def test_what_processes_count_is_shown_together_and_outlives_them() -> Non
     assert counted(metrics) == 26, "what is counted last is shown as well"
 
 
+async def test_a_process_that_waits_takes_the_place_of_one_that_is_killed_and_another_waits() -> None:
+    before = open_descriptors()
+    roles = [role("serve", f"front {number}", payload=b"mine", has_spare=True) for number in (1, 2)]
+    async with supervised(*roles, launched=(prepared := Prepared(roles))) as (supervisor, _):
+        await until(lambda: all_are_ready(supervisor) and spares())
+        for name in ("front 1", "front 2", "front 1"):
+            (spare,) = spares()
+            prepared.last(name).send_signal(signal.SIGKILL)
+            await until(lambda name=name, spare=spare: prepared.last(name).pid == spare.pid)  # type: ignore[misc]
+            await until(lambda: all_are_ready(supervisor) and spares())
+            assert supervisor.about[name]["payload"] == "mine"
+            assert " ".join(spare.cmdline()).strip() == f"xlaserve {name}"
+    prepared.launcher.close()
+    assert not spares()
+    assert open_descriptors() == before
+
+
+async def test_where_the_one_that_waits_was_killed_another_is_started() -> None:
+    roles = [role("serve", has_spare=True)]
+    async with supervised(*roles, launched=(prepared := Prepared(roles))) as (supervisor, _):
+        await until(lambda: all_are_ready(supervisor) and spares())
+        (spare,) = spares()
+        spare.kill()
+        await until(lambda: not spares())
+        prepared.last("front 1").send_signal(signal.SIGKILL)
+        await until(lambda: all_are_ready(supervisor) and len(prepared.processes) == 2)
+        assert prepared.last("front 1").pid != spare.pid
+        await until(spares)
+    prepared.launcher.close()
+
+
+async def test_a_module_that_fails_is_told_of_by_the_process_that_needs_it() -> None:
+    failing = role("serve", has_spare=True)
+    launcher = Launcher()
+    launcher.prepare(replace(failing, target="tests.integration.no_such_module:serve"))
+    await until(spares)
+    process = launcher(replace(failing, target="tests.integration.no_such_module:serve"), lambda kind, content: None)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.ended == 1
+    launcher.close()
+
+
 async def test_metrics_are_shown_while_an_event_loop_hangs() -> None:
     metrics = AllMetrics(CollectorRegistry())
     async with supervised(role("hangs_its_loop", stop_timeout_s=1), watchers=(metrics,)) as (supervisor, _):
@@ -235,7 +307,7 @@ async def test_metrics_are_shown_while_an_event_loop_hangs() -> None:
 
 SUPERVISOR = """
 import sys, uvloop
-from xlaserve.processes.process import ChildProcess
+from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Supervisor
 from xlaserve.telemetry import logs
@@ -243,13 +315,10 @@ from xlaserve.telemetry import logs
 def role(name, target, **about):
     return Role(name=name, target=f"tests.integration.process_roles:{target}", **about)
 
-def launch(role, hear):
-    return ChildProcess(role, hear, log_format=sys.argv[1])
-
 async def main():
     logs.configure("info", sys.argv[1])
     roles = [role("front 1", "serve", stage=1), role("front 2", "serve", stage=1), role("engine 0", sys.argv[2])]
-    return await Supervisor(roles, launch).run()
+    return await Supervisor(roles, Launcher("info", sys.argv[1])).run()
 
 sys.exit(uvloop.run(main()))
 """

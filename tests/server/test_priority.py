@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xlaserve import priority
-from xlaserve.priority import NICE, STARVATION_WINDOW_S, Starvation, hasten_end, lower, yield_to_traffic
+from xlaserve.priority import NICE, STARVATION_WINDOW_S, Starvation, hasten, lower, yield_to_traffic
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_all_threads_of_a_process_that_was_killed_are_to_run_as_others_do(
         process.stdout.readline()
         threads = list(priority._times_s(process.pid))
         monkeypatch.setattr(os, "sched_setscheduler", set_scheduler)
-        hasten_end(process.pid)
+        hasten(process.pid)
         process.communicate(b"\n")
-    hasten_end(process.pid)  # which has ended
+    hasten(process.pid)  # which has ended
     assert len(threads) == 2
     assert asked == dict.fromkeys(threads, os.SCHED_OTHER)
 

@@ -25,13 +25,11 @@ from xlaserve.engine.memory import available_memory_bytes, resident_bytes
 from xlaserve.errors import ConfigError, ModelFailed, UnsupportedFeature
 from xlaserve.link.host import Host, Hosted
 from xlaserve.model import catalog
-from xlaserve.model.published import Catalogue, Publisher
+from xlaserve.model.published import About, Publisher
 from xlaserve.model.version import Served, State
 from xlaserve.priority import LowPriority
 from xlaserve.processes.child import Child
-from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
-from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry import tally
 from xlaserve.telemetry.http import on_loop
 from xlaserve.telemetry.metrics import Metrics
@@ -98,15 +96,6 @@ class Orders(NamedTuple):
     def first_loading(self) -> int:
         """What the first loading is numbered: no engine has numbers of the one before it or after it."""
         return self.number % ENGINES * LOADINGS + 1
-
-
-class About(NamedTuple):
-    """What fronts are told of the engine with each change."""
-
-    catalogue: Catalogue
-    device: Device
-    unexpected: tuple[XlaCompilation, ...]
-    is_watched: bool | None
 
 
 def run(child: Child) -> int:

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, cast
 
 from prometheus_client.core import Metric
 
-from xlaserve.app.engine_process import About
 from xlaserve.app.event_loop import run_loop
 from xlaserve.app.front import Front
 from xlaserve.app.stopping import Stopping
@@ -25,6 +24,7 @@ from xlaserve.errors import EngineLost, ModelNotFound
 from xlaserve.inspection.profiler import Recording
 from xlaserve.link import front as link
 from xlaserve.model.mirror import Mirror
+from xlaserve.model.published import About
 from xlaserve.model.triton_metrics import triton_metrics
 from xlaserve.model.version import Served, Version
 from xlaserve.processes.child import Child

@@ -29,7 +29,7 @@ from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.link.host import bound
 from xlaserve.processes.metrics import AllMetrics, Restarted
-from xlaserve.processes.process import ChildProcess
+from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor, Watcher
 from xlaserve.protocol import shared_regions
@@ -94,9 +94,11 @@ class Server(Watcher):
                 endpoint.start()
                 stack.callback(endpoint.stop)
             self._metrics_address = None if endpoint is None else endpoint.address
-            roles = [self._engines.role, *self._fronts(ports, self._engines.address, shared)]
-            launch = partial(_launch, settings)
-            self._supervisor = Supervisor(roles, launch, [metrics, restarts, self])
+            fronts = self._fronts(ports, self._engines.address, shared)
+            self._front = fronts[0]
+            self._launcher = Launcher(settings.log_level, settings.log_format)
+            stack.callback(self._launcher.close)
+            self._supervisor = Supervisor([self._engines.role, *fronts], self._launcher, [metrics, restarts, self])
             following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
             self._service_manager.tell_status("compiling")
             try:
@@ -149,6 +151,7 @@ class Server(Watcher):
         if len(self._ready) <= self._settings.front_processes:
             return
         engine = self._ready[ENGINE]
+        self._launcher.prepare(self._front)
         if not self._was_ready:
             self._was_ready = True
             log.info("%s", engine["serving"])
@@ -192,6 +195,7 @@ class Server(Watcher):
                 target=f"{front_process.__name__}:{front_process.run.__name__}",
                 payload=pickle.dumps(front_process.Orders(of_front, engine, self._metrics_address, number)),
                 descriptors=shared,
+                has_spare=True,
                 stage=DRAINING,
                 stop_timeout_s=stop_timeout_s,
             )
@@ -242,10 +246,6 @@ class Server(Watcher):
     def _remove_ready_file(self) -> None:
         with suppress(ConfigError):
             self._ready_file.remove()
-
-
-def _launch(settings: Settings, role: Role, hear: Any) -> ChildProcess:
-    return ChildProcess(role, hear, settings.log_level, settings.log_format)
 
 
 class _Engines:

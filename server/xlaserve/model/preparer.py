@@ -24,7 +24,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.changes import Stop
 from xlaserve.model.held_folder import held_folder, remove_left
-from xlaserve.priority import Starvation, hasten_end, lower
+from xlaserve.priority import Starvation, hasten, lower
 from xlaserve.runtimes.tf.device import Device
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def _warn(model: ModelSettings, reason: str) -> None:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.kill()
-        hasten_end(process.pid)
+        hasten(process.pid)
         with suppress(subprocess.TimeoutExpired):
             process.wait(KILL_S)
 

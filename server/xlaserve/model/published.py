@@ -18,6 +18,8 @@ from xlaserve.model.catalog import Model
 from xlaserve.model.directory import Directory
 from xlaserve.model.task import Datatype, TensorSpec
 from xlaserve.model.version import Served, State, Version
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.watch.xla_log import XlaCompilation
 
 ITEM_BYTES: Final[dict[Datatype, int]] = {"FP32": 4, "INT32": 4, "UINT8": 1}
 
@@ -68,6 +70,15 @@ class Catalogue(NamedTuple):
     """By model, the version that each label names."""
     shares: Mapping[str, Mapping[str, float]]
     """By model, what of the requests that name no version each label or version answers."""
+
+
+class About(NamedTuple):
+    """What fronts are told of the engine with each change."""
+
+    catalogue: Catalogue
+    device: Device
+    unexpected: tuple[XlaCompilation, ...]
+    is_watched: bool | None
 
 
 class Publisher:

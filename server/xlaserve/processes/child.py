@@ -1,8 +1,9 @@
 """A process of a role, as it sees itself.
 
-python -P -m xlaserve.processes.child PARENT DESCRIPTOR
+python -P -m xlaserve.processes.child PARENT SAID BEGIN MODULE
 
-PARENT is the number of the process that started it, DESCRIPTOR a file with what that says to it.
+PARENT is the number of the process that started it. SAID and BEGIN are descriptors: a file with what that says to it,
+and the end of a pipe, out of which a byte comes once it is there. MODULE is imported before that, if it is not empty.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, Final
 from prometheus_client.registry import Collector
 
 from xlaserve.errors import XlaserveError
+from xlaserve.priority import LowPriority
 from xlaserve.processes import linux
 from xlaserve.processes.messages import CHANNEL, Kind, Reader, encode
 from xlaserve.processes.role import NO_USE
@@ -32,6 +34,8 @@ from xlaserve.telemetry import log_writer, logs, snapshot
 log = logging.getLogger(__name__)
 
 FAILED: Final = 1
+SPARE: Final = "xlaserve spare"
+"""What `ps` shows of a process that waits."""
 CHUNK_BYTES: Final = 4096
 SEND_TIMEOUT_S: Final = 1
 """How long a message may take to a supervisor that does not read. Then none is sent any more."""
@@ -138,11 +142,17 @@ class Child:
 
 def main(arguments: Sequence[str]) -> None:
     """Does what the supervisor says, and ends with what that returns."""
-    parent, said = map(int, arguments)
+    *numbers, module = arguments
+    parent, said, begin = map(int, numbers)
     if not linux.end_with(parent, signal.SIGKILL):  # which can't be put off: no orphan may keep a port
         sys.exit(FAILED)
     # Sent to have the configuration read again, which it may come too early for.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if module:
+        _import_at_leisure(module)
+    if not os.read(begin, 1):
+        sys.exit(0)  # nothing has become of it
+    os.close(begin)
     with os.fdopen(said, "rb") as file:
         about: dict[str, Any] = json.loads(file.readline())
         payload = file.read()
@@ -163,6 +173,18 @@ def main(arguments: Sequence[str]) -> None:
     sys.stderr.flush()
     # Not sys.exit, which waits for what nothing can interrupt, such as a compilation.
     os._exit(status)
+
+
+def _import_at_leisure(module: str) -> None:
+    """Imports a module, and leaves the processors to others meanwhile."""
+    linux.set_title(SPARE, "spare")
+    priority = LowPriority()
+    priority.begin()
+    try:
+        import_module(module)
+    except Exception as error:
+        log.debug("%s: %r", module, error)  # it is imported again, and that is told, by who needs it
+    priority.end()
 
 
 def _run(target: str, child: Child) -> int:

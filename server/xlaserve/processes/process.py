@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Final
 
-from xlaserve import service_manager
+from xlaserve import priority, service_manager
 from xlaserve.processes.messages import CHANNEL, Kind, Reader, encode
 from xlaserve.processes.output import Output
 from xlaserve.processes.role import Role
@@ -30,70 +30,131 @@ UNSET: Final = (service_manager.ADDRESS, service_manager.WATCHDOG_US, service_ma
 Hear = Callable[[Kind, bytes], None]
 
 
+class Interpreter:
+    """A process that waits to be told what it is there for, with `descriptors` open by their names there.
+
+    It may import what it will need meanwhile: `module`. It is killed when the thread ends that makes this object.
+    Raises OSError where it can't be started.
+    """
+
+    def __init__(self, descriptors: Mapping[str, int], module: str = "") -> None:
+        with ExitStack() as ours, ExitStack() as theirs:
+            self.channel, channel = socket.socketpair()
+            ours.enter_context(self.channel)
+            theirs.enter_context(channel)
+            self.stderr, stderr = os.pipe()
+            ours.callback(os.close, self.stderr)
+            theirs.callback(os.close, stderr)
+            begin, self._begin = os.pipe()
+            ours.callback(os.close, self._begin)
+            theirs.callback(os.close, begin)
+            self._said = os.memfd_create("xlaserve")
+            ours.callback(os.close, self._said)
+            self._descriptors = {**descriptors, CHANNEL: channel.fileno()}
+            self.popen = subprocess.Popen(
+                [*PROCESS, str(os.getpid()), str(self._said), str(begin), module],
+                stdin=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=[*self._descriptors.values(), self._said, begin],
+                env={name: value for name, value in os.environ.items() if name not in UNSET},
+                start_new_session=True,  # what a terminal sends is for the supervisor to act on
+            )
+            ours.callback(self.popen.wait)
+            ours.callback(self.popen.kill)
+            self.pidfd = os.pidfd_open(self.popen.pid)
+            ours.callback(os.close, self.pidfd)
+            self._ours = ours.pop_all()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.popen.poll() is None
+
+    def begin(self, role: Role, logs: tuple[str, Format]) -> None:
+        """Tells it what it is there for. From now on its descriptors here are the caller's. Raises OSError."""
+        payload = role.payload() if callable(role.payload) else role.payload
+        about = {
+            "name": role.name,
+            "target": role.target,
+            "cores": sorted(role.cores),
+            "descriptors": self._descriptors,
+            "log": logs,
+        }
+        with os.fdopen(os.dup(self._said), "wb") as file:
+            file.write(json.dumps(about).encode() + b"\n" + payload)
+        os.lseek(self._said, 0, os.SEEK_SET)
+        os.write(self._begin, b"\n")
+        priority.hasten(self.popen.pid)  # it may import still
+        os.close(self._said)
+        os.close(self._begin)
+        self._ours.pop_all()
+
+    def end(self) -> None:
+        """Kills it, where it was not told to begin."""
+        self._ours.close()
+
+
+class Launcher:
+    """Starts processes. For roles that have a spare it keeps an interpreter ready for the next one."""
+
+    def __init__(self, log_level: str = "info", log_format: Format = "human") -> None:
+        self._logs: tuple[str, Format] = log_level, log_format
+        self._spares: dict[str, Interpreter] = {}
+        """By the target of their roles."""
+
+    def __call__(self, role: Role, hear: Hear) -> ChildProcess:
+        """Starts the process of a role. Raises OSError."""
+        spare = self._spares.pop(role.target, None)
+        if spare is not None and not spare.is_running:
+            spare.end()
+            spare = None
+        return ChildProcess(role, hear, self._logs, spare)
+
+    def prepare(self, role: Role) -> None:
+        """Keeps an interpreter for the next process of a role with this target, if it is to have one."""
+        if role.has_spare and role.target not in self._spares:
+            try:
+                self._spares[role.target] = Interpreter(role.descriptors, role.module)
+            except OSError as error:
+                log.warning("%s: no other can be kept ready for its place: %s", role.name, error)
+
+    def close(self) -> None:
+        """Ends what was kept ready."""
+        while self._spares:
+            self._spares.popitem()[1].end()
+
+
 class ChildProcess:
     """A running process. `hear` gets its messages; what it writes on stderr goes into the log.
 
-    It is killed when the thread ends that makes this object: make it on the main thread, on whose event loop the rest
-    happens. Raises OSError where the process can't be started.
+    It is killed when the thread ends that makes this object, or made the `interpreter`: make it on the main thread, on
+    whose event loop the rest happens. Raises OSError where the process can't be started.
     """
 
-    def __init__(self, role: Role, hear: Hear, log_level: str = "info", log_format: Format = "human") -> None:
+    def __init__(
+        self,
+        role: Role,
+        hear: Hear,
+        logs: tuple[str, Format] = ("info", "human"),
+        interpreter: Interpreter | None = None,
+    ) -> None:
         self.role = role
         self._hear = hear
         self._loop = asyncio.get_running_loop()
         self._reader = Reader()
         self.ended: asyncio.Future[int] = self._loop.create_future()
         """Its status, negative for the signal that ended it; set after its last message was heard."""
-        with ExitStack() as theirs:
-            opened = dict(role.connect())
-            for descriptor in opened.values():
-                theirs.callback(os.close, descriptor)
-            self._channel, channel = socket.socketpair()
-            theirs.enter_context(channel)
-            reading, writing = os.pipe()
-            theirs.callback(os.close, writing)
-            descriptors = {**role.descriptors, **opened, CHANNEL: channel.fileno()}
-            try:
-                self._popen, self._pidfd = self._start(theirs, descriptors, writing, (log_level, log_format))
-            except OSError:
-                self._channel.close()
-                os.close(reading)
-                raise
+        interpreter = interpreter or _interpreter(role)
+        try:
+            interpreter.begin(role, logs)
+        except BaseException:
+            interpreter.end()
+            raise
+        self._popen, self._pidfd, self._channel = interpreter.popen, interpreter.pidfd, interpreter.channel
         self._channel.setblocking(False)
         self._loop.add_reader(self._channel.fileno(), self._receive)
-        self._output = Output(role.name, reading)
+        self._output = Output(role.name, interpreter.stderr)
         self._loop.add_reader(self._pidfd, self._on_end)
-
-    def _start(
-        self, theirs: ExitStack, descriptors: Mapping[str, int], stderr: int, logs: tuple[str, Format]
-    ) -> tuple[subprocess.Popen[bytes], int]:
-        said = os.memfd_create("xlaserve")
-        theirs.callback(os.close, said)
-        about = {
-            "name": self.role.name,
-            "target": self.role.target,
-            "cores": sorted(self.role.cores),
-            "descriptors": descriptors,
-            "log": logs,
-        }
-        with os.fdopen(os.dup(said), "wb") as file:
-            payload = self.role.payload
-            file.write(json.dumps(about).encode() + b"\n" + (payload() if callable(payload) else payload))
-        os.lseek(said, 0, os.SEEK_SET)
-        popen = subprocess.Popen(
-            [*PROCESS, str(os.getpid()), str(said)],
-            stdin=subprocess.DEVNULL,
-            stderr=stderr,
-            pass_fds=[*descriptors.values(), said],
-            env={name: value for name, value in os.environ.items() if name not in UNSET},
-            start_new_session=True,  # what a terminal sends is for the supervisor to act on
-        )
-        try:
-            return popen, os.pidfd_open(popen.pid)
-        except OSError:
-            popen.kill()
-            popen.wait()
-            raise
 
     @property
     def pid(self) -> int:
@@ -151,3 +212,12 @@ class ChildProcess:
             self._channel.close()
         self._output.process_ended()
         self.ended.set_result(status)
+
+
+def _interpreter(role: Role) -> Interpreter:
+    """Starts one for this process alone, with what the role connects."""
+    with ExitStack() as theirs:
+        opened = dict(role.connect())
+        for descriptor in opened.values():
+            theirs.callback(os.close, descriptor)
+        return Interpreter({**role.descriptors, **opened})

@@ -28,6 +28,9 @@ class Role:
     """What every process of this role inherits, by names: sockets that listen."""
     connect: Callable[[], Mapping[str, int]] = dict
     """Opens what only the next process has, such as an end of a socketpair. It is closed here once that has started."""
+    has_spare: bool = False
+    """Whether another process waits for the end of one, with its modules imported. Of roles with the same target and
+    descriptors, and nothing to `connect`, there is one such process."""
     cores: frozenset[int] = frozenset()
     """The only ones that it runs on; empty for all."""
     stage: int = 0
@@ -35,6 +38,11 @@ class Role:
     stop_timeout_s: float = 30.0
     """How long it may take to end before it is killed."""
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
+
+    @property
+    def module(self) -> str:
+        """That of the target."""
+        return self.target.partition(":")[0]
 
 
 class State(StrEnum):
