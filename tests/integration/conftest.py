@@ -288,12 +288,18 @@ class NoopClient:
         self.channel = grpc.insecure_channel(address, options)
         self.stub = oip_grpc.GRPCInferenceServiceStub(self.channel)
 
-    def send(self, *levels: int, timeout_s: float = STOP_TIMEOUT_S, queue_timeout_us: int = 0) -> Any:
+    def send(
+        self,
+        *levels: int,
+        timeout_s: float = STOP_TIMEOUT_S,
+        queue_timeout_us: int = 0,
+        wait_for_ready: bool | None = None,
+    ) -> Any:
         """Sends images, each all of one level, and returns the call, to be kept until it is done."""
         request = self.request(*levels)
         if queue_timeout_us:
             request.parameters["timeout"].int64_param = queue_timeout_us
-        return self.stub.ModelInfer.future(request, timeout=timeout_s)
+        return self.stub.ModelInfer.future(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
 
     def ask(self, *levels: int) -> grpc.StatusCode:
         """Sends images and returns the `outcome`."""
