@@ -159,9 +159,11 @@ def test_a_model_that_fails_in_another_engine_goes_on_as_before(swaps: Swaps) ->
     assert swaps.client.ask(1) is Status.OK
     assert len(swaps.engines()) == 3
     until(lambda: swaps.living() == swaps.engines()[:1], "the others have not ended")
-    swaps.configure({**NOOP, "buckets": [1, 2]}, OTHER)
+    gone = {**OTHER, "name": "gone", "source": "/nonexistent/model.keras"}
+    swaps.configure({**NOOP, "buckets": [1, 2]}, OTHER, gone)
     os.kill(swaps.server.pid, signal.SIGHUP)
-    until(lambda: "read the configuration again: noop loaded" in swaps.server.stderr, "it was not loaded")
+    done = "read the configuration again: noop loaded; gone failed: "
+    until(lambda: done in swaps.server.stderr, "it was not loaded, or what failed was called loaded")
     assert swaps.client.ask(1) is Status.OK
 
 

@@ -208,9 +208,7 @@ class EngineProcess:
         except ModelFailed as error:
             if not self._is_beside:
                 raise
-            failed = [one for one in self._engine.repository.index() if one.state is State.FAILED]
-            versions = [(one.name, one.settings.version, one.reason) for one in failed]
-            self._child.tell_ready(Outcome(str(error), versions)._asdict())
+            self._child.tell_ready(Outcome(str(error), self._failed())._asdict())
             await self._stopping.begun.wait()
             return False
 
@@ -267,7 +265,13 @@ class EngineProcess:
         self._told = None
 
     def _readiness(self) -> Mapping[str, object]:
-        return {"serving": self._engine.serving, "is_ready": self._engine.repository.is_ready}
+        repository = self._engine.repository
+        return {"serving": self._engine.serving, "is_ready": repository.is_ready, "failed": self._failed()}
+
+    def _failed(self) -> list[tuple[str, str, str]]:
+        """Returns the name, number and reason of each version that failed."""
+        index = self._engine.repository.index()
+        return [(one.name, one.settings.version, one.reason) for one in index if one.state is State.FAILED]
 
     async def _stop(self) -> None:
         """Ends what fronts have left: in order, they have ended before, and with them their requests."""

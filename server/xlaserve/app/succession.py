@@ -130,10 +130,14 @@ class Succession:
             to_do, gone = self.repository.to_do(configured, only)
             self._note(configured, only)
             try:
-                await self._succeed({name: configured[name] for name in to_do} | dict.fromkeys(gone))
+                outcome = await self._succeed({name: configured[name] for name in to_do} | dict.fromkeys(gone))
             except ModelFailed as error:
                 return [f"{name} as before: {error}" for name in (*to_do, *gone)]
-            return [*to_do.values(), *(f"{name} unloaded" for name in gone)]
+            failed = {name: f"{name} failed: {reason}" for name, _, reason in outcome.failed}
+            return [
+                *(failed.get(name, change) for name, change in to_do.items()),
+                *(f"{name} unloaded" for name in gone),
+            ]
 
     async def cancel(self) -> None:
         """Ends changes that a model waits for; their callers get ShuttingDown."""
@@ -182,10 +186,11 @@ class Succession:
             self._check()
             await self._succeed({name: None})
 
-    async def _succeed(self, targets: Mapping[str, VersionSet | None]) -> None:
+    async def _succeed(self, targets: Mapping[str, VersionSet | None]) -> Outcome:
         """Has another engine serve these models as they are here, None for not at all, and all others as they are now.
 
-        Raises ModelFailed where it does not come to that: then nothing has changed.
+        Returns what failed there that was not required. Raises ModelFailed where it does not come to that: then nothing
+        has changed.
         """
         self.check_room()
         start = self.start()
@@ -202,6 +207,7 @@ class Succession:
             raise ModelFailed(outcome.reason)
         self.has_successor = True
         await self.succeeded()
+        return outcome
 
     def _check(self) -> None:
         if self.has_successor:

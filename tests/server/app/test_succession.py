@@ -140,6 +140,13 @@ async def test_a_configuration_that_replaces_and_removes_is_served_by_another_en
     assert {*world.starts[0].configured} == {"a", "c"}
 
 
+async def test_what_was_only_added_and_fails_in_another_engine_is_not_called_loaded(world: World) -> None:
+    world.outcome = asyncio.get_running_loop().create_future()
+    world.outcome.set_result(Outcome(failed=[("c", "1", "no such file")]))
+    configured = [model("a", buckets=(4,)), model("b"), model("c")]
+    assert await world.succession.reconfigure(configured) == ["a loaded", "c failed: no such file"]
+
+
 async def test_only_what_is_asked_for_is_changed(world: World) -> None:
     configured = [model("a", buckets=(4,)), model("b", buckets=(4,))]
     assert await world.succession.reconfigure(configured, only={"b"}) == ["b loaded"]
