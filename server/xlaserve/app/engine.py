@@ -18,6 +18,7 @@ from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.memory import keep_freed_memory
+from xlaserve.engine.under_way import UnderWay
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.inspection.profiler import Profiler
@@ -68,8 +69,8 @@ class Engine:
 
     `read_settings` reads the configuration again, on a thread, for a load and for `reconfigure`. `on_record` is called
     with each program that warm-up compiled, on the compiling thread; `on_change` at every change of a version's state,
-    `on_crash` where nothing can be run any more. `xla_events` is entered already. `listings` and `required` are the
-    repository's. It is a `protocol.backend.Backend`.
+    `on_crash` where nothing can be run any more. `xla_events` is entered already. `listings`, `required` and
+    `set_aside` are the repository's, `under_way` is the loader's. It is a `protocol.backend.Backend`.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Engine:
         xla_events: StderrTap | None = None,
         listings: Listings | None = None,
         required: Collection[str] = (),
+        set_aside: Collection[bytes] = (),
+        under_way: UnderWay | None = None,
     ) -> None:
         self._settings = settings
         self._read_settings = read_settings or (lambda: settings)
@@ -108,7 +111,7 @@ class Engine:
         self._departures = Departures(metrics.forget)
         self.repository = Repository(
             settings=settings,
-            loader=self._make_loader(worker, on_crash, tracing),
+            loader=self._make_loader(worker, on_crash, tracing, under_way),
             read_models=lambda: self._read_settings().models,
             metrics=metrics,
             on_change=self._changed,
@@ -116,6 +119,7 @@ class Engine:
             on_listing=on_change,
             listings=listings,
             required=required,
+            set_aside={*set_aside},
         )
         self.changing: Changing = self.repository
         """Makes all changes of the models once they were loaded."""
@@ -135,7 +139,9 @@ class Engine:
             return None
         return CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
 
-    def _make_loader(self, worker: Worker, on_crash: Callable[[], None], tracing: Tracing | None) -> Loader:
+    def _make_loader(
+        self, worker: Worker, on_crash: Callable[[], None], tracing: Tracing | None, under_way: UnderWay | None
+    ) -> Loader:
         settings, device, stop = self._settings, self.device, Stop()
         has_preparer = self._has_tensorflow and settings.load_process and device.kind == "cpu"
         return Loader(
@@ -145,6 +151,7 @@ class Engine:
             worker=worker,
             expecting=self._watch.expecting,
             on_crash=on_crash,
+            under_way=under_way,
             on_traced=None if tracing is None else tracing.tracer.batch_ran,
             preparer=Preparer(settings, device, stop, self._cache) if has_preparer else None,
             stop=stop,

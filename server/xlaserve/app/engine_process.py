@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import pickle
 import signal
@@ -22,6 +23,7 @@ from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
 from xlaserve.config.versions import grouped
 from xlaserve.engine.memory import available_memory_bytes, resident_bytes
+from xlaserve.engine.under_way import UnderWay, key_of
 from xlaserve.errors import ConfigError, ModelFailed, UnsupportedFeature
 from xlaserve.link.host import Host, Hosted
 from xlaserve.model import catalog
@@ -36,6 +38,10 @@ from xlaserve.telemetry.metrics import Metrics
 
 FRONTS: Final = "fronts"
 """The descriptor of the socket where fronts are taken in."""
+UNDER_WAY: Final = "under way"
+"""The descriptor of the file where it is noted what is loaded and run, see `engine.under_way`."""
+LAST_WORDS: Final = "last words"
+"""The descriptor of the file where it is written which thread a crash was in."""
 CRASHED: Final = 1
 LOOK_S: Final = 0.5
 """How often it is seen whether fronts are to be told of more than changes of state: of programs, say."""
@@ -63,6 +69,8 @@ class Orders(NamedTuple):
     the models that are configured now."""
     is_beside: bool = False
     """Whether it is started beside one that serves, to take its place."""
+    set_aside: frozenset[bytes] = frozenset()
+    """Keys of versions that have ended engines again and again."""
 
     def read(self) -> Settings:
         """Reads the configuration again. Raises ConfigError."""
@@ -100,6 +108,7 @@ class Orders(NamedTuple):
 
 def run(child: Child) -> int:
     """Serves fronts until a signal, and returns the exit status."""
+    faulthandler.enable(child.descriptors[LAST_WORDS])
     told: Orders = pickle.loads(child.payload)
     orders = told.current()
 
@@ -150,6 +159,9 @@ class EngineProcess:
             xla_events=xla_events,
             listings=None if start is None else start.listings,
             required=start.required if start is not None and orders.is_beside else (),
+            # Beside one that serves, what is to be loaded may be tried: it ends nothing but this process.
+            set_aside=orders.set_aside - (_to_load(start) if start is not None and orders.is_beside else frozenset()),
+            under_way=UnderWay(child.descriptors[UNDER_WAY]),
         )
         repository = self._engine.repository
         self._publisher = Publisher(repository, orders.first_loading)
@@ -340,6 +352,15 @@ class EngineProcess:
     def _take_snapshot(self) -> None:
         self._engine.see_versions()
         self._metrics.read_gauges()
+
+
+def _to_load(start: Start) -> frozenset[bytes]:
+    return frozenset(
+        key_of(settings)
+        for model, ended in start.listings.values()
+        for number, settings in model.versions.items()
+        if number not in ended
+    )
 
 
 def _enter(served: Served) -> None:

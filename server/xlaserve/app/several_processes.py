@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -25,12 +26,13 @@ from xlaserve import usage
 from xlaserve.app import engine_process, front_process
 from xlaserve.app.front import FLUSH_S, RESIDENT_SHARE
 from xlaserve.config import Settings
+from xlaserve.engine import under_way as under_way_of
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.link.host import bound
 from xlaserve.processes.metrics import AllMetrics, Restarted
 from xlaserve.processes.process import Launcher
-from xlaserve.processes.role import Role
+from xlaserve.processes.role import NO_USE, Role
 from xlaserve.processes.supervisor import Process, Supervisor, Watcher
 from xlaserve.protocol import shared_regions
 from xlaserve.ready_file import ReadyFile
@@ -47,6 +49,12 @@ AT_ONCE: Final = 128 + signal.SIGTERM
 """The status of a process that ended at a second signal: see `Stopping`."""
 MOST_ENGINES: Final = 10**9
 """More than are ever started one after the other."""
+MOST_CRASHES: Final = 3
+"""A version that may have crashed as many engines is not loaded any more."""
+CRASHES: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+)
+"""Signals that a process ends by itself with."""
 DRAINING, RUNNING = 1, 0
 """Stages of the end: fronts answer what they have before the engine ends."""
 
@@ -166,8 +174,11 @@ class Server(Watcher):
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Notes that the role is not filled, and what a front had in use is not."""
-        if role.name != ENGINE or process is self._engine:
+        is_filling = role.name != ENGINE or process is self._engine
+        if is_filling:
             self._ready.pop(role.name, None)
+        if role.name == ENGINE and self._engines.ended(process, status if is_filling else 0):
+            self._supervisor.forgive(role.name)
         if status == AT_ONCE:
             self._at_once = status
         if number := self._numbers.get(role.name):
@@ -265,6 +276,10 @@ class _Engines:
         self._number = 0
         self._sockets: dict[int, Path] = {}
         """By process number."""
+        self._files: dict[int, tuple[int, int]] = {}
+        """By process number, what it notes what it has under way in, and its last words."""
+        self._crashes: Counter[bytes] = Counter()
+        """How often each version may have crashed an engine, by its key."""
         self.role = Role(
             name=ENGINE,
             target=f"{engine_process.__name__}:{engine_process.run.__name__}",
@@ -281,6 +296,20 @@ class _Engines:
     def began(self, process: Process) -> None:
         """The engine that was started last is this process."""
         self._sockets[process.pid] = self._socket
+        self._files[process.pid] = self._own_files
+
+    def ended(self, process: Process, status: int) -> bool:
+        """Notes what an engine had under way when it crashed; returns whether that may have been it."""
+        under_way, last_words = self._files.pop(process.pid)
+        found: frozenset[bytes] = frozenset()
+        if -status in CRASHES or (status > 0 and status != NO_USE):
+            with open(last_words, errors="replace", closefd=False) as words:
+                words.seek(0)
+                found = under_way_of.suspects(under_way, words.read())
+        os.close(under_way)
+        os.close(last_words)
+        self._crashes.update(found)
+        return bool(found)
 
     def filled(self, process: Process) -> None:
         """Has `address` lead to this engine's socket."""
@@ -296,7 +325,13 @@ class _Engines:
 
     def _listen(self) -> Mapping[str, int]:
         self._number = next(self._next)
-        return {engine_process.FRONTS: bound(self._socket).detach()}
+        under_way, last_words = under_way_of.create(), os.memfd_create("xlaserve-last-words", os.MFD_CLOEXEC)
+        self._own_files = under_way, last_words
+        return {
+            engine_process.FRONTS: bound(self._socket).detach(),
+            engine_process.UNDER_WAY: os.dup(under_way),
+            engine_process.LAST_WORDS: os.dup(last_words),
+        }
 
     def _orders(self, start: bytes, *, is_beside: bool) -> bytes:
         # A model that fails ends a start, and never what was serving.
@@ -308,6 +343,7 @@ class _Engines:
                 number=self._number,
                 start=start,
                 is_beside=is_beside,
+                set_aside=frozenset(key for key, crashes in self._crashes.items() if crashes >= MOST_CRASHES),
             )
         )
 

@@ -25,6 +25,7 @@ from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import AnySize, Executable, Sealed
+from xlaserve.engine.under_way import UnderWay
 from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
@@ -63,6 +64,8 @@ class Loader:
     on_crash: Callable[[], None] = lambda: None
     on_traced: Callable[[TracedBatch], None] | None = None
     """Called with each batch that requests are in which are traced."""
+    under_way: UnderWay | None = None
+    """Where it is noted what is loaded and run."""
     preparer: Preparer | None = None
     stop: Stop = field(default_factory=Stop)
     """Set to end loads and warm-ups as soon as possible; `preparer` has the same."""
@@ -89,7 +92,8 @@ class Loader:
         """
         settings = version.settings
         began = time.perf_counter()
-        model, verifier, programs = await self._prepare_and_warm_up(version, others_serve=others_serve)
+        with nullcontext() if self.under_way is None else self.under_way.loading(settings):
+            model, verifier, programs = await self._prepare_and_warm_up(version, others_serve=others_serve)
         warmed = {bucket for _, bucket in programs}
         if settings.has_auto_buckets or verifier.is_dependent:
             model = version.model = replace(model, buckets=tuple(sorted(warmed)))
@@ -157,6 +161,7 @@ class Loader:
             max_images=settings.max_queue_images or self.settings.max_queue_images,
             max_bytes=self.settings.max_queue_bytes,
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
+            noted=(lambda run: run) if self.under_way is None else partial(self.under_way.noted, version.settings),
             on_crash=self.on_crash,
             on_retired=version.retired,
             on_traced=self.on_traced,

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -18,12 +18,13 @@ from xlaserve.config import ModelSettings, Settings
 from xlaserve.config.model import LABEL
 from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.engine.program import Dismantled
+from xlaserve.engine.under_way import key_of
 from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.errors import ConfigError, InvalidArgument, ModelFailed, ModelNotFound, ShuttingDown, XlaserveError, cause
 from xlaserve.model.catalog import Model
 from xlaserve.model.changes import Changes, Shared
 from xlaserve.model.directory import Directory, usable
-from xlaserve.model.listing import Listing, Listings, of_configured, of_versions
+from xlaserve.model.listing import Ended, Listing, Listings, of_configured, of_versions
 from xlaserve.model.loader import Loader
 from xlaserve.model.version import State, Version
 from xlaserve.telemetry.metrics import Metrics
@@ -31,6 +32,10 @@ from xlaserve.telemetry.model import ModelTelemetry
 
 log = logging.getLogger(__name__)
 
+SET_ASIDE: Final = (
+    "it was set aside: each of the last times that it was loaded or run ended the process; load it again, or change its"
+    " settings, to have it tried once more"
+)
 NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -54,6 +59,8 @@ class Repository(Directory):
     """What to begin with; the configured models by default."""
     required: Collection[str] = ()
     """Models that end `load_all` where one of them fails."""
+    set_aside: set[bytes] = field(default_factory=set)
+    """Keys of versions that have crashed the process again and again: only `load` tries them again."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -80,7 +87,8 @@ class Repository(Directory):
             self._point(name, model)
             for number, settings in model.versions.items():
                 version = self._begin(settings)
-                if (end := ended.get(number)) is None:
+                end = Ended(State.FAILED, SET_ASIDE) if self._is_set_aside(settings) else ended.get(number)
+                if end is None:
                     self._announced.append(version)
                 else:
                     version.reason = end.reason
@@ -200,13 +208,17 @@ class Repository(Directory):
     def _to_do(self, name: str, model: VersionSet) -> str:
         """Returns a sentence on what makes a model served as it is configured, empty where it is."""
         serving = self._serving(name)
-        if any(serving.get(number) != settings for number, settings in model.versions.items()):
+        due = [settings for number, settings in model.versions.items() if serving.get(number) != settings]
+        if not all(map(self._is_set_aside, due)):
             return f"{name} loaded"
         if left := sorted(serving.keys() - model.versions.keys(), key=int):
             return f"{name} version {', '.join(left)} unloaded"
         if (self._labels.get(name), self._shares.get(name)) != (model.labels, model.routing):
             return f"{name} has other labels or shares"
         return ""
+
+    def _is_set_aside(self, settings: ModelSettings) -> bool:
+        return bool(self.set_aside) and key_of(settings) in self.set_aside
 
     def _serving(self, name: str) -> dict[str, ModelSettings]:
         """Returns the settings of each version of a model that is ready."""
@@ -230,7 +242,11 @@ class Repository(Directory):
 
     def _forget_failed(self, name: str) -> None:
         """Drops a version that failed and that nothing asks for any more."""
-        self._versions[name] = [version for version in self._versions[name] if version.state is not State.FAILED]
+        self._versions[name] = [
+            version
+            for version in self._versions[name]
+            if version.state is not State.FAILED or self._is_set_aside(version.settings)
+        ]
         if not self._versions[name]:
             self._forget(name)
         self.on_listing()
@@ -280,7 +296,9 @@ class Repository(Directory):
         serving = self._serving(name)
         failures = []
         for number, settings in model.versions.items():
-            if again or serving.get(number) != settings:
+            if again:
+                self.set_aside.discard(key_of(settings))
+            if again or (serving.get(number) != settings and not self._is_set_aside(settings)):
                 newcomer = self._begin(settings)
                 if unloads_first:
                     await self._retire(name, self._others(newcomer))

@@ -124,6 +124,8 @@ class _Post:
     """What fills it; None while nothing does."""
     successor: _Run | None = None
     """What is to take its place once it is ready."""
+    is_forgiven: bool = False
+    """Whether the last end is no reason to give up."""
     has_news: bool = False
     """Whether SIGHUP came that nothing has been told of: while nothing was ready, or another is about to take over."""
     left: dict[_Run, asyncio.Task[None]] = field(default_factory=dict)
@@ -266,6 +268,12 @@ class Supervisor:
             self._send_news(post)
         return ""
 
+    def forgive(self, name: str) -> None:
+        """The last end of a role's process is no reason to give up: what caused it will not be done for ever."""
+        for post in self._posts:
+            if post.role.name == name:
+                post.is_forgiven = True
+
     def _replace(self, post: _Post) -> None:
         """Has the successor fill the role."""
         before, run = post.run, post.successor
@@ -291,6 +299,9 @@ class Supervisor:
                 if self._stopping.is_set():
                     break
                 wait_s = post.restarts.wait_s(asyncio.get_running_loop().time())
+                if wait_s is None and post.is_forgiven:
+                    wait_s = post.restarts.policy.longest_wait_s
+                post.is_forgiven = False
                 if not is_of_use:
                     self.fail(f"{post.role.name}: {reason}; another one would end in the same way")
                 elif wait_s is None:

@@ -14,6 +14,7 @@ import pytest
 from xlaserve.app.several_processes import ENGINE, FRONT, Server
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.errors import ConfigError
+from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor
 
@@ -61,6 +62,8 @@ class World:
         self.about: dict[str, Mapping[str, Any]] = {}
         self.failures: list[str] = []
         self.server._supervisor = cast(Supervisor, SimpleNamespace(about=self.about, fail=self.failures.append))
+        self.server._launcher = cast(Launcher, SimpleNamespace(prepare=lambda role: None))
+        self.server._front = Role(name=FRONT.format(1), target="")
 
     def say(self, name: str, about: Mapping[str, Any]) -> None:
         self.about[name] = about
@@ -83,7 +86,7 @@ def test_it_is_ready_once_all_processes_are_and_for_as_long_as_a_model_serves(tm
     assert not world.server.is_ready()
     world.say(ENGINE, READY)
     assert world.server.is_ready()
-    world.server._engine = PROCESS
+    world.server._engine, world.server._engines = PROCESS, cast(Any, SimpleNamespace(ended=lambda *_: False))
     world.server.ended(Role(name=ENGINE, target=""), PROCESS, -9, was_ready=True)
     assert not world.server.is_ready()
 

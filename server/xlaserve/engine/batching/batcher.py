@@ -17,7 +17,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import Final, Protocol, Self
@@ -48,7 +48,7 @@ from xlaserve.engine.batching.traced import MAX_REQUESTS, TracedBatch
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import Demand, note
 from xlaserve.engine.buckets.planner import Cost, Step
-from xlaserve.engine.program import Images, Warmed, is_finite
+from xlaserve.engine.program import Executable, Images, Warmed, is_finite
 from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, OutOfDeviceMemory, ShuttingDown
 from xlaserve.timings import Timings
 from xlaserve.trace_context import TraceContext, new
@@ -88,6 +88,8 @@ class Batcher:
     max_bytes: InitVar[int]
     max_queue_delay_s: float = 0.0
     clock: Callable[[], float] = time.perf_counter
+    noted: Callable[[Executable], Executable] = lambda executable: executable
+    """Makes of an executable what is run in its place."""
     on_crash: Callable[[], None] = lambda: None
     on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None
     on_traced: Callable[[TracedBatch], None] | None = None
@@ -117,7 +119,8 @@ class Batcher:
         buckets = {bucket for _, bucket in programs} - self._reserved
         self.worker.reserve(buckets)
         self._reserved |= buckets
-        self._programs.update(programs)
+        noted = {key: replace(one, executable=self.noted(one.executable)) for key, one in programs.items()}
+        self._programs.update(noted)
         for shape, costs in _costs_by_shape(programs).items():
             if shape in self._queues:
                 self._queues[shape].costs.add(costs)

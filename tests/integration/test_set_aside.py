@@ -1,0 +1,158 @@
+"""A model that crashes its process is set aside, and the others serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import StatusCode as Status
+from tests.integration.conftest import NoopClient, Server, StartServer
+from tests.integration.test_fronts import PATIENCE_S, clients, until
+
+from xlaserve_proto import open_inference_pb2 as pb
+
+NOOP = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
+CONFIG: dict[str, Any] = {"models": [NOOP, {**NOOP, "name": "other"}], "fronts": 2}
+DEADLY = 66
+"""Images of this level end the process that runs them."""
+DEADLY_NOOP = """
+import ctypes, os, time
+from xlaserve.app import engine
+from xlaserve.engine.program import Compilation
+from xlaserve.model.sources.noop import NoopProgram
+
+compile = NoopProgram.compile
+
+def deadly(self, mode, bucket):
+    run = compile(self, mode, bucket).executable
+
+    def executable(images):
+        time.sleep(0.002)  # on a thread, and so that others run at the same time
+        if (images[:, 0, 0, 0] == 66).any():
+            ctypes.string_at(0)
+        return run(images)
+
+    return Compilation(executable, 0.0, 0.0)
+
+NoopProgram.compile = deadly
+load = engine.Engine._load_model
+
+def load_model(self, settings, prepared=None):
+    if settings.name == os.environ.get("DEADLY_LOAD"):
+        ctypes.string_at(0)
+    return load(self, settings, prepared)
+
+engine.Engine._load_model = load_model
+"""
+
+
+def start(start_server: StartServer, folder: Path, *models: Any, **more: str) -> Server:
+    (folder / "sitecustomize.py").write_text(DEADLY_NOOP)
+    path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    config = {**CONFIG, "models": [*CONFIG["models"], *models]}
+    return start_server(config, env={"PYTHONPATH": path, **more})
+
+
+def ask_other(client: NoopClient, level: int) -> Status:
+    request = client.request(level)
+    request.model_name = "other"
+    return client.outcome(client.stub.ModelInfer.future(request, timeout=PATIENCE_S), level)
+
+
+def crashes(server: Server) -> int:
+    return len(re.findall(r"engine: process \d+ ended with signal 11", server.stderr))
+
+
+def states(client: NoopClient) -> dict[str, str]:
+    index = client.stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=PATIENCE_S)
+    return {model.name: model.state for model in index.models}
+
+
+def test_a_model_that_crashes_its_process_three_times_is_set_aside_and_one_beside_it_is_not(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start(start_server, tmp_path)
+    outcomes: Counter[Status] = Counter()
+    stopping = threading.Event()
+
+    def ask(client: NoopClient) -> None:
+        while not stopping.is_set():
+            outcomes[ask_other(client, 1)] += 1
+
+    client, *others = clients(server, 5)
+    asking = [threading.Thread(target=ask, args=(other,)) for other in others]
+    for thread in asking:
+        thread.start()
+    deadly: Counter[Status] = Counter()
+    try:
+        for crash in range(3):
+            until(lambda: client.ask(1) is Status.OK, "it does not serve")
+            deadly[client.ask(DEADLY)] += 1
+            until(lambda crash=crash: crashes(server) == crash + 1, "it did not crash")  # type: ignore[misc]
+        until(lambda: ask_other(client, 1) is Status.OK, "the other does not serve")
+    finally:
+        stopping.set()
+        for thread in asking:
+            thread.join(PATIENCE_S)
+    assert deadly == {Status.UNAVAILABLE: 3}
+    assert {*outcomes} == {Status.OK, Status.UNAVAILABLE}, "what was under way beside it, and what came too early"
+    assert states(client) == {"noop": "FAILED", "other": "READY"}
+    call = client.send(DEADLY)
+    assert client.outcome(call) is Status.FAILED_PRECONDITION
+    assert "it was set aside" in call.details()
+    assert ask_other(client, 2) is Status.OK
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: "read the configuration again: no model changed" in server.stderr, "it was not read")
+    assert states(client)["noop"] == "FAILED"
+    models = [{**NOOP, "buckets": [1, 2]}, *CONFIG["models"][1:]]
+    server.config_file.write_text(json.dumps({**CONFIG, "models": models}))
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: client.ask(1) is Status.OK, "other settings did not give it another chance")
+    assert crashes(server) == 3
+
+
+def test_a_model_that_is_set_aside_may_be_loaded_once_more(start_server: StartServer, tmp_path: Path) -> None:
+    server = start(start_server, tmp_path)
+    client = NoopClient(server.grpc)
+    for crash in range(3):
+        until(lambda: client.ask(1) is Status.OK, "it does not serve")
+        client.ask(DEADLY)
+        until(lambda crash=crash: crashes(server) == crash + 1, "it did not crash")  # type: ignore[misc]
+    until(lambda: ask_other(client, 1) is Status.OK, "the other does not serve")
+    client.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="noop"), timeout=PATIENCE_S)
+    assert client.ask(1) is Status.OK
+    client.ask(DEADLY)
+    until(lambda: crashes(server) == 4, "it did not crash")
+    until(lambda: ask_other(client, 1) is Status.OK, "the other does not serve")
+    assert states(client) == {"noop": "FAILED", "other": "READY"}, "once more was enough"
+
+
+def test_a_model_whose_load_crashes_the_process_is_set_aside_at_the_start(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start(start_server, tmp_path, {**NOOP, "name": "deadly"}, DEADLY_LOAD="deadly")
+    client = NoopClient(server.grpc)
+    assert states(client) == {"noop": "READY", "other": "READY", "deadly": "FAILED"}
+    assert crashes(server) == 3
+    assert client.ask(1) is Status.OK
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL])
+def test_a_process_that_others_kill_sets_nothing_aside(
+    start_server: StartServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    server = start(start_server, tmp_path)
+    client = NoopClient(server.grpc)
+    for _ in range(4):
+        until(lambda: client.ask(1) is Status.OK, "it does not serve")
+        pids = re.findall(r"engine: process (\d+)$", server.stderr, re.MULTILINE)
+        os.kill(int(pids[-1]), number)
+        until(lambda pid=pids[-1]: f"process {pid} ended with signal" in server.stderr, "it did not end")  # type: ignore[misc]
+    until(lambda: states(client) == {"noop": "READY", "other": "READY"}, "not all models serve")
