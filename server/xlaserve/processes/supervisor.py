@@ -366,7 +366,7 @@ class Supervisor:
             post.successor = None
             self._send_news(post)
             return
-        if post.successor is None:
+        if post.successor is None or self._stopping.is_set():  # at the end no role is filled again
             post.run = None
             if not vacant.done():
                 vacant.set_result((status, reason))

@@ -352,7 +352,7 @@ async def test_where_both_end_another_is_started() -> None:
     await world.stop()
 
 
-async def test_the_end_comes_for_a_successor_too() -> None:
+async def test_the_end_comes_for_a_successor_too(caplog: pytest.LogCaptureFixture) -> None:
     world = World(ENGINE, FRONT)
     front, engine = await world.last(), world.started[0]
     engine.hear(Kind.READY, b"{}")
@@ -362,6 +362,8 @@ async def test_the_end_comes_for_a_successor_too() -> None:
     assert await world.stop() == 0
     assert await succeeding == "the server is stopping"
     assert engine.signals == new.signals == [SIGTERM]
+    assert world.filling == [engine.pid, front.pid], "nothing takes the place of what ends in order"
+    assert not caplog.text
     assert await world.supervisor.succeed(ENGINE, lambda about: "") != ""
     assert len(world.started) == 3
 
