@@ -7,10 +7,8 @@ import errno
 import logging
 import os
 import pickle
-import shutil
 import signal
 import socket
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
@@ -30,6 +28,7 @@ from xlaserve.engine import under_way as under_way_of
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.link.host import bound
+from xlaserve.model.held_folder import held_folder, remove_left
 from xlaserve.processes.metrics import AllMetrics, Restarted
 from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import NO_USE, Role
@@ -43,6 +42,8 @@ from xlaserve.usage import Usage
 
 ENGINE: Final = "engine"
 FRONT: Final = "front {}"
+FOLDERS: Final = "xlaserve-engines-"
+"""How the names of folders for engines' sockets begin."""
 LATER_S: Final = 5.0
 """How much longer a process may take to end than its own limits say, before it is killed."""
 AT_ONCE: Final = 128 + signal.SIGTERM
@@ -351,8 +352,8 @@ class _Engines:
 def _folder(stack: ExitStack) -> Path:
     """Returns a folder for the sockets of engines. Raises ConfigError."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="xlaserve-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        remove_left(FOLDERS)  # of supervisors that were killed
+        folder = stack.enter_context(held_folder(FOLDERS))
         bound(folder / f"{ENGINE}-{MOST_ENGINES}").close()
     except OSError as error:
         expected, got = "a folder with room for a socket, with a short name", os.environ.get("TMPDIR") or "/tmp"

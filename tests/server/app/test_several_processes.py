@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from xlaserve.app.several_processes import ENGINE, FRONT, Server
+from xlaserve.app.several_processes import ENGINE, FOLDERS, FRONT, Server, _folder
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.errors import ConfigError
 from xlaserve.processes.process import Launcher
@@ -125,3 +126,13 @@ async def test_a_folder_for_temporary_files_that_can_t_have_a_socket_is_refused(
     with pytest.raises(ConfigError, match=r"TMPDIR: expected a folder .* AF_UNIX path too long"):
         await World().server.run()
     assert not [*long.iterdir()]
+
+
+def test_the_folder_of_a_supervisor_that_was_killed_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as other, ExitStack() as stack:  # of a short name
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        left = Path(temporary) / f"{FOLDERS}left"
+        left.mkdir()
+        (left / "engine-0").touch()
+        held = _folder(other)
+        assert {held, _folder(stack)} == {*Path(temporary).iterdir()}
