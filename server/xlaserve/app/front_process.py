@@ -127,10 +127,11 @@ class RemoteEngine:
                 if self._link is None or self._link.is_lost:
                     self.directory.lose()  # it may have ended right after it had said what it has
                 await asyncio.sleep(RETRY_S)
+            except TimeoutError:
+                log.info("the engine does not answer yet")  # importing libraries may take it long
+                await asyncio.sleep(RETRY_S)
             except OSError as error:
-                log.warning(
-                    "the engine can't be reached, next attempt in %g s: %s", FAILED_RETRY_S, error or "no answer"
-                )
+                log.warning("the engine can't be reached, next attempt in %g s: %s", FAILED_RETRY_S, error)
                 await asyncio.sleep(FAILED_RETRY_S)
             else:
                 log.debug("linked to the engine")

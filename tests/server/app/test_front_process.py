@@ -81,3 +81,26 @@ async def test_it_is_said_why_an_engine_can_t_be_reached(
         following.cancel()
         await asyncio.wait([following])
     assert "the engine can't be reached, next attempt in 1 s: [Errno 2] No such file or directory" in caplog.text
+
+
+@pytest.mark.timeout(20)
+async def test_an_engine_that_takes_long_to_start_is_no_reason_to_warn(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: asyncio.Queue[None] = asyncio.Queue()
+
+    async def connect(*_: object, **__: object) -> Any:
+        tried.put_nowait(None)
+        raise TimeoutError
+
+    monkeypatch.setattr(link, "connect", connect)
+    monkeypatch.setattr(front_process, "RETRY_S", 0)
+    with caplog.at_level(logging.INFO):
+        following = asyncio.create_task(RemoteEngine(Path("engine"), 1, Mirror(Metrics()), Metrics()).follow())
+        for _ in range(2):
+            await tried.get()
+        following.cancel()
+        await asyncio.wait([following])
+    assert {(record.levelno, record.getMessage()) for record in caplog.records} == {
+        (logging.INFO, "the engine does not answer yet")
+    }
