@@ -277,8 +277,12 @@ class _Engines:
         self._number = 0
         self._sockets: dict[int, Path] = {}
         """By process number."""
-        self._files: dict[int, tuple[int, int]] = {}
+        self._filling = 0
+        """The process number of the one that fills the role, or did last."""
+        self._files: dict[int, tuple[int, ...]] = {}
         """By process number, what it notes what it has under way in, and its last words."""
+        self._own_files: tuple[int, ...] = ()
+        """Of an engine that is about to be started."""
         self._crashes: Counter[bytes] = Counter()
         """How often each version may have crashed an engine, by its key."""
         self.role = Role(
@@ -297,10 +301,12 @@ class _Engines:
     def began(self, process: Process) -> None:
         """The engine that was started last is this process."""
         self._sockets[process.pid] = self._socket
-        self._files[process.pid] = self._own_files
+        self._files[process.pid], self._own_files = self._own_files, ()
 
     def ended(self, process: Process, status: int) -> bool:
         """Notes what an engine had under way when it crashed; returns whether that may have been it."""
+        if process.pid != self._filling and process.pid in self._sockets:  # fronts go on to look for that one's
+            self._sockets.pop(process.pid).unlink(missing_ok=True)
         under_way, last_words = self._files.pop(process.pid)
         found: frozenset[bytes] = frozenset()
         if -status in CRASHES or (status > 0 and status != NO_USE):
@@ -317,6 +323,7 @@ class _Engines:
         link = self.address.with_suffix(".next")
         link.symlink_to(self._sockets[process.pid])
         link.replace(self.address)  # at once: it always leads to some engine
+        self._filling = process.pid
         for pid in self._sockets.keys() - {process.pid}:
             self._sockets.pop(pid).unlink(missing_ok=True)
 
@@ -325,14 +332,33 @@ class _Engines:
         return self.address.with_name(f"{ENGINE}-{self._number}")
 
     def _listen(self) -> Mapping[str, int]:
+        """Raises OSError."""
+        self._forget_unstarted()
         self._number = next(self._next)
-        under_way, last_words = under_way_of.create(), os.memfd_create("xlaserve-last-words", os.MFD_CLOEXEC)
+        with ExitStack() as opened:
+            listener = opened.enter_context(bound(self._socket))
+            files = []
+            for create in (under_way_of.create, partial(os.memfd_create, "xlaserve-last-words", os.MFD_CLOEXEC)):
+                file = create()
+                opened.callback(os.close, file)
+                files += [file, os.dup(file)]
+                opened.callback(os.close, files[-1])
+            opened.pop_all()
+        under_way, their_under_way, last_words, their_last_words = files
         self._own_files = under_way, last_words
         return {
-            engine_process.FRONTS: bound(self._socket).detach(),
-            engine_process.UNDER_WAY: os.dup(under_way),
-            engine_process.LAST_WORDS: os.dup(last_words),
+            engine_process.FRONTS: listener.detach(),
+            engine_process.UNDER_WAY: their_under_way,
+            engine_process.LAST_WORDS: their_last_words,
         }
+
+    def _forget_unstarted(self) -> None:
+        """Lets go of what was opened for an engine that could not be started."""
+        if self._own_files:
+            self._socket.unlink(missing_ok=True)
+            for file in self._own_files:
+                os.close(file)
+            self._own_files = ()
 
     def _orders(self, start: bytes, *, is_beside: bool) -> bytes:
         # A model that fails ends a start, and never what was serving.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -9,10 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
-from xlaserve.app.several_processes import ENGINE, FOLDERS, FRONT, Server, _folder
+from xlaserve.app.several_processes import ENGINE, FOLDERS, FRONT, Server, _Engines, _folder
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.errors import ConfigError
 from xlaserve.processes.process import Launcher
@@ -136,3 +138,36 @@ def test_the_folder_of_a_supervisor_that_was_killed_is_removed(monkeypatch: pyte
         (left / "engine-0").touch()
         held = _folder(other)
         assert {held, _folder(stack)} == {*Path(temporary).iterdir()}
+
+
+def test_engines_that_fail_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as temporary:  # of a short name
+        folder = Path(temporary)
+        engines = _Engines(Settings(), Settings, folder, lambda: True)
+
+        def start(pid: int) -> Process:
+            for file in engines.role.connect().values():
+                os.close(file)
+            process = cast(Process, SimpleNamespace(pid=pid))
+            engines.began(process)
+            return process
+
+        def left() -> tuple[int, list[str]]:
+            return len([*Path("/proc/self/fd").iterdir()]), sorted(path.name for path in folder.iterdir())
+
+        serving = start(1)
+        engines.filled(serving)
+        before = left()
+        engines.ended(start(2), 1)
+        assert left() == before
+        for file in engines.role.connect().values():  # and the process can't be started
+            os.close(file)
+        engines.ended(start(3), 0)
+        assert left() == before
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no more files"):
+            patch.setattr(os, "memfd_create", Mock(side_effect=OSError("no more files")))
+            engines.role.connect()
+        engines.ended(start(4), 0)
+        assert left()[0] == before[0]
+        engines.ended(serving, -9)
+        assert (folder / "engine").is_symlink()
