@@ -282,8 +282,11 @@ class Supervisor:
         if before is not None and not before.process.ended.done():
             post.left[before] = asyncio.create_task(_see_off(before))
         post.state = State.READY if run.is_ready else State.STARTING
-        for watcher in self._watchers:
-            watcher.filled(post.role, run.process)
+        try:
+            for watcher in self._watchers:
+                watcher.filled(post.role, run.process)
+        except Exception as error:
+            self._give_up(post, error)
         self._keep_for_next(post)
 
     def _keep_for_next(self, post: _Post) -> None:
@@ -314,11 +317,15 @@ class Supervisor:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(wait_s):
                             await self._stopping.wait()
-        except Exception:
-            log.exception("%s: can't be supervised any more", post.role.name)
-            self.fail(f"{post.role.name}: can't be supervised")
+        except Exception as error:
+            self._give_up(post, error)
         finally:
             post.state = State.ENDED
+
+    def _give_up(self, post: _Post, error: Exception) -> None:
+        """Has all processes end for an error of this one."""
+        log.error("%s: can't be supervised any more", post.role.name, exc_info=error)
+        self.fail(f"{post.role.name}: can't be supervised")
 
     async def _fill(self, post: _Post) -> tuple[str, bool]:
         """Starts a process and waits until nothing fills the role. Returns how the last one ended, in words, and

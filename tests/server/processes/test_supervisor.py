@@ -277,6 +277,21 @@ async def test_an_error_of_the_supervisor_itself_ends_all(caplog: pytest.LogCapt
     assert "front 1: can't be supervised" in caplog.text
 
 
+async def test_an_error_while_a_successor_takes_a_place_ends_all(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Watcher):
+        def filled(self, role: Role, process: Process) -> None:
+            raise OSError("no such folder")
+
+    world = World(ENGINE)
+    _, new, _ = await world.succession()
+    world.supervisor._watchers = [Broken()]
+    new.hear(Kind.READY, b"{}")
+    async with asyncio.timeout(1):
+        assert await world.running == 1
+    assert "engine 0: can't be supervised" in caplog.text
+    assert "no such folder" in caplog.text
+
+
 async def test_a_successor_takes_the_place_of_one_that_serves_once_it_is_ready() -> None:
     world = World(ENGINE)
     old, new, succeeding = await world.succession()
