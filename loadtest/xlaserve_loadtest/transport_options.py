@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from xlaserve_loadtest.parser import checked, file
+from xlaserve_loadtest.parser import checked, count_to, file
 from xlaserve_loadtest.targets.channel import COMPRESSIONS, Transport
 
 _HEADER: Final = re.compile(r"([0-9a-z_.-]+)=([ -~]*)")
@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compression", choices=tuple(COMPRESSIONS), help="of requests")
     group.add_argument(
         "--connections",
-        type=checked(_connections),
+        type=count_to(MAX_CONNECTIONS),
         default=1,
         metavar="N",
         help="to each address, over gRPC, from each generator; they take requests in turn (default: %(default)s)",
@@ -94,13 +94,6 @@ def without_secrets(words: Sequence[str], transport: Transport) -> list[str]:
     for _, value in transport.headers:
         shown = [word.replace(value, "...") if value else word for word in shown]
     return shown
-
-
-def _connections(text: str) -> int:
-    count = int(text) if text.isdecimal() else 0
-    if not 1 <= count <= MAX_CONNECTIONS:
-        raise ValueError(f"expected 1 to {MAX_CONNECTIONS}, got {text}")
-    return count
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -228,7 +228,7 @@ def test_not_one_call_fails_while_a_model_is_reloaded(served: Server) -> None:
     for thread in asking:
         thread.start()
     control = NoopClient(served.grpc)
-    for _ in range(10):
+    for _ in range(4):
         control.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="noop"), timeout=PATIENCE_S)
     stopping.set()
     for thread in asking:

@@ -118,6 +118,7 @@ def test_a_model_that_crashes_its_process_three_times_is_set_aside_and_one_besid
     assert crashes(server) == 3
 
 
+@pytest.mark.slow
 def test_a_model_that_is_set_aside_may_be_loaded_once_more(start_server: StartServer, tmp_path: Path) -> None:
     server = start(start_server, tmp_path)
     client = NoopClient(server.grpc)
@@ -145,6 +146,7 @@ def test_a_model_whose_load_crashes_the_process_is_set_aside_at_the_start(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL])
+@pytest.mark.slow
 def test_a_process_that_others_kill_sets_nothing_aside(
     start_server: StartServer, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -179,6 +179,7 @@ def test_an_engine_that_is_killed_before_it_is_ready_changes_nothing(swaps: Swap
     assert swaps.load().exception() is None
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_meanwhile_is_followed_by_the_one_that_starts(swaps: Swaps) -> None:
     swaps.hold()
     call = swaps.load()
@@ -192,6 +193,7 @@ def test_one_that_is_killed_meanwhile_is_followed_by_the_one_that_starts(swaps: 
     assert readiness(swaps.server) == HTTPStatus.OK
 
 
+@pytest.mark.slow
 def test_a_front_that_is_killed_meanwhile_comes_back(swaps: Swaps) -> None:
     swaps.hold()
     call = swaps.load()
@@ -216,6 +218,7 @@ def test_the_end_waits_for_no_engine_that_starts(swaps: Swaps) -> None:
     assert not swaps.living()
 
 
+@pytest.mark.slow
 def test_news_that_come_meanwhile_are_taken_by_what_serves_then(swaps: Swaps) -> None:
     swaps.hold()
     call = swaps.load()
@@ -247,6 +250,7 @@ def test_in_place_the_engine_stays(make_swaps: Callable[..., Swaps]) -> None:
     assert len(swaps.engines()) == 1
 
 
+@pytest.mark.slow
 def test_no_room_for_two_is_refused_with_what_to_do(make_swaps: Callable[..., Swaps]) -> None:
     swaps = make_swaps(max_resident_bytes=64 * 2**20)
     with pytest.raises(grpc.RpcError, match="swap: in_place"):

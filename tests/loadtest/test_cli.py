@@ -145,6 +145,7 @@ def test_every_arm_has_several_processes_of_its_own_and_its_control_too(
     assert "of which starting servers" in ran.err
 
 
+@pytest.mark.slow
 def test_later_processes_load_what_the_first_compiled_and_measure_it_themselves(
     loadtest: Loadtest, tmp_path: Path
 ) -> None:

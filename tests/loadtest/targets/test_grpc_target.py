@@ -56,4 +56,4 @@ async def test_requests_take_turns_over_all_connections_to_all_addresses(model_i
 def test_a_number_of_connections_that_makes_no_sense_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--target", "127.0.0.1:1", "--model", "m", "--connections", given])
-    assert f"expected 1 to 1024, got {given}" in capsys.readouterr().err
+    assert f"from 1 to 1,024, got {given!r}" in capsys.readouterr().err
