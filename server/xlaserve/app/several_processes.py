@@ -9,29 +9,24 @@ import os
 import pickle
 import signal
 import socket
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from xlaserve import usage
-from xlaserve.app import engine_process, front_process
+from xlaserve.app import front_process
+from xlaserve.app.engines import DRAINING, ENGINE, LATER_S, Engines, folder_of_engines
 from xlaserve.app.front import FLUSH_S, RESIDENT_SHARE
 from xlaserve.config import Settings
-from xlaserve.engine import under_way as under_way_of
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
-from xlaserve.link.host import bound
-from xlaserve.model.held_folder import held_folder, remove_left
 from xlaserve.processes.metrics import AllMetrics, Restarted
 from xlaserve.processes.process import Launcher
-from xlaserve.processes.role import NO_USE, Role
+from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor, Watcher
 from xlaserve.protocol import shared_regions
 from xlaserve.ready_file import ReadyFile
@@ -40,24 +35,9 @@ from xlaserve.service_manager import ServiceManager
 from xlaserve.telemetry.http import HttpEndpoint, unknown_host
 from xlaserve.usage import Usage
 
-ENGINE: Final = "engine"
 FRONT: Final = "front {}"
-FOLDERS: Final = "xlaserve-engines-"
-"""How the names of folders for engines' sockets begin."""
-LATER_S: Final = 5.0
-"""How much longer a process may take to end than its own limits say, before it is killed."""
 AT_ONCE: Final = 128 + signal.SIGTERM
 """The status of a process that ended at a second signal: see `Stopping`."""
-MOST_ENGINES: Final = 10**9
-"""More than are ever started one after the other."""
-MOST_CRASHES: Final = 3
-"""A version that may have crashed as many engines is not loaded any more."""
-CRASHES: Final = frozenset(
-    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
-)
-"""Signals that a process ends by itself with."""
-DRAINING, RUNNING = 1, 0
-"""Stages of the end: fronts answer what they have before the engine ends."""
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +73,7 @@ class Server(Watcher):
             ports = {name: self._reserve(name, stack) for name in ("grpc_port", "http_port")}
             used = _shared(partial(usage.create, settings.front_processes), stack)
             shared = {front_process.USAGE: used, front_process.REGIONS: _shared(shared_regions.create, stack)}
-            self._engines = _Engines(settings, self._read_settings, _folder(stack), lambda: self._was_ready)
+            self._engines = Engines(settings, self._read_settings, folder_of_engines(stack), lambda: self._was_ready)
             self._usage = Usage(used, settings.front_processes)
             registry = CollectorRegistry()
             registry.register(ProcessCollector(registry=None))
@@ -258,133 +238,6 @@ class Server(Watcher):
     def _remove_ready_file(self) -> None:
         with suppress(ConfigError):
             self._ready_file.remove()
-
-
-class _Engines:
-    """What engines are started with: each listens on a socket of its own, and `address` leads to that of the one that
-    fills the role. `start` is what one that follows another begins with, as that said; pickled.
-    """
-
-    def __init__(
-        self, settings: Settings, read_settings: Callable[[], Settings], folder: Path, was_ready: Callable[[], bool]
-    ) -> None:
-        self.address = folder / ENGINE
-        self.start = b""
-        self._was_ready = was_ready
-        self._settings = settings
-        self._read_settings = read_settings
-        self._next = count()
-        self._number = 0
-        self._sockets: dict[int, Path] = {}
-        """By process number."""
-        self._filling = 0
-        """The process number of the one that fills the role, or did last."""
-        self._files: dict[int, tuple[int, ...]] = {}
-        """By process number, what it notes what it has under way in, and its last words."""
-        self._own_files: tuple[int, ...] = ()
-        """Of an engine that is about to be started."""
-        self._crashes: Counter[bytes] = Counter()
-        """How often each version may have crashed an engine, by its key."""
-        self.role = Role(
-            name=ENGINE,
-            target=f"{engine_process.__name__}:{engine_process.run.__name__}",
-            payload=lambda: self._orders(self.start, is_beside=False),
-            connect=self._listen,
-            stage=RUNNING,
-            stop_timeout_s=settings.drain_timeout_s + LATER_S,
-        )
-
-    def beside(self, start: bytes) -> Role:
-        """Returns the role for an engine that is to take the place of the one that serves."""
-        return replace(self.role, payload=lambda: self._orders(start, is_beside=True))
-
-    def began(self, process: Process) -> None:
-        """The engine that was started last is this process."""
-        self._sockets[process.pid] = self._socket
-        self._files[process.pid], self._own_files = self._own_files, ()
-
-    def ended(self, process: Process, status: int) -> bool:
-        """Notes what an engine had under way when it crashed; returns whether that may have been it."""
-        if process.pid != self._filling and process.pid in self._sockets:  # fronts go on to look for that one's
-            self._sockets.pop(process.pid).unlink(missing_ok=True)
-        under_way, last_words = self._files.pop(process.pid)
-        found: frozenset[bytes] = frozenset()
-        if -status in CRASHES or (status > 0 and status != NO_USE):
-            with open(last_words, errors="replace", closefd=False) as words:
-                words.seek(0)
-                found = under_way_of.suspects(under_way, words.read())
-        os.close(under_way)
-        os.close(last_words)
-        self._crashes.update(found)
-        return bool(found)
-
-    def filled(self, process: Process) -> None:
-        """Has `address` lead to this engine's socket."""
-        link = self.address.with_suffix(".next")
-        link.symlink_to(self._sockets[process.pid])
-        link.replace(self.address)  # at once: it always leads to some engine
-        self._filling = process.pid
-        for pid in self._sockets.keys() - {process.pid}:
-            self._sockets.pop(pid).unlink(missing_ok=True)
-
-    @property
-    def _socket(self) -> Path:
-        return self.address.with_name(f"{ENGINE}-{self._number}")
-
-    def _listen(self) -> Mapping[str, int]:
-        """Raises OSError."""
-        self._forget_unstarted()
-        self._number = next(self._next)
-        with ExitStack() as opened:
-            listener = opened.enter_context(bound(self._socket))
-            files = []
-            for create in (under_way_of.create, partial(os.memfd_create, "xlaserve-last-words", os.MFD_CLOEXEC)):
-                file = create()
-                opened.callback(os.close, file)
-                files += [file, os.dup(file)]
-                opened.callback(os.close, files[-1])
-            opened.pop_all()
-        under_way, their_under_way, last_words, their_last_words = files
-        self._own_files = under_way, last_words
-        return {
-            engine_process.FRONTS: listener.detach(),
-            engine_process.UNDER_WAY: their_under_way,
-            engine_process.LAST_WORDS: their_last_words,
-        }
-
-    def _forget_unstarted(self) -> None:
-        """Lets go of what was opened for an engine that could not be started."""
-        if self._own_files:
-            self._socket.unlink(missing_ok=True)
-            for file in self._own_files:
-                os.close(file)
-            self._own_files = ()
-
-    def _orders(self, start: bytes, *, is_beside: bool) -> bytes:
-        # A model that fails ends a start, and never what was serving.
-        is_fatal = self._settings.exit_on_model_failure and not self._was_ready()
-        return pickle.dumps(
-            engine_process.Orders(
-                self._settings.model_copy(update={"exit_on_model_failure": is_fatal}),
-                self._read_settings,
-                number=self._number,
-                start=start,
-                is_beside=is_beside,
-                set_aside=frozenset(key for key, crashes in self._crashes.items() if crashes >= MOST_CRASHES),
-            )
-        )
-
-
-def _folder(stack: ExitStack) -> Path:
-    """Returns a folder for the sockets of engines. Raises ConfigError."""
-    try:
-        remove_left(FOLDERS)  # of supervisors that were killed
-        folder = stack.enter_context(held_folder(FOLDERS))
-        bound(folder / f"{ENGINE}-{MOST_ENGINES}").close()
-    except OSError as error:
-        expected, got = "a folder with room for a socket, with a short name", os.environ.get("TMPDIR") or "/tmp"
-        raise ConfigError(f"TMPDIR: expected {expected}, got {got}: {error.strerror or error}") from None
-    return folder
 
 
 def _shared(create: Callable[[], int], stack: ExitStack) -> int:

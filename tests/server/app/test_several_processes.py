@@ -14,7 +14,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from xlaserve.app.several_processes import ENGINE, FOLDERS, FRONT, Server, _Engines, _folder
+from xlaserve.app.engines import ENGINE, FOLDERS, Engines, folder_of_engines
+from xlaserve.app.several_processes import FRONT, Server
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.errors import ConfigError
 from xlaserve.processes.process import Launcher
@@ -136,14 +137,14 @@ def test_the_folder_of_a_supervisor_that_was_killed_is_removed(monkeypatch: pyte
         left = Path(temporary) / f"{FOLDERS}left"
         left.mkdir()
         (left / "engine-0").touch()
-        held = _folder(other)
-        assert {held, _folder(stack)} == {*Path(temporary).iterdir()}
+        held = folder_of_engines(other)
+        assert {held, folder_of_engines(stack)} == {*Path(temporary).iterdir()}
 
 
 def test_engines_that_fail_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as temporary:  # of a short name
         folder = Path(temporary)
-        engines = _Engines(Settings(), Settings, folder, lambda: True)
+        engines = Engines(Settings(), Settings, folder, lambda: True)
 
         def start(pid: int) -> Process:
             for file in engines.role.connect().values():
