@@ -33,6 +33,7 @@ from xlaserve.commands import (
     profile,
     serve,
     show_config,
+    upgrade,
     warm,
 )
 from xlaserve.commands.command import FAILED, Command, Invocation
@@ -43,6 +44,7 @@ from xlaserve_client.cli_parser import Parser, add_completion
 
 COMMANDS: Final = (
     serve.COMMAND,
+    upgrade.COMMAND,
     warm.COMMAND,
     buckets.COMMAND,
     plan.COMMAND,

@@ -49,6 +49,16 @@ class Ports:
         log.info("listening: gRPC %s, HTTP %s, metrics %s", *(address or "off" for address in addresses.values()))
         self._warn_of_strangers(addresses["metrics"])
 
+    async def leave(self) -> None:
+        """Takes no new connections; each of HTTP ends with an answer, and each of gRPC at `max_connection_age_s`."""
+        self.grpc.close_listeners()
+        await self.http.leave()
+
+    @property
+    def connections(self) -> int:
+        """How many of gRPC and HTTP there are."""
+        return self.grpc.connections + self.http.connections
+
     async def stop_calls(self, grace_s: float) -> None:
         """Closes the ports of gRPC and HTTP; answers on their way may take `grace_s` to leave."""
         await asyncio.gather(self.grpc.stop(grace_s), self.http.stop(grace_s))

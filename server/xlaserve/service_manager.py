@@ -20,10 +20,12 @@ WATCHDOG_PID: Final = "WATCHDOG_PID"
 class ServiceManager:
     """The service manager that `environment` names; without one every method does nothing.
 
-    Nothing here raises: a server serves, whether or not somebody listens.
+    Nothing here raises: a server serves, whether or not somebody listens. While it `is_silent` nothing is said: the
+    service manager listens to another process.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: Mapping[str, str] = os.environ, *, is_silent: bool = False) -> None:
+        self.is_silent = is_silent
         self._socket = _connect(environment.get(ADDRESS, ""))
         self._watchdog_s = _watchdog_s(environment)
 
@@ -43,6 +45,11 @@ class ServiceManager:
         """Says that the server will end."""
         self._send("STOPPING=1", "STATUS=stopping")
 
+    def tell_main(self, pid: int) -> None:
+        """Has it take process `pid` for the service from now on."""
+        self._send(f"MAINPID={pid}")
+        self.is_silent = True
+
     async def watch(self) -> None:
         """Says that the event loop is alive, for ever, twice as often as the service manager wants to hear it."""
         if self._socket is None or self._watchdog_s is None:
@@ -58,7 +65,7 @@ class ServiceManager:
             self._socket = None
 
     def _send(self, *lines: str) -> None:
-        if self._socket is None:
+        if self._socket is None or self.is_silent:
             return
         try:
             self._socket.send("\n".join(lines).encode())

@@ -56,6 +56,10 @@ class Reader:
         with contextlib.suppress(ProcessLookupError):  # it ended by itself
             os.killpg(self._server.pid, signal.SIGINT)
         assert self._server.wait(COMMAND_TIMEOUT_S) == 0
+        give_up_at = time.monotonic() + COMMAND_TIMEOUT_S
+        while self._ready_file.exists():  # another one may have taken its place
+            assert time.monotonic() < give_up_at, "a server did not end"
+            time.sleep(0.05)
         self._server = None
 
     def leave(self) -> None:

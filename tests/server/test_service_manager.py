@@ -141,3 +141,17 @@ def test_the_watchdog_hears_nothing_of_a_loop_that_hangs_and_again_once_it_goes_
     thread.join(PATIENCE_S)
     loop.close()
     server.close()
+
+
+def test_another_process_is_told_of_and_says_the_rest(manager: Manager) -> None:
+    before, after = ServiceManager(manager.environment), ServiceManager(manager.environment, is_silent=True)
+    after.tell_ready("ready: other")
+    before.tell_main(4711)
+    before.tell_stopping()
+    after.is_silent = False
+    after.tell_ready("ready: mine")
+    assert manager.heard() == {"MAINPID": "4711"}
+    assert manager.heard() == {"READY": "1", "STATUS": "ready: mine"}
+    assert not manager.all_heard()
+    before.close()
+    after.close()

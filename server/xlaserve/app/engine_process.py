@@ -8,7 +8,7 @@ import logging
 import pickle
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial, reduce
 from itertools import chain, count
@@ -20,6 +20,7 @@ from xlaserve.app.event_loop import run_loop
 from xlaserve.app.stopping import Stopping
 from xlaserve.app.succession import Outcome, Start, Succession
 from xlaserve.app.tracing import Tracing
+from xlaserve.app.upgrade import Changes
 from xlaserve.config import Settings
 from xlaserve.config.versions import grouped
 from xlaserve.engine.memory import available_memory_bytes, resident_bytes
@@ -67,6 +68,8 @@ class Orders(NamedTuple):
     start: bytes = b""
     """What to begin with, a pickled `Start`, if another one has said so; else an engine that follows one begins with
     the models that are configured now."""
+    taken_over: Changes | None = None
+    """How the models of another server are whose place this one takes, other than configured."""
     is_beside: bool = False
     """Whether it is started beside one that serves, to take its place."""
     set_aside: frozenset[bytes] = frozenset()
@@ -130,7 +133,7 @@ class EngineProcess:
         self._settings = orders.settings
         self._is_beside = orders.is_beside
         self._priority = LowPriority()
-        if orders.is_beside:
+        if orders.is_beside or orders.taken_over is not None:
             self._priority.begin()
         self._stopping = Stopping()
         self._metrics = Metrics()
@@ -145,7 +148,12 @@ class EngineProcess:
         self._has_started = False
         self._kept = b""
         """What the supervisor has for an engine that follows this one."""
-        start = orders.begins_with
+        start, configured = orders.begins_with, grouped(orders.settings.models)
+        listings = None if start is None else start.listings
+        required: Collection[str] = start.required if start is not None and orders.is_beside else ()
+        if start is None and orders.taken_over is not None:
+            listings = orders.taken_over.listings(configured)
+            required = listings.keys() & orders.taken_over.serving
         progress = console.WarmUp(orders.settings)
         self._on_loaded = progress.end
         self._engine = Engine(
@@ -157,8 +165,8 @@ class EngineProcess:
             on_crash=self._stopping.crash,
             tracing=self._tracing,
             xla_events=xla_events,
-            listings=None if start is None else start.listings,
-            required=start.required if start is not None and orders.is_beside else (),
+            listings=listings,
+            required=required,
             # Beside one that serves, what is to be loaded may be tried: it ends nothing but this process.
             set_aside=orders.set_aside - (_to_load(start) if start is not None and orders.is_beside else frozenset()),
             under_way=UnderWay(child.descriptors[UNDER_WAY]),
@@ -166,11 +174,14 @@ class EngineProcess:
         repository = self._engine.repository
         self._publisher = Publisher(repository, orders.first_loading)
         self._host = Host(
-            self._answer, lambda: self._engine.lane_busy_s, self._front_has_gone, on_linked=self._priority.end
+            self._answer,
+            lambda: self._engine.lane_busy_s,
+            self._front_has_gone,
+            on_linked=self._priority.end if orders.is_beside else lambda: None,
         )
         self._succession = Succession(
             repository=repository,
-            configured=grouped(orders.settings.models),
+            configured=configured,
             begin=self._begin_successor,
             succeeded=self._be_succeeded,
             check_room=self._check_room,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.app import engine_process
+from xlaserve.app.upgrade import Changes
 from xlaserve.config import Settings
 from xlaserve.engine import under_way as under_way_of
 from xlaserve.errors import ConfigError
@@ -42,15 +43,22 @@ DRAINING, RUNNING = 1, 0
 
 class Engines:
     """What engines are started with: each listens on a socket of its own, and `address` leads to that of the one that
-    fills the role. `start` is what one that follows another begins with, as that said; pickled.
+    fills the role. The first begins with the models as they were `taken_over`; `start` is what one that follows another
+    begins with, as that said; pickled.
     """
 
     def __init__(
-        self, settings: Settings, read_settings: Callable[[], Settings], folder: Path, was_ready: Callable[[], bool]
+        self,
+        settings: Settings,
+        read_settings: Callable[[], Settings],
+        folder: Path,
+        was_ready: Callable[[], bool],
+        taken_over: Changes | None = None,
     ) -> None:
         self.address = folder / ENGINE
         self.start = b""
         self._was_ready = was_ready
+        self._taken_over = taken_over
         self._settings = settings
         self._read_settings = read_settings
         self._next = count()
@@ -73,6 +81,11 @@ class Engines:
             stage=RUNNING,
             stop_timeout_s=settings.drain_timeout_s + LATER_S,
         )
+
+    @property
+    def changes(self) -> Changes:
+        """How its models are other than configured."""
+        return Changes.of(pickle.loads(self.start)) if self.start else self._taken_over or Changes()
 
     def beside(self, start: bytes) -> Role:
         """Returns the role for an engine that is to take the place of the one that serves."""
@@ -150,6 +163,7 @@ class Engines:
                 number=self._number,
                 start=start,
                 is_beside=is_beside,
+                taken_over=None if self._was_ready() else self._taken_over,
                 set_aside=frozenset(key for key, crashes in self._crashes.items() if crashes >= MOST_CRASHES),
             )
         )

@@ -56,6 +56,8 @@ QUIET_S: Final = 0.2
 FLUSH_S: Final = 1.0
 """The longest time that requests are refused once all accepted ones are answered, and then the longest that the last
 answers may take to leave. Idle streams end with it."""
+LEAVING_LOOK_S: Final = 0.5
+"""How often a front that leaves looks whether clients are left: it lists all its sockets."""
 RESIDENT_SHARE: Final = 0.8
 """Share of the usable memory that `max_resident_bytes` is by default."""
 
@@ -188,6 +190,17 @@ class Front:
     def is_ready(self) -> bool:
         """Whether models serve and the server does not end."""
         return self._backend.directory.is_ready and not self._stopping.is_set()
+
+    async def leave(self, ending: asyncio.Event, longest_s: float) -> None:
+        """Leaves new clients to another process, and serves those that are here until they have gone there, as their
+        connections end; for `longest_s`, or until `ending` is set."""
+        log.info("leaving: %d connections, %d requests in flight", self.ports.connections, self.calls.in_flight)
+        await self.ports.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                while self.ports.connections and not ending.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(ending.wait(), LEAVING_LOOK_S)
 
     async def drain(self, draining: asyncio.Event, delay_s: float) -> None:
         """Lets accepted requests finish and refuses new ones, as clients see it: first health, then calls.

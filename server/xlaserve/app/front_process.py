@@ -6,11 +6,11 @@ import asyncio
 import gc
 import logging
 import pickle
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from prometheus_client.core import Metric
 
@@ -49,6 +49,9 @@ CRASHED: Final = 1
 VERSION: Final = ("model", "version")
 RETRY_S: Final = 0.05
 """Between attempts to reach an engine that is not there."""
+AGE_JITTER: Final = 1.1
+"""Connections end up to a tenth later than their age says (gRPC's proposal A9)."""
+LEAVING_LATER_S: Final = 1.0
 FAILED_RETRY_S: Final = 1.0
 """Between attempts where something else is wrong: no file descriptors are left, say."""
 
@@ -65,6 +68,8 @@ class Orders(NamedTuple):
     """HOST:PORT where the metrics of all processes are shown."""
     number: int
     """Which front it is, from 1. The first says where it listens."""
+    waits: bool = False
+    """Whether it listens only once models serve: others serve until then."""
 
 
 class RemoteEngine:
@@ -222,6 +227,11 @@ class RemoteEngine:
         return self._link
 
 
+def leaving_s(settings: Settings) -> float:
+    """Returns within what time all clients go elsewhere whose connections end at their next call, or for their age."""
+    return AGE_JITTER * (settings.effective_max_connection_age_s or 0) + LEAVING_LATER_S
+
+
 def run(child: Child) -> int:
     """Serves clients until a signal, and returns the exit status."""
     orders: Orders = pickle.loads(child.payload)
@@ -231,11 +241,12 @@ def run(child: Child) -> int:
 async def _serve(child: Child, orders: Orders) -> int:
     settings, metrics, stopping, tracing = orders.settings, Metrics(), Stopping(), Tracing.of(orders.settings)
     stopping.listen()
+    stopping.listen_for_leave()
     mirror = Mirror(metrics)
     engine = RemoteEngine(orders.engine, 2 * settings.max_queue_bytes, mirror, metrics)
     following = asyncio.create_task(engine.follow())
     try:
-        if not await _until_known(engine, stopping.begun):
+        if not await _until(engine.known(), stopping.begun):
             return 0
         front = Front(
             settings,
@@ -252,6 +263,8 @@ async def _serve(child: Child, orders: Orders) -> int:
         )
         engine.calls = front.calls
         mirror.on_change = front.health.refresh
+        if orders.waits and not await _until(mirror.ready(), stopping.begun):
+            return 0
         metrics.add_gauges(lambda: _taken_in(mirror.versions()))
         if settings.triton_metrics:
             metrics.add_gauges(lambda: triton_metrics(mirror.versions(), metrics, has_queues=False))
@@ -268,9 +281,10 @@ async def _serve(child: Child, orders: Orders) -> int:
             gc.freeze()  # what stays for ever; the collector pauses the event loop
             keep_freed_memory()
             child.tell_ready(front.ports.addresses())
-            await stopping.begun.wait()
+            if await _until(stopping.leaving.wait(), stopping.begun):
+                await front.leave(stopping.begun, leaving_s(settings))
         finally:
-            is_serving = mirror.is_ready and not stopping.has_crashed
+            is_serving = mirror.is_ready and not stopping.has_crashed and not stopping.leaving.is_set()
             mirror.is_stopping = True
             await front.drain(stopping.draining, settings.shutdown_delay_s if is_serving else 0)
             await _end(following)  # what has not finished in time fails with the link to the engine
@@ -309,9 +323,9 @@ async def _end(following: asyncio.Task[None]) -> None:
     await asyncio.wait([following])
 
 
-async def _until_known(engine: RemoteEngine, stopping: asyncio.Event) -> bool:
-    """Waits for an engine; returns False where the process is to end first."""
-    waiting = [asyncio.create_task(engine.known()), asyncio.create_task(stopping.wait())]
+async def _until(happens: Coroutine[Any, Any, object], stopping: asyncio.Event) -> bool:
+    """Waits until it happens; returns False where the process is to end first."""
+    waiting = [asyncio.create_task(happens), asyncio.create_task(stopping.wait())]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import pickle
 import signal
-import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -21,9 +19,12 @@ from xlaserve import usage
 from xlaserve.app import front_process
 from xlaserve.app.engines import DRAINING, ENGINE, LATER_S, Engines, folder_of_engines
 from xlaserve.app.front import FLUSH_S, RESIDENT_SHARE
+from xlaserve.app.reserved_ports import reserve
+from xlaserve.app.upgrade import Predecessor, Successor
 from xlaserve.config import Settings
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
+from xlaserve.processes import linux
 from xlaserve.processes.metrics import AllMetrics, Restarted
 from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
@@ -32,10 +33,13 @@ from xlaserve.protocol import shared_regions
 from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.service_manager import ServiceManager
-from xlaserve.telemetry.http import HttpEndpoint, unknown_host
+from xlaserve.telemetry.http import HttpEndpoint
 from xlaserve.usage import Usage
 
 FRONT: Final = "front {}"
+PORTS: Final = ("grpc_port", "http_port")
+LEAVING: Final = "xlaserve leaving"
+"""What `ps` shows of a server whose place another one has taken."""
 AT_ONCE: Final = 128 + signal.SIGTERM
 """The status of a process that ended at a second signal: see `Stopping`."""
 
@@ -43,12 +47,22 @@ log = logging.getLogger(__name__)
 
 
 class Server(Watcher):
-    """A server of `settings.front_processes` fronts. `read_settings`, which can be pickled, reads them again."""
+    """A server of `settings.front_processes` fronts. `read_settings`, which can be pickled, reads them again.
 
-    def __init__(self, settings: Settings, read_settings: Callable[[], Settings]) -> None:
+    It takes the place of `before`, where there is one.
+    """
+
+    def __init__(
+        self, settings: Settings, read_settings: Callable[[], Settings], before: Predecessor | None = None
+    ) -> None:
         self._settings = settings
         self._read_settings = read_settings
-        self._service_manager = ServiceManager()
+        self._before = before
+        self._successor: Successor | None = None
+        """The server that takes this one's place, from its start on."""
+        self._has_handed_over = False
+        self._owns_ready_file = before is None
+        self._service_manager = ServiceManager(is_silent=before is not None)
         self._ready_file = ReadyFile(settings.ready_file)
         self._metrics_address: str | None = None
         self._ready: dict[str, Mapping[str, Any]] = {}
@@ -68,32 +82,43 @@ class Server(Watcher):
         settings = self._settings
         with ExitStack() as stack:
             stack.callback(self._service_manager.close)
-            self._ready_file.remove()
+            if self._before is None:
+                self._ready_file.remove()
             stack.callback(self._remove_ready_file)
-            ports = {name: self._reserve(name, stack) for name in ("grpc_port", "http_port")}
+            self._ports = {name: self._reserve(name, stack) for name in PORTS}
             used = _shared(partial(usage.create, settings.front_processes), stack)
-            shared = {front_process.USAGE: used, front_process.REGIONS: _shared(shared_regions.create, stack)}
-            self._engines = Engines(settings, self._read_settings, folder_of_engines(stack), lambda: self._was_ready)
+            self._regions = _shared(shared_regions.create, stack) if self._before is None else self._before.regions
+            shared = {front_process.USAGE: used, front_process.REGIONS: self._regions}
+            changes = None if self._before is None else self._before.changes
+            folder = folder_of_engines(stack)
+            self._engines = Engines(settings, self._read_settings, folder, lambda: self._was_ready, changes)
             self._usage = Usage(used, settings.front_processes)
             registry = CollectorRegistry()
             registry.register(ProcessCollector(registry=None))
             metrics, restarts = AllMetrics(registry), Restarted(registry)
-            endpoint = self._endpoint(metrics)
+            endpoint = self._metrics_endpoint = self._endpoint(metrics)
             if endpoint is not None:
                 endpoint.start()
                 stack.callback(endpoint.stop)
             self._metrics_address = None if endpoint is None else endpoint.address
-            fronts = self._fronts(ports, self._engines.address, shared)
+            fronts = self._fronts(self._ports, self._engines.address, shared)
             self._front = fronts[0]
             self._launcher = Launcher(settings.log_level, settings.log_format)
             stack.callback(self._launcher.close)
             self._supervisor = Supervisor([self._engines.role, *fronts], self._launcher, [metrics, restarts, self])
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._upgrade)
             following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
             self._service_manager.tell_status("compiling")
             try:
                 return await self._supervisor.run() or self._at_once
             finally:
-                for number in (signal.SIGTERM, signal.SIGINT):  # all have ended: nothing is left to be told
+                if self._successor is not None and not self._has_handed_over:
+                    await self._successor.end()
+                for number in (
+                    signal.SIGTERM,
+                    signal.SIGINT,
+                    signal.SIGUSR2,
+                ):  # all have ended: nothing is left to be told
                     signal.signal(number, signal.SIG_IGN)
                 for task in (*following, *self._starting):
                     task.cancel()
@@ -144,14 +169,68 @@ class Server(Watcher):
         if not self._was_ready:
             self._was_ready = True
             log.info("%s", engine["serving"])
-            if engine["is_ready"]:
+            if self._before is not None:
+                self._do(self._take_over(self._before))
+            elif engine["is_ready"]:
                 self._write_ready_file()
         self._service_manager.tell_ready(engine["serving"])
+
+    async def _take_over(self, before: Predecessor) -> None:
+        await before.leaves()
+        log.info("upgrade: this is the server from now on")
+        self._service_manager.is_silent = False
+        self._service_manager.tell_ready(self._serving)
+        self._owns_ready_file = True
+        self._write_ready_file()
+
+    @property
+    def _serving(self) -> str:
+        return str(self._ready.get(ENGINE, {}).get("serving", "starting"))
+
+    def _upgrade(self) -> None:
+        if not self._was_ready or self._is_stopping:
+            log.warning("upgrade: this server is %s; nothing is done", "ending" if self._is_stopping else "starting")
+        elif os.getpid() == 1:
+            log.error("upgrade: a container ends with its first process, which this is: start a new container instead")
+        elif self._successor is not None:
+            log.warning("upgrade: process %d is starting already", self._successor.pid)
+        else:
+            self._do(self._hand_over())
+
+    async def _hand_over(self) -> None:
+        """Starts another server, and leaves once that serves."""
+        changes = self._engines.changes
+        metrics = None if self._metrics_endpoint is None else self._metrics_endpoint.listener
+        try:
+            self._successor = successor = Successor(self._ports, metrics, self._regions, changes)
+        except OSError as error:
+            log.error("upgrade: another server can't be started, this one goes on: %s", error)
+            return
+        log.info("upgrade: process %d starts", successor.pid)
+        is_ready = await successor.is_ready()
+        if self._is_stopping:  # and so does that
+            return
+        if not is_ready:
+            log.error("upgrade: process %d %s, this one goes on", successor.pid, await successor.end())
+            self._successor = None
+            return
+        if self._engines.changes != changes:
+            log.warning("upgrade: what clients have changed of the models meanwhile is as before there")
+        log.info("upgrade: process %d serves, this one leaves", successor.pid)
+        self._has_handed_over, self._owns_ready_file = True, False
+        self._service_manager.tell_main(successor.pid)
+        linux.set_title(LEAVING, LEAVING)
+        successor.go()
+        if self._metrics_endpoint is not None:
+            self._metrics_endpoint.leave()
+        self._supervisor.leave()
 
     def reloading(self) -> None:
         """Tells who started the server; that it has happened is told once the engine says so."""
         if self._was_ready:
             self._service_manager.tell_reloading()
+        if self._successor is not None:
+            self._successor.send_signal(signal.SIGHUP)
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Notes that the role is not filled, and what a front had in use is not."""
@@ -170,6 +249,8 @@ class Server(Watcher):
         self._is_stopping = True
         self._ready.clear()
         self._service_manager.tell_stopping()
+        if self._successor is not None and not self._has_handed_over:
+            self._successor.send_signal(signal.SIGTERM)
 
     def is_ready(self) -> bool:
         """Whether models serve, and some front does. Called on any thread."""
@@ -180,15 +261,21 @@ class Server(Watcher):
     def _fronts(self, ports: Mapping[str, int], engine: Path, shared: Mapping[str, int]) -> list[Role]:
         settings = self._settings
         of_front = _of_front(settings, ports)
+
+        def orders(number: int) -> bytes:
+            waits = self._before is not None and not self._was_ready
+            return pickle.dumps(front_process.Orders(of_front, engine, self._metrics_address, number, waits))
+
         stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
         return [
             Role(
                 name=name,
                 target=f"{front_process.__name__}:{front_process.run.__name__}",
-                payload=pickle.dumps(front_process.Orders(of_front, engine, self._metrics_address, number)),
+                payload=partial(orders, number),
                 descriptors=shared,
                 has_spare=True,
                 stage=DRAINING,
+                leaving_s=front_process.leaving_s(settings),
                 stop_timeout_s=stop_timeout_s,
             )
             for name, number in self._numbers.items()
@@ -198,6 +285,10 @@ class Server(Watcher):
         settings, loop = self._settings, asyncio.get_running_loop()
         if settings.metrics_port is None:
             return None
+        listening = None if self._before is None else self._before.metrics
+        if listening is not None and settings.metrics_port not in (0, listening.getsockname()[1]):
+            listening.close()
+            listening = None
         registry = CollectorRegistry()
         registry.register(metrics.merged)
         return HttpEndpoint(
@@ -206,28 +297,15 @@ class Server(Watcher):
             registry,
             is_ready=self.is_ready,
             refresh=lambda: asyncio.run_coroutine_threadsafe(metrics.refresh(), loop),
+            listening=listening,
         )
 
     def _reserve(self, name: str, stack: ExitStack) -> int:
-        """Takes a port of all addresses of the host, where fronts may listen too, and returns it. Raises ConfigError.
-
-        Nobody listens here: a connection meets a front, or is refused where there is none.
-        """
-        host, port = self._settings.host, getattr(self._settings, name)
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        except (socket.gaierror, UnicodeError) as error:
-            raise unknown_host(host, error) from None
-        for family, address in dict.fromkeys((family, address[0]) for family, _, _, _, address in found):
-            try:
-                with _bound(family, address, port, is_shared=False) as alone:  # fails where anybody else has it
-                    port = alone.getsockname()[1]
-                stack.enter_context(_bound(family, address, port, is_shared=True))
-            except OSError as error:
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    expected = f"a free port of {host}"
-                    raise ConfigError(f"{name}: expected {expected}, got {port}: {error.strerror}") from None
-        return int(port)
+        """Takes a port, that of the server whose place this one takes unless the configuration says another one."""
+        wanted, before = getattr(self._settings, name), self._before
+        if before is not None and wanted in (0, (port := before.ports[name])):
+            return reserve(name, self._settings.host, port, stack, is_taken_over=True)
+        return reserve(name, self._settings.host, wanted, stack)
 
     def _write_ready_file(self) -> None:
         try:
@@ -236,8 +314,9 @@ class Server(Watcher):
             self._supervisor.fail(str(error))
 
     def _remove_ready_file(self) -> None:
-        with suppress(ConfigError):
-            self._ready_file.remove()
+        if self._owns_ready_file:
+            with suppress(ConfigError):
+                self._ready_file.remove()
 
 
 def _shared(create: Callable[[], int], stack: ExitStack) -> int:
@@ -264,18 +343,3 @@ def _of_front(settings: Settings, ports: Mapping[str, int]) -> Settings:
             "decode_threads": max(1, (settings.decode_threads or usable_cores()) // fronts),
         }
     )
-
-
-def _bound(family: int, address: str | int, port: int, *, is_shared: bool) -> socket.socket:
-    one = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if is_shared:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        one.bind((address, port))
-    except OSError:
-        one.close()
-        raise
-    return one

@@ -31,6 +31,8 @@ class Stopping:
         """Set once the process is to end."""
         self.draining = asyncio.Event()
         """Set once it refuses new requests, or is about to."""
+        self.leaving = asyncio.Event()
+        """Set once new clients are served by another process, and those that are here have some time to go there."""
         self.has_crashed = False
         self._at_once = at_once
         self._clock = clock
@@ -41,6 +43,10 @@ class Stopping:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.on_signal, number)
+
+    def listen_for_leave(self) -> None:
+        """Acts on SIGUSR2 as well, which has a process leave."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self.leaving.set)
 
     def crash(self) -> None:
         """Ends the process, which has failed."""

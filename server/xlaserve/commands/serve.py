@@ -9,8 +9,10 @@ from typing import Final
 
 from xlaserve import console
 from xlaserve.app.event_loop import run_loop
+from xlaserve.app.upgrade import Predecessor
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import check_files
+from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.telemetry import log_writer
@@ -47,10 +49,15 @@ def run(invocation: Invocation) -> int:
         from xlaserve.app.several_processes import Server  # noqa: PLC0415
 
         with log_writer.without_waiting():
-            return await Server(settings, invocation.load).run()
+            return await Server(settings, invocation.load, before).run()
 
-    # SIGHUP, from a terminal that closes or to have the configuration read again, must not end a starting server.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # SIGHUP, from a terminal that closes or to have the configuration read again, must not end a starting server; nor
+    # may SIGUSR2, which has another one take its place.
+    for number in (signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    before = Predecessor.of()
+    if before is not None and not settings.front_processes:
+        raise ConfigError("fronts: expected at least 1 to take the place of another server, got 0")
     return run_loop(serve_with_fronts() if settings.front_processes else serve())
 
 

@@ -21,6 +21,7 @@ ORIGIN: Final = re.compile(r"\*|https?://[^/\s*?#@]+")
 ENDPOINT: Final = re.compile(r"https?://[^/\s?#@]+/?")
 EXPAND: Final = object()
 """Context of a validation that takes folders of versions for those versions."""
+CONNECTION_AGE_S: Final = 60.0
 DEVICE: Final = re.compile(r"auto|cpu|gpu(:(all|[0-9]{1,3}(,[0-9]{1,3})*))?")
 
 
@@ -163,6 +164,9 @@ class Settings(Frozen):
     `max_connections` where a proxy brings all clients. gRPC's connections are counted once a second, HTTP's at once."""
     max_connection_idle_s: float = Field(600.0, gt=0, le=86_400)
     """A connection without calls is closed after this time; clients connect again with their next call."""
+    max_connection_age_s: float | None = Field(None, gt=0, le=86_400)
+    """A gRPC connection is told to end once it is about that old: calls on it are answered, and the client makes its
+    next ones on a new connection, which may meet another front. By default 60 with `fronts`, else never."""
     max_image_bytes: int = Field(32 * MIB, ge=1)
     """Largest encoded image."""
     max_image_pixels: int = Field(64_000_000, ge=1)
@@ -216,6 +220,11 @@ class Settings(Frozen):
     def front_processes(self) -> int:
         """How many there are; 0 where one process does all."""
         return 0 if self.fronts == "auto" else self.fronts
+
+    @property
+    def effective_max_connection_age_s(self) -> float | None:
+        """`max_connection_age_s`, or what it is by default; None for connections that never end for their age."""
+        return self.max_connection_age_s or (CONNECTION_AGE_S if self.front_processes else None)
 
     @property
     def is_loopback(self) -> bool:

@@ -41,6 +41,8 @@ LINGER_S: Final = 10.0
 CONNECTION: Final = "xlaserve.connection"
 """The key of a request's `Connection` in its ASGI scope."""
 
+CLOSE: Final = (b"connection", b"close")
+
 NO_REQUEST: Final = Endpoint("unknown", {}, is_http=True)
 
 
@@ -69,6 +71,8 @@ class Connections(ServerState):
         self.waiting: dict[Connection, float] = {}
         """Those whose clients send a body or read an answer, and since when; the longest first."""
         self._clock = clock
+        self.is_leaving = False
+        """Whether answers to requests that come now end their connections."""
         self._date_s = -1
         self._of_address: Counter[str] = Counter()
         super().__init__()
@@ -79,7 +83,7 @@ class Connections(ServerState):
         now_s = int(self._clock())
         if now_s != self._date_s:
             self._date_s, self._headers = now_s, [(b"date", formatdate(now_s, usegmt=True).encode())]
-        return self._headers
+        return [*self._headers, CLOSE] if self.is_leaving else self._headers
 
     @default_headers.setter
     def default_headers(self, headers: object) -> None:
@@ -356,7 +360,7 @@ class Connection(HttpToolsProtocol):
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
+            CLOSE,
             *named,
         ]
         lines = [name + b": " + value + b"\r\n" for name, value in headers]

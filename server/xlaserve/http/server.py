@@ -7,7 +7,8 @@ import errno
 import logging
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import uvicorn
@@ -63,6 +64,7 @@ class HttpServer:
             timeout_keep_alive=min(KEEP_ALIVE_S, int(settings.max_connection_idle_s)),
         )
         self._config.load()
+        self._listening: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._handshakes: dict[asyncio.Task[None], str] = {}
@@ -75,12 +77,12 @@ class HttpServer:
         settings = self._settings
         loop = asyncio.get_running_loop()
         try:
-            listening = await _listen(settings.host, settings.http_port, is_shared=settings.front_processes > 0)
+            self._listening = await _listen(settings.host, settings.http_port, is_shared=settings.front_processes > 0)
         except OSError as error:
             expected = f"a free port of {settings.host}"
             raise ConfigError(f"http_port: expected {expected}, got {settings.http_port}: {error.strerror}") from error
-        host, port, *_ = listening[0].getsockname()
-        for one in listening:
+        host, port, *_ = self._listening[0].getsockname()
+        for one in self._listening:
             if self._certificates is None:
                 self._servers.append(await loop.create_server(self._connect, sock=one, backlog=BACKLOG))
             else:
@@ -89,10 +91,7 @@ class HttpServer:
 
     async def stop(self, grace_s: float) -> None:
         """Closes the port and idle connections; calls have `grace_s` for their answers to leave."""
-        for server in self._servers:
-            server.close()
-        for accepting in self._accepting:
-            accepting.cancel()
+        self._close_listeners()
         open_ = self._connections.connections
         self.close_connections()
         for _ in range(math.ceil(grace_s / POLL_S)):
@@ -101,6 +100,28 @@ class HttpServer:
             await asyncio.sleep(POLL_S)
         for connection in tuple(open_):
             connection.transport.abort()
+
+    async def leave(self) -> None:
+        """Takes no new connections but those that wait to be accepted, and has each one end with an answer."""
+        self._connections.is_leaving = True
+        waiting = [client for one in self._listening for client in _accepted(one)]
+        self._close_listeners()
+        for client, peer in waiting:
+            if self._certificates is None:
+                await asyncio.get_running_loop().connect_accepted_socket(self._connect, client)
+            else:
+                self._take(client, peer, self._certificates)
+
+    def _close_listeners(self) -> None:
+        for server in self._servers:
+            server.close()
+        for accepting in self._accepting:
+            accepting.cancel()
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections.connections)
 
     def close_connections(self) -> None:
         """Closes each connection with the answer to its request, or at once where it has none."""
@@ -118,11 +139,14 @@ class HttpServer:
                     log.debug("HTTP: %r", error)
                     await asyncio.sleep(ACCEPT_RETRY_S)
                     continue
-                address = network_of(peer[0])
-                self._make_room(address)
-                task = loop.create_task(self._shake_hands(client, certificates))
-                self._handshakes[task] = address
-                task.add_done_callback(lambda task: self._handshakes.pop(task, None))
+                self._take(client, peer, certificates)
+
+    def _take(self, client: socket.socket, peer: tuple[str, int], certificates: Certificates) -> None:
+        address = network_of(peer[0])
+        self._make_room(address)
+        task = asyncio.create_task(self._shake_hands(client, certificates))
+        self._handshakes[task] = address
+        task.add_done_callback(lambda task: self._handshakes.pop(task, None))
 
     def _make_room(self, address: str) -> None:
         """Ends the oldest handshake where there are too many, of the address or of all."""
@@ -147,6 +171,15 @@ class HttpServer:
 
     def _connect(self) -> Connection:
         return Connection(self._config, self._connections, {})
+
+
+def _accepted(listening: socket.socket) -> Iterator[tuple[socket.socket, tuple[str, int]]]:
+    """Yields the clients that wait, and their addresses: closing the socket would reset their connections."""
+    with suppress(OSError):  # nobody waits, or no file descriptors are left
+        while True:
+            client, peer = listening.accept()
+            client.setblocking(False)
+            yield client, peer
 
 
 async def _listen(host: str, port: int, *, is_shared: bool) -> list[socket.socket]:

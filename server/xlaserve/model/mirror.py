@@ -40,6 +40,7 @@ class Mirror(Directory):
         self._loadings: dict[int, tuple[bytes, Version]] = {}
         """By number, the facts that a version was made of."""
         self._is_ready = False
+        self._has_become_ready = asyncio.Event()
         self.is_stopping = False
         """Set once nothing is ready any more, whatever the engine says: this process is to end."""
         self._lost: set[str] = set()
@@ -51,6 +52,10 @@ class Mirror(Directory):
     def is_ready(self) -> bool:
         """As `Directory` has it."""
         return self._is_ready and not self.is_stopping
+
+    async def ready(self) -> None:
+        """Returns once an engine was ready."""
+        await self._has_become_ready.wait()
 
     def serving(self) -> dict[str, bool]:
         """Returns for each model whether it serves, in some version."""
@@ -72,6 +77,8 @@ class Mirror(Directory):
             self._lost.discard(name)
             self._publish(name)
         self._is_ready = catalogue.is_ready
+        if self._is_ready:
+            self._has_become_ready.set()
         for number, (_, version) in self._loadings.items():
             if version.served is not None and version.state is not State.READY and number not in self._retiring:
                 self._retiring[number] = asyncio.create_task(_retire(version.served, engines[number]))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Final
 
 from xlaserve import priority, service_manager
@@ -22,7 +23,9 @@ from xlaserve.telemetry.logs import Format
 
 log = logging.getLogger(__name__)
 
-PROCESS: Final = (sys.executable, "-P", "-m", "xlaserve.processes.child")
+PYTHON: Final = str(Path(sys.executable).parent.resolve() / Path(sys.executable).name)
+"""The interpreter of this process, though a link that led to its environment may lead to another one by now."""
+PROCESS: Final = (PYTHON, "-P", "-m", "xlaserve.processes.child")
 CHUNK_BYTES: Final = 64 * 1024
 UNSET: Final = (service_manager.ADDRESS, service_manager.WATCHDOG_US, service_manager.WATCHDOG_PID)
 """What of the environment is for the supervisor only."""

@@ -159,7 +159,7 @@ class Supervisor:
         self._ending: list[_Run] = []
         """Those that were told to end last."""
         self._outputs: set[asyncio.Future[None]] = set()
-        self._has_failed = False
+        self._has_failed = self._is_leaving = False
 
     @property
     def states(self) -> dict[str, State]:
@@ -206,6 +206,11 @@ class Supervisor:
         if self._stopping.is_set():
             for run in self._ending:
                 run.process.send_signal(signal.SIGTERM)
+        self._stopping.set()
+
+    def leave(self) -> None:
+        """Has all processes end, those that can after they have left: another server does what they did."""
+        self._is_leaving = True
         self._stopping.set()
 
     def fail(self, reason: str) -> None:
@@ -412,7 +417,7 @@ class Supervisor:
     async def _end(self) -> None:
         for stage in sorted({post.role.stage for post in self._posts}, reverse=True):
             self._ending = [run for post in self._posts if post.role.stage == stage for run in post.runs]
-            await asyncio.gather(*map(_end, self._ending))
+            await asyncio.gather(*(_end(run, is_leaving=self._is_leaving) for run in self._ending))
 
 
 async def _see_off(run: _Run) -> None:
@@ -421,12 +426,14 @@ async def _see_off(run: _Run) -> None:
     await _end(run)
 
 
-async def _end(run: _Run) -> None:
+async def _end(run: _Run, *, is_leaving: bool = False) -> None:
     """Has a process end, and kills it where that takes too long."""
-    process, timeout_s = run.process, run.role.stop_timeout_s
+    process, timeout_s, number = run.process, run.role.stop_timeout_s, signal.SIGTERM
     if process.ended.done():
         return
-    process.send_signal(signal.SIGTERM)
+    if is_leaving and run.is_ready and run.role.leaving_s is not None:
+        timeout_s, number = timeout_s + run.role.leaving_s, signal.SIGUSR2
+    process.send_signal(number)
     await asyncio.wait([process.ended], timeout=timeout_s)
     if process.ended.done():
         return

@@ -33,8 +33,7 @@ async def hang_up(port: int, flush_s: float) -> None:
     there are, nothing is closed.
     """
     try:
-        for fd in _fds(port, listening=True):
-            _close_listener(fd, port)
+        close_listeners(port)
         for _ in range(math.ceil(flush_s / POLL_S)):
             if not any(map(_has_unsent, _fds(port, listening=False))):
                 break
@@ -42,6 +41,17 @@ async def hang_up(port: int, flush_s: float) -> None:
         close_connections(port)
     except UNLISTED as error:
         log.warning("port %d could not be closed before the server stops: %s", port, error)
+
+
+def close_listeners(port: int) -> None:
+    """Closes the sockets of this process that listen on `port`. Raises one of UNLISTED."""
+    for fd in _fds(port, listening=True):
+        _close_listener(fd, port)
+
+
+def connections(port: int) -> int:
+    """Returns how many connections this process has that were made to `port`. Raises one of UNLISTED."""
+    return len(_fds(port, listening=False))
 
 
 def close_connections(port: int) -> None:

@@ -20,7 +20,7 @@ from xlaserve.protocol.intake import Intake
 from xlaserve.rpc import debugging, handlers, serving_messages, vision_messages
 from xlaserve.rpc.admin import Admin
 from xlaserve.rpc.ending import RPC_TASK
-from xlaserve.rpc.hang_up import UNLISTED, close_connections, hang_up
+from xlaserve.rpc.hang_up import UNLISTED, close_connections, close_listeners, connections, hang_up
 from xlaserve.rpc.health import Health
 from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.open_inference import OpenInference
@@ -248,10 +248,30 @@ class GrpcServer:
             else:
                 return
 
+    def close_listeners(self) -> None:
+        """Takes no new connections."""
+        try:
+            close_listeners(self._port)
+        except UNLISTED as error:
+            log.warning("gRPC goes on to take connections: %s", error)
+
+    @property
+    def connections(self) -> int:
+        """How many there are; 0 where the system does not say."""
+        try:
+            return connections(self._port)
+        except UNLISTED as error:
+            log.debug("gRPC's connections can't be counted: %s", error)
+            return 0
+
+    @property
+    def _port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
     def close_connections(self) -> None:
         """Closes all connections; calls without an answer end as UNAVAILABLE."""
         try:
-            close_connections(int(self.address.rpartition(":")[2]))
+            close_connections(self._port)
         except UNLISTED as error:
             log.warning("gRPC's connections could not be closed: %s", error)
 
@@ -263,7 +283,7 @@ class GrpcServer:
         if self._counting is not None:
             self._counting.cancel()
         self._is_stopping = True  # a task that waits for the end is not cancelled; grpcio's own would be
-        await hang_up(int(self.address.rpartition(":")[2]), grace_s)
+        await hang_up(self._port, grace_s)
         await self._server.stop(grace_s)
         # gRPC is done with its last calls before their tasks are, and logs an error where the loop ends first.
         if rest := [task for task in asyncio.all_tasks() if task.get_name() == RPC_TASK]:
@@ -271,7 +291,9 @@ class GrpcServer:
 
 
 def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
+    age_s = settings.effective_max_connection_age_s
     return (
+        *(() if age_s is None else (("grpc.max_connection_age_ms", int(age_s * 1000)),)),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # Two servers on one port would share its connections unseen; fronts of one server do.

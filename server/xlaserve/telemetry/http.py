@@ -46,7 +46,8 @@ class HttpEndpoint:
     """Serves /metrics, /healthz and /readyz from one thread of its own, even while the event loop is busy.
 
     `is_ready` is called on that thread. So is `refresh`, before /metrics and /readyz are answered: it
-    has what they show read again elsewhere, and its future says when that is done.
+    has what they show read again elsewhere, and its future says when that is done. `listening` is a socket that listens
+    already, in place of `host` and `port`.
     """
 
     def __init__(
@@ -57,7 +58,10 @@ class HttpEndpoint:
         *,
         is_ready: Callable[[], bool],
         refresh: Callable[[], Future[None]],
+        listening: socket.socket | None = None,
     ) -> None:
+        self._listening = listening
+        self._is_leaving = False
         self._host = host
         self._port = port
         self._metrics = make_wsgi_app(registry)
@@ -73,10 +77,17 @@ class HttpEndpoint:
 
     def start(self) -> None:
         """Listens, and answers from now on. Raises ConfigError if it can't listen there."""
+        self._socket = self._listening or self._listen()
+        self._socket.setblocking(False)
+        self._loop, self._stopping = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = Thread(target=self._run, args=(self._socket, self._loop), name="http", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
             socket.getaddrinfo(self._host, self._port, family)  # create_server no longer says that it was this
-            self._socket = socket.create_server((self._host, self._port), family=family, backlog=MAX_CONNECTIONS)
+            return socket.create_server((self._host, self._port), family=family, backlog=MAX_CONNECTIONS)
         except (socket.gaierror, UnicodeError) as error:
             raise unknown_host(self._host, error) from None
         except OSError as error:
@@ -85,18 +96,25 @@ class HttpEndpoint:
             raise ConfigError(
                 f"metrics_port: expected a free port on host {self._host}, got {self._port}: {error.strerror}"
             ) from None
-        self._socket.setblocking(False)
-        self._loop, self._stopping = asyncio.new_event_loop(), asyncio.Event()
-        self._thread = Thread(target=self._run, args=(self._socket, self._loop), name="http", daemon=True)
-        self._thread.start()
+
+    @property
+    def listener(self) -> socket.socket:
+        """The socket that listens. Only while it is started."""
+        if self._socket is None:
+            raise RuntimeError("the HTTP endpoint is not started")
+        return self._socket
 
     @property
     def address(self) -> str:
         """HOST:PORT, with the port that was taken. Only while it is started."""
-        if self._socket is None:
-            raise RuntimeError("the HTTP endpoint is not started")
-        host, port = self._socket.getsockname()[:2]
+        host, port = self.listener.getsockname()[:2]
         return authority(str(host), port)
+
+    def leave(self) -> None:
+        """Leaves all that come from now on to another process, which listens on the same socket."""
+        self._is_leaving = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.remove_reader, self.listener)
 
     def stop(self) -> None:
         """Closes the port; answers on their way are not waited for. Does nothing if it is not started."""
@@ -137,7 +155,7 @@ class HttpEndpoint:
         task.add_done_callback(partial(self._close, client))
 
     def _accept_again(self, listening: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._stopping.is_set():
+        if not self._stopping.is_set() and not self._is_leaving:
             loop.add_reader(listening, self._accept, listening, loop)
 
     async def _converse(self, client: socket.socket) -> None:

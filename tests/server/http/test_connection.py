@@ -682,3 +682,21 @@ def test_no_bytes_leave_anything_behind(segments: list[bytes], hangs_up: bool, r
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(talk())
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_server_that_leaves_ends_each_connection_with_an_answer() -> None:
+    host = Host()
+    client = host.connect()
+    client.send(request())
+    await settle()
+    host.connections.is_leaving = True
+    await settle()
+    assert client.is_open
+    client.send(request())
+    await settle()
+    kept, last = client.replies()
+    assert (kept.status, last.status) == (200, 200)
+    assert "connection" not in kept.headers
+    assert last.headers["connection"] == "close"
+    assert not client.is_open

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
+from dataclasses import replace
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR2
 
 import pytest
 
@@ -39,7 +40,7 @@ class FakeProcess:
         self.signals.append(number)
         if number is SIGKILL and not self.is_immortal:
             self.end(-SIGKILL)
-        elif number is SIGTERM and self.stop_s is not None:
+        elif number in (SIGTERM, SIGUSR2) and self.stop_s is not None:
             asyncio.get_running_loop().call_later(self.stop_s, self.end, 0)
 
     def ask(self) -> None:
@@ -422,3 +423,28 @@ async def test_what_one_wants_and_keeps_reaches_the_watchers_as_long_as_it_fills
         [b"wanted"],
     )
     await world.stop()
+
+
+async def test_where_another_server_takes_over_those_that_can_leave_before_they_end() -> None:
+    world = World(ENGINE, replace(FRONT, leaving_s=60), replace(FRONT, name="front 2", leaving_s=60))
+    await world.last()
+    engine, front, starting = world.started
+    engine.hear(Kind.READY, b"{}")
+    front.hear(Kind.READY, b"{}")
+    front.stop_s = 63.0  # what is left of its time to end is what it has to drain
+    world.supervisor.leave()
+    assert await world.running == 0
+    assert (engine.signals, front.signals, starting.signals) == ([SIGTERM], [SIGUSR2], [SIGTERM])
+    assert len(world.started) == 3
+
+
+async def test_one_that_leaves_is_told_to_end_where_its_server_is() -> None:
+    world = World(replace(FRONT, leaving_s=60))
+    front = await world.last()
+    front.hear(Kind.READY, b"{}")
+    front.stop_s = 3.0
+    world.supervisor.leave()
+    await world.last()
+    world.supervisor.stop()
+    assert await world.running == 0
+    assert front.signals == [SIGUSR2, SIGTERM]

@@ -312,3 +312,29 @@ def test_stopping_is_prompt_frees_the_port_and_may_be_repeated(endpoint: HttpEnd
         assert ask(again, "/healthz")[0] == 200
     finally:
         again.stop()
+
+
+def test_another_process_answers_on_the_same_socket_once_one_leaves(endpoint: HttpEndpoint, server: Server) -> None:
+    with connect(endpoint) as client:  # it has been accepted: that is left to nobody
+        client.send(b"GET /readyz HTTP/1.1\r\n")
+        while not endpoint._asking:
+            time.sleep(0.01)
+        endpoint.leave()
+        other = Server()
+        other.ready = False
+        after = HttpEndpoint(
+            "nowhere",
+            1,
+            other.registry,
+            is_ready=lambda: other.ready,
+            refresh=refreshed,
+            listening=endpoint.listener.dup(),
+        )
+        after.start()
+        try:
+            assert after.address == endpoint.address
+            assert [ask(endpoint, "/readyz")[0] for _ in range(5)] == [503] * 5
+            client.send(b"\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200 OK")
+        finally:
+            after.stop()

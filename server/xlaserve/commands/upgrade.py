@@ -1,0 +1,110 @@
+"""`xlaserve upgrade`: has another server, as it is installed and configured by now, take a server's place."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from xlaserve.app.several_processes import LEAVING
+from xlaserve.commands.command import FAILED, Command, Invocation
+from xlaserve.errors import XlaserveError
+
+POLL_S: Final = 0.1
+BEGIN_S: Final = 10.0
+"""How long a server may take to start another one."""
+FRONT: Final = "xlaserve front "
+
+
+class CannotUpgrade(XlaserveError):
+    """No server's place is taken."""
+
+
+def run(invocation: Invocation) -> int:
+    """Returns once the other server serves, or is known not to."""
+    pid: int = invocation.own.pid or _only_server()
+    try:
+        server = psutil.Process(pid)
+        if not _listens_for_it(pid):
+            raise CannotUpgrade(f"expected a server with fronts, which process {pid} is not: see the setting `fronts`")
+        before = {child.pid for child in server.children()}
+        server.send_signal(signal.SIGUSR2)
+        successor = _successor(server, before)
+        if successor is None:
+            raise CannotUpgrade(f"process {pid} has started no other server: its log says why")
+        sys.stdout.write(f"process {successor.pid} starts\n")
+        sys.stdout.flush()
+        while successor.is_running() and successor.status() != psutil.STATUS_ZOMBIE and not _has_left(server):
+            time.sleep(POLL_S)
+        if not _has_left(server):
+            sys.stderr.write(f"process {successor.pid} has ended, and {pid} goes on: its log says why\n")
+            return FAILED
+    except psutil.Error as error:
+        raise CannotUpgrade(f"process {pid}: {error}") from None
+    sys.stdout.write(f"process {successor.pid} serves, and {pid} leaves\n")
+    return 0
+
+
+def _only_server() -> int:
+    """Returns the number of the only server with fronts that this user runs. Raises CannotUpgrade."""
+    found = {process.ppid() for process in _processes() if _title(process).startswith(FRONT)}
+    servers = sorted(pid for pid in found if not _has_left(psutil.Process(pid)))
+    if len(servers) != 1:
+        numbers = ", ".join(map(str, servers)) or "none"
+        raise CannotUpgrade(f"expected one server with fronts, or the number of its process, found {numbers}")
+    return servers[0]
+
+
+def _processes() -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.uids().real == os.getuid():
+                yield process
+
+
+def _title(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline()).strip()
+    return ""
+
+
+def _has_left(server: psutil.Process) -> bool:
+    """Whether another server has taken its place, as far as anybody can see: it says so, or has ended."""
+    return _title(server) in (LEAVING, "")
+
+
+def _listens_for_it(pid: int) -> bool:
+    """Whether a process does anything at SIGUSR2, as proc_pid_status(5) tells; else it would end the process."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "SigCgt":
+                return bool(int(value, 16) >> (signal.SIGUSR2 - 1) & 1)
+    return False
+
+
+def _successor(server: psutil.Process, before: set[int]) -> psutil.Process | None:
+    """Returns the server that it starts, None where it starts none."""
+    until = time.monotonic() + BEGIN_S
+    while time.monotonic() < until and server.is_running():
+        for child in server.children():
+            if child.pid not in before and "xlaserve.processes.child" not in _title(child):
+                return child
+        time.sleep(POLL_S)
+    return None
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's own options."""
+    parser.add_argument("pid", nargs="?", type=int, help="its process; may be left out where only one server runs")
+
+
+COMMAND = Command("upgrade", "have a newly started server take the place of one with fronts", run, add_options, ())

@@ -1,0 +1,132 @@
+"""What a server hands over to the one that takes its place, without another server."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from tests.server.model.house import House, model
+
+from xlaserve.app.succession import Start
+from xlaserve.app.upgrade import GO, HANDED_OVER, READY, Changes, Predecessor, command
+from xlaserve.config.versions import grouped
+from xlaserve.errors import ConfigError
+from xlaserve.model.listing import Ended
+from xlaserve.model.version import State
+
+
+@pytest_asyncio.fixture
+async def house() -> AsyncIterator[House]:
+    house = House()
+    labelled = model("b", version="1", version_labels=(("stable", "1"),))
+    house.configured = [
+        model("a"),
+        labelled,
+        model("b", version="2", version_labels=labelled.version_labels),
+        model("c"),
+    ]
+    await house.repository.load_all()
+    yield house
+    await house.close()
+
+
+def changes(house: House) -> Changes:
+    found = Changes.of(Start(grouped(house.configured), house.repository.listing()))
+    told = json.loads(json.dumps(found._asdict()))
+    return Changes(**told)
+
+
+async def test_models_that_are_as_configured_only_serve(house: House) -> None:
+    assert changes(house) == Changes(serving=["a", "b", "c"])
+
+
+async def test_what_clients_have_changed_is_handed_over(house: House) -> None:
+    await house.repository.unload("a")
+    await house.repository.update("b", {"stable": "2"}, ())
+    found = changes(house)
+    assert found == Changes({"a": ["1"]}, {"b": {"stable": "2"}}, ["b", "c"])
+    listings = found.listings(grouped(house.configured))
+    assert listings["a"].ended == {"1": Ended(State.UNLOADED)}
+    assert listings["b"].model.labels == {"stable": "2"}
+    assert not listings["b"].ended
+    assert listings["c"].model == grouped(house.configured)["c"]
+
+
+async def test_what_is_not_configured_any_more_is_left_out(house: House) -> None:
+    await house.repository.update("b", {"stable": "2", "next": "1"}, ())
+    await house.repository.unload("c")
+    listings = changes(house).listings(grouped([model("b", version="1")]))
+    assert [*listings] == ["b"]
+    assert listings["b"].model.labels == {"next": "1"}
+
+
+@pytest.fixture
+def handed() -> tuple[dict[str, str], socket.socket, dict[str, object]]:
+    ours, theirs = socket.socketpair()
+    regions = os.memfd_create("regions")
+    told: dict[str, object] = {
+        "ports": {"grpc_port": 8001, "http_port": 8000},
+        "metrics": None,
+        "regions": regions,
+        "changes": {"unloaded": {"a": ["1"]}, "serving": ["b"], "of_a_later_version": 1},
+        "channel": theirs.detach(),
+        "of_a_later_version": 1,
+    }
+    return environment(told), ours, told
+
+
+def environment(told: object) -> dict[str, str]:
+    file = os.memfd_create("handed-over")
+    os.write(file, json.dumps(told).encode())
+    return {HANDED_OVER: str(file), "HOME": "/"}
+
+
+async def test_a_server_says_that_it_serves_and_waits_for_its_predecessor_to_leave(
+    handed: tuple[dict[str, str], socket.socket, dict[str, object]],
+) -> None:
+    there, ours, told = handed
+    with ours:
+        before = Predecessor.of(there)
+        assert before is not None
+        assert there == {"HOME": "/"}  # what it starts follows nobody
+        assert before.ports == told["ports"]
+        assert before.changes == Changes({"a": ["1"]}, {}, ["b"])
+        assert not os.get_inheritable(before.regions)
+        ours.send(GO)
+        await before.leaves()
+        assert ours.recv(8) == READY
+    os.close(before.regions)
+
+
+async def test_a_predecessor_that_has_ended_is_not_waited_for(
+    handed: tuple[dict[str, str], socket.socket, dict[str, object]],
+) -> None:
+    there, ours, _ = handed
+    before = Predecessor.of(there)
+    assert before is not None
+    ours.close()
+    await before.leaves()
+    os.close(before.regions)
+
+
+@pytest.mark.parametrize("told", [{}, [], {"ports": {}, "metrics": "x", "regions": 0, "changes": {}, "channel": 0}])
+def test_what_can_not_be_understood_is_refused(told: object) -> None:
+    with pytest.raises(ConfigError, match=HANDED_OVER):
+        Predecessor.of(environment(told))
+    assert Predecessor.of({}) is None
+
+
+@pytest.mark.parametrize(
+    ("started", "again"),
+    [
+        (["/new/bin/python", "/link/bin/xlaserve", "serve"], ["/link/bin/xlaserve", "serve"]),
+        (["python", "-m", "xlaserve", "serve"], ["python", "-m", "xlaserve", "serve"]),
+        (["python", "script.py", "serve"], ["python", "script.py", "serve"]),
+    ],
+)
+def test_a_program_is_started_again_as_it_is_installed_by_now(started: list[str], again: list[str]) -> None:
+    assert command(started, lambda path: path == "/link/bin/xlaserve") == again
