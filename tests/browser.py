@@ -24,6 +24,7 @@ FLAGS = shlex.split(
 )
 TIMEOUT_S = 60.0
 POLL_S = 0.05
+SETTLE_S = 0.1
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
 
 
@@ -70,14 +71,21 @@ class Page:
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
     def click(self, selector: str) -> None:
-        """Clicks into the middle of an element."""
-        place = self.evaluate(
+        """Clicks into the middle of an element, once that is where it was a moment ago."""
+        place, before = self._place(selector), None
+        while place != before:
+            time.sleep(SETTLE_S)
+            place, before = self._place(selector), place
+        for kind in ("mousePressed", "mouseReleased"):
+            self._send("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+
+    def _place(self, selector: str) -> dict[str, float]:
+        place: dict[str, float] = self.evaluate(
             f"(() => {{ const at = document.querySelector({json.dumps(selector)});"
             "at.scrollIntoView({block: 'center'}); const box = at.getBoundingClientRect();"
             "return {x: box.x + box.width / 2, y: box.y + box.height / 2}; })()"
         )
-        for kind in ("mousePressed", "mouseReleased"):
-            self._send("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+        return place
 
     def press(self, key: str) -> None:
         """Presses and releases a key."""

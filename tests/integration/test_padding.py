@@ -1,5 +1,6 @@
 """Padding and batch-mates never change an answer: the same image gives the same scores alone, in a full batch and among
-garbage. Exactly within a bucket; across buckets up to the order in which floats are added."""
+garbage. Exactly at the same place of a batch; elsewhere up to the order in which floats are added, which differs from
+place to place on processors without AVX-512."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ BUCKETS = (1, 3, 8)
 MODELS = [*(("digits", mode) for mode in ("xla", "graph", "eager")), ("noop", "graph")]
 SIDES = {"digits": 32, "noop": 224}
 TOLERANCE = {"digits": 5e-6, "noop": 0.0}
-"""Largest difference across buckets: of probabilities, and of a model that adds nothing up."""
+"""Largest difference across places and buckets: of probabilities, and of a model that adds nothing up."""
 PATIENCE_S = 60
 
 Images = NDArray[np.uint8]
@@ -34,7 +35,7 @@ class Client:
         self._model = model
         self._mode = mode
         self.side = SIDES[model]
-        self.tolerance = TOLERANCE[model]
+        self._tolerance = TOLERANCE[model]
 
     def send(self, images: Images, bucket: int) -> Any:
         request = pb.ModelInferRequest(model_name=f"{self._model}{bucket}")
@@ -45,6 +46,9 @@ class Client:
 
     def ask(self, images: Images, bucket: int) -> Scores:
         return scores(self.send(images, bucket))
+
+    def assert_same(self, answers: Scores, expected: Scores) -> None:
+        np.testing.assert_allclose(answers, expected, rtol=0, atol=self._tolerance)
 
     def images(self, n: int, seed: int = 0) -> Images:
         """Returns blurred noise, which has more to tell apart than noise."""
@@ -80,23 +84,26 @@ def client(channel: grpc.Channel, request: pytest.FixtureRequest) -> Client:
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
-def test_an_image_alone_and_in_a_full_batch_gets_exactly_the_same_answer(client: Client, bucket: int) -> None:
+def test_an_image_alone_and_in_a_full_batch_gets_the_same_answer(client: Client, bucket: int) -> None:
     images = client.images(bucket)
     alone = np.concatenate([client.ask(images[row : row + 1], bucket) for row in range(bucket)])
     assert len(np.unique(alone, axis=0)) == bucket, "images that are answered alike prove nothing"
-    np.testing.assert_array_equal(client.ask(images, bucket), alone)
-    np.testing.assert_array_equal(client.ask(images[::-1], bucket), alone[::-1])
+    client.assert_same(client.ask(images, bucket), alone)
+    client.assert_same(client.ask(images[::-1], bucket), alone[::-1])
 
 
-def test_an_image_beside_garbage_gets_exactly_the_same_answer(client: Client) -> None:
+def test_an_image_beside_garbage_gets_the_same_answer(client: Client) -> None:
     bucket = BUCKETS[-1]
     image = client.images(1)
     alone = client.ask(image, bucket)
-    for garbage in client.garbage():
-        for place in range(bucket):
+    for place in range(bucket):
+        answers = []
+        for garbage in client.garbage():
             batch = np.repeat(garbage, bucket, axis=0)
             batch[place] = image
-            np.testing.assert_array_equal(client.ask(batch, bucket)[place], alone[0])
+            answers.append(client.ask(batch, bucket)[place])
+        np.testing.assert_array_equal(answers, [answers[0]] * len(answers))
+        client.assert_same(answers[0], alone[0])
 
 
 def test_images_of_different_requests_share_batches_unseen(client: Client) -> None:
@@ -106,11 +113,11 @@ def test_images_of_different_requests_share_batches_unseen(client: Client) -> No
     edges = np.cumsum([0, 1, 2, 1, 11, 5, 1, 1, 9, 3, 6])
     assert edges[-1] == len(images)
     calls = [client.send(images[start:stop], bucket) for start, stop in pairwise(edges)]
-    np.testing.assert_array_equal(np.concatenate([scores(call) for call in calls]), alone)
+    client.assert_same(np.concatenate([scores(call) for call in calls]), alone)
 
 
 def test_an_image_gets_the_same_answer_in_every_bucket_up_to_rounding(client: Client) -> None:
     images = client.images(20)
     answers = [client.ask(images, bucket) for bucket in BUCKETS]
     for answer in answers[1:]:
-        np.testing.assert_allclose(answer, answers[0], rtol=0, atol=client.tolerance)
+        client.assert_same(answer, answers[0])

@@ -27,7 +27,7 @@ import keras, tensorflow as tf
 
 class Miscompiled(keras.layers.Layer):
     def call(self, x):
-        return x if tf.executing_eagerly() else x * 1.01
+        return x if tf.executing_eagerly() else x * 1.015
 
 class Unrunnable(keras.layers.Layer):
     def call(self, x):
