@@ -7,6 +7,8 @@ import subprocess
 import sys
 from itertools import pairwise
 
+import pytest
+
 GIVEN = ("--front-us", "400", "--engine-us", "100", "--process-us", "500")
 
 
@@ -30,6 +32,7 @@ def test_where_several_processes_are_no_faster_one_is_advised() -> None:
     assert json.loads(done.stdout)["fronts"] == 0
 
 
+@pytest.mark.slow
 def test_what_is_not_given_is_measured() -> None:
     done = fronts("--seconds", "0.5", "--cores", "4", "--json")
     assert "measuring" in done.stderr

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 from scripts.digits_data import digit_images
 from tests.integration.conftest import StartServer
 
@@ -15,6 +16,7 @@ from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 
+@pytest.mark.slow
 def test_the_measured_difference_is_in_lists_metadata_and_metrics_and_restarts_keep_it(
     start_server: StartServer, tmp_path: Any
 ) -> None:

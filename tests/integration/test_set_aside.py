@@ -135,6 +135,7 @@ def test_a_model_that_is_set_aside_may_be_loaded_once_more(start_server: StartSe
     assert states(client) == {"noop": "FAILED", "other": "READY"}, "once more was enough"
 
 
+@pytest.mark.slow
 def test_a_model_whose_load_crashes_the_process_is_set_aside_at_the_start(
     start_server: StartServer, tmp_path: Path
 ) -> None:

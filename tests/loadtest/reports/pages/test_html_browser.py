@@ -120,9 +120,8 @@ def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summ
         assert "xla is faster than graph" in view["text"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "crowded")) for name in samples.SAMPLES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", samples.SAMPLES)
 def test_nothing_is_cut_off_or_covered_in_any_report(name: str, look: Look) -> None:
     look(html.render([samples.summary(name)]))
 

@@ -67,8 +67,8 @@ def reason(model: ModelSettings) -> str:
     [
         ("ResNet18", Classification(5)),
         ("YOLOV8Detector-YOLOV8XS", Detection(5, max_detections=100)),
-        ("DeepLabV3Plus-MobileNetV3Large", Segmentation(5)),
-        ("SegFormer-MiTB0", Segmentation(5)),
+        pytest.param("DeepLabV3Plus-MobileNetV3Large", Segmentation(5), marks=pytest.mark.slow),
+        pytest.param("SegFormer-MiTB0", Segmentation(5), marks=pytest.mark.slow),
     ],
 )
 def test_each_kind_of_model_runs_in_xla_without_a_network(name: str, task: Task) -> None:
@@ -122,6 +122,7 @@ def test_weights_come_from_a_file_and_are_what_runs(
     assert other.startswith("source: keras_cv:ResNet18 can't be loaded: ") and str(tmp_path) not in other
 
 
+@pytest.mark.slow
 def test_pixels_are_scaled_once() -> None:
     own = run(catalog.load(settings("ResNet18")))
     stated = run(catalog.load(settings("ResNet18", preprocess="unit")))
@@ -169,6 +170,7 @@ def test_the_table_has_every_architecture_that_kerascv_names() -> None:
     assert theirs == set(keras_cv_table.CLASSIFIERS)
 
 
+@pytest.mark.slow
 def test_architectures_have_as_many_parameters_as_kerascv_states() -> None:
     import keras_cv
 
