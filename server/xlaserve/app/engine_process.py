@@ -317,10 +317,12 @@ class EngineProcess:
             self._publish()  # before the answer, so that a model that was loaded is there for who asked
         return answer
 
-    async def _count(self) -> object:
-        """Returns what all processes have counted of the models."""
+    async def _count(self, *, of_fronts: bool) -> object:
+        """Returns what this process has counted of the models, and all fronts if they are wanted too."""
         here = {number: one.telemetry.statistics for number, one in self._publisher.numbered().items()}
         total = tally.tally(self._engine.counted, here, in_flight=0)
+        if not of_fronts:
+            return total
         return reduce(tally.added, await self._host.count(), tally.added(total, self._gone))
 
     def _front_has_gone(self, last: Any) -> None:

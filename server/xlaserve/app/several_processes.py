@@ -264,7 +264,7 @@ class Server(Watcher):
 
         def orders(number: int) -> bytes:
             waits = self._before is not None and not self._was_ready
-            return pickle.dumps(front_process.Orders(of_front, engine, self._metrics_address, number, waits))
+            return pickle.dumps(front_process.Orders(of_front, (engine,), self._metrics_address, number, waits))
 
         stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
         return [

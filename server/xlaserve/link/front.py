@@ -319,6 +319,9 @@ class RemoteModel:
         self._outstanding_s = 0.0
         self._told_at = 0.0
         self._live = Live(in_flight_images_limit=snapshot.max_images)
+        self._has_left = False
+        self._emptied: asyncio.Event | None = None
+        """Set once this front has no request there, where somebody waits for that."""
         self.update(snapshot)
 
     def update(self, snapshot: ModelSnapshot) -> None:
@@ -331,9 +334,28 @@ class RemoteModel:
         """Takes no more: the engine no longer has it."""
         self.admission.is_closed = True
 
+    @property
+    def images(self) -> int:
+        """Those of the requests that this front has taken in for it."""
+        return self.admission.images
+
     def leave(self) -> None:
-        """Tells the engine, which may wait for that to end it, that nothing here has any use for it."""
-        self._link.channel.send(Left(self.snapshot.id))
+        """Tells the engine, which may wait for that to end it, that nothing here has any use for it: once."""
+        if not self._has_left:
+            self._has_left = True
+            self._link.channel.send(Left(self.snapshot.id))
+
+    async def left(self) -> None:
+        """Returns once all requests that this front has taken in for it are answered; it is to take in no others."""
+        while self.admission.images:
+            self._emptied = self._emptied or asyncio.Event()
+            await self._emptied.wait()
+
+    def answered(self, images: int, size_bytes: int) -> None:
+        """Counts a request as answered."""
+        self.admission.leave(images, size_bytes)
+        if self._emptied is not None and not self.admission.images:
+            self._emptied.set()
 
     def tell_outstanding(self, seconds: float) -> None:
         """Takes in what the engine has to do for it."""
@@ -394,7 +416,7 @@ class RemoteRequest:
 
     def __exit__(self, *_: object) -> None:
         self._buffers.clear()
-        self._model.admission.leave(self._images, self._size_bytes)
+        self._model.answered(self._images, self._size_bytes)
 
     def buffer(self, shape: tuple[int, int, int, int]) -> Images:
         """Returns shared memory for pixels `[n, height, width, 3]`, with any content. Raises QueueFull, EngineLost, or

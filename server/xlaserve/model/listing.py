@@ -9,7 +9,7 @@ from xlaserve.config import ModelSettings
 from xlaserve.config.versions import VersionSet
 from xlaserve.model.version import State, Version
 
-_ORDER = (State.READY, State.COMPILING, State.LOADING, State.FAILED, State.DRAINING, State.UNLOADED)
+ORDER = (State.READY, State.COMPILING, State.LOADING, State.FAILED, State.DRAINING, State.UNLOADED)
 """Of two loadings of a version, which another engine has as well."""
 
 
@@ -47,11 +47,11 @@ def of_versions(versions: Iterable[Version], labels: Mapping[str, str], shares: 
     chosen: dict[str, Version] = {}
     for one in versions:
         number = one.settings.version
-        chosen[number] = min(chosen.get(number, one), one, key=lambda version: _ORDER.index(version.state))
+        chosen[number] = min(chosen.get(number, one), one, key=lambda version: ORDER.index(version.state))
     ended = {
         number: Ended(State.FAILED, one.reason) if one.state is State.FAILED else Ended(State.UNLOADED)
         for number, one in chosen.items()
-        if _ORDER.index(one.state) >= _ORDER.index(State.FAILED)
+        if ORDER.index(one.state) >= ORDER.index(State.FAILED)
     }
     settings: dict[str, ModelSettings] = {number: one.settings for number, one in chosen.items()}
     return Listing(VersionSet(settings, labels, shares), ended)

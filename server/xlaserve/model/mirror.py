@@ -82,8 +82,9 @@ class Mirror(Directory):
         for number, (_, version) in self._loadings.items():
             if version.served is not None and version.state is not State.READY and number not in self._retiring:
                 self._retiring[number] = asyncio.create_task(_retire(version.served, engines[number]))
-        for number in self._retiring.keys() - self._loadings.keys():
-            self._retiring.pop(number).cancel()
+        for number in [*self._retiring]:
+            if number not in self._loadings or self._loadings[number][1].state is State.READY:
+                self._retiring.pop(number).cancel()
         self.see_versions()
         self.on_change()
 

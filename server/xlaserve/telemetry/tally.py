@@ -108,6 +108,14 @@ def of(tally: Json, loadings: Collection[int], versions: Collection[tuple[str, .
     return tally | kept | {"statistics": {key: one for key, one in tally["statistics"].items() if key in numbers}}
 
 
+def renumbered(tally: Json, numbers: Mapping[int, int]) -> Json:
+    """Returns a tally with other numbers for loadings, and nothing of those that have none."""
+    statistics = tally["statistics"]
+    return tally | {
+        "statistics": {str(new): statistics[str(old)] for old, new in numbers.items() if str(old) in statistics}
+    }
+
+
 def failures_of(tally: Json) -> Iterator[Failure]:
     """Yields the last requests that failed."""
     return (Failure(*one) for name in FAILURES for one in tally["failures"].get(name, []))

@@ -18,6 +18,7 @@ from tests.server.link.models import PATIENCE_S, Gate, Models
 
 from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.link.front import EngineLink, RemoteModel, connect
+from xlaserve.link.spread import Spread
 
 ARENA_BYTES = 64 * 2**20
 
@@ -120,13 +121,19 @@ class EnginesElsewhere:
         self.process = process
         self.link = link
         self.gate = process.gate
+        self.is_spread = False
+        """Whether requests are spread, over one engine."""
 
     @classmethod
     async def connect(cls, process: EngineProcess, arena_bytes: int = ARENA_BYTES, **options: Any) -> Self:
         return cls(process, await connect(process.path, arena_bytes, **options))
 
-    def engine(self, name: str) -> RemoteModel:
+    def model(self, name: str) -> RemoteModel:
         return model_of(self.link, name)
+
+    def engine(self, name: str) -> ModelEngine:
+        model = self.model(name)
+        return Spread([model]) if self.is_spread else model
 
     async def renew(self, name: str, timeout_s: float) -> None:
         epoch = self.link.epoch

@@ -185,7 +185,7 @@ class RawFront:
 
 async def test_what_no_front_would_send_ends_that_link_alone(process: EngineProcess) -> None:
     engines = await EnginesElsewhere.connect(process)
-    model = engines.engine("numbers").snapshot.id
+    model = engines.model("numbers").snapshot.id
     good = RawFront(process.path)
     submit = good.submit(1, model)
     garbled = [
@@ -228,7 +228,7 @@ async def until_no_other_front(process: EngineProcess) -> None:
 async def test_a_front_that_has_more_jobs_than_it_said_is_hung_up_on(process: EngineProcess) -> None:
     engines = await EnginesElsewhere.connect(process)
     front = RawFront(process.path, max_jobs=2)
-    model = engines.engine("gated").snapshot.id
+    model = engines.model("gated").snapshot.id
     front.socket.sendall(b"".join(pack(front.submit(job, model)) for job in (1, 2, 3)))
     assert await front.is_hung_up_on()
     await until_nothing_is_held(engines)
@@ -250,7 +250,7 @@ async def test_who_does_not_greet_as_a_front_is_hung_up_on(process: EngineProces
 async def test_a_front_that_reads_nothing_holds_up_nobody(process: EngineProcess) -> None:
     engines = await EnginesElsewhere.connect(process)
     front = RawFront(process.path)
-    model = engines.engine("numbers").snapshot.id
+    model = engines.model("numbers").snapshot.id
     front.socket.setblocking(False)
     submit, sent, job = front.submit(1, model), 0, 0
     until_s = time.monotonic() + 0.5

@@ -47,13 +47,14 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]
         yield process
 
 
-@pytest_asyncio.fixture(params=["here", "elsewhere"])
+@pytest_asyncio.fixture(params=["here", "elsewhere", "spread"])
 async def engines(request: pytest.FixtureRequest) -> AsyncIterator[Engines]:
     engines: EnginesHere | EnginesElsewhere
     if request.param == "here":
         engines = EnginesHere()
     else:
         engines = await EnginesElsewhere.connect(request.getfixturevalue("process"))
+        engines.is_spread = request.param == "spread"
     yield engines
     engines.gate.open()
     try:

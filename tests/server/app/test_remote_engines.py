@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.app import front_process
-from xlaserve.app.front_process import RemoteEngine
+from xlaserve.app import remote_engines
+from xlaserve.app.remote_engines import RemoteEngines
 from xlaserve.errors import EngineLost
 from xlaserve.link import front as link
 from xlaserve.model.mirror import Mirror
+from xlaserve.model.published import Catalogue
 from xlaserve.telemetry.metrics import Metrics
 
 
@@ -28,6 +29,9 @@ class Shown:
 
     def take(self, catalogue: object, engines: object) -> None:
         self._note("take")
+
+    def in_use(self) -> list[object]:
+        return []
 
     def lose(self) -> None:
         self._note("lose")
@@ -43,7 +47,7 @@ class Shown:
 
 @pytest.mark.timeout(20)
 async def test_an_engine_that_ends_once_it_has_said_what_it_has_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = SimpleNamespace(catalogue=None, device=None, unexpected=(), is_watched=None)
+    about = SimpleNamespace(catalogue=Catalogue(False, (), {}, {}), device=None, unexpected=(), is_watched=None)
     ended = SimpleNamespace(details=about, models={}, is_lost=True, close=lambda: None)
 
     async def connect(*_: object, on_models: Callable[[Any], object], tally: object) -> Any:
@@ -51,9 +55,9 @@ async def test_an_engine_that_ends_once_it_has_said_what_it_has_is_lost(monkeypa
         raise EngineLost("the other process has gone")
 
     monkeypatch.setattr(link, "connect", connect)
-    monkeypatch.setattr(front_process, "RETRY_S", 1000)
+    monkeypatch.setattr(remote_engines, "RETRY_S", 1000)
     shown = Shown()
-    following = asyncio.create_task(RemoteEngine(Path("engine"), 1, cast(Mirror, shown), Metrics()).follow())
+    following = asyncio.create_task(RemoteEngines([Path("engine")], 1, cast(Mirror, shown), Metrics()).follow())
     while "lose" not in shown.told:
         await shown.next()
     assert shown.told == ["take", "lose"]
@@ -69,12 +73,12 @@ async def test_it_is_said_why_an_engine_can_t_be_reached(
     sleep = asyncio.sleep
 
     async def wait(seconds: float) -> None:
-        if seconds == front_process.FAILED_RETRY_S:
+        if seconds == remote_engines.FAILED_RETRY_S:
             waited.set()
         await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", wait)
-    engine = RemoteEngine(tmp_path / "gone" / "engine", 4096, Mirror(Metrics()), Metrics())
+    engine = RemoteEngines([tmp_path / "gone" / "engine"], 4096, Mirror(Metrics()), Metrics())
     with caplog.at_level(logging.WARNING):
         following = asyncio.create_task(engine.follow())
         await waited.wait()
@@ -94,9 +98,9 @@ async def test_an_engine_that_takes_long_to_start_is_no_reason_to_warn(
         raise TimeoutError
 
     monkeypatch.setattr(link, "connect", connect)
-    monkeypatch.setattr(front_process, "RETRY_S", 0)
+    monkeypatch.setattr(remote_engines, "RETRY_S", 0)
     with caplog.at_level(logging.INFO):
-        following = asyncio.create_task(RemoteEngine(Path("engine"), 1, Mirror(Metrics()), Metrics()).follow())
+        following = asyncio.create_task(RemoteEngines([Path("engine")], 1, Mirror(Metrics()), Metrics()).follow())
         for _ in range(2):
             await tried.get()
         following.cancel()

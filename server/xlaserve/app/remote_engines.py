@@ -1,0 +1,324 @@
+"""The engines of a front, in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial, reduce
+from itertools import chain
+from pathlib import Path
+from typing import Final, cast
+
+from xlaserve.errors import EngineLost, ModelNotFound, XlaserveError
+from xlaserve.inspection.profiler import Recording
+from xlaserve.link import front as link
+from xlaserve.model.merging import Merging, Shown
+from xlaserve.model.mirror import Mirror
+from xlaserve.model.published import About
+from xlaserve.model.version import Served, Version
+from xlaserve.protocol.call import Calls
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry import tally
+from xlaserve.telemetry.failures import Failure, Failures
+from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.model import Statistics
+from xlaserve.telemetry.tally import Counted
+
+RETRY_S: Final = 0.05
+"""Between attempts to reach an engine that is not there."""
+FAILED_RETRY_S: Final = 1.0
+"""Between attempts where something else is wrong: no file descriptors are left, say."""
+
+log = logging.getLogger(__name__)
+
+
+class RemoteEngine:
+    """One of them, which may end and be followed by another.
+
+    `on_models` is called with the link before, where there was one, whenever the engine says what it has; `on_lost`
+    once it has ended.
+    """
+
+    def __init__(
+        self,
+        address: Path,
+        arena_bytes: int,
+        *,
+        on_models: Callable[[link.EngineLink | None], object],
+        on_lost: Callable[[], object],
+        tally: Callable[[], object],
+    ) -> None:
+        self.link: link.EngineLink | None = None
+        """To the engine that requests are brought to, or were last."""
+        self.is_known = False
+        """Whether it is there and has said what it has."""
+        self._address = address
+        self._arena_bytes = arena_bytes
+        self._on_models = on_models
+        self._on_lost = on_lost
+        self._tally = tally
+
+    @property
+    def about(self) -> About:
+        """What it has said of itself."""
+        return cast(About, self.linked.details)
+
+    @property
+    def linked(self) -> link.EngineLink:
+        """The link. Raises EngineLost where there was none yet."""
+        if self.link is None:
+            raise EngineLost("the process that runs the models is starting")
+        return self.link
+
+    async def follow(self) -> None:
+        """Links to the engine, to one that takes its place, and to the next one when it has ended, for ever."""
+        try:
+            while True:
+                linked = await self._reached()
+                if not await linked.superseded():
+                    log.warning("the engine is lost: %s", await linked.lost())
+                    self._lose()
+        finally:
+            if self.link is not None:
+                self.link.close()
+            self._lose()
+
+    async def change(self, name: str, question: str, **arguments: object) -> None:
+        """Has it make a change of a model, or the one that takes its place meanwhile."""
+        while True:
+            linked = self.linked
+            try:
+                await linked.ask(question, name=name, **arguments)
+            except ModelNotFound:
+                # The engine's own words list models, of which this caller may know only some.
+                raise ModelNotFound(f"no model {name[:128]!r} is configured") from None
+            except EngineLost:
+                if not linked.is_superseded:
+                    raise
+                await linked.moved()  # the one in its place does it
+            else:
+                return
+
+    async def _reached(self) -> link.EngineLink:
+        """Returns a new link to the engine, once there is one."""
+        while True:
+            try:
+                linked = await link.connect(self._address, self._arena_bytes, on_models=self._take, tally=self._tally)
+            except (EngineLost, ConnectionError) as error:
+                log.debug("no engine: %r", error)
+                if self.link is None or self.link.is_lost:
+                    self._lose()  # it may have ended right after it had said what it has
+                await asyncio.sleep(RETRY_S)
+            except TimeoutError:
+                log.info("the engine does not answer yet")  # importing libraries may take it long
+                await asyncio.sleep(RETRY_S)
+            except OSError as error:
+                log.warning("the engine can't be reached, next attempt in %g s: %s", FAILED_RETRY_S, error)
+                await asyncio.sleep(FAILED_RETRY_S)
+            else:
+                log.debug("linked to the engine")
+                return linked
+
+    def _take(self, linked: link.EngineLink) -> None:
+        before, self.link, self.is_known = self.link, linked, True
+        self._on_models(None if before is linked else before)
+
+    def _lose(self) -> None:
+        if self.is_known:
+            self.is_known = False
+            self._on_lost()
+
+
+class RemoteEngines:
+    """Engines in other processes that all have the same models. They are a `protocol.backend.Backend`.
+
+    Changes are made in each of them, one after the other.
+    """
+
+    def __init__(self, addresses: Sequence[Path], arena_bytes: int, directory: Mirror, metrics: Metrics) -> None:
+        self.directory = directory
+        self._metrics = metrics
+        self.calls: Calls | None = None
+        """What is under way here and has failed, once this front takes calls."""
+        self._own_in_flight = 0
+        """At the time when this front was last counted."""
+        self._tally: tally.Json = tally.NOTHING
+        """Of all processes."""
+        self._engines = [
+            RemoteEngine(
+                address,
+                arena_bytes,
+                on_models=partial(self._take, number),
+                on_lost=self._show,
+                tally=partial(self._own_tally, number),
+            )
+            for number, address in enumerate(addresses)
+        ]
+        self._merging = Merging()
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Of engines that another has taken the place of, until what they have is answered."""
+        self._known = asyncio.Event()
+
+    @property
+    def device(self) -> Device:
+        """That of the first engine, with the lanes and GPUs of all."""
+        devices = [engine.about.device for engine in self._there.values()]
+        if not devices:
+            return Device("cpu", "unknown", 0, 0)
+        gpus = chain.from_iterable(device.gpus for device in devices)
+        return replace(devices[0], lanes=sum(device.lanes for device in devices), gpus=(*gpus,))
+
+    @property
+    def unexpected(self) -> Collection[XlaCompilation]:
+        """What XLA compiled in any of them although nothing asked for it."""
+        return [*chain.from_iterable(engine.about.unexpected for engine in self._there.values())]
+
+    @property
+    def is_watched(self) -> bool | None:
+        """Whether XLA's compilations are seen in all of them that watch; None where none does."""
+        watched = [engine.about.is_watched for engine in self._there.values()]
+        return None if all(one is None for one in watched) else False not in watched
+
+    @property
+    def lane_busy_s(self) -> float:
+        """Time for which lanes were in use, all together, up to a second ago."""
+        return sum(cast(float, engine.linked.about or 0.0) for engine in self._there.values())
+
+    async def known(self) -> None:
+        """Returns once an engine has said what it is."""
+        await self._known.wait()
+
+    async def follow(self) -> None:
+        """Follows all of them for ever."""
+        following = [asyncio.create_task(engine.follow()) for engine in self._engines]
+        try:
+            await asyncio.gather(*following)
+        finally:
+            for task in (*self._leaving, *following):
+                task.cancel()
+            await asyncio.wait(following)
+
+    @property
+    def _there(self) -> dict[int, RemoteEngine]:
+        return {number: engine for number, engine in enumerate(self._engines) if engine.is_known}
+
+    def _take(self, number: int, before: link.EngineLink | None) -> None:
+        in_use = self.directory.in_use()
+        self._show()
+        self._known.set()
+        if before is not None:
+            if not before.is_lost:
+                still = self.directory.in_use()
+                leaving = asyncio.create_task(_leave(before, [served for served in in_use if served not in still]))
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+            before.move()
+
+    def _show(self) -> None:
+        """Shows what those that are there have together."""
+        shown = {number: Shown(engine.about.catalogue, engine.linked.models) for number, engine in self._there.items()}
+        catalogue, models = self._merging.merge(shown)
+        if shown:
+            self.directory.take(catalogue, models)
+        else:
+            self.directory.lose()
+
+    @property
+    def counted(self) -> Counted:
+        """What all processes have counted of the models, as of the last `count`."""
+        return Counted.read(self._tally)
+
+    @property
+    def in_flight_elsewhere(self) -> int:
+        """Requests that other processes had accepted and not answered at that time."""
+        return int(self._tally["in_flight"]) - self._own_in_flight
+
+    def statistics(self, version: Version) -> Statistics:
+        """Returns what all processes have counted of a version since it was loaded, as of the last `count`."""
+        number = self.directory.number(version)
+        return Statistics() if number is None else tally.statistics_of(self._tally, number)
+
+    def failures(self, here: Failures) -> Iterable[Failure]:
+        """Returns the last requests that failed here, and as of the last `count` at all fronts, the newest first."""
+        failures = {*tally.failures_of(self._tally), *here}
+        return sorted(failures, key=lambda failure: failure.at_s, reverse=True)
+
+    async def count(self) -> None:
+        """Adds up what all processes have counted until now. Without an engine, nothing changes."""
+        there = [*self._there]
+        # Each has asked all fronts: they are to count once.
+        counts = await asyncio.gather(*(self._count(number, of_fronts=number == there[0]) for number in there))
+        if found := [count for count in counts if count is not None]:
+            self._tally = reduce(tally.added, found)
+
+    async def _count(self, number: int, *, of_fronts: bool) -> tally.Json | None:
+        with suppress(EngineLost):
+            counted = await self._engines[number].linked.ask("count", of_fronts=of_fronts)
+            return tally.renumbered(counted, self._merging.numbers.get(number, {}))
+        return None
+
+    def _own_tally(self, number: int) -> object:
+        """Returns what is counted here, with the numbers that an engine gives to loadings."""
+        calls = self.calls
+        self._own_in_flight = 0 if calls is None else calls.in_flight
+        numbered = self.directory.numbered()
+        here = {
+            there: numbered[shown].telemetry.statistics
+            for there, shown in self._merging.numbers.get(number, {}).items()
+            if shown in numbered
+        }
+        failures = None if calls is None else calls.failures
+        return tally.tally(Counted.here(self._metrics), here, self._own_in_flight, failures)
+
+    async def load(self, name: str) -> None:
+        """Does as `Repository.load`."""
+        await self._change(name, "load")
+
+    async def update(self, name: str, labels: Mapping[str, str], versions: Collection[str]) -> None:
+        """Does as `Repository.update`."""
+        await self._change(name, "update", labels=dict(labels), versions=[*versions])
+
+    async def unload(self, name: str) -> None:
+        """Does as `Repository.unload`."""
+        self.directory.find(name)
+        await self._change(name, "unload")
+
+    async def profile(self, seconds: float) -> Recording:
+        """Does as `Profiler.record`, in the first of them."""
+        engine = next(iter(self._there.values()), self._engines[0])
+        return Recording(*await engine.linked.ask("profile", seconds=seconds))
+
+    async def _change(self, name: str, question: str, **arguments: object) -> None:
+        """Makes a change in all of them, or in none if the first that is there can't make it.
+
+        One that is not there begins with what the others have. Raises what the first one does that fails.
+        """
+        is_made, lost = False, EngineLost("the process that runs the models is starting")
+        failed: list[XlaserveError] = []
+        for engine in self._engines:
+            try:
+                await engine.change(name, question, **arguments)
+            except EngineLost as error:
+                lost = error
+            except XlaserveError as error:
+                if not is_made:
+                    raise
+                failed.append(error)
+            else:
+                is_made = True
+        if failed or not is_made:
+            raise failed[0] if failed else lost
+
+
+async def _leave(linked: link.EngineLink, gone: Collection[Served]) -> None:
+    """Ends the link to an engine once what it has of this front is answered; `gone` nobody finds any more."""
+    try:
+        await asyncio.gather(*(served.left() for served in gone))
+        await asyncio.gather(*(model.left() for model in [*linked.models.values()]))
+        await linked.answered()
+    finally:
+        linked.close()
