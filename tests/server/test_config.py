@@ -623,3 +623,10 @@ def test_settings_of_tls_go_together(values: dict[str, str], expected: str) -> N
 def test_the_token_of_commands_is_no_setting() -> None:
     settings = load(environ={"XLASERVE_TOKEN": "xla_secret", "XLASERVE_CA": "ca.pem"})
     assert "xla_secret" not in dump(settings)
+
+
+def test_several_engines_need_fronts() -> None:
+    assert Settings(fronts=1, engines=2).engines == 2
+    assert Settings(engines=1).engines == 1
+    with pytest.raises(ValidationError, match="engines: expected fronts: 1 or more as well, got engines: 2 alone"):
+        Settings(engines=2)

@@ -74,12 +74,14 @@ class Orders(NamedTuple):
     """Whether it is started beside one that serves, to take its place."""
     set_aside: frozenset[bytes] = frozenset()
     """Keys of versions that have ended engines again and again."""
+    own: Mapping[str, object] = {}
+    """Settings of this engine, whatever the configuration says."""
 
     def read(self) -> Settings:
         """Reads the configuration again. Raises ConfigError."""
-        # What this engine does where a model fails is no change of the configuration.
+        # What only this engine does, such as where a model fails, is no change of the configuration.
         failure = {"exit_on_model_failure": self.settings.exit_on_model_failure}
-        return self.read_settings().model_copy(update=failure)
+        return self.read_settings().model_copy(update={**self.own, **failure})
 
     def current(self) -> Orders:
         """Returns these with the models to begin with."""

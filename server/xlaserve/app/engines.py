@@ -23,6 +23,8 @@ from xlaserve.link.host import bound
 from xlaserve.model.held_folder import held_folder, remove_left
 from xlaserve.processes.role import NO_USE, Role
 from xlaserve.processes.supervisor import Process
+from xlaserve.runtimes.tf.device import Share, shares, usable_cores
+from xlaserve.telemetry import gpus
 
 ENGINE: Final = "engine"
 FOLDERS: Final = "xlaserve-engines-"
@@ -41,10 +43,15 @@ DRAINING, RUNNING = 1, 0
 """Stages of the end: fronts answer what they have before the engine ends."""
 
 
+def is_engine(role: str) -> bool:
+    """Returns whether a role of this name is that of an engine."""
+    return role.split(" ", maxsplit=1)[0] == ENGINE
+
+
 class Engines:
-    """What engines are started with: each listens on a socket of its own, and `address` leads to that of the one that
-    fills the role. The first begins with the models as they were `taken_over`; `start` is what one that follows another
-    begins with, as that said; pickled.
+    """What engines are started with: each listens on a socket of its own, and the one of the `addresses` that is its
+    role's leads to that of the one that fills the role. The first begin with the models as they were `taken_over`;
+    `start` is what one that follows another begins with, as any of them said last; pickled.
     """
 
     def __init__(
@@ -55,7 +62,7 @@ class Engines:
         was_ready: Callable[[], bool],
         taken_over: Changes | None = None,
     ) -> None:
-        self.address = folder / ENGINE
+        self._folder = folder
         self.start = b""
         self._was_ready = was_ready
         self._taken_over = taken_over
@@ -65,31 +72,28 @@ class Engines:
         self._number = 0
         self._sockets: dict[int, Path] = {}
         """By process number."""
-        self._filling = 0
-        """The process number of the one that fills the role, or did last."""
+        self._filling: dict[str, int] = {}
+        """By role, the process number of the one that fills it, or did last."""
         self._files: dict[int, tuple[int, ...]] = {}
         """By process number, what it notes what it has under way in, and its last words."""
         self._own_files: tuple[int, ...] = ()
         """Of an engine that is about to be started."""
         self._crashes: Counter[bytes] = Counter()
         """How often each version may have crashed an engine, by its key."""
-        self.role = Role(
-            name=ENGINE,
-            target=f"{engine_process.__name__}:{engine_process.run.__name__}",
-            payload=lambda: self._orders(self.start, is_beside=False),
-            connect=self._listen,
-            stage=RUNNING,
-            stop_timeout_s=settings.drain_timeout_s + LATER_S,
-        )
+        each = _shares(settings)
+        names = [ENGINE] if len(each) == 1 else [f"{ENGINE} {number}" for number in range(1, len(each) + 1)]
+        self._shares = dict(zip(names, each, strict=True))
+        self.roles = [self._role(name, share) for name, share in self._shares.items()]
+        self.addresses = tuple(folder / name for name in names)
 
     @property
     def changes(self) -> Changes:
         """How its models are other than configured."""
         return Changes.of(pickle.loads(self.start)) if self.start else self._taken_over or Changes()
 
-    def beside(self, start: bytes) -> Role:
+    def beside(self, role: Role, start: bytes) -> Role:
         """Returns the role for an engine that is to take the place of the one that serves."""
-        return replace(self.role, payload=lambda: self._orders(start, is_beside=True))
+        return replace(role, payload=lambda: self._orders(self._shares[role.name], start, is_beside=True))
 
     def began(self, process: Process) -> None:
         """The engine that was started last is this process."""
@@ -98,7 +102,8 @@ class Engines:
 
     def ended(self, process: Process, status: int) -> bool:
         """Notes what an engine had under way when it crashed; returns whether that may have been it."""
-        if process.pid != self._filling and process.pid in self._sockets:  # fronts go on to look for that one's
+        is_filling = process.pid in self._filling.values()  # fronts go on to look for that one's socket
+        if not is_filling and process.pid in self._sockets:
             self._sockets.pop(process.pid).unlink(missing_ok=True)
         under_way, last_words = self._files.pop(process.pid)
         found: frozenset[bytes] = frozenset()
@@ -111,18 +116,31 @@ class Engines:
         self._crashes.update(found)
         return bool(found)
 
-    def filled(self, process: Process) -> None:
-        """Has `address` lead to this engine's socket."""
-        link = self.address.with_suffix(".next")
+    def filled(self, role: Role, process: Process) -> None:
+        """Has the role's address lead to this engine's socket."""
+        address = self._folder / role.name
+        link = address.with_suffix(".next")
         link.symlink_to(self._sockets[process.pid])
-        link.replace(self.address)  # at once: it always leads to some engine
-        self._filling = process.pid
-        for pid in self._sockets.keys() - {process.pid}:
-            self._sockets.pop(pid).unlink(missing_ok=True)
+        link.replace(address)  # at once: it always leads to some engine
+        before = self._sockets.pop(self._filling.get(role.name, 0), None)
+        self._filling[role.name] = process.pid
+        if before is not None:
+            before.unlink(missing_ok=True)
+
+    def _role(self, name: str, share: Share) -> Role:
+        return Role(
+            name=name,
+            target=f"{engine_process.__name__}:{engine_process.run.__name__}",
+            payload=lambda: self._orders(share, self.start, is_beside=False),
+            connect=self._listen,
+            cores=share.cores,
+            stage=RUNNING,
+            stop_timeout_s=self._settings.drain_timeout_s + LATER_S,
+        )
 
     @property
     def _socket(self) -> Path:
-        return self.address.with_name(f"{ENGINE}-{self._number}")
+        return self._folder / f"{ENGINE}-{self._number}"
 
     def _listen(self) -> Mapping[str, int]:
         """Raises OSError."""
@@ -153,20 +171,29 @@ class Engines:
                 os.close(file)
             self._own_files = ()
 
-    def _orders(self, start: bytes, *, is_beside: bool) -> bytes:
+    def _orders(self, share: Share, start: bytes, *, is_beside: bool) -> bytes:
         # A model that fails ends a start, and never what was serving.
         is_fatal = self._settings.exit_on_model_failure and not self._was_ready()
         return pickle.dumps(
             engine_process.Orders(
-                self._settings.model_copy(update={"exit_on_model_failure": is_fatal}),
+                self._settings.model_copy(update={**share.settings, "exit_on_model_failure": is_fatal}),
                 self._read_settings,
                 number=self._number,
                 start=start,
                 is_beside=is_beside,
                 taken_over=None if self._was_ready() else self._taken_over,
                 set_aside=frozenset(key for key, crashes in self._crashes.items() if crashes >= MOST_CRASHES),
+                own=share.settings,
             )
         )
+
+
+def _shares(settings: Settings) -> list[Share]:
+    """Divides this machine among engines. Raises ConfigError."""
+    cores = sorted(os.sched_getaffinity(0))
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")  # TensorFlow numbers those that it sees
+    count = len(gpus.of_machine()) if seen is None else len([*filter(None, seen.split(","))])
+    return shares(settings, cores, usable_cores(), count)
 
 
 def folder_of_engines(stack: ExitStack) -> Path:

@@ -10,14 +10,13 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from xlaserve import usage
 from xlaserve.app import front_process
-from xlaserve.app.engines import DRAINING, ENGINE, LATER_S, Engines, folder_of_engines
+from xlaserve.app.engines import DRAINING, LATER_S, Engines, folder_of_engines, is_engine
 from xlaserve.app.front import FLUSH_S, RESIDENT_SHARE
 from xlaserve.app.reserved_ports import reserve
 from xlaserve.app.upgrade import Predecessor, Successor
@@ -69,8 +68,12 @@ class Server(Watcher):
         """What each process that is ready said of itself, by the name of its role."""
         self._numbers = {FRONT.format(number): number for number in range(1, settings.front_processes + 1)}
         """Of the fronts, by the names of their roles."""
-        self._engine: Process | None = None
-        """The one that fills its role."""
+        self._serving_engines: dict[str, Process] = {}
+        """By role, the one that fills it."""
+        self._one_succeeds = asyncio.Lock()
+        """Held while an engine takes the place of another: memory and processors are to hold one more, not as many."""
+        self._reloading: set[str] = set()
+        """Engines that have not said yet that they have read the configuration again."""
         self._starting: set[asyncio.Task[None]] = set()
         self._was_ready = False
         self._at_once = 0
@@ -101,11 +104,11 @@ class Server(Watcher):
                 endpoint.start()
                 stack.callback(endpoint.stop)
             self._metrics_address = None if endpoint is None else endpoint.address
-            fronts = self._fronts(self._ports, self._engines.address, shared)
+            fronts = self._fronts(self._ports, shared)
             self._front = fronts[0]
             self._launcher = Launcher(settings.log_level, settings.log_format)
             stack.callback(self._launcher.close)
-            self._supervisor = Supervisor([self._engines.role, *fronts], self._launcher, [metrics, restarts, self])
+            self._supervisor = Supervisor([*self._engines.roles, *fronts], self._launcher, [metrics, restarts, self])
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._upgrade)
             following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
             self._service_manager.tell_status("compiling")
@@ -125,14 +128,14 @@ class Server(Watcher):
 
     def began(self, role: Role, process: Process) -> None:
         """Notes where an engine listens."""
-        if role.name == ENGINE:
+        if is_engine(role.name):
             self._engines.began(process)
 
     def filled(self, role: Role, process: Process) -> None:
         """Has fronts link to an engine from now on."""
-        if role.name == ENGINE:
-            self._engine = process
-            self._engines.filled(process)
+        if is_engine(role.name):
+            self._serving_engines[role.name] = process
+            self._engines.filled(role, process)
 
     def keeps(self, role: Role, process: Process, content: bytes) -> None:
         """Notes what an engine that follows one that ends is to begin with."""
@@ -140,9 +143,9 @@ class Server(Watcher):
 
     def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
         """Starts an engine that takes the place of the one that asks, and tells that what has become of it."""
-        self._do(self._succeed(process, content))
+        self._do(self._succeed(role, process, content))
 
-    async def _succeed(self, process: Process, start: bytes) -> None:
+    async def _succeed(self, role: Role, process: Process, start: bytes) -> None:
         told: Mapping[str, Any] = {}
 
         def unfit(about: Mapping[str, Any]) -> str:
@@ -150,7 +153,10 @@ class Server(Watcher):
             told = {key: about[key] for key in ("reason", "failed") if key in about}
             return str(about.get("reason", ""))
 
-        reason = await self._supervisor.succeed(self._engines.beside(start), unfit)
+        async with self._one_succeeds:
+            if self._serving_engines.get(role.name) is not process:
+                return  # it has ended, and what was under way there with it
+            reason = await self._supervisor.succeed(self._engines.beside(role, start), unfit)
         if not self._is_stopping:  # else all changes end with that
             process.tell({**told, "reason": reason})
 
@@ -160,11 +166,12 @@ class Server(Watcher):
         task.add_done_callback(self._starting.discard)
 
     def became_ready(self, role: Role, process: Process) -> None:
-        """Tells the world once all are ready, and of what changes then."""
+        """Tells the world once all fronts and an engine are ready, and of what changes then."""
         self._ready[role.name] = self._supervisor.about[role.name]
-        if len(self._ready) <= self._settings.front_processes:
+        self._reloading.discard(role.name)
+        engine = self._engine_ready
+        if engine is None or not self._numbers.keys() <= self._ready.keys():
             return
-        engine = self._ready[ENGINE]
         self._launcher.prepare(self._front)
         if not self._was_ready:
             self._was_ready = True
@@ -173,7 +180,14 @@ class Server(Watcher):
                 self._do(self._take_over(self._before))
             elif engine["is_ready"]:
                 self._write_ready_file()
-        self._service_manager.tell_ready(engine["serving"])
+        if not self._reloading:
+            self._service_manager.tell_ready(engine["serving"])
+
+    @property
+    def _engine_ready(self) -> Mapping[str, Any] | None:
+        """What an engine says of itself, one that serves if there is any."""
+        engines = [about for name, about in self._ready.copy().items() if is_engine(name)]
+        return max(engines, key=lambda about: bool(about["is_ready"]), default=None)
 
     async def _take_over(self, before: Predecessor) -> None:
         await before.leaves()
@@ -185,7 +199,7 @@ class Server(Watcher):
 
     @property
     def _serving(self) -> str:
-        return str(self._ready.get(ENGINE, {}).get("serving", "starting"))
+        return str((self._engine_ready or {}).get("serving", "starting"))
 
     def _upgrade(self) -> None:
         if not self._was_ready or self._is_stopping:
@@ -228,16 +242,18 @@ class Server(Watcher):
     def reloading(self) -> None:
         """Tells who started the server; that it has happened is told once the engine says so."""
         if self._was_ready:
+            self._reloading = {*filter(is_engine, self._ready)}
             self._service_manager.tell_reloading()
         if self._successor is not None:
             self._successor.send_signal(signal.SIGHUP)
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Notes that the role is not filled, and what a front had in use is not."""
-        is_filling = role.name != ENGINE or process is self._engine
+        is_filling = not is_engine(role.name) or process is self._serving_engines.get(role.name)
         if is_filling:
             self._ready.pop(role.name, None)
-        if role.name == ENGINE and self._engines.ended(process, status if is_filling else 0):
+            self._reloading.discard(role.name)
+        if is_engine(role.name) and self._engines.ended(process, status if is_filling else 0):
             self._supervisor.forgive(role.name)
         if status == AT_ONCE:
             self._at_once = status
@@ -254,17 +270,16 @@ class Server(Watcher):
 
     def is_ready(self) -> bool:
         """Whether models serve, and some front does. Called on any thread."""
-        ready = self._ready.copy()
-        engine = ready.pop(ENGINE, None)
-        return bool(ready) and engine is not None and bool(engine["is_ready"])
+        engine = self._engine_ready
+        return engine is not None and bool(engine["is_ready"]) and not self._numbers.keys().isdisjoint(self._ready)
 
-    def _fronts(self, ports: Mapping[str, int], engine: Path, shared: Mapping[str, int]) -> list[Role]:
+    def _fronts(self, ports: Mapping[str, int], shared: Mapping[str, int]) -> list[Role]:
         settings = self._settings
-        of_front = _of_front(settings, ports)
+        of_front, addresses = _of_front(settings, ports), self._engines.addresses
 
         def orders(number: int) -> bytes:
             waits = self._before is not None and not self._was_ready
-            return pickle.dumps(front_process.Orders(of_front, (engine,), self._metrics_address, number, waits))
+            return pickle.dumps(front_process.Orders(of_front, addresses, self._metrics_address, number, waits))
 
         stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
         return [

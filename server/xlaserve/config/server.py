@@ -86,6 +86,10 @@ class Settings(Frozen):
     who calls. 0 does all in one process, and so does `auto` today. A client's connection meets one of them. What bounds
     memory is divided among them; other bounds hold for each by itself."""
 
+    engines: Literal["per_device"] | Annotated[int, Field(ge=1, le=64)] = "per_device"
+    """With `fronts`, processes that run the models; each has all of them. `per_device` is one for each GPU that
+    `device` names, and one on a CPU. Several on a CPU share out its cores, and their lanes and threads follow from
+    those. What bounds queues holds for each by itself."""
     swap: Literal["engine", "in_place"] = "engine"
     """With `fronts`, how what serves is replaced or unloaded, on SIGHUP, at a poll or as a client asks: `engine` starts
     another process that loads all models beside the one that serves, and moves the traffic once it is ready; the old
@@ -95,7 +99,8 @@ class Settings(Frozen):
     # What runs the models.
     device: str = "auto"
     """`cpu`, `gpu` (the first), `gpu:1`, several as `gpu:0,1` or `gpu:all`, or `auto`: the first GPU where TensorFlow
-    sees one, else the CPU. Each of several GPUs has a replica of every model, behind the same queues."""
+    sees one, else the CPU. With `fronts`, each of several GPUs has a process of its own (`engines`). Where one process
+    has them all, each has a replica of every model, behind the same queues."""
     gpu_memory_mib: int | None = Field(None, ge=64, le=4_194_304)
     """MiB that are taken of each GPU at the start, and never more; by default memory is taken as it is needed."""
     performance_hint: PerformanceHint = PerformanceHint.THROUGHPUT
@@ -293,6 +298,8 @@ class Settings(Frozen):
             raise ValueError("tls_certificate and tls_key: expected both or neither")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca: expected tls_certificate as well")
+        if not self.front_processes and self.engines not in ("per_device", 1):
+            raise ValueError(f"engines: expected fronts: 1 or more as well, got engines: {self.engines} alone")
         for model in self.models:
             if model.max_queue_images is None:
                 model.check_queue(self.max_queue_images)

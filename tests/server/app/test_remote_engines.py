@@ -13,7 +13,7 @@ import pytest
 
 from xlaserve.app import remote_engines
 from xlaserve.app.remote_engines import RemoteEngines
-from xlaserve.errors import EngineLost
+from xlaserve.errors import EngineLost, ModelFailed, XlaserveError
 from xlaserve.link import front as link
 from xlaserve.model.mirror import Mirror
 from xlaserve.model.published import Catalogue
@@ -108,3 +108,50 @@ async def test_an_engine_that_takes_long_to_start_is_no_reason_to_warn(
     assert {(record.levelno, record.getMessage()) for record in caplog.records} == {
         (logging.INFO, "the engine does not answer yet")
     }
+
+
+class Link:
+    """A link to an engine that answers every question as it is told."""
+
+    is_superseded = False
+
+    def __init__(self, error: XlaserveError | None = None) -> None:
+        self.error = error
+        self.asked: list[tuple[str, str]] = []
+
+    async def ask(self, question: str, *, name: str, **_: object) -> None:
+        self.asked.append((question, name))
+        if self.error is not None:
+            raise self.error
+
+
+def linked(*links: Link | None) -> RemoteEngines:
+    engines = RemoteEngines([Path(str(number)) for number, _ in enumerate(links)], 4096, Mirror(Metrics()), Metrics())
+    for engine, one in zip(engines._engines, links, strict=True):
+        engine.link = cast(Any, one)
+    return engines
+
+
+async def test_a_change_is_made_in_all_engines_that_are_there() -> None:
+    lost, there, other = Link(EngineLost("it has ended")), Link(), Link()
+    await linked(lost, None, there, other).load("m")
+    assert there.asked == other.asked == [("load", "m")]
+
+
+async def test_what_the_first_engine_can_t_change_is_changed_in_none() -> None:
+    lost, first, other = Link(EngineLost("it has ended")), Link(ModelFailed("no such file")), Link()
+    with pytest.raises(ModelFailed, match="no such file"):
+        await linked(lost, first, other).load("m")
+    assert not other.asked
+
+
+async def test_what_only_some_engines_can_change_is_changed_in_the_others() -> None:
+    first, failing, last = Link(), Link(ModelFailed("no memory")), Link()
+    with pytest.raises(ModelFailed, match="no memory"):
+        await linked(first, failing, last).load("m")
+    assert last.asked == [("load", "m")]
+
+
+async def test_nothing_is_changed_where_no_engine_is_there() -> None:
+    with pytest.raises(EngineLost, match="it has ended"):
+        await linked(None, Link(EngineLost("it has ended"))).load("m")

@@ -90,9 +90,32 @@ def test_it_is_ready_once_all_processes_are_and_for_as_long_as_a_model_serves(tm
     assert not world.server.is_ready()
     world.say(ENGINE, READY)
     assert world.server.is_ready()
-    world.server._engine, world.server._engines = PROCESS, cast(Any, SimpleNamespace(ended=lambda *_: False))
+    world.server._serving_engines[ENGINE] = PROCESS
+    world.server._engines = cast(Any, SimpleNamespace(ended=lambda *_: False))
     world.server.ended(Role(name=ENGINE, target=""), PROCESS, -9, was_ready=True)
     assert not world.server.is_ready()
+
+
+def test_with_several_engines_it_is_ready_for_as_long_as_one_of_them_serves(manager: Manager) -> None:
+    world = World(engines=2)
+    for number in (1, 2):
+        world.server._serving_engines[f"{ENGINE} {number}"] = PROCESS
+    world.server._engines = cast(Any, SimpleNamespace(ended=lambda *_: False))
+    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    world.say(f"{ENGINE} 2", READY)
+    assert world.server.is_ready()
+    world.say(f"{ENGINE} 1", NOT_READY)
+    assert world.server.is_ready()
+    world.server.ended(Role(name=f"{ENGINE} 2", target=""), PROCESS, -9, was_ready=True)
+    assert not world.server.is_ready()
+    world.say(f"{ENGINE} 2", READY)
+    manager.heard()
+    world.server.reloading()
+    world.say(f"{ENGINE} 2", READY)
+    assert manager.heard() == ["RELOADING=1"], "the other one has not read the configuration yet"
+    world.say(f"{ENGINE} 1", READY)
+    assert manager.heard() == ["READY=1"]
+    world.server._service_manager.close()
 
 
 def test_the_service_manager_hears_of_a_start_without_any_model_and_of_reloads(manager: Manager) -> None:
@@ -147,7 +170,7 @@ def test_engines_that_fail_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch)
         engines = Engines(Settings(), Settings, folder, lambda: True)
 
         def start(pid: int) -> Process:
-            for file in engines.role.connect().values():
+            for file in engines.roles[0].connect().values():
                 os.close(file)
             process = cast(Process, SimpleNamespace(pid=pid))
             engines.began(process)
@@ -157,17 +180,17 @@ def test_engines_that_fail_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch)
             return len([*Path("/proc/self/fd").iterdir()]), sorted(path.name for path in folder.iterdir())
 
         serving = start(1)
-        engines.filled(serving)
+        engines.filled(engines.roles[0], serving)
         before = left()
         engines.ended(start(2), 1)
         assert left() == before
-        for file in engines.role.connect().values():  # and the process can't be started
+        for file in engines.roles[0].connect().values():  # and the process can't be started
             os.close(file)
         engines.ended(start(3), 0)
         assert left() == before
         with monkeypatch.context() as patch, pytest.raises(OSError, match="no more files"):
             patch.setattr(os, "memfd_create", Mock(side_effect=OSError("no more files")))
-            engines.role.connect()
+            engines.roles[0].connect()
         engines.ended(start(4), 0)
         assert left()[0] == before[0]
         engines.ended(serving, -9)

@@ -7,9 +7,10 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +56,40 @@ class Device:
         count = f"{len(self.gpus)} x " if len(self.gpus) > 1 else ""
         threads = "" if self.kind == "gpu" else f", threads per lane: {self.threads_per_lane}"
         return f"{self.kind} ({count}{self.name}), lanes: {self.lanes}{threads}"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of several engines has of the machine."""
+
+    cores: frozenset[int] = frozenset()
+    """The only ones that it runs on; empty for all."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """What is other than configured."""
+
+
+def shares(settings: Settings, cores: Sequence[int], usable: int, gpus: int) -> list[Share]:
+    """Divides a machine with these `cores`, of which as many as `usable` may be busy, and `gpus` among engines.
+
+    Raises ConfigError.
+    """
+    which = settings.device.partition(":")[2]
+    named = [*range(gpus)] if which == "all" else [*dict.fromkeys(map(int, which.split(",")))] if which else []
+    count = max(1, len(named)) if settings.engines == "per_device" else settings.engines
+    if count == 1:
+        return [Share()]
+    if named:  # as many for each, or several engines on each
+        of_each = (named[index::count] or [named[index % len(named)]] for index in range(count))
+        return [Share(settings={"device": f"gpu:{','.join(map(str, each))}"}) for each in of_each]
+    if settings.device.startswith("gpu"):
+        return [Share() for _ in range(count)]
+    if count > usable:
+        raise ConfigError(f"engines: expected at most {usable}, one for each core, got {count}")
+    if usable < len(cores):  # a quota: any of the cores may be used, for some of the time
+        own = choose(settings.model_copy(update={"device": "cpu"}), usable // count, ())
+        return [Share(settings={"lanes": own.lanes, "threads_per_lane": own.threads_per_lane}) for _ in range(count)]
+    ends = [len(cores) * index // count for index in range(count + 1)]
+    return [Share(frozenset(cores[first:end])) for first, end in pairwise(ends)]
 
 
 def choose(settings: Settings, cores: int, gpus: Sequence[str]) -> Device:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from xlaserve.config import Mode, ModelSettings, PerformanceHint, Settings
 from xlaserve.errors import ConfigError
-from xlaserve.runtimes.tf.device import GPU_LANES, choose, configure, cpu_name, usable_cores
+from xlaserve.runtimes.tf.device import GPU_LANES, Share, choose, configure, cpu_name, shares, usable_cores
 
 GPU = "NVIDIA H200"
 LATENCY = PerformanceHint.LATENCY
@@ -269,3 +269,48 @@ def test_a_processor_without_a_name_is_called_by_its_kind(tmp_path: Path) -> Non
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nFeatures\t: fp asimd\n")
     assert cpu_name(file) == cpu_name(tmp_path / "missing") == platform.machine()
+
+
+def several(engines: int | None = None, **settings: Any) -> Settings:
+    return Settings(fronts=1, **settings) if engines is None else Settings(fronts=1, engines=engines, **settings)
+
+
+@pytest.mark.parametrize("settings", [several(), several(device="gpu:1"), several(1, device="gpu:0,1"), Settings()])
+def test_one_engine_has_the_whole_machine(settings: Settings) -> None:
+    assert shares(settings, range(8), 8, 2) == [Share()]
+
+
+def test_engines_share_out_the_cores() -> None:
+    shared = shares(several(3), [1, 2, 3, 5, 6, 7, 8, 9], 8, 0)
+    assert [sorted(share.cores) for share in shared] == [[1, 2], [3, 5, 6], [7, 8, 9]]
+    assert not any(share.settings for share in shared)
+
+
+def test_engines_share_out_a_quota_on_any_cores() -> None:
+    assert shares(several(2), range(64), 9, 0) == [Share(settings={"lanes": 4, "threads_per_lane": 1})] * 2
+    latency = several(2, performance_hint=LATENCY)
+    assert shares(latency, range(64), 9, 0) == [Share(settings={"lanes": 1, "threads_per_lane": 4})] * 2
+
+
+def test_more_engines_than_cores_are_refused() -> None:
+    with pytest.raises(ConfigError, match="engines: expected at most 2, one for each core, got 3"):
+        shares(several(3), range(8), 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("engines", "device", "devices"),
+    [
+        (None, "gpu:0,2", ["gpu:0", "gpu:2"]),
+        (None, "gpu:all", ["gpu:0", "gpu:1", "gpu:2"]),
+        (2, "gpu:all", ["gpu:0,2", "gpu:1"]),
+        (3, "gpu:1,2", ["gpu:1", "gpu:2", "gpu:1"]),
+        (2, "gpu:1", ["gpu:1", "gpu:1"]),
+    ],
+)
+def test_engines_share_out_gpus(engines: int | None, device: str, devices: list[str]) -> None:
+    shared = shares(several(engines, device=device), range(8), 8, 3)
+    assert shared == [Share(settings={"device": one}) for one in devices]
+
+
+def test_engines_may_all_run_on_the_first_gpu() -> None:
+    assert shares(several(2, device="gpu"), range(8), 8, 3) == [Share(), Share()]
