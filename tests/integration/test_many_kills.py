@@ -121,11 +121,13 @@ def test_fronts_that_are_killed_fail_their_own_calls_and_leave_nothing_behind(st
     assert server.metric("xlaserve_in_flight_requests") == 0
 
 
+@pytest.mark.parametrize("roles", [["engine"], ["engine 1", "engine 2"]])
 def test_ten_thousand_calls_are_each_answered_right_through_five_killed_engines(
-    start_server: StartServer, tmp_path: Path
+    start_server: StartServer, tmp_path: Path, roles: list[str]
 ) -> None:
     """Engines start again from the compile cache; the client tries again what is lost."""
-    server = start_server({"models": [DIGITS], "fronts": 2, "compile_cache": str(tmp_path / "cache")})
+    cache = str(tmp_path / "cache")
+    server = start_server({"models": [DIGITS], "fronts": 2, "engines": len(roles), "compile_cache": cache})
     scans = digit_images("held_out")
     with VisionClient(server.grpc) as client:
 
@@ -154,9 +156,10 @@ def test_ten_thousand_calls_are_each_answered_right_through_five_killed_engines(
         with asking(ask, CALLERS):
             for kill in range(ENGINE_KILLS):
                 until((kill + 1) * CALLS // (ENGINE_KILLS + 1))
-                engine = role(server, "engine")
+                name = roles[kill % len(roles)]
+                engine = role(server, name)
                 engine.kill()
-                role(server, "engine", other_than=engine.pid)
+                role(server, name, other_than=engine.pid)
             until(CALLS)
         assert (sum(answered), sum(wrong)) == (CALLS, 0)
     assert server.stderr.count("the engine is lost") == 2 * ENGINE_KILLS

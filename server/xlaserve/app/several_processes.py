@@ -166,11 +166,15 @@ class Server(Watcher):
         task.add_done_callback(self._starting.discard)
 
     def became_ready(self, role: Role, process: Process) -> None:
-        """Tells the world once all fronts and an engine are ready, and of what changes then."""
+        """Tells the world once all fronts and an engine are ready, and of what changes then. To take another server's
+        place, all engines have to be."""
         self._ready[role.name] = self._supervisor.about[role.name]
         self._reloading.discard(role.name)
         engine = self._engine_ready
-        if engine is None or not self._numbers.keys() <= self._ready.keys():
+        awaited = {*self._numbers}
+        if self._before is not None and not self._was_ready:
+            awaited |= {role.name for role in self._engines.roles}
+        if engine is None or not awaited <= self._ready.keys():
             return
         self._launcher.prepare(self._front)
         if not self._was_ready:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import tempfile
@@ -115,6 +116,26 @@ def test_with_several_engines_it_is_ready_for_as_long_as_one_of_them_serves(mana
     assert manager.heard() == ["RELOADING=1"], "the other one has not read the configuration yet"
     world.say(f"{ENGINE} 1", READY)
     assert manager.heard() == ["READY=1"]
+    world.server._service_manager.close()
+
+
+async def test_all_engines_have_to_be_ready_to_take_the_place_of_another_server() -> None:
+    world = World(engines=2)
+    roles = [Role(name=f"{ENGINE} {number}", target="") for number in (1, 2)]
+    world.server._engines = cast(Any, SimpleNamespace(roles=roles))
+    left = asyncio.Event()
+
+    async def leaves() -> None:
+        left.set()
+
+    world.server._before = cast(Any, SimpleNamespace(leaves=leaves))
+    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    world.say(roles[0].name, READY)
+    await asyncio.sleep(0)
+    begun = [left.is_set()]
+    world.say(roles[1].name, READY)
+    await left.wait()
+    assert begun == [False]
     world.server._service_manager.close()
 
 
