@@ -57,6 +57,7 @@ class RemoteEngine:
         self.is_known = False
         """Whether it is there and has said what it has."""
         self._address = address
+        self._title = address.name if " " in address.name else f"the {address.name}"
         self._arena_bytes = arena_bytes
         self._on_models = on_models
         self._on_lost = on_lost
@@ -80,7 +81,7 @@ class RemoteEngine:
             while True:
                 linked = await self._reached()
                 if not await linked.superseded():
-                    log.warning("the engine is lost: %s", await linked.lost())
+                    log.warning("%s is lost: %s", self._title, await linked.lost())
                     self._lose()
         finally:
             if self.link is not None:
@@ -109,18 +110,18 @@ class RemoteEngine:
             try:
                 linked = await link.connect(self._address, self._arena_bytes, on_models=self._take, tally=self._tally)
             except (EngineLost, ConnectionError) as error:
-                log.debug("no engine: %r", error)
+                log.debug("no link to %s: %r", self._title, error)
                 if self.link is None or self.link.is_lost:
                     self._lose()  # it may have ended right after it had said what it has
                 await asyncio.sleep(RETRY_S)
             except TimeoutError:
-                log.info("the engine does not answer yet")  # importing libraries may take it long
+                log.info("%s does not answer yet", self._title)  # importing libraries may take it long
                 await asyncio.sleep(RETRY_S)
             except OSError as error:
-                log.warning("the engine can't be reached, next attempt in %g s: %s", FAILED_RETRY_S, error)
+                log.warning("%s can't be reached, next attempt in %g s: %s", self._title, FAILED_RETRY_S, error)
                 await asyncio.sleep(FAILED_RETRY_S)
             else:
-                log.debug("linked to the engine")
+                log.debug("linked to %s", self._title)
                 return linked
 
     def _take(self, linked: link.EngineLink) -> None:
@@ -161,6 +162,8 @@ class RemoteEngines:
         self._merging = Merging()
         self._leaving: set[asyncio.Task[None]] = set()
         """Of engines that another has taken the place of, until what they have is answered."""
+        self._changing: set[asyncio.Task[list[XlaserveError]]] = set()
+        """Changes that one of them has made, and the others not yet."""
         self._known = asyncio.Event()
 
     @property
@@ -198,7 +201,7 @@ class RemoteEngines:
         try:
             await asyncio.gather(*following)
         finally:
-            for task in (*self._leaving, *following):
+            for task in (*self._leaving, *self._changing, *following):
                 task.cancel()
             await asyncio.wait(following)
 
@@ -295,23 +298,40 @@ class RemoteEngines:
     async def _change(self, name: str, question: str, **arguments: object) -> None:
         """Makes a change in all of them, or in none if the first that is there can't make it.
 
-        One that is not there begins with what the others have. Raises what the first one does that fails.
+        One that is not there begins with what the others have. Raises what the first one does that fails. Where it is
+        cancelled once one of them has changed, the others still do.
         """
-        is_made, lost = False, EngineLost("the process that runs the models is starting")
-        failed: list[XlaserveError] = []
-        for engine in self._engines:
+        lost = EngineLost("the process that runs the models is starting")
+        others = iter(self._engines)
+        for engine in others:
             try:
                 await engine.change(name, question, **arguments)
             except EngineLost as error:
                 lost = error
-            except XlaserveError as error:
-                if not is_made:
-                    raise
-                failed.append(error)
             else:
-                is_made = True
-        if failed or not is_made:
-            raise failed[0] if failed else lost
+                break
+        else:
+            raise lost
+        changing = asyncio.create_task(_change_others([*others], name, question, arguments))
+        self._changing.add(changing)
+        changing.add_done_callback(self._changing.discard)
+        if failed := await asyncio.shield(changing):
+            raise failed[0]
+
+
+async def _change_others(
+    engines: Iterable[RemoteEngine], name: str, question: str, arguments: Mapping[str, object]
+) -> list[XlaserveError]:
+    """Makes a change in all of these, and returns what became of those that can't make it."""
+    failed = []
+    for engine in engines:
+        try:
+            await engine.change(name, question, **arguments)
+        except EngineLost:
+            pass
+        except XlaserveError as error:
+            failed.append(error)
+    return failed
 
 
 async def _leave(linked: link.EngineLink, gone: Collection[Served]) -> None:

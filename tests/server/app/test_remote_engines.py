@@ -117,10 +117,14 @@ class Link:
 
     def __init__(self, error: XlaserveError | None = None) -> None:
         self.error = error
+        self.was_asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
         self.asked: list[tuple[str, str]] = []
 
     async def ask(self, question: str, *, name: str, **_: object) -> None:
         self.asked.append((question, name))
+        self.was_asked.set()
+        await self.answers.wait()
         if self.error is not None:
             raise self.error
 
@@ -155,3 +159,26 @@ async def test_what_only_some_engines_can_change_is_changed_in_the_others() -> N
 async def test_nothing_is_changed_where_no_engine_is_there() -> None:
     with pytest.raises(EngineLost, match="it has ended"):
         await linked(None, Link(EngineLost("it has ended"))).load("m")
+
+
+async def test_a_change_that_one_engine_has_made_is_made_by_the_others_whoever_gives_up() -> None:
+    first, slow, last = Link(), Link(), Link()
+    slow.answers.clear()
+    engines = linked(first, slow, last)
+    loading = asyncio.create_task(engines.load("m"))
+    await slow.was_asked.wait()
+    loading.cancel()
+    await asyncio.wait([loading])
+    slow.answers.set()
+    await asyncio.wait(engines._changing)
+    assert last.asked == [("load", "m")]
+
+
+async def test_a_change_that_the_first_engine_has_not_made_is_given_up() -> None:
+    slow, other = Link(), Link()
+    slow.answers.clear()
+    loading = asyncio.create_task(linked(slow, other).load("m"))
+    await slow.was_asked.wait()
+    loading.cancel()
+    await asyncio.wait([loading])
+    assert not other.asked
