@@ -11,6 +11,7 @@ from xlaserve.access.certificates import Certificates
 from xlaserve.access.door import Door
 from xlaserve.config import Settings
 from xlaserve.http.server import HttpServer
+from xlaserve.rpc import hang_up
 from xlaserve.rpc.server import GrpcServer
 from xlaserve.telemetry.http import HttpEndpoint
 
@@ -50,9 +51,21 @@ class Ports:
         self._warn_of_strangers(addresses["metrics"])
 
     async def leave(self) -> None:
-        """Takes no new connections; each of HTTP ends with an answer, and each of gRPC at `max_connection_age_s`."""
+        """Takes no new connections, which go to those that listened after all fronts of this server; each of HTTP ends
+        with an answer, and each of gRPC at `max_connection_age_s`."""
+        await asyncio.gather(*(hang_up.pass_on(port, self.settings.front_processes) for port in self._numbers))
         self.grpc.close_listeners()
         await self.http.leave()
+
+    def share(self) -> None:
+        """Has connections be spread over all that listen, whatever those that left have said."""
+        for port in self._numbers:
+            hang_up.spread(port)
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        """The ports of gRPC and HTTP."""
+        return tuple(int(address.rpartition(":")[2]) for address in (self.grpc.address, self.http.address))
 
     @property
     def connections(self) -> int:

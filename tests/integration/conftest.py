@@ -281,10 +281,17 @@ def brake(tmp_path: Path) -> Iterator[Brake]:
 
 
 class NoopClient:
-    """Asks `builtin:noop`, which answers an image with its first bytes. Retries nothing, shares no connection."""
+    """Asks `builtin:noop`, which answers an image with its first bytes. Shares no connection.
 
-    def __init__(self, address: str) -> None:
-        options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    Retries nothing, or, if it `retries`, what gRPC's clients do by default: calls that have not left this process.
+    """
+
+    def __init__(self, address: str, *, retries: bool = False) -> None:
+        options = [
+            ("grpc.enable_retries", int(retries)),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+        ]
         self.channel = grpc.insecure_channel(address, options)
         self.stub = oip_grpc.GRPCInferenceServiceStub(self.channel)
 

@@ -71,8 +71,8 @@ def processes(server: Server) -> dict[str, psutil.Process]:
     return found
 
 
-def clients(server: Server, count: int = CHANNELS) -> list[NoopClient]:
-    return [NoopClient(server.grpc) for _ in range(count)]
+def clients(server: Server, count: int = CHANNELS, *, retries: bool = False) -> list[NoopClient]:
+    return [NoopClient(server.grpc, retries=retries) for _ in range(count)]
 
 
 def health(client: NoopClient, service: str = "") -> int:

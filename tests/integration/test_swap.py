@@ -95,7 +95,9 @@ def swaps(make_swaps: Callable[..., Swaps]) -> Swaps:
 
 
 @contextmanager
-def asked(server: Server, ask: Callable[[NoopClient, int], object], connections: int = 4) -> Iterator[Counter[object]]:
+def asked(
+    server: Server, ask: Callable[[NoopClient, int], object], connections: int = 4, *, retries: bool = False
+) -> Iterator[Counter[object]]:
     """Asks a server again and again over several connections, until its block ends; counts what comes of it."""
     outcomes: Counter[object] = Counter()
     stopping = threading.Event()
@@ -107,7 +109,7 @@ def asked(server: Server, ask: Callable[[NoopClient, int], object], connections:
             number += 1
 
     with ExitStack() as stack:
-        for client in clients(server, connections):
+        for client in clients(server, connections, retries=retries):
             thread = threading.Thread(target=work, args=(client,))
             stack.callback(thread.join, PATIENCE_S)
             thread.start()

@@ -41,6 +41,9 @@ VERSION: Final = ("model", "version")
 AGE_JITTER: Final = 1.1
 """Connections end up to a tenth later than their age says (gRPC's proposal A9)."""
 LEAVING_LATER_S: Final = 1.0
+SHARING_S: Final = 10.0
+"""How long after it began to listen a front that takes another server's place shares the connections again that it had
+had left to it: by then nobody else listens."""
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +113,8 @@ async def _serve(child: Child, orders: Orders) -> int:
             await front.ports.open()
             if orders.number == 1:
                 front.ports.announce()
+            if orders.waits:
+                asyncio.get_running_loop().call_later(SHARING_S, front.ports.share)
             gc.freeze()  # what stays for ever; the collector pauses the event loop
             keep_freed_memory()
             child.tell_ready(front.ports.addresses())

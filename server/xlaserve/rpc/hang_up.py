@@ -14,14 +14,21 @@ import os
 import socket
 import struct
 import termios
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 import psutil
 
+from xlaserve import steering
+
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02
+PASSED_ON_S: Final = 0.2
+"""How long a port is left to others before it is closed: handshakes that have begun end meanwhile."""
+MAX_PASSED_ON_S: Final = 2.0
+"""How long those that were given to this process may wait for it to accept them."""
 UNLISTED: Final = (psutil.Error, OSError)
 """Errors where the system doesn't say which sockets there are."""
 
@@ -41,6 +48,37 @@ async def hang_up(port: int, flush_s: float) -> None:
         close_connections(port)
     except UNLISTED as error:
         log.warning("port %d could not be closed before the server stops: %s", port, error)
+
+
+async def pass_on(port: int, place: int) -> None:
+    """Has the socket at `place` of those that listen on `port` be given its new connections, as `steering` has it, and
+    returns once none waits to be accepted here. Does nothing where the system can't do that."""
+    try:
+        with listeners(port) as listening:
+            for each in listening:
+                steering.steer(each, place)
+            await asyncio.sleep(PASSED_ON_S)
+            for _ in range(math.ceil(MAX_PASSED_ON_S / POLL_S)):
+                if not any(map(steering.waiting, listening)):
+                    break
+                await asyncio.sleep(POLL_S)
+    except UNLISTED as error:
+        log.info("connections that port %d has not accepted may be reset: %s", port, error)
+
+
+def spread(port: int) -> None:
+    """Has connections to `port` be spread over all that listen there again."""
+    with suppress(*UNLISTED), listeners(port) as listening:
+        for each in listening:
+            steering.spread(each)
+
+
+@contextmanager
+def listeners(port: int) -> Iterator[list[socket.socket]]:
+    """Yields the sockets of this process that listen on `port`. Raises one of UNLISTED."""
+    with ExitStack() as stack:
+        found = (socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) for fd in _fds(port, listening=True))
+        yield [stack.enter_context(each) for each in found]
 
 
 def close_listeners(port: int) -> None:

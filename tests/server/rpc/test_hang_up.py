@@ -65,3 +65,42 @@ def test_what_grpc_closed_meanwhile_spoils_nothing(
         other.sendall(b"x")
         assert peer.recv(1) == b"x"
         assert caplog.records == []
+
+
+def test_a_port_is_passed_on_once_all_that_it_was_given_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_up, "PASSED_ON_S", 0.0)
+    with ExitStack() as stack:
+        here = stack.enter_context(socket.create_server(("127.0.0.1", 0), reuse_port=True))
+        port = here.getsockname()[1]
+        given = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+
+        async def pass_on() -> None:
+            # Both are sockets of this process, which are then left to none of them but the second.
+            there = stack.enter_context(socket.create_server(("127.0.0.1", port), reuse_port=True))
+            passing = asyncio.create_task(hang_up.pass_on(port, 1))
+            await asyncio.sleep(0.05)
+            assert not passing.done()
+            stack.enter_context(here.accept()[0])
+            for _ in range(20):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+                stack.enter_context(there.accept()[0])
+            await passing
+
+        asyncio.run(pass_on())
+        here.close()
+        given.sendall(b"x")
+
+
+def test_where_nothing_can_be_passed_on_nothing_is_waited_for(listener: socket.socket) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(socket.create_connection(listener.getsockname(), timeout=5))
+        asyncio.run(asyncio.wait_for(hang_up.pass_on(listener.getsockname()[1], 1), 1))
+
+
+def test_a_port_of_which_the_system_says_nothing_is_passed_on_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(port: int, *, listening: bool) -> list[int]:
+        raise PermissionError
+
+    monkeypatch.setattr(hang_up, "_fds", fails)
+    asyncio.run(hang_up.pass_on(1, 1))
+    hang_up.spread(1)
