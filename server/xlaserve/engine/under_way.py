@@ -45,6 +45,8 @@ class UnderWay:
         self._memory = mmap.mmap(file, SLOTS * _SLOT.size)
         self._of_thread = threading.local()
         self._next = count()
+        self._free: list[int] = []
+        """Slots of loads that have ended."""
 
     def noted(self, settings: ModelSettings, executable: Executable) -> Executable:
         """Returns the executable of a version, which is noted for as long as it runs."""
@@ -63,12 +65,16 @@ class UnderWay:
     @contextmanager
     def loading(self, settings: ModelSettings) -> Iterator[None]:
         """Notes that a version is loaded."""
-        start = self._take(0)
+        try:
+            start = self._free.pop()
+        except IndexError:
+            start = self._take(0)
         self._memory[start : start + KEY_BYTES] = key_of(settings)
         try:
             yield
         finally:
             self._memory[start : start + KEY_BYTES] = _NOTHING
+            self._free.append(start)
 
     def _slot(self) -> int:
         """Returns where this thread notes what it runs."""

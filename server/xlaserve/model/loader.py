@@ -6,9 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -161,7 +161,7 @@ class Loader:
             max_images=settings.max_queue_images or self.settings.max_queue_images,
             max_bytes=self.settings.max_queue_bytes,
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
-            noted=(lambda run: run) if self.under_way is None else partial(self.under_way.noted, version.settings),
+            noted=partial(self._noted, version.settings),
             on_crash=self.on_crash,
             on_retired=version.retired,
             on_traced=self.on_traced,
@@ -172,12 +172,21 @@ class Loader:
         verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn, reference=any_size)
         return Background(
             settings=version.settings,
-            any_size=any_size,
+            any_size=self._noted(version.settings, any_size),
             sides=model.size,
             buckets=model.buckets,
             batcher=batcher,
             beside=self._beside(version, model, verifier),
         )
+
+    def _noted(self, settings: ModelSettings, executable: Executable) -> Executable:
+        return executable if self.under_way is None else self.under_way.noted(settings, executable)
+
+    @contextmanager
+    def _making(self, settings: ModelSettings) -> Iterator[None]:
+        """Held while a program is made beside the traffic."""
+        with self.expecting(), nullcontext() if self.under_way is None else self.under_way.loading(settings):
+            yield
 
     async def _compile(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Does what may compile something on the compiling thread. Raises ShuttingDown, before it or after it."""
@@ -205,7 +214,7 @@ class Loader:
             worker=self.worker,
             ledger=version.ledger,
             compiling=self._compiling_in_background,
-            expecting=self.expecting,
+            expecting=partial(self._making, version.settings),
             verifier=verifier,
         )
 

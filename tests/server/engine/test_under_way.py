@@ -116,3 +116,14 @@ def test_more_loads_than_there_is_room_for_end_nothing(file: int) -> None:
             pass
     with under_way.loading(B):
         assert suspects(file, "") == {key_of(B)}
+
+
+def test_loads_that_have_ended_leave_their_places_to_others(file: int) -> None:
+    under_way = UnderWay(file)
+    for _ in range(2 * SLOTS):
+        with under_way.loading(C):
+            pass
+    with under_way.loading(A):
+        with under_way.loading(B):
+            assert suspects(file, "") == {key_of(A), key_of(B)}
+        assert suspects(file, "") == {key_of(A)}

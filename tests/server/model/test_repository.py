@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from tests.server.model.house import PATIENCE_S, GateAt, House, model
 
 from xlaserve.access.caller import CURRENT, Caller, Role
 from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode
+from xlaserve.engine import under_way
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.under_way import UnderWay
 from xlaserve.errors import (
     ConfigError,
     InvalidArgument,
@@ -603,6 +606,21 @@ async def test_with_ready_when_first_bucket_no_request_waits_for_the_others(make
         (4, True)
     ] * 2
     assert await house.ask(images=4) == [1] * 4
+
+
+async def test_what_compiles_beside_the_traffic_is_noted_as_a_load(make_house: Callable[..., House]) -> None:
+    house = make_house(ready_when="first_bucket")
+    house.configured = [model("a", buckets=(1, 2), modes=(Mode.XLA,))]
+    gate = house.compiling = GateAt(2)
+    file = under_way.create()
+    house.repository.loader.under_way = UnderWay(file)
+    await house.repository.load_all()
+    await gate.reached()
+    assert under_way.suspects(file, "") == {under_way.key_of(house.configured[0])}
+    gate.open()
+    await required(house.repository.index()[0].growth)
+    assert not under_way.suspects(file, "")
+    os.close(file)
 
 
 async def test_a_bucket_that_does_not_compile_beside_the_traffic_leaves_the_others(
