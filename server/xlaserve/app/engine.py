@@ -39,6 +39,7 @@ from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry import gpus
 from xlaserve.telemetry.departures import Departures
 from xlaserve.telemetry.failures import Failure, Failures
+from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, build_info, counter, gauge
 from xlaserve.telemetry.model import Statistics
 from xlaserve.telemetry.tally import Counted
@@ -192,6 +193,10 @@ class Engine:
     def statistics(self, version: Version) -> Statistics:
         """Returns what was counted of a version in this process since it was loaded."""
         return version.telemetry.statistics
+
+    def shadows(self, version: Version) -> Mapping[Pair, Findings]:
+        """Returns what was found of a version's shadows in this process."""
+        return version.shadows
 
     def failures(self, here: Failures) -> Iterable[Failure]:
         """Returns those of this process."""

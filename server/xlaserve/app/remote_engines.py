@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,9 +25,10 @@ from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry import tally
 from xlaserve.telemetry.failures import Failure, Failures
+from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import Statistics
-from xlaserve.telemetry.tally import Counted
+from xlaserve.telemetry.tally import Counted, ShadowOf
 
 RETRY_S: Final = 0.05
 """Between attempts to reach an engine that is not there."""
@@ -245,6 +247,12 @@ class RemoteEngines:
         number = self.directory.number(version)
         return Statistics() if number is None else tally.statistics_of(self._tally, number)
 
+    def shadows(self, version: Version) -> Mapping[Pair, Findings]:
+        """Returns what all fronts have found of a version's shadows, as of the last `count`."""
+        number = self.directory.number(version)
+        versions = {number: one.settings.version for number, one in self.directory.numbered().items()}
+        return {} if number is None else tally.findings_of(self._tally, number, versions)
+
     def failures(self, here: Failures) -> Iterable[Failure]:
         """Returns the last requests that failed here, and as of the last `count` at all fronts, the newest first."""
         failures = {*tally.failures_of(self._tally), *here}
@@ -268,14 +276,24 @@ class RemoteEngines:
         """Returns what is counted here, with the numbers that an engine gives to loadings."""
         calls = self.calls
         self._own_in_flight = 0 if calls is None else calls.in_flight
-        numbered = self.directory.numbered()
-        here = {
-            there: numbered[shown].telemetry.statistics
-            for there, shown in self._merging.numbers.get(number, {}).items()
-            if shown in numbered
-        }
+        numbered, numbers = self.directory.numbered(), self._merging.numbers.get(number, {})
+        here = {there: numbered[shown] for there, shown in numbers.items() if shown in numbered}
+        statistics = {there: version.telemetry.statistics for there, version in here.items()}
         failures = None if calls is None else calls.failures
-        return tally.tally(Counted.here(self._metrics), here, self._own_in_flight, failures)
+        counted = Counted.here(self._metrics)
+        return tally.tally(counted, statistics, self._own_in_flight, failures, self._shadows_of(here))
+
+    def _shadows_of(self, here: Mapping[int, Version]) -> dict[int, dict[ShadowOf, Findings]]:
+        """Returns what this front has found of the shadows of loadings, by their numbers."""
+        found: defaultdict[int, dict[ShadowOf, Findings]] = defaultdict(dict)
+        numbers = {version: number for number, version in here.items()}
+        for number, version in here.items():
+            for pair, findings in version.shadows.items():
+                with suppress(ModelNotFound):
+                    other = self.directory.find(version.name, pair.shadow_version)
+                    if other in numbers:
+                        found[number][ShadowOf(pair.mode, numbers[other], pair.shadow_mode)] = findings
+        return found
 
     async def load(self, name: str) -> None:
         """Does as `Repository.load`."""

@@ -63,10 +63,15 @@ class Mirror(Directory):
 
     def take(self, catalogue: Catalogue, engines: Mapping[int, Remote]) -> None:
         """Shows `catalogue` from now on; what serves a loading is in `engines`."""
+        before = self._loadings
         self._loadings = {one.number: self._taken(one, engines.get(one.number)) for one in catalogue.loadings}
         versions = [version for _, version in self._loadings.values()]
         self._versions = {name: [*each] for name, each in groupby(versions, key=lambda version: version.name)}
         self._labels = dict(catalogue.labels)
+        for number in before.keys() - self._loadings.keys():
+            _, ended = before[number]
+            for version in self._versions.get(ended.name, ()):
+                version.forget_shadow(ended.settings.version)
         for name in [name for name in self._served if name not in self._versions]:
             self._forget(name)
         for name, of_model in self._versions.items():

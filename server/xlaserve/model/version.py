@@ -18,7 +18,7 @@ from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.errors import InvalidArgument
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
-from xlaserve.model.likeness import Findings, Pair
+from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.model import ModelTelemetry
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from xlaserve.model.version import Version
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
 from xlaserve.telemetry.failures import Failure, Failures
+from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.model import Statistics
 from xlaserve.telemetry.tally import Counted
 
@@ -48,6 +49,9 @@ class Backend(Protocol):
 
     def statistics(self, version: Version) -> Statistics:
         """Returns what all processes have counted of a version since it was loaded, as of the last `count`."""
+
+    def shadows(self, version: Version) -> Mapping[Pair, Findings]:
+        """Returns what all processes have found of a version's shadows, as of the last `count`."""
 
     def failures(self, here: Failures) -> Iterable[Failure]:
         """Returns the last requests that failed at all processes, as of the last `count`, the newest first."""

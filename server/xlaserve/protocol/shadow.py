@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
@@ -25,11 +26,12 @@ from xlaserve.errors import InvalidArgument, XlaserveError
 from xlaserve.frame import Frame, whole
 from xlaserve.image import Decoded, Encoded, ImageLimits, decode
 from xlaserve.model.directory import Directory
-from xlaserve.model.likeness import Findings, Likeness, OfImage, Pair, can_compare, likeness
+from xlaserve.model.likeness import OfImage, can_compare, likeness
 from xlaserve.model.task import Task
 from xlaserve.model.version import Served
 from xlaserve.pipeline import Pending
 from xlaserve.priority import yield_to_traffic
+from xlaserve.telemetry.findings import Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -171,7 +173,7 @@ class Shadows:
         metrics.shadow_execute_s.labels(*labels, "served").observe(served_s)
         metrics.shadow_execute_s.labels(*labels, "shadow").observe(shadow_s)
         if served_s > 0 and shadow_s > 0:
-            findings.time_ratios.append(shadow_s / served_s)
+            findings.time_ratios.append(TimeRatio(time.time(), shadow_s / served_s))
 
     def _drop(self, ours: Side, pair: Pair, reason: str) -> None:
         _findings(ours, pair).dropped[reason] += 1

@@ -46,10 +46,12 @@ class Vision:
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """Lists the models."""
+        backend = self.models.backend
+        await backend.count()
         return pb.ListModelsResponse(
-            models=map(vision_models.model, self.models.visible()),
+            models=[vision_models.model(one, backend.shadows(one)) for one in self.models.visible()],
             unexpected_compilations=map(vision_models.unexpected, self._unexpected()),
-            lanes=self.models.backend.device.lanes,
+            lanes=backend.device.lanes,
         )
 
     def _unexpected(self) -> tuple[XlaCompilation, ...]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.costs import Turn
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Entry
-from xlaserve.model.likeness import Findings, Pair
 from xlaserve.model.version import Version
 from xlaserve.protocol.models import source_name
 from xlaserve.runtimes.watch.xla_log import XlaCompilation
+from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve_proto import vision_pb2 as pb
 
 
-def model(version: Version) -> pb.Model:
-    """Returns a model as ListModels shows it."""
+def model(version: Version, shadows: Mapping[Pair, Findings]) -> pb.Model:
+    """Returns a model as ListModels shows it, with what all processes have found of its `shadows`."""
     settings, loaded = version.settings, version.model
     entries = list(version.ledger)
     live = version.served.engine.live() if version.served else None
@@ -38,7 +40,7 @@ def model(version: Version) -> pb.Model:
         programs_total=version.programs_total,
         turns=[_turn(*one) for one in live.turns] if live else (),
         warnings=version.warnings,
-        shadows=[_shadow(pair, findings) for pair, findings in version.shadows.items()],
+        shadows=[_shadow(pair, findings) for pair, findings in shadows.items()],
         auto_modes={str(bucket): mode for bucket, mode in version.auto.items()},
         demands=[
             pb.Demand(height=height, width=width, images=demand)
@@ -99,7 +101,7 @@ def _shadow(pair: Pair, findings: Findings) -> pb.Shadow:
         agreement=findings.agreement.value or 0.0,
         iou=findings.iou.value,
         largest_difference=findings.largest_difference,
-        time_ratios=findings.time_ratios,
+        time_ratios=[one.ratio for one in findings.time_ratios],
         dropped=findings.dropped,
     )
 

@@ -5,31 +5,40 @@ A tally is plain data of JSON: numbers in mappings and lists, which are added wh
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast
 
+from xlaserve.config import Mode
 from xlaserve.telemetry.counts import Count, Distribution
 from xlaserve.telemetry.failures import KEPT, Failure, Failures
+from xlaserve.telemetry.findings import KEPT_PAIRS, Findings, Mean, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import Duration, Statistics
 
 Json = Any
 Labels = tuple[str, ...]
 
+NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 FAILURES: Final = ("of_server", "of_clients")
-"""Of several, the last KEPT count, and the newest comes last."""
-LATEST: Final = "last_at_ms"
-"""Of several, the last one counts."""
+GREATEST: Final = ("last_at_ms", "largest_difference")
+"""Of several, the greatest counts."""
+TIME_RATIOS: Final = "time_ratios"
+NEWEST: Final = {**dict.fromkeys(FAILURES, KEPT), TIME_RATIOS: KEPT_PAIRS}
+"""Lists of what begins with the time that it happened: of several, as many count, and the newest comes last."""
 HISTOGRAMS: Final = ("request_s", "decode_s", "queue_s", "gather_s", "execute_s", "encode_s")
 COUNTERS: Final = ("bucket_batches", "padded_rows")
 _DURATIONS: Final = ("success", "fail", "queue", "input", "infer", "output")
-_NUMBERS: Final = ("images", "batches", LATEST)
+_NUMBERS: Final = ("images", "batches", "last_at_ms")
 _BY_SIZE: Final = ("gather_by_size", "infer_by_size")
 _BETWEEN: Final = "\0"
 """Between the labels of a series."""
 
 
-NOTHING: Final[Json] = {name: {} for name in (*HISTOGRAMS, *COUNTERS, "statistics", "failures")} | {"in_flight": 0}
+NOTHING: Final[Json] = {name: {} for name in (*HISTOGRAMS, *COUNTERS, "statistics", "shadows", "failures")} | {
+    "in_flight": 0
+}
 
 
 class Counted(NamedTuple):
@@ -59,10 +68,24 @@ class Counted(NamedTuple):
         return cls(*histograms, *counters)  # type: ignore[arg-type]
 
 
+class ShadowOf(NamedTuple):
+    """What a loading is compared with."""
+
+    mode: Mode
+    """The mode that answered."""
+    number: int
+    """Of the other loading, which may be the same."""
+    shadow_mode: Mode
+
+
 def tally(
-    counted: Counted, statistics: Mapping[int, Statistics], in_flight: int, failures: Failures | None = None
+    counted: Counted,
+    statistics: Mapping[int, Statistics],
+    in_flight: int,
+    failures: Failures | None = None,
+    shadows: Mapping[int, Mapping[ShadowOf, Findings]] = NONE,
 ) -> Json:
-    """Returns what a process has counted; `statistics` are of loadings of versions, by their numbers."""
+    """Returns what a process has counted; `statistics` and `shadows` are of loadings of versions, by their numbers."""
     made: dict[str, Json] = {
         name: {_BETWEEN.join(labels): [one.counts, one.total] for labels, one in getattr(counted, name).items()}
         for name in HISTOGRAMS
@@ -70,6 +93,7 @@ def tally(
     for name in COUNTERS:
         made[name] = {_BETWEEN.join(labels): one.value for labels, one in getattr(counted, name).items()}
     made["statistics"] = {str(number): _numbers(one) for number, one in statistics.items()}
+    made["shadows"] = {str(number): _written(found) for number, found in shadows.items() if found}
     made["in_flight"] = in_flight
     made["failures"] = {} if failures is None else dict(zip(FAILURES, failures.kept, strict=True))
     return made
@@ -79,13 +103,13 @@ def added(first: Json, second: Json) -> Json:
     """Returns the sum of two tallies, or of parts of such."""
     if isinstance(first, dict):
         return {
-            key: max(first[key], second[key])
-            if key == LATEST
-            else sorted(first.get(key, []) + second.get(key, []), key=_at_s)[-KEPT:]
-            if key in FAILURES
+            key: first.get(key, second.get(key))
+            if key not in first or key not in second
+            else max(first[key], second[key])
+            if key in GREATEST
+            else sorted(first[key] + second[key], key=_at_s)[-NEWEST[key] :]
+            if key in NEWEST
             else added(first[key], second[key])
-            if key in first and key in second
-            else first.get(key, second.get(key))
             for key in first | second
         }
     if isinstance(first, list):
@@ -104,15 +128,23 @@ def of(tally: Json, loadings: Collection[int], versions: Collection[tuple[str, .
         name: {key: one for key, one in tally[name].items() if _labels(key)[:2] in versions}
         for name in (*HISTOGRAMS, *COUNTERS)
     }
-    numbers = {str(number) for number in loadings}
-    return tally | kept | {"statistics": {key: one for key, one in tally["statistics"].items() if key in numbers}}
+    return renumbered(tally | kept, {number: number for number in loadings})
 
 
 def renumbered(tally: Json, numbers: Mapping[int, int]) -> Json:
     """Returns a tally with other numbers for loadings, and nothing of those that have none."""
-    statistics = tally["statistics"]
+    statistics, shadows = tally["statistics"], tally["shadows"]
     return tally | {
-        "statistics": {str(new): statistics[str(old)] for old, new in numbers.items() if str(old) in statistics}
+        "statistics": {str(new): statistics[str(old)] for old, new in numbers.items() if str(old) in statistics},
+        "shadows": {
+            str(new): {
+                _key(shadow._replace(number=numbers[shadow.number])): found
+                for shadow, found in _read(shadows[str(old)])
+                if shadow.number in numbers
+            }
+            for old, new in numbers.items()
+            if str(old) in shadows
+        },
     }
 
 
@@ -134,6 +166,44 @@ def statistics_of(tally: Json, number: int) -> Statistics:
     for name in _BY_SIZE:
         getattr(found, name).update({int(size): Duration(*each) for size, each in numbers[name].items()})
     return found
+
+
+def findings_of(tally: Json, number: int, versions: Mapping[int, str]) -> dict[Pair, Findings]:
+    """Returns what was found of the shadows of a loading, where those are loadings of `versions`, by their numbers."""
+    return {
+        Pair(shadow.mode, versions[shadow.number], shadow.shadow_mode): Findings(
+            agreement=Mean(*found["agreement"]),
+            iou=Mean(*found["iou"]),
+            largest_difference=found.get("largest_difference"),
+            time_ratios=deque((TimeRatio(*one) for one in found[TIME_RATIOS]), KEPT_PAIRS),
+            dropped=Counter(found["dropped"]),
+        )
+        for shadow, found in _read(tally["shadows"].get(str(number), {}))
+        if shadow.number in versions
+    }
+
+
+def _written(shadows: Mapping[ShadowOf, Findings]) -> Json:
+    return {
+        _key(shadow): {
+            "agreement": [found.agreement.count, found.agreement.total],
+            "iou": [found.iou.count, found.iou.total],
+            **({} if found.largest_difference is None else {"largest_difference": found.largest_difference}),
+            TIME_RATIOS: [[round(at_s, 3), round(ratio, 6)] for at_s, ratio in found.time_ratios],
+            "dropped": dict(found.dropped),
+        }
+        for shadow, found in shadows.items()
+    }
+
+
+def _read(shadows: Json) -> Iterator[tuple[ShadowOf, Json]]:
+    for key, found in shadows.items():
+        mode, number, shadow_mode = _labels(key)
+        yield ShadowOf(Mode(mode), int(number), Mode(shadow_mode)), found
+
+
+def _key(shadow: ShadowOf) -> str:
+    return _BETWEEN.join(map(str, shadow))
 
 
 def _numbers(statistics: Statistics) -> Json:

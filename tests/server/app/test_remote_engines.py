@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.server.model.test_merging import facts
 
 from xlaserve.app import remote_engines
 from xlaserve.app.remote_engines import RemoteEngines
+from xlaserve.config import Mode
 from xlaserve.errors import EngineLost, ModelFailed, XlaserveError
 from xlaserve.link import front as link
 from xlaserve.model.mirror import Mirror
-from xlaserve.model.published import Catalogue
+from xlaserve.model.published import Catalogue, Loading
+from xlaserve.model.version import State, Version
+from xlaserve.telemetry import tally
+from xlaserve.telemetry.findings import Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
 
 
@@ -182,3 +188,53 @@ async def test_a_change_that_the_first_engine_has_not_made_is_given_up() -> None
     loading.cancel()
     await asyncio.wait([loading])
     assert not other.asked
+
+
+class Front:
+    """A front of two engines, which show version 1 as their loadings 1 and 1001, and version 2 as 2 and 1002."""
+
+    def __init__(self) -> None:
+        self.engines = linked(None, None)
+        for first, engine in zip((0, 1000), self.engines._engines, strict=True):
+            loadings = tuple(Loading(first + number, State.READY, "", True, facts(str(number))) for number in (1, 2))
+            about = SimpleNamespace(catalogue=Catalogue(True, loadings, {}, {}))
+            models = {loading.number: SimpleNamespace(leave=lambda: None) for loading in loadings}
+            engine.link = cast(Any, SimpleNamespace(details=about, models=models, ask=self._count))
+            engine.is_known = True
+        self.engines._show()
+        self.counted: tally.Json = tally.NOTHING
+
+    async def _count(self, question: str, *, of_fronts: bool) -> tally.Json:
+        assert question == "count"
+        return self.counted if of_fronts else tally.NOTHING
+
+    def version(self, number: str) -> Version:
+        return self.engines.directory.find("a", number)
+
+    def tell(self, engine: int) -> tally.Json:
+        return json.loads(json.dumps(self.engines._own_tally(engine)))
+
+
+async def test_what_all_fronts_have_found_of_shadows_is_shown_by_each() -> None:
+    fronts = [Front(), Front()]
+    pair = Pair(Mode.XLA, "2", Mode.GRAPH)
+    for number, front in enumerate(fronts):
+        found = Findings()
+        found.add(Likeness(float(number), None, 0.25))
+        found.time_ratios.append(TimeRatio(number, 2.0))
+        front.version("1").shadows[pair] = found
+    counted = tally.added(*(front.tell(0) for front in fronts))
+    for front in fronts:
+        front.counted = counted
+        await front.engines.count()
+        (shown,) = front.engines.shadows(front.version("1")).items()
+        assert shown[0] == pair
+        assert (shown[1].agreement.count, shown[1].agreement.value, len(shown[1].time_ratios)) == (2, 0.5, 2)
+        assert not front.engines.shadows(front.version("2"))
+    assert {*fronts[0].tell(1)["shadows"]} == {"1001"}, "as that engine numbers it"
+
+
+async def test_what_is_compared_with_a_version_that_is_gone_is_not_told() -> None:
+    front = Front()
+    front.version("1").shadows[Pair(Mode.XLA, "3", Mode.XLA)] = Findings()
+    assert front.tell(0)["shadows"] == {}

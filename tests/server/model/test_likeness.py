@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve.config import Fit, Mode
+from xlaserve.config import Fit
 from xlaserve.frame import Frame, place, whole
-from xlaserve.model.likeness import Findings, Likeness, OfImage, Pair, can_compare, likeness
+from xlaserve.model.likeness import OfImage, can_compare, likeness
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation
+from xlaserve.telemetry.findings import Likeness
 
 SIDE = 8
 FRAME = whole(SIDE, SIDE)
@@ -104,13 +105,3 @@ def test_answers_to_other_tasks_and_vectors_of_other_lengths_cannot_be_compared(
     assert can_compare(Embedding(2), Embedding(2))
     assert not can_compare(Embedding(2), Embedding(3))
     assert not can_compare(Classification(3), Segmentation(3))
-
-
-def test_findings_add_up() -> None:
-    findings = Findings()
-    assert (findings.agreement.value, findings.iou.value, findings.largest_difference) == (None, None, None)
-    for one in (Likeness(1.0, 0.5, 0.25), Likeness(0.5, None, 0.125), Likeness(0.0, 1.0, None)):
-        findings.add(one)
-    assert (findings.agreement.value, findings.agreement.count) == (0.5, 3)
-    assert (findings.iou.value, findings.largest_difference) == (0.75, 0.25)
-    assert Pair(Mode.XLA, "1", Mode.GRAPH) == ("xla", "1", "graph")

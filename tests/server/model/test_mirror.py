@@ -10,11 +10,13 @@ from typing import Any, cast
 import pytest
 from tests.server.model.house import House, model
 
+from xlaserve.config import Mode
 from xlaserve.errors import ModelFailed, ModelNotFound, ModelNotReady
 from xlaserve.model.mirror import LOST, Mirror, Remote
 from xlaserve.model.published import Catalogue, Publisher
 from xlaserve.model.version import State
 from xlaserve.telemetry.departures import MAX_KEPT
+from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.metrics import Metrics
 
 
@@ -211,3 +213,23 @@ async def test_what_was_counted_of_versions_that_have_left_is_forgotten(world: W
     counted = {sample.labels["version"] for sample in next(iter(world.metrics.compilations.collect())).samples}
     assert "1" not in counted
     assert str(MAX_KEPT + 2) in counted
+
+
+async def test_what_was_found_of_a_shadow_is_forgotten_once_another_loading_takes_its_place(
+    make_house: Callable[..., House],
+) -> None:
+    house = make_house()
+    house.configured = [model("a", version=number) for number in (1, 2)]
+    world = World(house)
+    await house.repository.load_all()
+    world.take()
+    one, _ = world.mirror.versions("a")
+    pairs = [Pair(Mode.XLA, version, Mode.GRAPH) for version in ("1", "2")]
+    one.shadows = {pair: Findings() for pair in pairs}
+    world.take()
+    assert [*one.shadows] == pairs
+    house.configured = [model("a", version=1), model("a", version=2, max_queue_delay_ms=1.0)]
+    await house.repository.reconfigure(house.configured)
+    world.take()
+    assert world.mirror.versions("a")[0] is one
+    assert [*one.shadows] == pairs[:1]

@@ -10,8 +10,8 @@ from tests.server.model.house import House, model
 
 from xlaserve.config import Mode, ModelSettings
 from xlaserve.errors import ModelFailed, ModelNotFound, ModelNotReady
-from xlaserve.model.likeness import Findings, Pair
 from xlaserve.model.version import State
+from xlaserve.telemetry.findings import Findings, Pair
 
 
 def versions(*numbers: int, **settings: object) -> list[ModelSettings]:

@@ -16,11 +16,11 @@ from xlaserve.engine.batching.worker import Run
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import ModelNotReady
 from xlaserve.image import ImageLimits
-from xlaserve.model.likeness import Findings, Pair
 from xlaserve.model.task import Classification, Embedding, Task
 from xlaserve.model.version import Served
 from xlaserve.protocol import shadow as shadow_module
 from xlaserve.protocol.shadow import Shadows
+from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.metrics import Metrics
 
 LIMITS = ImageLimits(2**20, 2**20)
@@ -142,7 +142,7 @@ async def test_images_run_in_both_and_answers_and_times_are_compared(world: Worl
     assert sorted(world.ran) == [("1", Mode.GRAPH, [0, 1, 0, 0]), ("1", Mode.XLA, [0, 1, 0, 0])]
     found = world.findings[Pair(Mode.XLA, "1", Mode.GRAPH)]
     assert (found.agreement.value, found.agreement.count, found.largest_difference) == (0.75, 4, 1.0)
-    assert [*found.time_ratios] == [2.0]
+    assert [one.ratio for one in found.time_ratios] == [2.0]
     labels = {"model": "m", "version": "1", "mode": "xla", "shadow_version": "1", "shadow_mode": "graph"}
     sample = world.metrics.registry.get_sample_value
     assert sample("xlaserve_shadow_agreement_count", labels) == 4

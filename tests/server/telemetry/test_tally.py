@@ -11,9 +11,10 @@ from tests.fakes import Clock
 from xlaserve.config import Bucket, Mode
 from xlaserve.telemetry import tally
 from xlaserve.telemetry.failures import KEPT, Failures
+from xlaserve.telemetry.findings import KEPT_PAIRS, Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import ModelTelemetry
-from xlaserve.telemetry.tally import Counted
+from xlaserve.telemetry.tally import Counted, ShadowOf
 from xlaserve.timings import Timings
 
 
@@ -85,3 +86,39 @@ def test_the_last_failures_of_all_are_kept_those_of_the_server_apart() -> None:
     found = [*tally.failures_of(total)]
     assert len(found) == KEPT + 12
     assert {*found} == {*everything}
+
+
+def found_in(processes: int) -> tuple[tally.Json, Findings]:
+    """Returns what some processes have found of version 7 (loading 2) as the shadow of loading 1, and what one would
+    have that did all of it."""
+    draw, total, everything = random.Random(5), tally.NOTHING, Findings()
+    for process in range(processes):
+        here = Findings()
+        for at in range(KEPT_PAIRS // 2):
+            iou, difference = draw.choice((None, 0.5)), draw.choice((None, draw.randrange(64) / 64))
+            for findings in (here, everything):
+                findings.add(Likeness(draw.choice((1.0, 1.0)), iou, difference))
+                findings.dropped["busy"] += 1
+            here.time_ratios.append(TimeRatio(at * processes + process, 1 + at))
+        shadows = {1: {ShadowOf(Mode.XLA, 2, Mode.GRAPH): here}}
+        total = tally.added(total, json.loads(json.dumps(tally.tally(Counted.here(Metrics()), {}, 0, shadows=shadows))))
+    newest = range(processes * KEPT_PAIRS // 2 - KEPT_PAIRS, processes * KEPT_PAIRS // 2)
+    everything.time_ratios.extend(TimeRatio(at, 1 + at // processes) for at in newest)
+    return total, everything
+
+
+def test_what_processes_have_found_of_shadows_is_what_one_would_have_found() -> None:
+    total, everything = found_in(3)
+    assert tally.findings_of(total, 1, {1: "6", 2: "7"}) == {Pair(Mode.XLA, "7", Mode.GRAPH): everything}
+    assert tally.findings_of(total, 2, {1: "6", 2: "7"}) == {}
+
+
+def test_what_was_found_of_a_shadow_goes_with_either_loading() -> None:
+    total, everything = found_in(2)
+    assert tally.findings_of(total, 1, {1: "6"}) == {}
+    for numbers in ({1: 11}, {2: 12}):
+        assert not any(tally.renumbered(total, numbers)["shadows"].values())
+    shown = tally.renumbered(total, {1: 11, 2: 12})
+    assert tally.findings_of(shown, 11, {11: "6", 12: "7"}) == {Pair(Mode.XLA, "7", Mode.GRAPH): everything}
+    assert tally.of(total, [1, 2], {("cats", "1")})["shadows"] == total["shadows"]
+    assert not any(tally.of(total, [1, 3], {("cats", "1")})["shadows"].values())
