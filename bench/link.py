@@ -111,7 +111,13 @@ async def _serve(side: int, connection: socket.socket, control: Connection) -> N
     batcher, host = _batcher(side), Host()
     output_bytes = {(side, side): (4 * CLASSES,)}
     snapshot = ModelSnapshot(
-        id=1, title="noop", is_open=True, max_images=MAX_IMAGES, max_bytes=MAX_BYTES, output_bytes=output_bytes
+        id=1,
+        title="noop",
+        is_open=True,
+        max_images=MAX_IMAGES,
+        max_bytes=MAX_BYTES,
+        output_bytes=output_bytes,
+        largest=batcher.shapes(),
     )
     host.publish([Hosted(snapshot, batcher)])
     await host.accept(connection)

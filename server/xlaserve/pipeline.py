@@ -178,15 +178,15 @@ class Pipeline:
     async def _run_pixels(self, served: Served, request: Request, images: Images | Pending) -> Answer:
         mode = served.mode(request.mode)
         count, height, width, _ = images.shape
-        has_buckets = (height, width) in served.sizes
-        if not has_buckets:
-            _check_without_buckets(served, images)
-        with served.engine.admit(count, images.nbytes) as admitted:
+        unmatched = None if (height, width) in served.sizes else (height, width)
+        if unmatched is not None and not served.takes_unmatched:
+            sizes = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted(served.sizes))
+            raise InvalidArgument("pixels", f"shape {sizes}", list(images.shape))
+        with served.engine.admit(count, images.nbytes, unmatched) as admitted:
             if isinstance(images, Pending):
                 images = await self._checked(served, images, request.deadline)
-            if not has_buckets:
-                assert served.background is not None
-                mode = await served.background.open((height, width), mode)
+            if unmatched is not None:
+                mode = await admitted.open(unmatched, mode)
             result = await admitted.run(images, mode, request.deadline, request.priority, request.trace)
             return await self._answer(served, request, mode, [whole(height, width)] * count, result)
 
@@ -340,13 +340,3 @@ async def _run_groups(admitted: Admitted, groups: Sequence[Group], mode: Mode, r
     ]
     traced = [batch for result in results for batch in result.traced]
     return Result(gathered, Timings.slowest(result.timings for result in results), traced)
-
-
-def _check_without_buckets(served: Served, pixels: Images | Pending) -> None:
-    """Raises InvalidArgument for pixels, of a size that has no buckets, where none is served without."""
-    height, width = pixels.shape[1:3]
-    if served.background is not None:
-        served.background.check((height, width))
-        return
-    sizes = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted(served.sizes))
-    raise InvalidArgument("pixels", f"shape {sizes}", list(pixels.shape))

@@ -42,6 +42,7 @@ class Kind(IntEnum):
     DECODE_BYTES = 5
     DECODE_WAITS_SINCE = 6
     """Nanoseconds of the monotonic clock; 0 while nothing waits."""
+    SHADOW_BYTES = 7
 
 
 class Amount:

@@ -6,16 +6,20 @@ import io
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from PIL import Image
-from tests.integration.conftest import Server, StartServer
+from tests.integration.conftest import NoopClient, Server, StartServer
+from tests.integration.test_engines import times_ready, until_ready
+from tests.integration.test_fronts import processes
 from tests.required import required
 
+from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.runtimes.watch.compile_watch import KNOWN
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
@@ -28,14 +32,20 @@ PHASES = ("warm_up", "background")
 NOISE = np.random.default_rng(7)
 
 
+@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "fronts"])
+def fronts(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dump(fronts: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which XLA writes what it compiles."""
     return tmp_path_factory.mktemp("dump")
 
 
 @pytest.fixture(scope="module")
-def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFactory, dump: Path) -> Server:
+def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A model of any size."""
     from xlaserve.model.networks.keras_runtime import keras
 
     pixels = keras.Input((None, None, 3))
@@ -50,7 +60,7 @@ def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFa
         # Keras hands its variables to NumPy 2 in the way of NumPy 1.
         warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
         keras.Model(pixels, keras.layers.Dense(6)(x)).save(folder / "any.keras")
-    model = {
+    return {
         "name": "any",
         "source": str(folder / "any.keras"),
         "buckets": BATCHES,
@@ -58,8 +68,12 @@ def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFa
         "unmatched": "background",
         "max_background_resolutions": 3,
     }
+
+
+@pytest.fixture(scope="module")
+def server(start_module_server: StartServer, model: dict[str, Any], fronts: int, dump: Path) -> Server:
     env = {"XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text"}
-    return start_module_server({"models": [model]}, env=env)
+    return start_module_server({"models": [model], "fronts": fronts}, env=env)
 
 
 @pytest.fixture
@@ -182,6 +196,34 @@ def test_the_number_of_resolutions_is_bounded_and_what_cannot_be_run_is_refused(
     assert "no more are taken (max_background_resolutions), got 20 x 20" in refusal(20, 20)
     assert infer(stub, images_of(24, 40)).shape == (3, 6)
     assert compilations(server) == (4, 4)
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="each engine has a core of its own")
+def test_each_engine_serves_a_resolution_and_goes_on_without_the_others(
+    start_server: StartServer, model: dict[str, Any], connect: Callable[[Server], NoopClient]
+) -> None:
+    small = {**model, "buckets": [1], "resolutions": [[32, 32]], "max_background_resolutions": 2}
+    server = start_server({"models": [small], "fronts": 2, "engines": 2})
+    until_ready(server)
+    stubs = [connect(server).stub for _ in range(8)]
+
+    def compiled() -> float:
+        """Sends an image over each connection; returns what has compiled in the background, in all engines so far."""
+        for stub in stubs:
+            infer(stub, images_of(24, 24, 1))
+        return server.metric("xlaserve_compilations_total", phase="background")
+
+    server.wait_for(lambda: compiled() == 2, "the engines have not compiled it")
+    processes(server)["xlaserve engine 1"].kill()
+    server.wait_for(lambda: server.stderr.count("engine 1 is lost") == 2, "the fronts have not seen it")
+    compiled()
+    server.wait_for(lambda: times_ready(server, "engine 1") == 2, "no other came")
+    server.wait_for(lambda: compiled() == 3, "the new engine has not compiled it")
+    infer(stubs[0], images_of(20, 20, 1))
+    for stub in stubs:
+        with pytest.raises(grpc.RpcError, match="no more are taken"):
+            infer(stub, images_of(16, 16, 1))
+        assert infer(stub, images_of(20, 20, 1)).shape == (1, 6)
 
 
 def test_an_unmatched_resolution_is_refused_by_default_and_background_needs_a_model_of_any_size(

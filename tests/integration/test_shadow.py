@@ -7,14 +7,16 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from tests.integration.conftest import DIGITS, DIGITS_SIZE, Server, StartServer
+from tests.integration.conftest import DIGITS, DIGITS_SIZE, NoopClient, Server, StartServer
 
+from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc
 
@@ -47,20 +49,25 @@ def wait_until_compared(server: Server, images: int, model: str = "digits") -> N
     server.wait_for(lambda: compared() >= images, f"{images} images were not compared")
 
 
-@pytest.fixture(scope="module")
-def server(start_module_server: StartServer) -> Server:
-    return start_module_server({"models": [SHADOWED]})
+@pytest.fixture(
+    scope="module",
+    params=[{"fronts": 0}, {"fronts": 2, "engines": min(2, usable_cores())}],
+    ids=["one process", "fronts and engines"],
+)
+def server(request: pytest.FixtureRequest, start_module_server: StartServer) -> Server:
+    return start_module_server({"models": [SHADOWED], **request.param})
 
 
-def test_a_mode_that_computes_the_same_agrees(server: Server, scans: dict[str, bytes]) -> None:
+def test_a_mode_that_computes_the_same_agrees(
+    server: Server, scans: dict[str, bytes], connect: Callable[[Server], NoopClient]
+) -> None:
     before = compare_versions(server)
     assert before.returncode == 1
     assert "no request had a shadow yet" in before.stderr
-    with grpc.insecure_channel(server.grpc) as channel:
-        stub = vision_pb2_grpc.VisionStub(channel)
-        for compared in range(1, 9):
-            stub.Classify(pb.ClassifyRequest(model="digits", images=[*scans.values()][:4]), timeout=PATIENCE_S)
-            wait_until_compared(server, 4 * compared)
+    for compared in range(1, 9):  # each at either front
+        stub = vision_pb2_grpc.VisionStub(connect(server).channel)
+        stub.Classify(pb.ClassifyRequest(model="digits", images=[*scans.values()][:4]), timeout=PATIENCE_S)
+        wait_until_compared(server, 4 * compared)
     assert server.metric("xlaserve_requests_total", model="digits") == 8, "a shadow is no request"
     assert server.metric("xlaserve_images_total", model="digits") == 32
     assert server.metric("xlaserve_batch_size_count", model="digits", mode="graph") == 0
@@ -113,7 +120,7 @@ def test_a_version_that_is_wrong_and_a_mode_that_is_slow_fail_the_conditions(
     }
     fast = {**slow, "name": "fast", "modes": ["eager", "xla"], "shadow": {"mode": "xla", "share": 1.0}}
     shadowed = [{**right, "shadow": {"version": "next", "share": 1.0}}, wrong, slow, fast]
-    server = start_server({"models": shadowed, "load_process": False})
+    server = start_server({"models": shadowed, "load_process": False, "fronts": 2})
     with grpc.insecure_channel(server.grpc) as channel:
         stub = vision_pb2_grpc.VisionStub(channel)
         for model in ("digits", "slow", "fast"):

@@ -48,6 +48,10 @@ class Batcher:
         self.priorities: list[int] = []
         self.checked: list[tuple[int, float, int]] = []
         self.unreachable: DeadlineUnreachable | None = None
+        self.unmatched: list[tuple[int, int]] = []
+        """Resolutions without buckets that were admitted."""
+        self.opened: dict[tuple[int, int], Mode] = {}
+        """What those run in that were opened."""
         self.admitted: list[tuple[int, int]] = []
         self.left: list[tuple[int, int]] = []
         self.ran: list[tuple[Images, Mode, float]] = []
@@ -60,14 +64,20 @@ class Batcher:
         """Where a request is cut into batches."""
 
     @contextmanager
-    def admit(self, images: int, size_bytes: int) -> Iterator[Batcher]:
+    def admit(self, images: int, size_bytes: int, unmatched: tuple[int, int] | None = None) -> Iterator[Batcher]:
         if self.full:
             raise self.full
+        if unmatched is not None:
+            self.unmatched.append(unmatched)
         self.admitted.append((images, size_bytes))
         try:
             yield self
         finally:
             self.left.append((images, size_bytes))
+
+    async def open(self, resolution: tuple[int, int], mode: Mode) -> Mode:
+        assert resolution in self.unmatched
+        return self.opened.setdefault(resolution, Mode.GRAPH)
 
     def buffer(self, shape: tuple[int, ...]) -> Images:
         self.buffers.append(np.empty(shape, np.uint8))
@@ -109,8 +119,9 @@ def batcher() -> Iterator[Batcher]:
     assert sorted(batcher.admitted) == sorted(batcher.left), "what was admitted must leave, in all cases"
 
 
-def make_served(batcher: Batcher, *sizes: tuple[int, int]) -> Served:
-    settings = ModelSettings(name="m", source="fake", modes=(Mode.XLA, Mode.GRAPH), resolutions=sizes)
+def make_served(batcher: Batcher, *sizes: tuple[int, int], **settings_of_all: Any) -> Served:
+    modes = (Mode.XLA, Mode.GRAPH)
+    settings = ModelSettings(name="m", source="fake", modes=modes, resolutions=sizes, **settings_of_all)
     version = SimpleNamespace(settings=settings)
     model = SimpleNamespace(buckets=tuple(Bucket(2, *size) for size in sizes), task=Classification(3), fit=Fit.RESIZE)
     return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
@@ -282,6 +293,16 @@ async def test_pixels_of_another_size_are_refused_with_those_that_have_buckets(
     with pytest.raises(InvalidArgument, match=expected):
         await pipe.run(of_two_sizes, Request("", pixels(1, height=6, width=4), DEADLINE))
     assert not batcher.admitted
+
+
+async def test_pixels_of_another_size_run_in_the_mode_that_it_is_opened_in(pipe: Pipeline, batcher: Batcher) -> None:
+    served = make_served(batcher, (4, 6), unmatched="background")
+    for mode in (Mode.GRAPH, Mode.XLA):
+        batcher.opened = {(6, 4): mode}
+        answer = await pipe.run(served, Request("", pixels(1, height=6, width=4), DEADLINE))
+        assert (answer.mode, batcher.ran[-1][1]) == (mode, mode)
+    await pipe.run(served, Request("", pixels(1), DEADLINE))
+    assert batcher.unmatched == [(6, 4), (6, 4)]
 
 
 async def test_an_unknown_mode_is_refused_before_anything_is_admitted(

@@ -197,6 +197,7 @@ class EngineProcess:
             "update": self._engine.update,
             "unload": self._engine.unload,
             "profile": self._profile,
+            "open": self._host.open,
         }
 
     async def run(self) -> int:

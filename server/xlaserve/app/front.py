@@ -24,6 +24,7 @@ from xlaserve.http.server import HttpServer
 from xlaserve.http.status import Status
 from xlaserve.http.tensorflow_serving import TensorflowServing as HttpTensorflowServing
 from xlaserve.http.vision import Vision as HttpVision
+from xlaserve.image import ImageLimits
 from xlaserve.pipeline import Pipeline
 from xlaserve.ports import Ports
 from xlaserve.protocol.admission import Admissions
@@ -47,7 +48,7 @@ from xlaserve.telemetry.gpus import Gpus
 from xlaserve.telemetry.http import HttpEndpoint
 from xlaserve.telemetry.metrics import Metrics, gauge
 from xlaserve.telemetry.request_context import Headers
-from xlaserve.usage import Usage
+from xlaserve.usage import Kind, Usage
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,6 @@ class Front:
         stopping: asyncio.Event,
         on_crash: Callable[[], None],
         gpus: Gpus,
-        shadows: Shadows | None = None,
         tracing: Tracing | None = None,
         telemetry: HttpEndpoint | None = None,
         metrics_elsewhere: str | None = None,
@@ -94,11 +94,14 @@ class Front:
         self._on_crash = on_crash
         self._tracer = None if tracing is None else tracing.tracer
         self._pipeline = Pipeline(settings, usage=usage)
+        self._shadows = Shadows(
+            backend.directory, ImageLimits.of(settings), metrics, held=usage.amount(Kind.SHADOW_BYTES)
+        )
         self.calls = Calls(
             backend.directory,
             metrics,
             self._pipeline,
-            shadows,
+            self._shadows,
             AccessLog(settings.access_log),
             is_tracing=tracing is not None,
             usage=usage,
@@ -203,7 +206,8 @@ class Front:
                         await asyncio.wait_for(ending.wait(), LEAVING_LOOK_S)
 
     async def drain(self, draining: asyncio.Event, delay_s: float) -> None:
-        """Lets accepted requests finish and refuses new ones, as clients see it: first health, then calls.
+        """Lets accepted requests finish and refuses new ones, as clients see it: first health, then calls. Gives up
+        shadows then.
 
         Still serves for `delay_s` before that, or until `draining` is set; sets it.
         """
@@ -221,6 +225,7 @@ class Front:
                 await self.calls.drain()
         except TimeoutError:
             log.warning("%d requests did not finish in %g s", self.calls.in_flight, timeout_s)
+        await self._shadows.stop()
 
     async def close(self) -> None:
         """Closes the ports of gRPC and HTTP, once clients have been refused for a while."""

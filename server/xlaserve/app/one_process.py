@@ -17,8 +17,6 @@ from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError
-from xlaserve.image import ImageLimits
-from xlaserve.protocol.shadow import Shadows
 from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.service_manager import ServiceManager
@@ -64,7 +62,6 @@ class App:
             tracing=self._tracing,
             xla_events=xla_events,
         )
-        self._shadows = Shadows(self._engine.repository, ImageLimits.of(settings), self._metrics)
         self._front = Front(
             settings,
             self._engine,
@@ -72,7 +69,6 @@ class App:
             stopping=self._stopping.begun,
             on_crash=self._stopping.crash,
             gpus=self._engine.gpus,
-            shadows=self._shadows,
             tracing=self._tracing,
             telemetry=self._make_telemetry(),
             refresh=self._take_snapshot,
@@ -139,7 +135,6 @@ class App:
         self._service_manager.tell_stopping()
         repository.stop_loading()
         await self._front.drain(self._stopping.draining, self._settings.shutdown_delay_s if is_serving else 0)
-        await self._shadows.stop()
         await repository.drain(timeout_s=0)
         await self._front.close()
         if self._tracing is not None:

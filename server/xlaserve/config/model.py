@@ -341,7 +341,7 @@ class ModelSettings(Frozen):
     """What becomes of pixels of a resolution without buckets: `reject` refuses them. `background`, where the network
     takes several sizes, runs them in graph mode while their buckets compile beside the traffic, and then in those."""
     max_background_resolutions: int = Field(4, ge=1, le=256)
-    """Most resolutions that compile so, as long as the model is loaded. Others are refused."""
+    """Most resolutions that compile so, as long as the model is loaded, in each engine. Others are refused."""
     max_queue_delay_ms: float = Field(0.0, ge=0, le=10_000)
     """How long an incomplete batch may wait for more images while a lane is free. 0: an idle device never waits. Raise
     it only where throughput at low load matters more than latency."""

@@ -303,10 +303,6 @@ class Settings(Frozen):
         for model in self.models:
             if model.max_queue_images is None:
                 model.check_queue(self.max_queue_images)
-            if self.front_processes and model.shadow is not None:
-                raise ValueError(f"model {model.title}: shadow: expected fronts: 0, got {self.fronts}")
-            if self.front_processes and model.unmatched == "background":
-                raise ValueError(f"model {model.title}: unmatched: expected fronts: 0, got {self.fronts}")
         return self
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 from xlaserve.config import Mode
 from xlaserve.engine.batching.live import Live
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result, Shape
+from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.program import Images
 from xlaserve.trace_context import TraceContext
 
@@ -28,6 +29,14 @@ class Admitted(Protocol):
     def buffer(self, shape: tuple[int, int, int, int]) -> Images:
         """Returns memory for pixels `[n, height, width, 3]`, with any content: what is written there and then run is
         not copied again. Raises QueueFull."""
+
+    async def open(self, resolution: Resolution, mode: Mode) -> Mode:
+        """Makes the model ready for a `resolution` that was admitted as `unmatched`, which takes a few runs the first
+        time. Returns the mode that its images run in now: `mode` once buckets have compiled for it, else graph mode.
+
+        Raises InvalidArgument where the model does not take it, EngineLost, and any ModelError. A cancelled call
+        leaves the others that wait for the same.
+        """
 
     def run(
         self,
@@ -47,10 +56,12 @@ class Admitted(Protocol):
 class ModelEngine(Protocol):
     """Runs the requests to one model. All methods are called on one event loop."""
 
-    def admit(self, images: int, size_bytes: int) -> Admitted:
-        """Takes in a request of `images` that hold `size_bytes` in all, to be held in a `with`.
+    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> Admitted:
+        """Takes in a request of `images` that hold `size_bytes` in all, to be held in a `with`. If they are pixels of a
+        resolution without buckets, that is `unmatched`, and is to be opened before they run.
 
-        Raises ModelNotReady, QueueFull, EngineLost, or InvalidArgument for more than it ever takes.
+        Raises ModelNotReady, QueueFull, EngineLost, or InvalidArgument for more than it ever takes, or a resolution
+        that it doesn't.
         """
 
     def check_encoded(
@@ -59,6 +70,18 @@ class ModelEngine(Protocol):
         """Raises DeadlineUnreachable for encoded images that can't be answered by their deadline in any of `shapes`.
 
         They should be decoded in `decode_s`, and `decoding` others of the model before them.
+        """
+
+    def largest(self, mode: Mode, height: int, width: int) -> int:
+        """Returns the most images of this mode and resolution that run in one batch; 0 where none do."""
+
+    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        """Runs `pixels` `[n, height, width, 3]`, n from 1 to `largest`, as one batch that no request waits for, once
+        nothing runs on the device and nothing waits for it. A request that comes then waits for that batch at most.
+
+        It counts for no bound, queue or demand. Raises DeadlineExceeded where the device was not idle by the
+        `deadline`, QueueFull without room for the pixels, InvalidArgument for more than `largest`, EngineLost, and any
+        ModelError.
         """
 
     def outstanding_s(self) -> float:

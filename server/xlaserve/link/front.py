@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
@@ -21,10 +22,12 @@ from xlaserve.engine.batching.admission import ImageAdmission
 from xlaserve.engine.batching.live import Live
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result, Shape
 from xlaserve.engine.batching.traced import TracedBatch
+from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.program import Images
 from xlaserve.errors import DeadlineUnreachable, EngineLost, InvalidArgument, QueueFull
 from xlaserve.link.arena import Arena, Extent, Layout, aligned, outputs_in
 from xlaserve.link.channel import Channel
+from xlaserve.link.openings import Openings
 from xlaserve.link.records import (
     MODES,
     Ask,
@@ -320,6 +323,7 @@ class RemoteModel:
         self._told_at = 0.0
         self._live = Live(in_flight_images_limit=snapshot.max_images)
         self._has_left = False
+        self._openings = Openings(self._ask_to_open)
         self._emptied: asyncio.Event | None = None
         """Set once this front has no request there, where somebody waits for that."""
         self.update(snapshot)
@@ -374,9 +378,75 @@ class RemoteModel:
         """Returns the seconds in which all that waits and runs should be answered, as the engine last said."""
         return max(0.0, self._told_at + self._outstanding_s - self._clock())
 
-    def admit(self, images: int, size_bytes: int) -> RemoteRequest:
+    def largest(self, mode: Mode, height: int, width: int) -> int:
+        """Does as `ModelEngine.largest`, as the engine last said."""
+        return self.snapshot.largest.get((mode, height, width), 0)
+
+    def has(self, resolution: Resolution) -> bool:
+        """Returns whether the engine can run images of it now."""
+        return resolution in self.snapshot.output_bytes
+
+    async def open(self, resolution: Resolution) -> None:
+        """Has the engine make it ready for a resolution without buckets. Raises what `Admitted.open` raises."""
+        if not self.has(resolution):
+            # A request that is cancelled must not take the question with it, whose answer others wait for.
+            await asyncio.shield(self._openings.begin(self.snapshot, resolution))
+
+    def open_soon(self, resolution: Resolution) -> None:
+        """Has the engine make it ready for a resolution that others are ready for, unless it has tried already."""
+        unmatched = self.snapshot.unmatched
+        if unmatched is not None and resolution not in unmatched.opened:
+            with suppress(InvalidArgument):
+                self._openings.begin(self.snapshot, resolution)
+
+    async def _ask_to_open(self, resolution: Resolution) -> None:
+        height, width = resolution
+        await self._link.ask("open", model=self.snapshot.id, height=height, width=width)
+
+    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        """Does as `ModelEngine.run_when_idle`, with memory that no request needs: at most half of it is in use."""
+        arena = self._link.arena
+        if 2 * arena.used_bytes > arena.size_bytes:
+            raise QueueFull(f"more than half of {arena.size_bytes} bytes for images and outputs is in use")
+        with RemoteRequest(self, self._link, 0, 0) as request:
+            return await request.run_when_idle(pixels, mode, deadline)
+
+    async def submit(
+        self,
+        extent: Extent,
+        shape: tuple[int, ...],
+        mode: Mode,
+        deadline: float,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        when_idle: bool = False,
+        trace: TraceContext | None = None,
+    ) -> Result:
+        """Has the engine run pixels of `shape`, which an extent begins with."""
+        images, height, width, channels = shape
+        submit = Submit(
+            self._link.next_job(),
+            extent.offset,
+            len(extent.memory),
+            deadline,
+            self.snapshot.id,
+            images,
+            height,
+            width,
+            MODES.index(mode),
+            priority,
+            when_idle,
+            *pack_trace(trace),
+        )
+        settled: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        outputs_at = aligned(images * height * width * channels)
+        return await self._link.run(_Job(settled, extent, images, outputs_at), submit)
+
+    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> RemoteRequest:
         """Does as `ModelEngine.admit`; the engine bounds what all fronts bring when it comes to run it."""
         self._link.check()
+        if unmatched is not None:
+            self._openings.check(self.snapshot, unmatched)
         self.admission.admit(images, size_bytes)
         return RemoteRequest(self, self._link, images, size_bytes)
 
@@ -434,6 +504,11 @@ class RemoteRequest:
         self._buffers.append((pixels, extent))
         return pixels
 
+    async def open(self, resolution: Resolution, mode: Mode) -> Mode:
+        """Does as `Admitted.open`; which modes there are is as the engine last said."""
+        await self._model.open(resolution)
+        return mode if self._model.largest(mode, *resolution) else Mode.GRAPH
+
     async def run(
         self,
         pixels: Images,
@@ -449,28 +524,22 @@ class RemoteRequest:
             buffer = self.buffer((count, height, width, channels))
             _, extent = self._buffers[-1]
             await self._link.copy(pixels, buffer)
-        submit = Submit(
-            self._link.next_job(),
-            extent.offset,
-            len(extent.memory),
-            deadline,
-            self._model.snapshot.id,
-            count,
-            height,
-            width,
-            MODES.index(mode),
-            priority,
-            *pack_trace(trace),
-        )
-        settled: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         model, size_bytes = self._model, pixels.nbytes
         model.submitted_images += count
         model.submitted_bytes += size_bytes
         try:
-            return await self._link.run(_Job(settled, extent, count, aligned(size_bytes)), submit)
+            return await model.submit(extent, pixels.shape, mode, deadline, priority=priority, trace=trace)
         finally:
             model.submitted_images -= count
             model.submitted_bytes -= size_bytes
+
+    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        """Does as `ModelEngine.run_when_idle`."""
+        count, height, width, channels = pixels.shape
+        buffer = self.buffer((count, height, width, channels))
+        _, extent = self._buffers[-1]
+        await asyncio.to_thread(np.copyto, buffer, pixels)  # no request's copy is to wait for it
+        return await self._model.submit(extent, pixels.shape, mode, deadline, when_idle=True)
 
 
 async def connect(

@@ -169,6 +169,19 @@ class Host:
             loop.create_task(self._tell_levels(), name="levels"),
         ]
 
+    async def open(self, model: int, height: int, width: int) -> None:
+        """Makes a model ready for a resolution without buckets, as a front asks for it. Raises what `Admitted.open`
+        and `ModelEngine.admit` raise."""
+        resolution = height, width
+        with self.engine(model).admit(0, 0, resolution) as admitted:
+            await admitted.open(resolution, Mode.GRAPH)
+
+    def engine(self, model: int) -> ModelEngine:
+        """Returns what runs a model, by the id of its snapshot. Raises ModelNotReady."""
+        if model not in self.models:
+            raise ModelNotReady("the model was unloaded")
+        return self.models[model].engine
+
     async def count(self) -> list[Any]:
         """Returns what each front has counted until now, if it answers soon, or told last."""
         self._counts += 1
@@ -427,11 +440,10 @@ class FrontLink:
             self.channel.send(Told(number, answer.encode()))
 
     async def _result(self, submit: Submit, pixels: Images) -> Result:
-        hosted = self._host.models.get(submit.model)
-        if hosted is None:
-            raise ModelNotReady("the model was unloaded")
-        with hosted.engine.admit(submit.images, pixels.nbytes) as admitted:
-            mode: Mode = MODES[submit.mode]
+        engine, mode = self._host.engine(submit.model), MODES[submit.mode]
+        if submit.when_idle:
+            return await engine.run_when_idle(pixels, mode, submit.deadline)
+        with engine.admit(submit.images, pixels.nbytes) as admitted:
             return await admitted.run(pixels, mode, submit.deadline, submit.priority, unpack_trace(submit))
 
     async def _write(self, submit: Submit, memory: Memory, pixel_bytes: int, result: Result) -> Settled:

@@ -28,7 +28,7 @@ MAX_TAIL_BYTES: Final = 64 * 2**20
 MAX_ASK_BYTES: Final = 1024 * 1024
 """Of a tail from a front: a model's name, and perhaps labels of its versions."""
 MAX_TALLY_BYTES: Final = 16 * 2**20
-"""Of what a front has counted: some 2 KB for each version of a model that was used."""
+"""Of what a front has counted: some 2 KB for each version of a model that was used, and 7 KB for each shadow."""
 _NO_TRACE: Final = bytes(16)
 _NO_RETRY: Final = -1.0
 
@@ -62,6 +62,8 @@ class Submit(NamedTuple):
     mode: int
     """Its place in `MODES`."""
     priority: int
+    when_idle: bool
+    """Whether it is run as `ModelEngine.run_when_idle` does."""
     is_sampled: bool
     trace_id: bytes
     """Of 16 bytes, all zero where it is not traced."""
@@ -215,7 +217,7 @@ def _form(kind: int, make: Callable[..., Record], fixed: str, *, max_tail_bytes:
 
 
 _OF_FRONTS: Final = (
-    _form(1, Submit, "QQQdIIIIBB?16s8s"),
+    _form(1, Submit, "QQQdIIIIBB??16s8s"),
     _form(2, Cancel, "Q"),
     _form(9, Ask, "Q", max_tail_bytes=MAX_ASK_BYTES),
     _form(13, Left, "I"),

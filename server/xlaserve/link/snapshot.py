@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from xlaserve.engine.batching.queue import Shape
+from xlaserve.engine.batching.unmatched import Unmatched
+from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.link.arena import ALIGNMENT, aligned
 
 
@@ -22,8 +25,12 @@ class ModelSnapshot:
     max_images: int
     """Bound of the images that it holds, of all fronts together; each front holds itself to it as well."""
     max_bytes: int
-    output_bytes: Mapping[tuple[int, int], tuple[int, ...]]
+    output_bytes: Mapping[Resolution, tuple[int, ...]]
     """By the height and width of images that it takes: for each output, the bytes of one image's row."""
+    largest: Mapping[Shape, int]
+    """By mode, height and width of images that it takes: the most that run in one batch."""
+    unmatched: Unmatched | None = None
+    """Which other resolutions it may be made ready for; None for none."""
 
     def room_bytes(self, height: int, width: int, images: int) -> int:
         """Returns the bytes that the outputs of images of this size may take. Raises KeyError for an unknown size."""

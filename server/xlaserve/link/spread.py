@@ -6,10 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from xlaserve.config import Mode
 from xlaserve.engine.batching.live import Live
-from xlaserve.engine.batching.queue import Shape
-from xlaserve.engine.buckets.demand import Demand
+from xlaserve.engine.batching.queue import Result, Shape
+from xlaserve.engine.buckets.demand import Demand, Resolution
 from xlaserve.engine.model_engine import Admitted, ModelEngine
+from xlaserve.engine.program import Images
 
 
 class Part(ModelEngine, Protocol):
@@ -18,6 +20,12 @@ class Part(ModelEngine, Protocol):
     @property
     def images(self) -> int:
         """Those that it has of this front."""
+
+    def has(self, resolution: Resolution) -> bool:
+        """Returns whether it can run images of a resolution now."""
+
+    def open_soon(self, resolution: Resolution) -> None:
+        """Has it made ready for a resolution without buckets, if it takes it and was not asked before."""
 
     def leave(self) -> None:
         """Tells it, once, that nothing here has any use for it."""
@@ -29,6 +37,9 @@ class Spread:
     That is the one with the fewest images of this front; of those the one that said it should be done first, and of
     those each in turn. It needs nothing that is old news, and spreads nothing too thin: where batches form because
     images wait, as many wait at each engine.
+
+    Those of a resolution without buckets go where that is open; the others are asked to open it too. Where it is open
+    nowhere yet, the first part has the say, so that all open the same ones, of which each has a limited number.
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
@@ -50,9 +61,22 @@ class Spread:
         for part in self._parts:
             part.leave()
 
-    def admit(self, images: int, size_bytes: int) -> Admitted:
+    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> Admitted:
         """Does as `ModelEngine.admit`."""
-        return self._next().admit(images, size_bytes)
+        parts = self._parts if unmatched is None else self._opened(unmatched)
+        return self._next(parts).admit(images, size_bytes, unmatched)
+
+    def largest(self, mode: Mode, height: int, width: int) -> int:
+        """Returns the most images of this mode and resolution that run in one batch wherever some do."""
+        found = (part.largest(mode, height, width) for part in self._parts)
+        return min(filter(None, found), default=0)
+
+    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        """Does as `ModelEngine.run_when_idle`. Of parts with as little to do it is the first, so that two batches that
+        are to be compared run on the same device."""
+        images, height, width, _ = pixels.shape
+        parts = [part for part in self._parts if part.largest(mode, height, width) >= images]
+        return await min(parts or self._parts, key=_load).run_when_idle(pixels, mode, deadline)
 
     def check_encoded(
         self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
@@ -84,8 +108,17 @@ class Spread:
             demand=demand,
         )
 
-    def _next(self) -> Part:
-        parts = self._parts
+    def _opened(self, resolution: Resolution) -> Sequence[Part]:
+        """Returns where images of a resolution without buckets go, and has the others open it."""
+        opened = [part for part in self._parts if part.has(resolution)]
+        if not opened:
+            return self._parts[:1]
+        for part in self._parts:
+            if part not in opened:
+                part.open_soon(resolution)
+        return opened
+
+    def _next(self, parts: Sequence[Part]) -> Part:
         if len(parts) == 1:
             return parts[0]
         self._turn = turn = (self._turn + 1) % len(parts)

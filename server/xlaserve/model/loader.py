@@ -177,6 +177,7 @@ class Loader:
             buckets=model.buckets,
             batcher=batcher,
             beside=self._beside(version, model, verifier),
+            on_change=partial(version.on_change, version),
         )
 
     def _noted(self, settings: ModelSettings, executable: Executable) -> Executable:

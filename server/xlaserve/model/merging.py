@@ -145,12 +145,12 @@ class Merging:
         """
         ready = together.ready
         parts: dict[int, Remote] = {}
-        for engine, loading in together.loadings.items():
+        for engine, loading in sorted(together.loadings.items()):
             if loading.takes_requests and (part := engines[engine].models.get(loading.number)) is not None:
                 parts[engine] = part
         together.takes_requests = bool(parts)
         if parts:  # else those that were there say why they are no more
-            together.spread.use([parts[engine] for engine in ready if engine in parts] or parts.values())
+            together.spread.use([part for engine, part in parts.items() if engine in ready] or parts.values())
         for engine, part in parts.items():
             number = together.loadings[engine].number
             if ready and engine not in ready and number not in self._retiring:

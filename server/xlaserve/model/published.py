@@ -102,7 +102,9 @@ class Publisher:
 
     def signs(self) -> object:
         """Returns what differs once the catalogue does; cheap."""
-        return self._directory.is_ready, [(*_signs(version), version.state) for version in self._directory.index()]
+        versions = self._directory.index()
+        shapes = [version.served.batcher.shapes() for version in versions if version.served is not None]
+        return self._directory.is_ready, [(*_signs(version), version.state) for version in versions], shapes
 
     def catalogue(self) -> Catalogue:
         """Returns what there is now."""
@@ -162,14 +164,18 @@ def _facts(version: Version) -> Facts:
 
 def snapshot(served: Served, number: int) -> ModelSnapshot:
     """Returns what a link needs to know of a version that serves; `number` names this loading of it."""
-    admission, model = served.batcher.admission, served.model
+    batcher, model = served.batcher, served.model
+    admission, largest = batcher.admission, batcher.shapes()
+    resolutions = sorted({(height, width) for _, height, width in largest})
     return ModelSnapshot(
         id=number,
         title=served.settings.title,
         is_open=not admission.is_closed,
         max_images=admission.max_images,
         max_bytes=admission.max_bytes,
-        output_bytes={size: tuple(row_bytes(output, *size) for output in model.task.outputs) for size in served.inputs},
+        output_bytes={size: tuple(row_bytes(output, *size) for output in model.task.outputs) for size in resolutions},
+        largest=largest,
+        unmatched=None if batcher.opener is None else batcher.opener.unmatched,
     )
 
 

@@ -37,7 +37,8 @@ class State(StrEnum):
 
 @dataclass(eq=False)
 class Version:
-    """One loading of one model. `on_change` is called with it at every change of state."""
+    """One loading of one model. `on_change` is called with it at every change of its state, or of the resolutions that
+    it takes."""
 
     settings: ModelSettings
     telemetry: ModelTelemetry
@@ -143,7 +144,7 @@ class Served:
     engine: ModelEngine
     """What runs its requests."""
     background: Background | None = None
-    """Takes pixels of other sizes as well, where that is configured."""
+    """Takes pixels of other sizes as well, where that is configured; only in the process that runs them."""
     calls: int = 0
     """Requests that found it and are not yet answered; some are still parsed."""
     _left: asyncio.Event | None = None
@@ -184,6 +185,11 @@ class Served:
     def place_into(self, size: tuple[int, int], height: int, width: int) -> Frame:
         """Returns where an encoded image goes in an input of `size`."""
         return place(height, width, input_height=size[0], input_width=size[1], fit=self.model.fit)
+
+    @property
+    def takes_unmatched(self) -> bool:
+        """Whether it may take pixels of resolutions without buckets."""
+        return self.settings.unmatched == "background"
 
     @property
     def has_sized_outputs(self) -> bool:

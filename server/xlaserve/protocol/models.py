@@ -228,7 +228,7 @@ def _outputs(served: Served) -> Sequence[TensorSpec]:
 
 
 def _pixel_size(served: Served) -> tuple[int, int]:
-    if served.background is not None:
+    if served.takes_unmatched:
         height, width = (ANY if side is None else side for side in served.model.size)
         return height, width
     return next(iter(served.sizes)) if len(served.sizes) == 1 else (ANY, ANY)

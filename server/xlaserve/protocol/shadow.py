@@ -3,7 +3,7 @@
 Nothing here is on a request's path. Once a request is answered, its images are handed over; they are decoded again on a
 thread that yields to the traffic, and run in both, one after the other and alone on the device, so that both times are
 of the same work. A batch begins only while the device is idle: a request waits for one such batch at most. Each model
-has one shadow at a time, and what can't be compared at once is dropped and counted.
+has one shadow at a time at a front, and what can't be compared at once is dropped and counted.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ import numpy as np
 
 from xlaserve import interpreter
 from xlaserve.config import Mode
-from xlaserve.engine.batching.worker import Run
+from xlaserve.engine.batching.queue import Result
 from xlaserve.engine.program import Images
-from xlaserve.errors import InvalidArgument, XlaserveError
+from xlaserve.errors import (
+    DeadlineExceeded,
+    EngineLost,
+    InvalidArgument,
+    ModelNotReady,
+    QueueFull,
+    XlaserveError,
+)
 from xlaserve.frame import Frame, whole
 from xlaserve.image import Decoded, Encoded, ImageLimits, decode
 from xlaserve.model.directory import Directory
@@ -33,14 +40,14 @@ from xlaserve.pipeline import Pending
 from xlaserve.priority import yield_to_traffic
 from xlaserve.telemetry.findings import Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
+from xlaserve.usage import Amount
 
 log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES: Final = 64 * 2**20
-"""Bytes of requests that are held for shadows, of all models together."""
-POLL_S: Final = 0.01
-TRIES: Final = 100
-"""How often a batch looks for an idle device."""
+"""Bytes of requests that are held for shadows, of all models at all fronts together."""
+PATIENCE_S: Final = 1.0
+"""How long a batch waits for an idle device."""
 
 Made = TypeVar("Made")
 RequestImages = Images | Pending | Sequence[Encoded]
@@ -66,21 +73,28 @@ class Dropped(Exception):
 
 
 class Shadows:
-    """The shadows of all models. All methods run on the event loop."""
+    """The shadows of all models. All methods run on the event loop.
+
+    `held` are the bytes of requests that are held for them, at all fronts.
+    """
 
     def __init__(
         self,
         directory: Directory,
         limits: ImageLimits,
         metrics: Metrics,
+        *,
         draw: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.perf_counter,
+        held: Amount | None = None,
     ) -> None:
         self._directory = directory
         self._limits = limits
         self._metrics = metrics
         self._draw = draw
+        self._clock = clock
+        self._held = held or Amount()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._held_bytes = 0
         self._is_shadow_first = False
         self._thread = ThreadPoolExecutor(1, "shadow", initializer=yield_to_traffic)
 
@@ -117,19 +131,19 @@ class Shadows:
         pair = Pair(ours.mode, served.settings.version, theirs.mode)
         if name in self._running:
             self._drop(ours, pair, "busy")
-        elif self._held_bytes + size_bytes > MAX_HELD_BYTES:
+        elif self._held.total + size_bytes > MAX_HELD_BYTES:
             self._drop(ours, pair, "memory")
         elif theirs.mode not in served.settings.modes or not can_compare(ours.served.model.task, served.model.task):
             self._drop(ours, pair, "unlike")
         else:
-            self._held_bytes += size_bytes
+            self._held.own += size_bytes
             task = asyncio.create_task(self._run(ours, theirs, pair, images), name=f"shadow {name}")
             self._running[name] = task
             task.add_done_callback(lambda _: self._end(name, size_bytes))
 
     def _end(self, name: str, size_bytes: int) -> None:
         del self._running[name]
-        self._held_bytes -= size_bytes
+        self._held.own -= size_bytes
 
     async def _run(self, ours: Side, theirs: Side, pair: Pair, images: RequestImages) -> None:
         try:
@@ -145,13 +159,25 @@ class Shadows:
         inputs = await self._on_thread(lambda: _inputs((ours, theirs), images, self._limits))
         self._is_shadow_first = not self._is_shadow_first  # the first finds the caches as the traffic left them
         if self._is_shadow_first:
-            got = await _run_when_idle(theirs, inputs[1].pixels)
-            wanted = await _run_when_idle(ours, inputs[0].pixels)
+            got = await self._run_when_idle(theirs, inputs[1].pixels)
+            wanted = await self._run_when_idle(ours, inputs[0].pixels)
         else:
-            wanted = await _run_when_idle(ours, inputs[0].pixels)
-            got = await _run_when_idle(theirs, inputs[1].pixels)
+            wanted = await self._run_when_idle(ours, inputs[0].pixels)
+            got = await self._run_when_idle(theirs, inputs[1].pixels)
         found = await self._on_thread(lambda: _likenesses(ours.served.model.task, inputs, (wanted, got)))
-        self._record(ours, pair, found, wanted.execute_s, got.execute_s)
+        self._record(ours, pair, found, wanted.timings.execute_s, got.timings.execute_s)
+
+    async def _run_when_idle(self, side: Side, pixels: Images) -> Result:
+        """Returns what one batch gave. Raises Dropped, and ExecutionFailed."""
+        deadline = self._clock() + PATIENCE_S
+        try:
+            return await side.served.engine.run_when_idle(pixels, side.mode, deadline)
+        except (DeadlineExceeded, QueueFull):
+            raise Dropped("busy") from None
+        except (ModelNotReady, EngineLost):
+            raise Dropped("not_ready") from None
+        except InvalidArgument:  # memory has turned out not to hold such batches
+            raise Dropped("unlike") from None
 
     async def _on_thread(self, work: Callable[[], Made]) -> Made:
         def shared() -> Made:
@@ -233,7 +259,7 @@ def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageL
 def _fitting(sides: tuple[Side, Side], frames: Sequence[Frame]) -> int:
     """Returns how many images both run in one batch, where these are their inputs. Raises Dropped for none."""
     largest = [
-        served.batcher.largest(mode, frame.input_height, frame.input_width)
+        served.engine.largest(mode, frame.input_height, frame.input_width)
         for (served, mode), frame in zip(sides, frames, strict=True)
     ]
     if not all(largest):
@@ -241,19 +267,11 @@ def _fitting(sides: tuple[Side, Side], frames: Sequence[Frame]) -> int:
     return min(largest)
 
 
-async def _run_when_idle(side: Side, pixels: Images) -> Run:
-    """Returns what one batch gave. Raises Dropped where the device is not idle soon, and what the executable raises."""
-    for _ in range(TRIES):
-        if (run := await side.served.batcher.run_when_idle(pixels, side.mode)) is not None:
-            return run
-        await asyncio.sleep(POLL_S)
-    raise Dropped("busy")
-
-
-def _likenesses(task: Task, inputs: tuple[Input, Input], runs: tuple[Run, Run]) -> list[Likeness]:
+def _likenesses(task: Task, inputs: tuple[Input, Input], results: tuple[Result, Result]) -> list[Likeness]:
     """Returns how alike the answers to each image are."""
 
     def answer(side: int, row: int) -> OfImage:
-        return OfImage(tuple(output[row : row + 1] for output in runs[side].outputs), inputs[side].frames[row])
+        outputs = results[side].batches[0].outputs
+        return OfImage(tuple(output[row : row + 1] for output in outputs), inputs[side].frames[row])
 
     return [likeness(task, answer(0, row), answer(1, row)) for row in range(len(inputs[0].frames))]

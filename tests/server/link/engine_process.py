@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ async def answer(command: list[Any], host: Host, models: Models) -> Any:
             return models.held()
         case ["fronts"]:
             return host.fronts
+        case ["compile"]:
+            models.compile()
+            return None
         case ["renew", name, timeout_s]:
             publish(host, models, closing=name)
             await models.renew(name, timeout_s)
@@ -38,7 +42,12 @@ async def answer(command: list[Any], host: Host, models: Models) -> Any:
 
 
 async def serve(path: Path, gate_files: tuple[int, int]) -> None:
-    models, host = Models(gate_files), Host()
+    async def answer_question(question: str, arguments: Mapping[str, Any]) -> None:
+        assert question == "open"
+        await host.open(**arguments)
+
+    host = Host(answer_question)
+    models = Models(gate_files, lambda: publish(host, models))
     publish(host, models)
     host.listen(bound(path))
     loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -33,6 +33,9 @@ class Engines(Protocol):
     async def renew(self, name: str, timeout_s: float) -> None:
         """Drains a model, and loads it again."""
 
+    def compile(self) -> Coroutine[Any, Any, None]:
+        """Lets programs compile of all resolutions that were opened."""
+
     async def held(self) -> Any:
         """Returns all that is held for requests; nothing that is true once all have left."""
 
@@ -52,6 +55,9 @@ class EnginesHere:
 
     async def renew(self, name: str, timeout_s: float) -> None:
         await self._models.renew(name, timeout_s)
+
+    async def compile(self) -> None:
+        self._models.compile()
 
     async def held(self) -> Any:
         return self._models.held()
@@ -139,6 +145,9 @@ class EnginesElsewhere:
         epoch = self.link.epoch
         await self.process.ask("renew", name, timeout_s)
         await until(lambda: self.link.epoch == epoch + 2)
+
+    async def compile(self) -> None:
+        await self.process.ask("compile")
 
     def held_here(self) -> Any:
         admissions = (model.admission for model in self.link.models.values())

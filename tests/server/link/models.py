@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 from tests.fakes import Observer
 
-from xlaserve.config import Bucket, Mode
+from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Executable, Images, Outputs, Warmed
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Warmed
+from xlaserve.engine.warmup.background import Background
+from xlaserve.engine.warmup.beside_traffic import BesideTraffic
+from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.errors import OutOfDeviceMemory
 from xlaserve.link.snapshot import ModelSnapshot
 
@@ -27,6 +33,8 @@ MAX_IMAGES, MAX_BYTES = 2000, 200 * 2**20
 COST_S: Final = {1: 0.002, 2: 0.0025, 4: 0.004, 8: 0.006}
 """By batch size: more than what runs on the event loop, and eight at a time are cheapest."""
 MAP_SIDE: Final = 640
+OTHER, BROKEN = (3, 2), (5, 2)
+"""Resolutions without buckets: one that "any size" can run, and one that it can't."""
 
 
 def pictures(*numbers: int, size: tuple[int, int] = SMALL) -> Images:
@@ -78,10 +86,25 @@ class Gate:
             os.close(file)
 
 
-class Models:
-    """Batchers by name, each with a lane of its own."""
+class Numbers:
+    """A program that has compiled once it may."""
 
-    def __init__(self, gate_files: tuple[int, int]) -> None:
+    platform = "fake"
+
+    def __init__(self) -> None:
+        self.may_compile = threading.Event()
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        assert self.may_compile.wait(PATIENCE_S)
+        return Compilation(numbers_of, 0.0, 0.0)
+
+
+class Models:
+    """Batchers by name, each with a lane of its own. `on_change` is called where one takes another resolution."""
+
+    def __init__(self, gate_files: tuple[int, int], on_change: Callable[[], object] = lambda: None) -> None:
+        self._on_change = on_change
+        self._compiling = ThreadPoolExecutor(1)
         opened, at_gate = gate_files
 
         def gated(images: Images) -> Outputs:
@@ -97,6 +120,7 @@ class Models:
             "short of memory": _small_batches_only,
             "maps": lambda images: (np.broadcast_to(images[:, :1, :1, 0], (len(images), MAP_SIDE, MAP_SIDE)).copy(),),
             "slow": _slow,
+            "any size": _all_but_broken,
         }
         self.ids = {name: number for number, name in enumerate(self.programs)}
         self.workers: list[Worker] = []
@@ -105,7 +129,7 @@ class Models:
     def _make(self, name: str) -> Batcher:
         worker = Worker(1, 0)
         self.workers.append(worker)
-        return Batcher(
+        batcher = Batcher(
             name=name,
             programs={
                 (mode, Bucket(batch, *size)): Warmed(self.programs[name], Cost(cost_s, cost_s))
@@ -120,22 +144,53 @@ class Models:
             max_bytes=MAX_BYTES,
             on_traced=lambda batch: None,
         )
+        if name == "any size":
+            self._background = self._take_other_sizes(batcher)
+        return batcher
+
+    def _take_other_sizes(self, batcher: Batcher) -> Background:
+        self._program = Numbers()
+        return Background(
+            settings=ModelSettings(name="any", source="fake", max_background_resolutions=3),
+            any_size=self.programs["any size"],
+            sides=(None, SMALL[1]),
+            buckets=[Bucket(batch, *size) for batch in COST_S for size in SIZES],
+            batcher=batcher,
+            beside=BesideTraffic(
+                program=self._program,
+                lanes=batcher.lanes,
+                worker=batcher.worker,
+                ledger=Ledger("any", "1"),
+                compiling=self._compiling,
+            ),
+            on_change=self._on_change,
+        )
+
+    def compile(self) -> None:
+        """Lets the programs compile of all resolutions that were opened, and will be."""
+        self._program.may_compile.set()
 
     def snapshot(self, name: str, *, is_open: bool = True) -> ModelSnapshot:
         """Returns what fronts are told."""
         row_bytes = (4, 4) if name != "maps" else (MAP_SIDE**2,)
+        batcher = self.batchers[name]
+        largest = batcher.shapes()
         return ModelSnapshot(
             id=self.ids[name],
             title=name,
-            is_open=is_open and not self.batchers[name].admission.is_closed,
+            is_open=is_open and not batcher.admission.is_closed,
             max_images=MAX_IMAGES,
             max_bytes=MAX_BYTES,
-            output_bytes=dict.fromkeys(SIZES, row_bytes),
+            output_bytes={(height, width): row_bytes for _, height, width in largest},
+            largest=largest,
+            unmatched=None if batcher.opener is None else batcher.opener.unmatched,
         )
 
     async def renew(self, name: str, timeout_s: float) -> None:
         """Drains a model; what comes later goes to another loading of it."""
         await self.batchers[name].drain(timeout_s)
+        if name == "any size":
+            await self._end_compiling()
         self.ids[name] = max(self.ids.values()) + 1
         self.batchers[name] = self._make(name)
 
@@ -147,7 +202,13 @@ class Models:
         }
         return {name: held for name, held in of_all.items() if any(held)}
 
+    async def _end_compiling(self) -> None:
+        self._program.may_compile.set()
+        await self._background.close()
+
     async def stop(self) -> None:
+        await self._end_compiling()
+        self._compiling.shutdown()
         await asyncio.gather(*(batcher.drain(0) for batcher in self.batchers.values()))
         for worker in self.workers:
             await asyncio.to_thread(worker.stop)
@@ -165,4 +226,10 @@ def _small_batches_only(images: Images) -> Outputs:
 
 def _slow(images: Images) -> Outputs:
     time.sleep(0.005)
+    return numbers_of(images)
+
+
+def _all_but_broken(images: Images) -> Outputs:
+    if images.shape[1:3] == BROKEN:
+        raise ValueError("negative dimension")
     return numbers_of(images)

@@ -18,7 +18,7 @@ import pytest
 from tests.fakes import outputs_of
 from tests.server.link.engines import ARENA_BYTES, EngineProcess, EnginesElsewhere, until, until_nothing_is_held
 from tests.server.link.front_process import ask, flood
-from tests.server.link.models import PATIENCE_S, SMALL
+from tests.server.link.models import OTHER, PATIENCE_S, SMALL, pictures
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.queue import Result
@@ -76,6 +76,38 @@ async def test_an_engine_that_is_killed_fails_all_that_it_held_at_once(process: 
     tasks.clear()
     gc.collect()
     await until(lambda: not engines.held_here())
+
+
+async def test_an_engine_that_is_killed_fails_what_no_request_waits_for_and_what_is_being_opened(
+    process: EngineProcess,
+) -> None:
+    engines = await EnginesElsewhere.connect(process)
+    running = asyncio.create_task(ask(engines.link, "gated", 1))
+    await process.gate.started()
+    idle = asyncio.create_task(engines.engine("gated").run_when_idle(pictures(2), Mode.XLA, FAR))
+    os.kill(process.pid, signal.SIGSTOP)
+    with engines.engine("any size").admit(1, 1, OTHER) as admitted:
+        opening = [asyncio.create_task(admitted.open(OTHER, Mode.XLA)) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        process.kill()
+        for task in (running, idle, *opening):
+            with pytest.raises(EngineLost):
+                await task
+    del running, idle, opening, task
+    gc.collect()
+    await until(lambda: not engines.held_here())
+
+
+async def test_what_no_request_waits_for_leaves_half_of_the_memory_to_requests(process: EngineProcess) -> None:
+    engines = await EnginesElsewhere.connect(process, arena_bytes=2**20)
+    engine, used = engines.engine("numbers"), engines.link.arena.take(2**19 + 1)
+    with pytest.raises(QueueFull, match="more than half of 1048576 bytes"):
+        await engine.run_when_idle(pictures(1), Mode.XLA, FAR)
+    assert outputs_of(await ask(engines.link, "numbers", 2))[0] == [2]
+    del used
+    assert outputs_of(await engine.run_when_idle(pictures(3), Mode.XLA, FAR))[0] == [3]
+    await until_nothing_is_held(engines)
+    await engines.stop()
 
 
 async def test_nobody_hangs_on_an_engine_that_hangs_for_longer_than_they_want(process: EngineProcess) -> None:
@@ -168,7 +200,7 @@ class RawFront:
         extent = self.arena.take(4096)
         height, width = SMALL
         trace = pack_trace(None)
-        return Submit(job, extent.offset, 4096, FAR, model, 1, height, width, MODES.index(Mode.XLA), 2, *trace)
+        return Submit(job, extent.offset, 4096, FAR, model, 1, height, width, MODES.index(Mode.XLA), 2, False, *trace)
 
     async def is_hung_up_on(self) -> bool:
         def read() -> bool:

@@ -23,7 +23,18 @@ from tests.server.link.engines import (
     until_admitted,
     until_nothing_is_held,
 )
-from tests.server.link.models import LARGE, MAP_SIDE, MAX_BYTES, MAX_IMAGES, SMALL, TALL, pictures
+from tests.server.link.models import (
+    BROKEN,
+    COST_S,
+    LARGE,
+    MAP_SIDE,
+    MAX_BYTES,
+    MAX_IMAGES,
+    OTHER,
+    SMALL,
+    TALL,
+    pictures,
+)
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result
@@ -359,3 +370,144 @@ async def test_what_is_outstanding_is_told_in_seconds(engines: Engines) -> None:
     await until(lambda: engines.engine("gated").outstanding_s() > 0)
     engines.gate.open()
     await asyncio.gather(*waiting)
+
+
+async def when_idle(engines: Engines, name: str, *numbers: int, within_s: float = 20.0) -> Result:
+    return await engines.engine(name).run_when_idle(pictures(*numbers), Mode.XLA, time.perf_counter() + within_s)
+
+
+@pytest.mark.parametrize("images", [1, 3, 8])
+async def test_an_idle_device_runs_a_batch_that_no_request_waits_for(engines: Engines, images: int) -> None:
+    result = await when_idle(engines, "numbers", *range(images))
+    (batch,) = result.batches
+    assert [*batch.rows] == [*range(images)]
+    assert [int(number) for number in batch.outputs[0]] == [*range(images)], "without the rows of the padding"
+    assert result.timings.execute_s > 0
+    assert result.timings.queue_s == 0
+
+
+async def test_it_is_known_how_many_images_run_in_one_batch(engines: Engines) -> None:
+    engine = engines.engine("numbers")
+    assert engine.largest(Mode.XLA, *SMALL) == max(COST_S)
+    assert engine.largest(Mode.EAGER, *SMALL) == 0
+    assert engine.largest(Mode.XLA, *OTHER) == 0
+    with pytest.raises(InvalidArgument, match="pixels: expected at most 8 images of this size in a batch, got 9"):
+        await when_idle(engines, "numbers", *range(9))
+
+
+async def test_a_batch_that_no_request_waits_for_begins_once_the_device_is_idle(engines: Engines) -> None:
+    running = begin(engines, "gated", 1)
+    await engines.gate.started()
+    with pytest.raises(DeadlineExceeded, match="model gated: the device was not idle"):
+        await when_idle(engines, "gated", 2, within_s=0.03)
+    waits = asyncio.create_task(when_idle(engines, "gated", 3))
+    await asyncio.sleep(0.05)
+    assert not waits.done()
+    engines.gate.open()
+    assert await numbers(waits) == [3]
+    assert await numbers(running) == [1]
+
+
+async def test_what_no_request_waits_for_is_in_no_bound(engines: Engines) -> None:
+    waits = asyncio.create_task(when_idle(engines, "gated", *range(8)))
+    await engines.gate.started()
+    with engines.engine("gated").admit(MAX_IMAGES, MAX_BYTES):
+        engines.gate.open()
+    await waits
+
+
+async def test_a_batch_that_no_request_waits_for_and_nobody_else_is_given_back(engines: Engines) -> None:
+    running = begin(engines, "gated", 1)
+    await engines.gate.started()
+    waits = asyncio.create_task(when_idle(engines, "gated", 2))
+    await asyncio.sleep(0.02)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    engines.gate.open(1)
+    await running
+    runs = asyncio.create_task(when_idle(engines, "gated", 3))
+    await engines.gate.started()
+    runs.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await runs
+    engines.gate.open()
+    assert await numbers(ask(engines, "gated", 4)) == [4]
+
+
+async def test_a_batch_that_no_request_waits_for_may_fail(engines: Engines) -> None:
+    with pytest.raises(ExecutionFailed, match=r"^model failing could not run this batch$"):
+        await when_idle(engines, "failing", 1)
+
+
+async def test_what_waits_for_an_idle_device_does_not_keep_a_model_from_its_end(engines: Engines) -> None:
+    running = begin(engines, "gated", 1)
+    await engines.gate.started()
+    waits = asyncio.create_task(when_idle(engines, "gated", 2))
+    await asyncio.sleep(0.02)
+    drained = asyncio.create_task(engines.renew("gated", 20.0))
+    with pytest.raises(ModelNotReady):
+        await waits
+    engines.gate.open()
+    await running
+    await drained
+
+
+@pytest_asyncio.fixture
+async def any_size(engines: Engines) -> AsyncIterator[Engines]:
+    """A model, not used before, that takes other resolutions too."""
+    await engines.renew("any size", 0.0)
+    yield engines
+
+
+async def ask_unmatched(
+    engines: Engines, *numbers: int, size: tuple[int, int] = OTHER, mode: Mode = Mode.XLA
+) -> tuple[Mode, list[int]]:
+    """Returns the mode that images of a size without buckets ran in, and what was answered."""
+    pixels = pictures(*numbers, size=size)
+    with engines.engine("any size").admit(len(pixels), pixels.nbytes, size) as admitted:
+        opened = await admitted.open(size, mode)
+        result = await admitted.run(pixels, opened, math.inf)
+    return opened, [int(number) for number in outputs_of(result)[0]]
+
+
+async def test_a_resolution_without_buckets_runs_in_graph_mode_until_they_are_there(any_size: Engines) -> None:
+    assert any_size.engine("any size").largest(Mode.GRAPH, *OTHER) == 0
+    assert await ask_unmatched(any_size, 1, 2) == (Mode.GRAPH, [1, 2])
+    assert await ask_unmatched(any_size, 3) == (Mode.GRAPH, [3])
+    await any_size.compile()
+    await until(lambda: any_size.engine("any size").largest(Mode.XLA, *OTHER) == max(COST_S))
+    assert await ask_unmatched(any_size, 4) == (Mode.XLA, [4])
+
+
+async def test_requests_that_come_together_open_a_resolution_together(any_size: Engines) -> None:
+    asked = [asyncio.create_task(ask_unmatched(any_size, number)) for number in range(20)]
+    await asyncio.sleep(0)
+    asked[0].cancel()  # which takes nothing from the others
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert outcomes[1:] == [(Mode.GRAPH, [number]) for number in range(1, 20)]
+
+
+async def test_a_resolution_that_is_not_taken_is_refused_before_it_is_admitted(any_size: Engines) -> None:
+    for size, expected in (((2, 3), r"shape \[n, any, 2, 3\]"), ((2**22, 2), "at most 3276800 pixels")):
+        with pytest.raises(InvalidArgument, match=f"pixels: expected {expected}"):
+            any_size.engine("any size").admit(1, 1, size)
+    with pytest.raises(InvalidArgument, match="pixels: expected a size that has buckets, got 3 x 2"):
+        any_size.engine("numbers").admit(1, 1, OTHER)
+
+
+async def test_no_more_resolutions_are_opened_than_there_are_places(any_size: Engines) -> None:
+    sizes = [(height, 2) for height in range(6, 26)]
+    outcomes = await asyncio.gather(*(ask_unmatched(any_size, 7, size=size) for size in sizes), return_exceptions=True)
+    assert outcomes[:3] == [(Mode.GRAPH, [7])] * 3
+    for outcome in outcomes[3:]:
+        assert isinstance(outcome, InvalidArgument)
+        assert "no more are taken (max_background_resolutions)" in str(outcome)
+    assert await ask_unmatched(any_size, 8, size=sizes[0]) == (Mode.GRAPH, [8])
+
+
+async def test_a_resolution_that_can_t_be_run_is_refused_each_time(any_size: Engines) -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="pixels: expected a size that the network can take, got 5 x 2"):
+            await ask_unmatched(any_size, 1, size=BROKEN)

@@ -41,7 +41,7 @@ from xlaserve.link.records import (
 )
 from xlaserve.trace_context import TraceContext
 
-SUBMIT = Submit(1, 4096, 150_528, 12.5, 3, 1, 224, 224, 2, 1, *pack_trace(None))
+SUBMIT = Submit(1, 4096, 150_528, 12.5, 3, 1, 224, 224, 2, 1, False, *pack_trace(None))
 OF_FRONTS: list[Record] = [
     SUBMIT,
     Cancel(2**64 - 1),

@@ -6,10 +6,12 @@ import math
 from collections import Counter
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.live import Live
+from xlaserve.engine.program import Images
 from xlaserve.errors import DeadlineUnreachable
 from xlaserve.link.spread import Part, Spread
 
@@ -23,10 +25,26 @@ class Engine:
         self.told_s = outstanding_s
         self.leaves = 0
         self.shown = Live()
+        self.batches = {(Mode.XLA, 8, 8): 4}
+        self.asked: list[tuple[int, int]] = []
+        """Resolutions that it was asked to open."""
+        self.ran: list[int] = []
 
-    def admit(self, images: int, size_bytes: int) -> Any:
+    def admit(self, images: int, size_bytes: int, unmatched: tuple[int, int] | None = None) -> Any:
         self.images += images
         return self
+
+    def has(self, resolution: tuple[int, int]) -> bool:
+        return any(shape[1:] == resolution for shape in self.batches)
+
+    def open_soon(self, resolution: tuple[int, int]) -> None:
+        self.asked.append(resolution)
+
+    def largest(self, mode: Mode, height: int, width: int) -> int:
+        return self.batches.get((mode, height, width), 0)
+
+    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Any:
+        self.ran.append(len(pixels))
 
     def check_encoded(self, images: int, deadline: float, priority: int, **_: Any) -> None:
         if self.told_s > deadline:
@@ -106,3 +124,42 @@ def test_what_engines_have_to_do_is_added_up() -> None:
     live = spread(first, second).live()
     assert live[:5] == (4, 0.5, 0.75, 7, 128)
     assert live.demand == {(8, 8): Counter({1: 4, 2: 4})}
+
+
+def test_a_resolution_without_buckets_is_opened_by_the_first_engine_and_then_by_the_others() -> None:
+    first, second, third = engines = [Engine(name) for name in "abc"]
+    model = spread(*engines)
+    for _ in range(3):
+        model.admit(1, 1, (5, 5))
+    assert [engine.images for engine in engines] == [3, 0, 0], "who has the say"
+    assert not any(engine.asked for engine in engines)
+    first.batches[Mode.GRAPH, 5, 5] = 4
+    model.admit(1, 1, (5, 5))
+    assert [engine.images for engine in engines] == [4, 0, 0]
+    assert [engine.asked for engine in engines] == [[], [(5, 5)], [(5, 5)]]
+    third.batches[Mode.GRAPH, 5, 5] = 4
+    for _ in range(4):
+        model.admit(1, 1, (5, 5))
+    assert [engine.images for engine in engines] == [4, 0, 4], "where it is open"
+    second.batches[Mode.GRAPH, 5, 5] = 4
+    model.admit(1, 1, (5, 5))
+    assert [engine.images for engine in engines] == [4, 1, 4]
+
+
+async def test_what_no_request_waits_for_runs_where_the_least_is_to_be_done_and_else_in_the_first() -> None:
+    first, second = Engine(), Engine()
+    model, pixels = spread(first, second), np.zeros((3, 8, 8, 3), np.uint8)
+    for _ in range(2):
+        await model.run_when_idle(pixels, Mode.XLA, math.inf)
+    assert (first.ran, second.ran) == ([3, 3], [])
+    first.images = 1
+    await model.run_when_idle(pixels, Mode.XLA, math.inf)
+    assert (first.ran, second.ran) == ([3, 3], [3])
+    second.batches[Mode.XLA, 8, 8] = 2
+    assert model.largest(Mode.XLA, 8, 8) == 2
+    await model.run_when_idle(pixels, Mode.XLA, math.inf)
+    assert (first.ran, second.ran) == ([3, 3, 3], [3]), "where such a batch runs"
+    first.batches.clear()
+    assert model.largest(Mode.XLA, 8, 8) == 2
+    second.batches.clear()
+    assert model.largest(Mode.XLA, 8, 8) == 0

@@ -141,6 +141,17 @@ async def test_requests_go_to_all_engines_that_have_it_ready() -> None:
     assert world.mirror.get("a") is served, "what was counted of it goes on"
 
 
+async def test_engines_are_in_the_same_order_at_all_fronts_whichever_came_last() -> None:
+    world = World()
+    first, second = (engine.has() for engine in world.engines.values())
+    world.merge()
+    before = world.engines.pop(0)
+    world.merge()
+    world.engines[0] = before
+    world.merge()
+    assert world.runs() == [before.models[first], world.engines[1].models[second]]
+
+
 async def test_an_engine_in_the_place_of_another_joins_what_is_there() -> None:
     world = World()
     for engine in world.engines.values():

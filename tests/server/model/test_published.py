@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 from tests.server.model.house import House
 
-from xlaserve.config import Bucket, Fit, ModelSettings
+from xlaserve.config import Bucket, Fit, Mode, ModelSettings
+from xlaserve.engine.batching.unmatched import Unmatched
 from xlaserve.model.published import Publisher, row_bytes, snapshot
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served, State
@@ -49,6 +50,10 @@ async def test_signs_differ_once_something_is_to_be_told(house: House) -> None:
     assert publisher.signs() != before
     (loading,) = publisher.catalogue().loadings
     assert pickle.loads(loading.facts).warnings == ("bfloat16 is slow here",)
+    before = publisher.signs()
+    batcher = house.repository.get("a").batcher
+    batcher.add({(Mode.GRAPH, Bucket(1, 3, 3)): next(iter(batcher._programs.values()))})
+    assert publisher.signs() != before
 
 
 def test_fronts_are_told_what_they_need_to_run_a_model() -> None:
@@ -56,8 +61,13 @@ def test_fronts_are_told_what_they_need_to_run_a_model() -> None:
     task = Classification(2, ("cat", "dog"))
     admission = SimpleNamespace(max_images=10, max_bytes=20, is_closed=False)
     model = SimpleNamespace(buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)), task=task, fit=Fit.RESIZE)
-    version, batcher = SimpleNamespace(settings=settings, state=State.READY), SimpleNamespace(admission=admission)
+    version = SimpleNamespace(settings=settings, state=State.READY)
+    shapes = {(Mode.XLA, 4, 6): 1, (Mode.XLA, 8, 8): 2, (Mode.GRAPH, 5, 5): 1}
+    unmatched = Unmatched(sides=(None, None), max_pixels=128, max_opened=3, configured=frozenset({(4, 6), (8, 8)}))
+    opener = SimpleNamespace(unmatched=unmatched)
+    batcher = SimpleNamespace(admission=admission, shapes=lambda: shapes, opener=opener)
     told = snapshot(Served(cast(Any, version), cast(Any, model), cast(Any, batcher)), 7)
     assert (told.id, told.title, told.is_open, told.max_images, told.max_bytes) == (7, settings.title, True, 10, 20)
-    assert told.output_bytes == {(4, 6): (8,), (8, 8): (8,)}
+    assert told.output_bytes == {(4, 6): (8,), (5, 5): (8,), (8, 8): (8,)}
+    assert (told.largest, told.unmatched) == (shapes, unmatched)
     assert pickle.loads(pickle.dumps(told)) == told

@@ -42,7 +42,7 @@ def served(*buckets: Bucket) -> Served:
             ),
             model=model,
             sizes=sizes,
-            background=None,
+            takes_unmatched=False,
         ),
     )
 
@@ -73,7 +73,7 @@ def test_a_model_of_one_size_states_it_and_one_of_several_leaves_it_open() -> No
 
 def test_a_model_that_takes_other_sizes_in_the_background_states_only_what_its_network_fixes() -> None:
     of_any_height = served(Bucket(1, 8, 6))
-    cast(Any, of_any_height).background = SimpleNamespace()
+    cast(Any, of_any_height).takes_unmatched = True
     cast(Any, of_any_height.model).size = (None, 6)
     (pixels,) = models(of_any_height).metadata("cats", "")["inputs"]
     assert pixels["shape"] == [-1, -1, 6, 3]

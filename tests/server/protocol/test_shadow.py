@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
@@ -11,17 +12,27 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from xlaserve import usage
 from xlaserve.config import Bucket, Decoding, Fit, Mode, ModelSettings, ShadowSettings
-from xlaserve.engine.batching.worker import Run
+from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.errors import ModelNotReady
+from xlaserve.errors import (
+    DeadlineExceeded,
+    EngineLost,
+    InvalidArgument,
+    ModelNotReady,
+    QueueFull,
+    XlaserveError,
+)
 from xlaserve.image import ImageLimits
 from xlaserve.model.task import Classification, Embedding, Task
 from xlaserve.model.version import Served
 from xlaserve.protocol import shadow as shadow_module
-from xlaserve.protocol.shadow import Shadows
+from xlaserve.protocol.shadow import PATIENCE_S, Shadows
 from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.metrics import Metrics
+from xlaserve.timings import Timings
+from xlaserve.usage import Kind, Usage
 
 LIMITS = ImageLimits(2**20, 2**20)
 GRAPH = ShadowSettings(mode=Mode.GRAPH, share=1.0)
@@ -33,7 +44,8 @@ class Batcher:
     def __init__(self, ran: list[tuple[str, Mode, list[int]]], name: str) -> None:
         self.answer_of: Callable[[Mode, Images], Outputs] = lambda mode, pixels: (_one_hot(pixels),)
         self.seconds = {Mode.XLA: 0.25, Mode.GRAPH: 0.5}
-        self.is_idle = True
+        self.error: XlaserveError | None = None
+        self.deadlines: list[float] = []
         self.hold: asyncio.Event | None = None
         self._ran = ran
         self._name = name
@@ -41,13 +53,15 @@ class Batcher:
     def largest(self, mode: Mode, height: int, width: int) -> int:
         return 4 if (height, width) in ((4, 6), (8, 8)) else 0
 
-    async def run_when_idle(self, pixels: Images, mode: Mode) -> Run | None:
+    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        self.deadlines.append(deadline)
         if self.hold:
             await self.hold.wait()
-        if not self.is_idle:
-            return None
+        if self.error:
+            raise self.error
         self._ran.append((self._name, mode, pixels[:, 0, 0, 0].tolist()))
-        return Run(self.answer_of(mode, pixels), 0.0, 0.0, self.seconds[mode])
+        rows = BatchRows(range(len(pixels)), self.answer_of(mode, pixels))
+        return Result([rows], Timings(execute_s=self.seconds[mode]))
 
 
 def _one_hot(pixels: Images) -> Any:
@@ -57,13 +71,20 @@ def _one_hot(pixels: Images) -> Any:
 class World:
     """A model in two modes, and versions of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: Usage | None = None) -> None:
         self.metrics = Metrics()
         self.ran: list[tuple[str, Mode, list[int]]] = []
         self.versions: dict[str, Served] = {}
         self.served = self.add("1", GRAPH)
         repository: Any = SimpleNamespace(get=self._get)
-        self.shadows = Shadows(repository, LIMITS, self.metrics, random.Random(0).random)
+        self.shadows = Shadows(
+            repository,
+            LIMITS,
+            self.metrics,
+            draw=random.Random(0).random,
+            clock=lambda: 100.0,
+            held=(table or Usage()).amount(Kind.SHADOW_BYTES),
+        )
 
     def add(
         self,
@@ -128,8 +149,7 @@ def png(level: int, height: int = 4, width: int = 6) -> bytes:
 
 
 @pytest.fixture
-async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(shadow_module, "POLL_S", 0.001)
+async def world() -> AsyncIterator[World]:
     world = World()
     yield world
     await world.shadows.stop()
@@ -241,11 +261,25 @@ async def test_a_model_has_one_shadow_at_a_time(world: World) -> None:
     assert world.dropped() == {"busy": 2}
 
 
-async def test_a_shadow_is_dropped_where_the_device_is_not_idle_soon(world: World) -> None:
-    world.batcher.is_idle = False
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DeadlineExceeded("the device was not idle"), "busy"),
+        (QueueFull("no memory is left for shadows"), "busy"),
+        (ModelNotReady("it is draining"), "not_ready"),
+        (EngineLost("it has ended"), "not_ready"),
+        (InvalidArgument("pixels", "at most 2 images", 4), "unlike"),
+    ],
+)
+async def test_what_cannot_run_soon_is_dropped(
+    world: World, error: XlaserveError, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.batcher.error = error
     world.offer(1)
     await world.done()
-    assert world.dropped() == {"busy": 1}
+    assert world.dropped() == {reason: 1}
+    assert world.batcher.deadlines == [100.0 + PATIENCE_S]
+    assert not caplog.records
 
 
 async def test_requests_are_held_only_up_to_a_number_of_bytes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +290,22 @@ async def test_requests_are_held_only_up_to_a_number_of_bytes(world: World, monk
         world.offer(1)
         await world.done()
     assert len(world.ran) == 4
+
+
+async def test_bytes_that_are_held_at_other_fronts_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow_module, "MAX_HELD_BYTES", pixels(1).nbytes)
+    table = usage.create(fronts=2)
+    elsewhere = Usage(table, 2, 0).amount(Kind.SHADOW_BYTES)
+    elsewhere.own = 1
+    world = World(Usage(table, 2, 1))
+    os.close(table)
+    world.offer(1)
+    assert world.dropped() == {"memory": 1}
+    elsewhere.own = 0
+    world.offer(1)
+    await world.done()
+    assert len(world.ran) == 2
+    await world.shadows.stop()
 
 
 @pytest.mark.parametrize(

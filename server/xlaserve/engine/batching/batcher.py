@@ -45,11 +45,19 @@ from xlaserve.engine.batching.queue import (
 )
 from xlaserve.engine.batching.spare import IdleRuns
 from xlaserve.engine.batching.traced import MAX_REQUESTS, TracedBatch
+from xlaserve.engine.batching.unmatched import Opener, refusal
 from xlaserve.engine.batching.worker import Batch, Run, Worker
-from xlaserve.engine.buckets.demand import Demand, note
+from xlaserve.engine.buckets.demand import Demand, Resolution, note
 from xlaserve.engine.buckets.planner import Cost, Step
 from xlaserve.engine.program import Executable, Images, Warmed, is_finite
-from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady, OutOfDeviceMemory, ShuttingDown
+from xlaserve.errors import (
+    DeadlineExceeded,
+    ExecutionFailed,
+    InvalidArgument,
+    ModelNotReady,
+    OutOfDeviceMemory,
+    ShuttingDown,
+)
 from xlaserve.timings import Timings
 from xlaserve.trace_context import TraceContext, new
 
@@ -57,6 +65,8 @@ log = logging.getLogger(__name__)
 
 MIN_TIMER_S: Final = 0.001
 """uvloop rounds timers to milliseconds; one that is rounded to zero would fire at once, again and again."""
+IDLE_LOOK_S: Final = 0.01
+"""How often a batch that no request waits for looks for an idle device."""
 
 
 class Observer(Protocol):
@@ -95,6 +105,8 @@ class Batcher:
     on_traced: Callable[[TracedBatch], None] | None = None
 
     def __post_init__(self, programs: Mapping[tuple[Mode, Bucket], Warmed], max_images: int, max_bytes: int) -> None:
+        self.opener: Opener | None = None
+        """What takes resolutions without buckets, if anything does."""
         self.demand: defaultdict[tuple[int, int], Demand] = defaultdict(Demand)
         """The demand by height and width, of all modes together."""
         self._programs: dict[tuple[Mode, Bucket], Warmed] = {}
@@ -127,9 +139,9 @@ class Batcher:
             else:
                 self._queues[shape] = Queue(shape, Costs(costs, self.lanes.count))
 
-    def has_queue(self, mode: Mode, height: int, width: int) -> bool:
-        """Returns whether there are buckets for images of this mode and resolution."""
-        return (mode, height, width) in self._queues
+    def shapes(self) -> dict[Shape, int]:
+        """Returns what has buckets, each with its largest."""
+        return {shape: queue.costs.largest for shape, queue in self._queues.items()}
 
     def turns(self) -> Iterator[tuple[Mode, Bucket, Turn]]:
         """Yields the buckets that serve, and what a batch of each takes from the queue to its answers."""
@@ -160,13 +172,21 @@ class Batcher:
         """Requests of which images are in the queues."""
         return sum(len(line.jobs) for queue in self._queues.values() for line in queue.lines.values())
 
-    def admit(self, images: int, size_bytes: int) -> AdmittedRequest:
-        """Takes in a request of `images` that hold `size_bytes` in all, to be held in a `with`.
-
-        Raises ModelNotReady, QueueFull, or InvalidArgument for more than it ever takes.
-        """
+    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> AdmittedRequest:
+        """Does as `ModelEngine.admit`."""
+        if unmatched is not None:
+            self._opener(unmatched).unmatched.check(unmatched)
         self.admission.admit(images, size_bytes)
         return AdmittedRequest(self, images, size_bytes)
+
+    async def open(self, resolution: Resolution, mode: Mode) -> Mode:
+        """Does as `Admitted.open`."""
+        return await self._opener(resolution).open(resolution, mode)
+
+    def _opener(self, resolution: Resolution) -> Opener:
+        if self.opener is None:
+            raise refusal(resolution, "a size that has buckets")
+        return self.opener
 
     def check_encoded(
         self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
@@ -219,17 +239,28 @@ class Batcher:
         queue = self._queues.get((mode, height, width))
         return queue.costs.largest if queue else 0
 
-    async def run_when_idle(self, pixels: Images, mode: Mode) -> Run | None:
-        """Runs `pixels`, as many as `largest` at most, as one batch that no request waits for.
-
-        Returns None where the device or the model is not idle, or the model takes no more. Raises what the executable
-        raises.
-        """
-        if self.admission.is_closed or self.waiting_images:
-            return None
-        _, height, width, _ = pixels.shape
-        bucket = Bucket(self._queues[mode, height, width].costs.fitting(len(pixels)), height, width)
-        return await self._idle_runs.run(Batch(self._programs[mode, bucket].executable, bucket, [pixels]))
+    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        """Does as `ModelEngine.run_when_idle`. Nothing that waits here keeps the model from being drained."""
+        images, height, width, _ = pixels.shape
+        while True:
+            if self.admission.is_closed:
+                raise ModelNotReady(f"model {self.name} is draining")
+            if images > (largest := self.largest(mode, height, width)):
+                raise InvalidArgument("pixels", f"at most {largest} images of this size in a batch", images)
+            if not self.waiting_images:
+                bucket = Bucket(self._queues[mode, height, width].costs.fitting(images), height, width)
+                batch = Batch(self._programs[mode, bucket].executable, bucket, [pixels])
+                try:
+                    run = await self._idle_runs.run(batch)
+                except Exception as error:
+                    raise ExecutionFailed(f"model {self.name} could not run this batch") from error
+                if run is not None:
+                    outputs = tuple(output[:images] for output in run.outputs)
+                    timings = Timings(gather_s=run.gather_s, execute_s=run.execute_s)
+                    return Result([BatchRows(range(images), outputs)], timings)
+            if self.clock() >= deadline:
+                raise DeadlineExceeded(f"model {self.name}: the device was not idle")
+            await asyncio.sleep(IDLE_LOOK_S)
 
     async def drain(self, timeout_s: float) -> None:
         """Admits nothing more, lets what was admitted finish for at most `timeout_s`, fails the rest, and ends."""
@@ -482,13 +513,14 @@ class Batcher:
 class AdmittedRequest:
     """A request that `batcher` took in: it leaves once, at the end of the `with` that holds it."""
 
-    __slots__ = ("_admission", "_images", "_size_bytes", "run")
+    __slots__ = ("_admission", "_images", "_size_bytes", "open", "run")
 
     def __init__(self, batcher: Batcher, images: int, size_bytes: int) -> None:
         self._images = images
         self._size_bytes = size_bytes
         self._admission = batcher.admission
         self.run = batcher.run
+        self.open = batcher.open
 
     def __enter__(self) -> Self:
         return self

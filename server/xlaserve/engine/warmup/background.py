@@ -15,20 +15,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
+from xlaserve.engine.batching.unmatched import Unmatched, refusal
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Executable, Warmed
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import fastest
-from xlaserve.errors import InvalidArgument, ShuttingDown
+from xlaserve.errors import ShuttingDown
 
 log = logging.getLogger(__name__)
 
@@ -49,35 +50,35 @@ class Background:
     buckets: Collection[Bucket]
     batcher: Batcher
     beside: BesideTraffic
+    on_change: Callable[[], object] = lambda: None
+    """Called where it takes another resolution, or runs one in another mode."""
 
     def __post_init__(self) -> None:
         self._model = self.settings.name
         self._compiled_modes = [mode for mode in self.settings.compiled_modes if mode is not Mode.GRAPH]
         self._batches = sorted({bucket.batch for bucket in self.buckets})
-        self._sizes = {(bucket.height, bucket.width) for bucket in self.buckets}
-        self._most_pixels = max(map(math.prod, self.buckets))
         self._opened: dict[Resolution, asyncio.Task[bool]] = {}
         self._compilations: set[asyncio.Task[None]] = set()
+        self._unmatched = Unmatched(
+            sides=self.sides,
+            max_pixels=max(map(math.prod, self.buckets)),
+            max_opened=self.settings.max_background_resolutions,
+            configured=frozenset((bucket.height, bucket.width) for bucket in self.buckets),
+        )
+        self.batcher.opener = self
 
-    def check(self, size: Resolution) -> None:
-        """Raises InvalidArgument where images of `size`, height and width, are not taken."""
-        if size in self._opened:
-            return
-        if any(side not in (None, got) for side, got in zip(self.sides, size, strict=True)):
-            sides = ", ".join("any" if side is None else str(side) for side in self.sides)
-            raise self._refusal(size, f"shape [n, {sides}, 3], as the network takes no other")
-        if math.prod(size) > self._most_pixels:
-            raise self._refusal(size, f"at most {self._most_pixels} pixels an image, as the largest bucket has")
-        if len(self._opened) >= self.settings.max_background_resolutions:
-            known = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted({*self._sizes, *self._opened}))
-            raise self._refusal(size, f"shape {known}; no more are taken (max_background_resolutions)")
+    @property
+    def unmatched(self) -> Unmatched:
+        """Which resolutions it takes."""
+        return self._unmatched
 
     async def open(self, size: Resolution, mode: Mode) -> Mode:
         """Returns the mode that images of `size` run in now, when they can be queued: `mode` once its buckets have
-        compiled, else graph mode. Raises InvalidArgument where the network can't take them."""
-        self.check(size)
+        compiled, else graph mode. Raises InvalidArgument where they are not taken, or the network can't run them."""
+        self._unmatched.check(size)
         if size not in self._opened:
             self._opened[size] = asyncio.create_task(self._begin(size), name=f"{self._model} at {size}")
+            self._unmatched = replace(self._unmatched, opened=frozenset(self._opened))
         opened = self._opened[size]
         try:
             # A request that is cancelled must not take the trial with it, which others wait for.
@@ -87,8 +88,8 @@ class Background:
                 raise ShuttingDown(f"model {self._model} was unloaded before this could run") from None
             raise
         if not works:
-            raise self._refusal(size, "a size that the network can take")
-        return mode if self.batcher.has_queue(mode, *size) else Mode.GRAPH
+            raise refusal(size, "a size that the network can take")
+        return mode if self.batcher.largest(mode, *size) else Mode.GRAPH
 
     def stop_compiling(self) -> None:
         """Compiles nothing more; a compilation that runs can't be interrupted, and its result is dropped."""
@@ -97,14 +98,11 @@ class Background:
 
     async def close(self) -> None:
         """Ends everything, for when no request is left."""
+        self.batcher.opener = None
         self.stop_compiling()
         for task in self._opened.values():
             task.cancel()
         await asyncio.gather(*self._opened.values(), *self._compilations, return_exceptions=True)
-
-    @staticmethod
-    def _refusal(size: Resolution, expected: str) -> InvalidArgument:
-        return InvalidArgument("pixels", expected, f"{size[0]} x {size[1]}")
 
     async def _begin(self, size: Resolution) -> bool:
         """Makes the resolution ready in graph mode and has its buckets compiled; False where it can't be run."""
@@ -112,13 +110,16 @@ class Background:
             image_s = await self.beside.time(self.any_size, Bucket(1, *size), np.full((1, *size, 3), GREY, np.uint8))
         except Exception as error:
             log.warning("model %s: images of %d x %d can't be run", self._model, *size, exc_info=error)
+            self.on_change()
             return False
-        buckets = [Bucket(batch, *size) for batch in self._batches if batch * math.prod(size) <= self._most_pixels]
+        most_pixels = self._unmatched.max_pixels
+        buckets = [Bucket(batch, *size) for batch in self._batches if batch * math.prod(size) <= most_pixels]
         buckets = buckets or [Bucket(1, *size)]
         graph = {
             bucket: Warmed(self.any_size, Cost(image_s * bucket.batch, image_s * bucket.batch)) for bucket in buckets
         }
         self.batcher.add({(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()})
+        self.on_change()
         if self._compiled_modes:
             compilation = asyncio.create_task(self._compile(size, graph))
             self._compilations.add(compilation)
@@ -134,6 +135,7 @@ class Background:
                 for bucket in graph:
                     programs[mode, bucket] = await self.beside.make(mode, bucket)
                 self.batcher.add(programs)
+                self.on_change()
                 compiled |= programs
         except Exception:
             log.exception("model %s: %d x %d stays in graph mode, as it did not compile", self._model, *size)
@@ -144,4 +146,5 @@ class Background:
             self.batcher.add(
                 {(Mode.AUTO, bucket): compiled[mode, bucket] for bucket, mode in fastest(compiled).items()}
             )
+            self.on_change()
         log.info("model %s: %d x %d switched from graph mode to its own buckets", self._model, *size)

@@ -21,7 +21,7 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching import batcher as batcher_module
 from xlaserve.engine.batching import queue as queue_module
 from xlaserve.engine.batching import worker as worker_module
-from xlaserve.engine.batching.batcher import Batcher
+from xlaserve.engine.batching.batcher import IDLE_LOOK_S, Batcher
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS, Result
 from xlaserve.engine.batching.traced import MAX_REQUESTS, TracedBatch
@@ -773,25 +773,27 @@ async def test_an_idle_device_runs_a_batch_that_no_request_waits_for_and_nothing
     virtual_time: object, make: Make, pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     model = make()
-    run = await model.batcher.run_when_idle(pictures([5, 6, 7]), Mode.XLA)
-    assert run is not None
-    assert run.outputs[0][:3].tolist() == [5, 6, 7]
+    result = await model.batcher.run_when_idle(pictures([5, 6, 7]), Mode.XLA, deadline=0.0)
+    assert numbers_of(result) == [5, 6, 7]
+    assert (result.timings.queue_s, result.timings.execute_s) == (0.0, 2.0)
     assert [(batch.bucket, batch.numbers) for batch in model.started] == [(4, [5, 6, 7])]
     assert not model.observer.ran
     assert not model.batcher.demand
     assert lanes_are_free(model.lanes)
 
 
-async def test_a_busy_device_runs_nothing_that_no_request_waits_for(
+async def test_what_no_request_waits_for_waits_for_an_idle_device_until_its_deadline(
     virtual_time: object, make: Make, pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     busy = make(lanes=Lanes(2))
     quiet = make(lanes=busy.lanes, worker=busy.worker)
     asked = busy.ask([1])
     await asyncio.sleep(0.25)
-    assert await quiet.batcher.run_when_idle(pictures([2]), Mode.XLA) is None
+    with pytest.raises(DeadlineExceeded, match="the device was not idle"):
+        await quiet.batcher.run_when_idle(pictures([2]), Mode.XLA, deadline=0.75)
+    await quiet.batcher.run_when_idle(pictures([2]), Mode.XLA, deadline=2.0)
     await asked
-    assert await quiet.batcher.run_when_idle(pictures([2]), Mode.XLA) is not None
+    assert [batch.at for batch in quiet.started] == [0.0, pytest.approx(1.0, abs=2 * IDLE_LOOK_S)]
 
 
 async def test_images_that_wait_for_others_go_before_what_no_request_waits_for(
@@ -800,7 +802,8 @@ async def test_images_that_wait_for_others_go_before_what_no_request_waits_for(
     model = make(max_queue_delay_s=4.0)
     asked = model.ask([1])
     await asyncio.sleep(0)
-    assert await model.batcher.run_when_idle(pictures([2]), Mode.XLA) is None
+    with pytest.raises(DeadlineExceeded):
+        await model.batcher.run_when_idle(pictures([2]), Mode.XLA, deadline=3.0)
     await asked
 
 
@@ -808,23 +811,25 @@ async def test_a_request_waits_for_the_batch_under_way_that_no_request_waits_for
     virtual_time: Any, make: Make, pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     model = make()
-    idle = asyncio.create_task(model.batcher.run_when_idle(pictures([9]), Mode.XLA))
+    idle = asyncio.create_task(model.batcher.run_when_idle(pictures([9]), Mode.XLA, deadline=0.0))
     await asyncio.sleep(0.25)
     await model.ask([1])
     assert [batch.at for batch in model.started] == [0.0, 1.0]
-    assert await idle is not None
+    assert numbers_of(await idle) == [9]
 
 
 async def test_drain_waits_for_a_batch_that_no_request_waits_for(
     virtual_time: Any, make: Make, pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     model = make()
-    idle = asyncio.create_task(model.batcher.run_when_idle(pictures([9]), Mode.XLA))
+    idle = asyncio.create_task(model.batcher.run_when_idle(pictures([9]), Mode.XLA, deadline=0.0))
+    waits = asyncio.create_task(model.batcher.run_when_idle(pictures([9]), Mode.XLA, deadline=10.0))
     await asyncio.sleep(0.25)
     idle.cancel()  # the batch goes on
     await model.batcher.drain(10.0)
     assert virtual_time.now == 1.0
-    assert await model.batcher.run_when_idle(pictures([9]), Mode.XLA) is None
+    with pytest.raises(ModelNotReady):
+        await waits
     assert lanes_are_free(model.lanes)
 
 
@@ -834,8 +839,8 @@ async def test_an_idle_batch_that_fails_gives_its_lane_back(
     model = make()
     assert isinstance(model.worker, FakeWorker)
     model.worker.error_of = lambda batch: ValueError("broken")
-    with pytest.raises(ValueError, match="broken"):
-        await model.batcher.run_when_idle(pictures([1]), Mode.XLA)
+    with pytest.raises(ExecutionFailed):
+        await model.batcher.run_when_idle(pictures([1]), Mode.XLA, deadline=0.0)
     assert lanes_are_free(model.lanes)
     await model.batcher.drain(1.0)
 

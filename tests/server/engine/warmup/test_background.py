@@ -293,10 +293,10 @@ async def test_no_more_resolutions_are_taken_than_are_allowed_and_those_known_ar
         r" no more are taken \(max_background_resolutions\), got 2 x 2"
     )
     with pytest.raises(InvalidArgument, match=expected):
-        house.background.check((2, 2))
+        house.background.unmatched.check((2, 2))
     with pytest.raises(InvalidArgument, match="no more are taken"):
         await house.ask((2, 2))
-    house.background.check(WIDE)
+    house.background.unmatched.check(WIDE)
     await asyncio.sleep(10 * COMPILE_S)
     assert {bucket[1:] for _, bucket in house.compiled} == {WIDE, TALL}
 
@@ -307,14 +307,14 @@ async def test_no_bucket_has_more_pixels_than_the_largest_that_was_configured(ma
     await asyncio.sleep(10 * COMPILE_S)
     assert house.compiled == [(Mode.XLA, Bucket(1, *HUGE))]
     with pytest.raises(InvalidArgument, match="expected at most 256 pixels an image, as the largest bucket has"):
-        house.background.check((16, 17))
+        house.background.unmatched.check((16, 17))
 
 
 async def test_sides_that_the_network_fixes_stay_as_they_are(make: Make) -> None:
     house = make(sides=(None, 8))
-    house.background.check(WIDE)
+    house.background.unmatched.check(WIDE)
     with pytest.raises(InvalidArgument, match=r"expected shape \[n, any, 8, 3\], as the network takes no other"):
-        house.background.check(TALL)
+        house.background.unmatched.check(TALL)
 
 
 async def test_what_the_network_cannot_run_is_refused_from_then_on_and_takes_one_place(make: Make) -> None:
@@ -390,4 +390,4 @@ async def test_unloading_ends_trials_and_begins_no_compilation_more(make: Make) 
         await waits
     await asyncio.sleep(10 * COMPILE_S)
     assert house.compiler.submitted == 1
-    assert not house.batcher.has_queue(Mode.XLA, *WIDE)
+    assert not house.batcher.largest(Mode.XLA, *WIDE)
