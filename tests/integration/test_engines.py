@@ -14,7 +14,15 @@ import pytest
 from grpc import StatusCode as Status
 from grpc_health.v1 import health_pb2
 from tests.integration.conftest import Brake, NoopClient, Server, StartServer
-from tests.integration.test_fronts import PATIENCE_S, clients, health, outcomes_of, processes, until
+from tests.integration.test_fronts import (
+    PATIENCE_S,
+    clients,
+    health,
+    outcomes_of,
+    processes,
+    times_ready,
+    until,
+)
 from tests.integration.test_swap import NOOP, OTHER, asked
 
 from xlaserve.runtimes.tf.device import usable_cores
@@ -24,11 +32,6 @@ pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="each engine has a co
 
 CONFIG: dict[str, Any] = {"models": [NOOP, OTHER], "fronts": 2, "engines": 2}
 ENGINES = ("engine 1", "engine 2")
-
-
-def times_ready(server: Server, name: str) -> int:
-    """Returns how many processes were ready in the place of an engine."""
-    return len(re.findall(rf"{name}: process \d+ is ready", server.stderr))
 
 
 def until_ready(server: Server, times: int = 1) -> None:

@@ -30,6 +30,7 @@ from grpc import StatusCode as Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.conftest import DIGITS, Brake, NoopClient, Server, StartServer
+from tests.integration.test_shutdown import DEFECT
 
 from xlaserve.processes.child import SPARE
 from xlaserve_client import AsyncVisionClient, VisionClient
@@ -358,6 +359,46 @@ def test_an_engine_that_is_killed_fails_what_it_held_at_once_and_another_serves(
     brake.release()
     until(lambda: health(used[0]) == health_pb2.HealthCheckResponse.SERVING, "no other engine came")
     until(lambda: {client.ask(number) for number, client in enumerate(used)} == {Status.OK}, "it does not answer")
+
+
+def times_ready(server: Server, name: str) -> int:
+    """Returns how many processes of a role were ready."""
+    return len(re.findall(rf"{name}: process \d+ is ready", server.stderr))
+
+
+def told_to_end(engine: psutil.Process, client: NoopClient, defect: Path) -> None:
+    engine.terminate()
+
+
+def batch_loop_dies(engine: psutil.Process, client: NoopClient, defect: Path) -> None:
+    """Where there are several engines, those of others may die as well."""
+    defect.touch()
+    until(lambda: client.ask(1, 2, 3) and not psutil.pid_exists(engine.pid), "its batch loop does not die")
+    defect.unlink()
+
+
+@pytest.mark.parametrize("ends", [told_to_end, batch_loop_dies])
+@pytest.mark.parametrize("roles", [["engine"], ["engine 1", "engine 2"]])
+def test_an_engine_that_ends_by_itself_is_followed_by_one_that_serves(
+    start_server: StartServer,
+    tmp_path: Path,
+    roles: list[str],
+    ends: Callable[[psutil.Process, NoopClient, Path], None],
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DEFECT)
+    defect = tmp_path / "defect"
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    env = {"PYTHONPATH": path, "DEFECT": str(defect)}
+    server = start_server({**CONFIG, "engines": len(roles)}, env=env)
+    client = NoopClient(server.grpc)
+    for name in roles:  # each, so that none is left that has served from the start
+        until(lambda: all(times_ready(server, role) for role in roles), "not all engines are ready")
+        times = times_ready(server, name)
+        ends(processes(server)[f"xlaserve {name}"], client, defect)
+        until(lambda: times_ready(server, name) > times, f"no other {name} is ready")  # noqa: B023
+        until(lambda: client.ask(1) is Status.OK, "it does not serve")
+    assert health(client) == health_pb2.HealthCheckResponse.SERVING
+    assert readiness(server) == HTTPStatus.OK
 
 
 def test_no_model_is_unknown_while_another_engine_starts(start_server: StartServer, tmp_path: Path) -> None:

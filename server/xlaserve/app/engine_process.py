@@ -277,8 +277,13 @@ class EngineProcess:
             )
 
     def _keep(self) -> None:
-        """Tells the supervisor what an engine that follows this one is to begin with, where that has changed."""
-        if self._has_started and (kept := pickle.dumps(self._succession.start())) != self._kept:
+        """Tells the supervisor what an engine that follows this one is to begin with, where that has changed.
+
+        Not once this one is to end, which unloads all that it has.
+        """
+        if not self._has_started or self._stopping.begun.is_set():
+            return
+        if (kept := pickle.dumps(self._succession.start())) != self._kept:
             self._kept = kept
             self._child.keep(kept)
 
