@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,11 +17,14 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from xlaserve.errors import ConfigError
+from xlaserve.processes import pulse
 from xlaserve.processes.child import Child
 from xlaserve.telemetry.counts import LoopCounter
 from xlaserve.telemetry.http import on_loop
 
 log = logging.getLogger("xlaserve.tests")
+
+pulse.BEAT_S = 0.1  # type: ignore[misc]
 
 
 def serve(child: Child) -> int:
@@ -28,6 +32,7 @@ def serve(child: Child) -> int:
 
     async def run() -> int:
         loop, stopping, registry = asyncio.get_running_loop(), asyncio.Event(), CollectorRegistry()
+        child.beat()
         news = LoopCounter("news", "SIGHUP.", (), registry=registry).labels()
         loop.add_signal_handler(signal.SIGTERM, stopping.set)
         loop.add_signal_handler(signal.SIGHUP, news.inc)
@@ -57,6 +62,49 @@ def hangs_its_loop(child: Child) -> int:
     child.tell_ready()
     while True:
         time.sleep(60)
+
+
+def spins(child: Child) -> int:
+    """Serves for a moment, and then its event loop never comes to anything else."""
+
+    async def run() -> int:
+        child.beat()
+        child.tell_ready()
+        await asyncio.sleep(0.5)
+        while True:
+            pass
+
+    return asyncio.run(run())
+
+
+def tells_outcomes(child: Child) -> int:
+    """Says the sizes of the outcomes that it was told, the first of which it takes long to take in."""
+    sizes: list[int] = []
+
+    def take(outcome: str) -> None:
+        if not sizes:
+            time.sleep(1)
+        sizes.append(len(outcome))
+        child.tell_ready({"sizes": sizes})
+
+    child.ask_for_successor(b"", take)
+    time.sleep(60)
+    return 0
+
+
+def is_cut_off(child: Child) -> int:
+    """Closes what its supervisor tells it by, and would do as if all was well."""
+
+    async def run() -> int:
+        stopping = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+        child.tell_ready()
+        await asyncio.sleep(0.2)
+        child._channel.shutdown(socket.SHUT_RDWR)
+        await stopping.wait()
+        return 0
+
+    return asyncio.run(run())
 
 
 def dies_at_start(child: Child) -> int:

@@ -20,12 +20,14 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
+from xlaserve.processes import liveness
 from xlaserve.processes.child import SPARE
+from xlaserve.processes.liveness import Liveness
 from xlaserve.processes.metrics import AllMetrics
 from xlaserve.processes.process import ChildProcess, Launcher
 from xlaserve.processes.restarts import RestartPolicy
 from xlaserve.processes.role import Role, State
-from xlaserve.processes.supervisor import Supervisor, Watcher
+from xlaserve.processes.supervisor import Process, Supervisor, Watcher
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -200,17 +202,61 @@ async def test_one_that_ends_again_and_again_is_given_up(
         assert "ERROR [front 1] lanes: expected at least 1, got 0" in caplog.text
 
 
-async def test_garbage_ends_neither_the_process_nor_its_supervisor(caplog: pytest.LogCaptureFixture) -> None:
-    async with supervised(role("writes_garbage", stop_timeout_s=0.5), role("serve", "front 2")) as (
+async def test_garbage_ends_the_process_that_says_it_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async with supervised(role("writes_garbage", restarts=TIRELESS), role("serve", "front 2")) as (
         supervisor,
         launched,
     ):
-        await until(lambda: "can't be understood" in caplog.text)
-        await until(lambda: all_are_ready(supervisor))
-        assert not launched.ends
+        await until(lambda: launched.ends)
+        await until(lambda: supervisor.states["front 2"] is State.READY)
+        assert launched.ends[0][:2] == ("front 1", -signal.SIGKILL)
+        assert {name for name, _, _ in launched.ends} == {"front 1"}
+    assert "front 1: what it says can't be understood, and it is killed" in caplog.text
     said = [record for record in caplog.records if record.name == "xlaserve.processes.output"]
     assert said[-1].getMessage() == "F0000 Check failed: all is lost"
     assert {record.__dict__["role"] for record in said} == {"front 1"}
+
+
+async def test_one_that_is_cut_off_from_its_supervisor_ends_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    assert await result(role("is_cut_off", restarts=RestartPolicy(most=0))) == 1
+    assert "the supervisor can't be spoken to any more, and this process ends" in caplog.text
+    assert "ended with status 1" in caplog.text
+
+
+async def test_an_outcome_reaches_a_process_that_does_not_read_yet_however_large() -> None:
+    sizes = [3, 4 * 2**20, 5]
+
+    class Telling(Watcher):
+        def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
+            for size in sizes:
+                process.tell("x" * size)
+                process.ask()
+
+    async with supervised(role("tells_outcomes", stop_timeout_s=1), watchers=(Telling(),)) as (supervisor, _):
+        await until(lambda: supervisor.about.get("front 1", {}).get("sizes") == sizes)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has processes that hang be killed after 3 s. Those of the tests beat every tenth of a second."""
+    monkeypatch.setattr(liveness, "LOOK_S", 0.1)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_processes_that_hang_are_killed_and_replaced_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    alive = Liveness()
+    looking = asyncio.create_task(alive.follow())
+    async with supervised(
+        role("serve"), role("serve", "front 2"), role("spins", "front 3", restarts=TIRELESS), watchers=(alive,)
+    ) as (supervisor, launched):
+        await until(lambda: all_are_ready(supervisor))
+        stopped = launched.last("front 1")
+        stopped.send_signal(signal.SIGSTOP)
+        await until(lambda: {name for name, _, _ in launched.ends} == {"front 1", "front 3"})
+        await until(lambda: all_are_ready(supervisor))
+        assert {*launched.ends} == {(name, -signal.SIGKILL, True) for name in ("front 1", "front 3")}
+        assert f"front 1: process {stopped.pid} hangs, silent for 3 s; it is killed" in caplog.text
+    looking.cancel()
 
 
 async def test_what_a_process_leaves_behind_holds_up_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,12 +8,12 @@ and the end of a pipe, out of which a byte comes once it is there. MODULE is imp
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,9 @@ from prometheus_client.registry import Collector
 
 from xlaserve.errors import XlaserveError
 from xlaserve.priority import LowPriority
-from xlaserve.processes import linux
+from xlaserve.processes import linux, pulse
 from xlaserve.processes.messages import CHANNEL, Kind, Reader, encode
+from xlaserve.processes.pulse import PULSE, Pulse
 from xlaserve.processes.role import NO_USE
 from xlaserve.telemetry import log_writer, logs, snapshot
 
@@ -37,8 +38,8 @@ FAILED: Final = 1
 SPARE: Final = "xlaserve spare"
 """What `ps` shows of a process that waits."""
 CHUNK_BYTES: Final = 4096
-SEND_TIMEOUT_S: Final = 1
-"""How long a message may take to a supervisor that does not read. Then none is sent any more."""
+CLOSE_S: Final = 1.0
+"""How long the last messages may take to a supervisor that does not read."""
 REFRESH_TIMEOUT_S: Final = 0.25
 """How long a look at the metrics waits for the event loop. Then it shows what was seen last."""
 
@@ -46,25 +47,41 @@ REFRESH_TIMEOUT_S: Final = 0.25
 class Child:
     """This process: its role's name, payload and descriptors, and what it says to its supervisor, from any thread.
 
-    Nothing here raises where the supervisor is gone: the kernel ends this process then.
+    Nothing here waits for the supervisor, or raises where it is gone. A message that it has not read yet gives way to a
+    later one of the same kind. Once it can't be spoken to any more, this process is told to end, by SIGTERM, so that
+    another takes its place.
     """
 
     def __init__(self, name: str, payload: bytes, descriptors: Mapping[str, int]) -> None:
         self.name = name
         self.payload = payload
-        self.descriptors = {key: number for key, number in descriptors.items() if key != CHANNEL}
+        self.descriptors = {key: number for key, number in descriptors.items() if key not in (CHANNEL, PULSE)}
         """By names. What this process starts does not inherit them."""
+        self.is_cut_off = False
+        """Whether the supervisor can't be spoken to any more."""
+        self._pulse = Pulse(descriptors[PULSE])
         self._channel = socket.socket(fileno=descriptors[CHANNEL])
-        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
-        self._sending = threading.Lock()
+        self._unsent: dict[Kind, bytes] = {}
+        """The last message of each kind, in the order in which they are sent."""
+        self._is_sending = self._is_closing = False
+        self._changed = threading.Condition()
+        """Of the three above."""
+        self._showing = threading.Lock()
+        """Held while the metrics are read: what was read before others would look as if counts had fallen."""
         self._metrics: Callable[[], bytes] | None = None
         self._refresh: Callable[[], Future[None]] | None = None
         self._on_outcome: Callable[[Any], object] = lambda outcome: None
-        self._is_listening = False
+        for work in (self._hear, self._speak):
+            threading.Thread(target=work, name="supervisor", daemon=True).start()
+
+    def beat(self) -> None:
+        """Shows from now on that the running event loop goes on. If it stops, the supervisor kills this process."""
+        self._pulse.beat()
+        asyncio.get_running_loop().call_later(pulse.BEAT_S, self.beat)
 
     def tell_ready(self, about: Mapping[str, object] | None = None) -> None:
         """Says that it does what it is there for, and what may be known of that."""
-        self._tell(Kind.READY, lambda: json.dumps(about or {}).encode())
+        self._tell(Kind.READY, json.dumps(about or {}).encode())
 
     def show_metrics(self, registry: Collector, refresh: Callable[[], Future[None]]) -> None:
         """Shows the supervisor what is in `registry` whenever it asks, after `refresh`; called on a thread of its own.
@@ -72,43 +89,43 @@ class Child:
         Shown so even while the event loop is busy, as over HTTP.
         """
         self._metrics, self._refresh = lambda: snapshot.encode(snapshot.take(registry)), refresh
-        self._listen()
 
     def keep(self, content: bytes) -> None:
         """Gives what the next process of this role is to begin with, where this one ends unasked."""
-        self._tell(Kind.KEEP, lambda: content)
+        self._tell(Kind.KEEP, content)
 
     def ask_for_successor(self, content: bytes, on_outcome: Callable[[Any], object]) -> None:
         """Has another process take this one's place, which begins with `content`. `on_outcome` is called on a thread of
         its own with what came of it, as the supervisor's watcher tells it."""
         self._on_outcome = on_outcome
-        self._listen()
-        self._tell(Kind.SUCCEED, lambda: content)
+        self._tell(Kind.SUCCEED, content)
 
     def pass_news(self) -> None:
         """Leaves it to the process in this one's place to read the configuration again."""
-        self._tell(Kind.NEWS, bytes)
+        self._tell(Kind.NEWS, b"")
 
     def close(self) -> None:
-        """Shows the metrics for the last time, so that nothing that was counted is lost."""
+        """Shows the metrics for the last time, so that nothing that was counted is lost, and sends what is left."""
         self._tell_metrics()
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_cut_off or not (self._unsent or self._is_sending), CLOSE_S)
+            self._is_closing = True
+            self._changed.notify_all()
         with suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 
-    def _listen(self) -> None:
-        if not self._is_listening:
-            self._is_listening = True
-            threading.Thread(target=self._hear, name="supervisor", daemon=True).start()
-
     def _hear(self) -> None:
-        reader = Reader()
-        with suppress(OSError):
+        reader, reason = Reader(), "it has closed the channel"
+        try:
             while received := self._channel.recv(CHUNK_BYTES):
                 for kind, content in reader.feed(received):
                     if kind is Kind.OUTCOME:
                         self._on_outcome(json.loads(content))
                     else:
                         self._show()
+        except Exception as error:
+            reason = repr(error)
+        self._cut_off(reason)
 
     def _show(self) -> None:
         try:
@@ -124,20 +141,44 @@ class Child:
         if self._metrics is None:
             return
         try:
-            self._tell(Kind.METRICS, self._metrics)
+            with self._showing:
+                self._tell(Kind.METRICS, self._metrics())
         except Exception:
             log.exception("the metrics can't be shown")
 
-    def _tell(self, kind: Kind, make: Callable[[], bytes]) -> None:
-        """Sends what is made in its turn: a snapshot that came after a later one would look as if counts had fallen."""
-        with self._sending:
-            message = encode(kind, make())
-            try:
+    def _tell(self, kind: Kind, content: bytes) -> None:
+        with self._changed:
+            self._unsent.pop(kind, None)
+            self._unsent[kind] = content
+            self._changed.notify_all()
+
+    def _speak(self) -> None:
+        try:
+            while message := self._next():
                 self._channel.sendall(message)
-            except OSError as error:  # half of it may have gone
-                log.debug("the supervisor does not listen: %r", error)
-                with suppress(OSError):
-                    self._channel.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            self._cut_off(repr(error))
+
+    def _next(self) -> bytes:
+        """Waits for a message and takes it; empty once there will be no more."""
+        with self._changed:
+            self._is_sending = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._unsent or self._is_closing)
+            if not self._unsent:
+                return b""
+            kind = next(iter(self._unsent))
+            self._is_sending = True
+            return encode(kind, self._unsent.pop(kind))
+
+    def _cut_off(self, reason: str) -> None:
+        with self._changed:
+            if self.is_cut_off or self._is_closing:
+                return
+            self.is_cut_off = True
+            self._changed.notify_all()
+        log.error("the supervisor can't be spoken to any more, and this process ends: %s", reason)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -158,17 +199,20 @@ def main(arguments: Sequence[str]) -> None:
         payload = file.read()
     for descriptor in about["descriptors"].values():
         os.set_inheritable(descriptor, False)
-    child = Child(about["name"], payload, about["descriptors"])
-    linux.set_title(f"xlaserve {child.name}", child.name)
+    name = about["name"]
+    linux.set_title(f"xlaserve {name}", name)
     level, form = about["log"]
-    logs.configure(level, form, child.name)
+    logs.configure(level, form, name)
     if cores := about["cores"]:
         try:
             os.sched_setaffinity(0, cores)
         except OSError as error:
             log.warning("it runs on any core, not on %s alone: %s", cores, error.strerror)
+    child = Child(name, payload, about["descriptors"])  # its threads run where this one does
     status = _run(about["target"], child)
     child.close()
+    if child.is_cut_off:
+        status = status or FAILED
     log_writer.finish()
     sys.stderr.flush()
     # Not sys.exit, which waits for what nothing can interrupt, such as a compilation.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from typing import Final
 
@@ -13,6 +14,8 @@ from xlaserve.processes.supervisor import Process, Watcher
 from xlaserve.telemetry import snapshot
 from xlaserve.telemetry.counts import LoopCounter
 from xlaserve.telemetry.merged import Merged
+
+log = logging.getLogger(__name__)
 
 EVERY_S: Final = 5.0
 """How often processes are asked while nobody looks: what one that is killed has counted since is lost."""
@@ -107,7 +110,10 @@ class AllMetrics(Watcher):
     async def follow(self) -> None:
         """Refreshes again and again, for ever."""
         while True:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # no reason to stop serving
+                log.exception("the metrics of the processes could not be read")
             await asyncio.sleep(EVERY_S)
 
     def _settle(self, pid: int) -> None:

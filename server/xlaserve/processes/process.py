@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve import priority, service_manager
+from xlaserve.processes import pulse
 from xlaserve.processes.messages import CHANNEL, Kind, Reader, encode
 from xlaserve.processes.output import Output
+from xlaserve.processes.pulse import PULSE
 from xlaserve.processes.role import Role
 from xlaserve.telemetry.logs import Format
 
@@ -53,7 +55,9 @@ class Interpreter:
             theirs.callback(os.close, begin)
             self._said = os.memfd_create("xlaserve")
             ours.callback(os.close, self._said)
-            self._descriptors = {**descriptors, CHANNEL: channel.fileno()}
+            self.pulse = pulse.create()
+            ours.callback(os.close, self.pulse)
+            self._descriptors = {**descriptors, CHANNEL: channel.fileno(), PULSE: self.pulse}
             self.popen = subprocess.Popen(
                 [*PROCESS, str(os.getpid()), str(self._said), str(begin), module],
                 stdin=subprocess.DEVNULL,
@@ -113,13 +117,22 @@ class Launcher:
             spare = None
         return ChildProcess(role, hear, self._logs, spare)
 
-    def prepare(self, role: Role) -> None:
-        """Keeps an interpreter for the next process of a role with this target, if it is to have one."""
-        if role.has_spare and role.target not in self._spares:
-            try:
-                self._spares[role.target] = Interpreter(role.descriptors, role.module)
-            except OSError as error:
-                log.warning("%s: no other can be kept ready for its place: %s", role.name, error)
+    def prepare(self, role: Role) -> bool:
+        """Keeps an interpreter for the next process of a role with this target, if it is to have one.
+
+        Returns whether there is one, or none is to be.
+        """
+        spare = self._spares.get(role.target)
+        if not role.has_spare or (spare is not None and spare.is_running):
+            return True
+        if spare is not None:
+            self._spares.pop(role.target).end()
+        try:
+            self._spares[role.target] = Interpreter(role.descriptors, role.module)
+        except OSError as error:
+            log.warning("%s: no other can be kept ready for its place: %s", role.name, error)
+            return False
+        return True
 
     def close(self) -> None:
         """Ends what was kept ready."""
@@ -154,6 +167,8 @@ class ChildProcess:
             interpreter.end()
             raise
         self._popen, self._pidfd, self._channel = interpreter.popen, interpreter.pidfd, interpreter.channel
+        self._pulse = interpreter.pulse
+        self._unsent = bytearray()
         self._channel.setblocking(False)
         self._loop.add_reader(self._channel.fileno(), self._receive)
         self._output = Output(role.name, interpreter.stderr)
@@ -175,15 +190,36 @@ class ChildProcess:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
+    @property
+    def beats(self) -> int:
+        """How often its event loop has shown that it goes on; 0 once it has ended."""
+        return 0 if self.ended.done() else pulse.beats(self._pulse)
+
     def ask(self) -> None:
-        """Asks for its metrics, unless it has not read earlier questions or listens no more."""
-        with suppress(OSError):
-            self._channel.send(encode(Kind.ASK, b""))
+        """Asks for its metrics; not again before it has shown them."""
+        self._send(Kind.ASK, b"")
 
     def tell(self, outcome: object) -> None:
         """Tells it what became of its wish for a successor: plain data of JSON."""
-        with suppress(OSError):
-            self._channel.send(encode(Kind.OUTCOME, json.dumps(outcome).encode()))
+        self._send(Kind.OUTCOME, json.dumps(outcome).encode())
+
+    def _send(self, kind: Kind, content: bytes) -> None:
+        """Sends a message, what it has no room for as soon as it has read others. Nothing where it listens no more."""
+        if self._channel.fileno() >= 0:
+            self._unsent += encode(kind, content)
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            del self._unsent[: self._channel.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # it has ended, or is about to
+            self._unsent.clear()
+        if self._unsent:
+            self._loop.add_writer(self._channel.fileno(), self._flush)
+        else:
+            self._loop.remove_writer(self._channel.fileno())
 
     def _receive(self) -> bool:
         """Hears what has come, and returns whether there may be more."""
@@ -195,26 +231,37 @@ class ChildProcess:
             received = b""
         try:
             for kind, content in self._reader.feed(received):
-                self._hear(kind, content)
+                self._take(kind, content)
         except ValueError as error:
-            log.error("%s: what it says can't be understood and is not heard any more: %s", self.role.name, error)
+            log.error("%s: what it says can't be understood, and it is killed: %s", self.role.name, error)
+            self.send_signal(signal.SIGKILL)
             received = b""
         if not received:
-            self._loop.remove_reader(self._channel.fileno())
-            self._channel.close()
+            self._close_channel()
         return bool(received)
+
+    def _take(self, kind: Kind, content: bytes) -> None:
+        try:
+            self._hear(kind, content)
+        except ValueError as error:
+            log.error("%s: a message can't be understood, %s: %s", self.role.name, kind.name, error)
+
+    def _close_channel(self) -> None:
+        if (number := self._channel.fileno()) >= 0:
+            self._loop.remove_reader(number)
+            self._loop.remove_writer(number)
+            self._channel.close()
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
         status = self._popen.wait()
         while self._channel.fileno() >= 0 and self._receive():  # bounded by what a socket holds: nobody writes any more
             pass
-        if self._channel.fileno() >= 0:
-            self._loop.remove_reader(self._channel.fileno())
-            self._channel.close()
+        self._close_channel()
         self._output.process_ended()
         self.ended.set_result(status)
+        os.close(self._pidfd)
+        os.close(self._pulse)
 
 
 def _interpreter(role: Role) -> Interpreter:

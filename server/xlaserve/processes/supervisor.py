@@ -40,11 +40,15 @@ class Process(Protocol):
     def output_closed(self) -> asyncio.Future[None]:
         """Done once nothing more of its stderr will come."""
 
+    @property
+    def beats(self) -> int:
+        """How often its event loop has shown that it goes on; 0 once it has ended."""
+
     def send_signal(self, number: signal.Signals) -> None:
         """Sends it `number`, unless it has ended."""
 
     def ask(self) -> None:
-        """Asks for its metrics."""
+        """Asks for its metrics; not again before it has shown them."""
 
     def tell(self, outcome: object) -> None:
         """Tells it what became of its wish for a successor: plain data of JSON."""
@@ -72,7 +76,8 @@ class Watcher:
         """The process does what it is there for, or says something else of itself than before."""
 
     def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
-        """The process that fills the role wants another one in its place, which shall begin with `content`."""
+        """The process wants another one in its place, which shall begin with `content`. It waits to be told what became
+        of that, though others may have taken its place meanwhile."""
 
     def keeps(self, role: Role, process: Process, content: bytes) -> None:
         """The process that fills the role says what the next one is to begin with if it ends unasked."""
@@ -268,9 +273,6 @@ class Supervisor:
             return reason
         if post.successor is run:
             self._replace(post)
-            for watcher in self._watchers:
-                watcher.became_ready(post.role, run.process)
-            self._send_news(post)
         return ""
 
     def forgive(self, name: str) -> None:
@@ -290,9 +292,16 @@ class Supervisor:
         try:
             for watcher in self._watchers:
                 watcher.filled(post.role, run.process)
+            self._keep_for_next(post)
+            if run.is_ready:
+                self._became_ready(post, run)
         except Exception as error:
             self._give_up(post, error)
-        self._keep_for_next(post)
+
+    def _became_ready(self, post: _Post, run: _Run) -> None:
+        for watcher in self._watchers:
+            watcher.became_ready(post.role, run.process)
+        self._send_news(post)
 
     def _keep_for_next(self, post: _Post) -> None:
         if (run := post.run) is not None and run.kept:
@@ -388,6 +397,15 @@ class Supervisor:
         self._replace(post)
 
     def _hear(self, post: _Post, run: _Run, kind: Kind, content: bytes) -> None:
+        """Raises ValueError."""
+        try:
+            self._take(post, run, kind, content)
+        except ValueError:
+            raise
+        except Exception as error:
+            self._give_up(post, error)
+
+    def _take(self, post: _Post, run: _Run, kind: Kind, content: bytes) -> None:
         process, is_filling = run.process, run is post.run
         match kind:
             case Kind.READY if run is not post.successor and not is_filling:
@@ -399,16 +417,14 @@ class Supervisor:
                     log.info("%s: process %d is ready", post.role.name, process.pid)
                 if is_filling:
                     post.state = State.READY
-                    for watcher in self._watchers:
-                        watcher.became_ready(post.role, process)
-                    self._send_news(post)
+                    self._became_ready(post, run)
             case Kind.METRICS:
                 for watcher in self._watchers:
                     watcher.showed(post.role, process, content)
             case Kind.KEEP:
                 run.kept = content
                 self._keep_for_next(post)
-            case Kind.SUCCEED if is_filling:
+            case Kind.SUCCEED:
                 for watcher in self._watchers:
                     watcher.asked_for_successor(post.role, process, content)
             case Kind.NEWS:

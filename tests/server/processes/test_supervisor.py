@@ -32,7 +32,7 @@ class FakeProcess:
         self.stop_s: float | None = 0.0
         """How long it takes to end; None for ever."""
         self.is_immortal = False
-        self.asked = 0
+        self.asked = self.beats = 0
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.ended.done():
@@ -67,6 +67,8 @@ class World(Watcher):
         """The numbers of the processes that have filled a role, as they came."""
         self.wishes: list[bytes] = []
         self.kept: list[bytes] = []
+        self.ready: list[int] = []
+        """The numbers of the processes that were said to be ready."""
         self.refuses = 0
         self.supervisor = Supervisor(roles, self._launch, [self], lambda: draw)
         self.running = asyncio.create_task(self.supervisor.run())
@@ -85,6 +87,9 @@ class World(Watcher):
 
     def filled(self, role: Role, process: Process) -> None:
         self.filling.append(process.pid)
+
+    def became_ready(self, role: Role, process: Process) -> None:
+        self.ready.append(process.pid)
 
     def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
         self.wishes.append(content)
@@ -278,6 +283,18 @@ async def test_an_error_of_the_supervisor_itself_ends_all(caplog: pytest.LogCapt
     assert "front 1: can't be supervised" in caplog.text
 
 
+async def test_an_error_over_what_a_process_says_ends_all(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Watcher):
+        def became_ready(self, role: Role, process: Process) -> None:
+            raise KeyError("serving")
+
+    world = World(FRONT)
+    world.supervisor._watchers = [Broken()]
+    (await world.last()).hear(Kind.READY, b"{}")
+    assert await world.running == 1
+    assert "front 1: can't be supervised" in caplog.text
+
+
 async def test_an_error_while_a_successor_takes_a_place_ends_all(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Watcher):
         def filled(self, role: Role, process: Process) -> None:
@@ -356,6 +373,19 @@ async def test_a_successor_takes_the_place_of_one_that_ends_before_it_is_ready()
     await world.stop()
 
 
+async def test_one_that_ends_as_its_successor_becomes_ready_is_followed_by_one_that_is_known_to_be_ready() -> None:
+    world = World(ENGINE)
+    old, new, succeeding = await world.succession()
+    os.kill(os.getpid(), SIGHUP)
+    await world.last()
+    new.hear(Kind.READY, b"{}")
+    old.end(-SIGKILL)  # before the supervisor has done anything about the other
+    assert await succeeding == ""
+    assert (world.filling, world.ready) == ([old.pid, new.pid], [old.pid, new.pid])
+    assert new.signals == [SIGHUP]
+    await world.stop()
+
+
 async def test_where_both_end_another_is_started() -> None:
     world = World(ENGINE)
     old, new, succeeding = await world.succession()
@@ -407,7 +437,7 @@ async def test_news_that_one_could_not_take_reach_the_one_in_its_place() -> None
     await world.stop()
 
 
-async def test_what_one_wants_and_keeps_reaches_the_watchers_as_long_as_it_fills_its_role() -> None:
+async def test_what_one_keeps_reaches_the_watchers_as_long_as_it_fills_its_role_and_what_it_wants_always() -> None:
     world = World(ENGINE)
     old, new, succeeding = await world.succession()
     old.hear(Kind.KEEP, b"kept")
@@ -420,8 +450,8 @@ async def test_what_one_wants_and_keeps_reaches_the_watchers_as_long_as_it_fills
     assert ({*world.kept}, world.kept[-1], world.wishes) == (
         {b"kept", b"kept by another"},
         b"kept by another",
-        [b"wanted"],
-    )
+        [b"wanted", b"later"],
+    ), "it waits for an outcome"
     await world.stop()
 
 
