@@ -49,6 +49,12 @@ from xlaserve.app.engine import Engine
 
 Engine._settle = lambda self: time.sleep(0.5)  # as where TensorFlow is imported
 """
+IMPATIENT = """
+from xlaserve.processes import liveness, pulse
+
+liveness.LOOK_S = pulse.BEAT_S = 0.1
+"""
+"""Has what hangs be killed after 3 s."""
 
 
 @pytest.fixture(scope="module")
@@ -469,6 +475,50 @@ def test_calls_that_may_be_tried_again_never_notice_that_engines_are_killed(serv
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert {*answered} == {True}
+
+
+def test_a_front_or_an_engine_that_hangs_is_replaced_and_its_calls_end(
+    start_server: StartServer, brake: Brake, tmp_path: Path
+) -> None:
+    with (tmp_path / "sitecustomize.py").open("a") as file:
+        file.write(IMPATIENT)
+    server = start_server(CONFIG, env=brake.env)
+    used = clients(server)
+    assert {client.ask(0) for client in used} == {Status.OK}
+    front = processes(server)["xlaserve front 1"]
+    met = len([one for one in front.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED])
+    brake.pull()
+    calls = [client.send(number) for number, client in enumerate(used)]
+    until(lambda: server.metric("xlaserve_in_flight_images", model="noop") == len(calls), "not all calls came")
+    front.suspend()
+    until(lambda: times_ready(server, "front 1") == 2, "no other front came")
+    brake.release()
+    assert Counter(outcomes_of(used, calls)) == {Status.UNAVAILABLE: met, Status.OK: len(used) - met}
+    assert f"front 1: process {front.pid} hangs" in server.stderr
+    processes(server)["xlaserve engine"].suspend()
+    calls = [client.send(number) for number, client in enumerate(used)]
+    assert {*outcomes_of(used, calls)} == {Status.UNAVAILABLE}
+    until(lambda: {client.ask(1) for client in used} == {Status.OK}, "no other engine came")
+    for name in ("front 1", "engine"):
+        assert server.metric("xlaserve_process_restarts_total", role=name) == 1
+    assert server.metric("xlaserve_process_restarts_total") == 2
+
+
+def test_where_all_processes_were_stopped_for_long_none_is_killed(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    server = start_server(CONFIG, env={"PYTHONPATH": path})
+    before = processes(server)
+    supervisor = psutil.Process(server.pid)
+    for process in (supervisor, *before.values()):
+        process.suspend()
+    time.sleep(5)
+    for process in (supervisor, *before.values()):  # as likely as any order, and the worst
+        process.resume()
+    time.sleep(5)
+    assert processes(server) == before
+    assert {client.ask(1) for client in clients(server)} == {Status.OK}
+    assert server.metric("xlaserve_process_restarts_total") == 0
 
 
 def test_all_processes_end_with_a_supervisor_that_is_killed(start_server: StartServer) -> None:

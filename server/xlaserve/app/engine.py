@@ -260,13 +260,11 @@ class Engine:
         on_reloaded: Callable[[], None] = lambda: None,
     ) -> None:
         """Follows the configuration until `stopping` is set: for new versions, and whenever it `has_news`."""
-        following = [asyncio.create_task(self._poll()), asyncio.create_task(self._follow(on_reload, on_reloaded))]
-        try:
+        async with asyncio.TaskGroup() as group:
+            following = [group.create_task(self._poll()), group.create_task(self._follow(on_reload, on_reloaded))]
             await stopping.wait()
-        finally:
             for task in following:
                 task.cancel()
-            await asyncio.wait(following)
 
     async def _follow(self, on_reload: Callable[[], None], on_reloaded: Callable[[], None]) -> None:
         while True:

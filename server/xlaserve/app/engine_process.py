@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from xlaserve import console
 from xlaserve.app.engine import Engine
-from xlaserve.app.event_loop import run_loop
+from xlaserve.app.event_loop import in_background, run_loop
 from xlaserve.app.stopping import Stopping
 from xlaserve.app.succession import Outcome, Start, Succession
 from xlaserve.app.tracing import Tracing
@@ -188,9 +188,11 @@ class EngineProcess:
             succeeded=self._be_succeeded,
             check_room=self._check_room,
             pass_news=child.pass_news,
+            always_in_place=orders.settings.swap == "in_place" or orders.settings.version_order == "unload_first",
+            changed_ns=0 if start is None else start.changed_ns,
+            on_changed=self._keep,
         )
-        if orders.settings.swap == "engine" and orders.settings.version_order == "load_first":
-            self._engine.changing = self._succession
+        self._engine.changing = self._succession
         self._questions: Mapping[str, Callable[..., Awaitable[object]]] = {
             "count": self._count,
             "load": self._engine.load,
@@ -203,6 +205,7 @@ class EngineProcess:
     async def run(self) -> int:
         """Serves until a signal, and returns the exit status. Raises ConfigError, and ModelFailed where one does."""
         loop = asyncio.get_running_loop()
+        self._child.beat()
         self._stopping.listen()
         loop.add_signal_handler(signal.SIGHUP, self._engine.has_news.set)
         log.info("device: %s", self._engine.device)
@@ -210,7 +213,7 @@ class EngineProcess:
         self._publish()
         self._host.listen(socket.socket(fileno=self._child.descriptors[FRONTS]))
         self._child.show_metrics(self._metrics.registry, partial(on_loop, loop, self._take_snapshot))
-        looking = asyncio.create_task(self._look())
+        looking = in_background(self._look(), self._stopping.crash)
         try:
             if await self._start():
                 self._on_loaded()
@@ -234,7 +237,8 @@ class EngineProcess:
         except ModelFailed as error:
             if not self._is_beside:
                 raise
-            self._child.tell_ready(Outcome(str(error), self._failed())._asdict())
+            # Not ready, whatever the others do: it takes nobody's place.
+            self._child.tell_ready({**self._readiness(), "is_ready": False, "reason": str(error)})
             await self._stopping.begun.wait()
             return False
 
@@ -242,8 +246,13 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         told: asyncio.Future[Outcome] = loop.create_future()
 
+        def take(outcome: Outcome) -> None:
+            if not told.done():
+                told.set_result(outcome)
+
         def tell(outcome: Mapping[str, Any]) -> None:
-            loop.call_soon_threadsafe(told.set_result, Outcome(**outcome))
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(take, Outcome(**outcome))
 
         self._child.ask_for_successor(pickle.dumps(start), tell)
         return await told

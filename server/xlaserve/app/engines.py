@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.app import engine_process
+from xlaserve.app.succession import Start
 from xlaserve.app.upgrade import Changes
 from xlaserve.config import Settings
 from xlaserve.engine import under_way as under_way_of
@@ -51,7 +52,7 @@ def is_engine(role: str) -> bool:
 class Engines:
     """What engines are started with: each listens on a socket of its own, and the one of the `addresses` that is its
     role's leads to that of the one that fills the role. The first begin with the models as they were `taken_over`;
-    `start` is what one that follows another begins with, as any of them said last; pickled.
+    `start` is what one that follows another begins with, as the one with the latest change has said last; pickled.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class Engines:
     ) -> None:
         self._folder = folder
         self.start = b""
+        self._changed_ns = 0
+        """When the last change of that was asked for."""
         self._was_ready = was_ready
         self._taken_over = taken_over
         self._settings = settings
@@ -90,6 +93,12 @@ class Engines:
     def changes(self) -> Changes:
         """How its models are other than configured."""
         return Changes.of(pickle.loads(self.start)) if self.start else self._taken_over or Changes()
+
+    def keep(self, content: bytes) -> None:
+        """Notes what an engine has, unless another one has made a later change."""
+        start: Start = pickle.loads(content)
+        if start.changed_ns >= self._changed_ns:
+            self.start, self._changed_ns = content, start.changed_ns
 
     def beside(self, role: Role, start: bytes) -> Role:
         """Returns the role for an engine that is to take the place of the one that serves."""

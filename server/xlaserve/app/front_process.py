@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import Metric
 
-from xlaserve.app.event_loop import run_loop
+from xlaserve.app.event_loop import in_background, run_loop
 from xlaserve.app.front import Front
 from xlaserve.app.remote_engines import RemoteEngines
 from xlaserve.app.stopping import Stopping
@@ -75,11 +75,12 @@ def run(child: Child) -> int:
 
 async def _serve(child: Child, orders: Orders) -> int:
     settings, metrics, stopping, tracing = orders.settings, Metrics(), Stopping(), Tracing.of(orders.settings)
+    child.beat()
     stopping.listen()
     stopping.listen_for_leave()
     mirror = Mirror(metrics)
     engines = RemoteEngines(orders.engines, 2 * settings.max_queue_bytes, mirror, metrics)
-    following = asyncio.create_task(engines.follow())
+    following = in_background(engines.follow(), stopping.crash)
     try:
         if not await _until(engines.known(), stopping.begun):
             return 0

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from xlaserve import usage
 from xlaserve.app import front_process
 from xlaserve.app.engines import DRAINING, LATER_S, Engines, folder_of_engines, is_engine
+from xlaserve.app.event_loop import in_background
 from xlaserve.app.front import FLUSH_S, RESIDENT_SHARE
 from xlaserve.app.reserved_ports import reserve
 from xlaserve.app.upgrade import Predecessor, Successor
@@ -24,6 +25,7 @@ from xlaserve.config import Settings
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.processes import linux
+from xlaserve.processes.liveness import Liveness
 from xlaserve.processes.metrics import AllMetrics, Restarted
 from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
@@ -39,6 +41,10 @@ FRONT: Final = "front {}"
 PORTS: Final = ("grpc_port", "http_port")
 LEAVING: Final = "xlaserve leaving"
 """What `ps` shows of a server whose place another one has taken."""
+SPARE_LOOK_S: Final = 0.25
+"""How often it is seen whether a process waits for the end of a front."""
+LONGEST_SPARE_WAIT_S: Final = 60.0
+"""Where no process can be started to wait for the end of a front, between attempts."""
 AT_ONCE: Final = 128 + signal.SIGTERM
 """The status of a process that ended at a second signal: see `Stopping`."""
 
@@ -98,7 +104,7 @@ class Server(Watcher):
             self._usage = Usage(used, settings.front_processes)
             registry = CollectorRegistry()
             registry.register(ProcessCollector(registry=None))
-            metrics, restarts = AllMetrics(registry), Restarted(registry)
+            metrics, liveness = AllMetrics(registry), Liveness()
             endpoint = self._metrics_endpoint = self._endpoint(metrics)
             if endpoint is not None:
                 endpoint.start()
@@ -108,9 +114,13 @@ class Server(Watcher):
             self._front = fronts[0]
             self._launcher = Launcher(settings.log_level, settings.log_format)
             stack.callback(self._launcher.close)
-            self._supervisor = Supervisor([*self._engines.roles, *fronts], self._launcher, [metrics, restarts, self])
+            watchers = [metrics, Restarted(registry), liveness, self]
+            self._supervisor = Supervisor([*self._engines.roles, *fronts], self._launcher, watchers)
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._upgrade)
-            following = [asyncio.create_task(metrics.follow()), asyncio.create_task(self._service_manager.watch())]
+            following = [
+                in_background(work, lambda: self._supervisor.fail("it can't watch its processes"))
+                for work in (metrics.follow(), liveness.follow(), self._keep_spare(), self._service_manager.watch())
+            ]
             self._service_manager.tell_status("compiling")
             try:
                 return await self._supervisor.run() or self._at_once
@@ -139,7 +149,7 @@ class Server(Watcher):
 
     def keeps(self, role: Role, process: Process, content: bytes) -> None:
         """Notes what an engine that follows one that ends is to begin with."""
-        self._engines.start = content
+        self._engines.keep(content)
 
     def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
         """Starts an engine that takes the place of the one that asks, and tells that what has become of it."""
@@ -153,15 +163,19 @@ class Server(Watcher):
             told = {key: about[key] for key in ("reason", "failed") if key in about}
             return str(about.get("reason", ""))
 
-        async with self._one_succeeds:
-            if self._serving_engines.get(role.name) is not process:
-                return  # it has ended, and what was under way there with it
-            reason = await self._supervisor.succeed(self._engines.beside(role, start), unfit)
+        try:
+            async with self._one_succeeds:
+                reason = "another process has taken its place"
+                if self._serving_engines.get(role.name) is process:
+                    reason = await self._supervisor.succeed(self._engines.beside(role, start), unfit)
+        except Exception:  # it waits for an outcome, and no other change is made before
+            log.exception("%s: another process could not be started", role.name)
+            reason = "another process could not be started; the server's log says why"
         if not self._is_stopping:  # else all changes end with that
             process.tell({**told, "reason": reason})
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        task = in_background(work)
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
@@ -176,7 +190,6 @@ class Server(Watcher):
             awaited |= {role.name for role in self._engines.roles}
         if engine is None or not awaited <= self._ready.keys():
             return
-        self._launcher.prepare(self._front)
         if not self._was_ready:
             self._was_ready = True
             log.info("%s", engine["serving"])
@@ -186,6 +199,18 @@ class Server(Watcher):
                 self._write_ready_file()
         if not self._reloading:
             self._service_manager.tell_ready(engine["serving"])
+
+    async def _keep_spare(self) -> None:
+        """Has a process wait for the end of a front for as long as one is ready: others may need it before all are."""
+        wait_s = SPARE_LOOK_S
+        while True:
+            await asyncio.sleep(wait_s)
+            is_there = not self._has_front or self._launcher.prepare(self._front)
+            wait_s = SPARE_LOOK_S if is_there else min(2 * wait_s, LONGEST_SPARE_WAIT_S)
+
+    @property
+    def _has_front(self) -> bool:
+        return not self._numbers.keys().isdisjoint(self._ready)
 
     @property
     def _engine_ready(self) -> Mapping[str, Any] | None:
@@ -275,7 +300,7 @@ class Server(Watcher):
     def is_ready(self) -> bool:
         """Whether models serve, and some front does. Called on any thread."""
         engine = self._engine_ready
-        return engine is not None and bool(engine["is_ready"]) and not self._numbers.keys().isdisjoint(self._ready)
+        return engine is not None and bool(engine["is_ready"]) and self._has_front
 
     def _fronts(self, ports: Mapping[str, int], shared: Mapping[str, int]) -> list[Role]:
         settings = self._settings

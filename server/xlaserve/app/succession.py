@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,9 @@ class Start(NamedTuple):
     listings: Listings
     required: frozenset[str] = frozenset()
     """Models without which it takes nobody's place."""
+    changed_ns: int = 0
+    """When the last change of all this was asked for, by the monotonic clock, which all processes of a machine share:
+    of what several engines have, the latest is to last."""
 
 
 class Outcome(NamedTuple):
@@ -77,7 +81,8 @@ class Succession:
 
     `begin` starts that and returns once it has taken this one's place, or has failed to; `succeeded` then returns once
     no front brings anything new here. `check_room` raises ModelFailed where there is no room for two. Later changes are
-    not made here: they raise EngineLost, and `pass_news` is called for a reconfiguration. On the event loop.
+    not made here: they raise EngineLost, and `pass_news` is called for a reconfiguration. With `always_in_place` no
+    other engine is begun. `on_changed` is called after a change in place. On the event loop.
     """
 
     repository: Repository
@@ -87,13 +92,19 @@ class Succession:
     succeeded: Callable[[], Awaitable[None]]
     check_room: Callable[[], None] = lambda: None
     pass_news: Callable[[], object] = lambda: None
+    always_in_place: bool = False
+    changed_ns: int = 0
+    """As `Start` has it."""
+    on_changed: Callable[[], object] = lambda: None
+    clock_ns: Callable[[], int] = time.monotonic_ns
     has_successor: bool = False
     _changes: Changes = field(default_factory=Changes)
     _gate: Gate = field(default_factory=Gate)
+    _updating: set[asyncio.Task[None]] = field(default_factory=set)
 
     def start(self) -> Start:
         """Returns what another engine is to begin with to serve the same."""
-        return Start(dict(self.configured), self.repository.listing())
+        return Start(dict(self.configured), self.repository.listing(), changed_ns=self.changed_ns)
 
     async def load(self, name: str) -> None:
         """Does as `Repository.load`."""
@@ -105,7 +116,10 @@ class Succession:
     async def update(self, name: str, labels: Mapping[str, str] = NO_LABELS, versions: Collection[str] = ()) -> None:
         """Does as `Repository.update`."""
         in_place = partial(self.repository.update, name, labels, versions)
-        await self._load(name, in_place, again=False, labels=labels, versions=versions)
+        loading = asyncio.create_task(self._load(name, in_place, again=False, labels=labels, versions=versions))
+        self._updating.add(loading)
+        loading.add_done_callback(self._updating.discard)
+        await asyncio.shield(loading)  # which goes on where this caller gives up: another engine may be starting
 
     async def unload(self, name: str) -> None:
         """Does as `Repository.unload`."""
@@ -115,22 +129,26 @@ class Succession:
     async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
         """Does as `Repository.reconfigure`, but that nothing changes where a new engine can't serve all that it has
         to."""
+        asked_ns = self.clock_ns()
         models = [*models]
         configured = grouped(models)
         async with self._gate.beside():
             if self.has_successor:
                 return self._leave_news(only)
             to_do, gone = self.repository.to_do(configured, only)
-            if not gone and not any(self.repository.ends_any(name, configured[name]) for name in to_do):
+            if not any(self._ends_any(name, configured.get(name)) for name in (*to_do, *gone)):
                 self._note(configured, only)
-                return await self.repository.reconfigure(models, only)
+                done = await self.repository.reconfigure(models, only)
+                self._changed(asked_ns)
+                return done
         async with self._gate.alone():
             if self.has_successor:
                 return self._leave_news(only)
             to_do, gone = self.repository.to_do(configured, only)
             self._note(configured, only)
             try:
-                outcome = await self._succeed({name: configured[name] for name in to_do} | dict.fromkeys(gone))
+                targets = {name: configured[name] for name in to_do} | dict.fromkeys(gone)
+                outcome = await self._succeed(targets, asked_ns)
             except ModelFailed as error:
                 return [f"{name} as before: {error}" for name in (*to_do, *gone)]
             failed = {name: f"{name} failed: {reason}" for name, _, reason in outcome.failed}
@@ -140,7 +158,9 @@ class Succession:
             ]
 
     async def cancel(self) -> None:
-        """Ends changes that a model waits for; their callers get ShuttingDown."""
+        """Ends changes that a model waits for; their callers get ShuttingDown, or are cancelled."""
+        for loading in self._updating:
+            loading.cancel()
         await self._changes.cancel()
 
     def _note(self, configured: Mapping[str, VersionSet], only: Collection[str] | None) -> None:
@@ -163,30 +183,41 @@ class Succession:
         labels: Mapping[str, str] = NO_LABELS,
         versions: Collection[str] = (),
     ) -> None:
+        asked_ns = self.clock_ns()
         async with self._gate.beside():
             self._check()
             model = self.configured[name] = await self.repository.configured_model(name)
-            if not self.repository.ends_any(name, model, again=again):
+            if not self._ends_any(name, model, again=again):
                 await in_place()
+                self._changed(asked_ns)
                 return
         async with self._gate.alone():
             self._check()
             model = self.configured[name] = await self.repository.configured_model(name)
             check_versions([*model.versions], versions)
             check_labels([*model.versions], labels)
-            await self._succeed({name: replace(model, labels=labels) if labels else model})
+            await self._succeed({name: replace(model, labels=labels) if labels else model}, asked_ns)
 
     async def _unload(self, name: str) -> None:
+        asked_ns = self.clock_ns()
         async with self._gate.beside():
             self._check()
-            if not self.repository.ends_any(name, None):
+            if not self._ends_any(name, None):
                 await self.repository.unload(name)
+                self._changed(asked_ns)
                 return
         async with self._gate.alone():
             self._check()
-            await self._succeed({name: None})
+            await self._succeed({name: None}, asked_ns)
 
-    async def _succeed(self, targets: Mapping[str, VersionSet | None]) -> Outcome:
+    def _ends_any(self, name: str, model: VersionSet | None, *, again: bool = False) -> bool:
+        return not self.always_in_place and self.repository.ends_any(name, model, again=again)
+
+    def _changed(self, asked_ns: int) -> None:
+        self.changed_ns = max(self.changed_ns, asked_ns)
+        self.on_changed()
+
+    async def _succeed(self, targets: Mapping[str, VersionSet | None], asked_ns: int) -> Outcome:
         """Has another engine serve these models as they are here, None for not at all, and all others as they are now.
 
         Returns what failed there that was not required. Raises ModelFailed where it does not come to that: then nothing
@@ -198,7 +229,9 @@ class Succession:
         for name, model in targets.items():
             listings[name] = listings[name].unloaded() if model is None else Listing(model)
         required = {name for name, serves in self.repository.serving().items() if serves and targets.get(name, True)}
-        outcome = await self.begin(start._replace(listings=listings, required=frozenset(required)))
+        changed_ns = max(self.changed_ns, asked_ns)
+        start = start._replace(listings=listings, required=frozenset(required), changed_ns=changed_ns)
+        outcome = await self.begin(start)
         if outcome.reason:
             for name, number, reason in outcome.failed:
                 if (target := targets.get(name)) is not None and number in target.versions:

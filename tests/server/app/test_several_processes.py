@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from xlaserve.app.engines import ENGINE, FOLDERS, Engines, folder_of_engines
-from xlaserve.app.several_processes import FRONT, Server
+from xlaserve.app.several_processes import FRONT, LONGEST_SPARE_WAIT_S, SPARE_LOOK_S, Server
+from xlaserve.app.succession import Start
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.errors import ConfigError
 from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor
 
+PATIENCE_S = 30.0
 PROCESS = cast(Process, None)
 READY, NOT_READY = {"serving": "ready: m", "is_ready": True}, {"serving": "ready: no model", "is_ready": False}
 
@@ -67,7 +71,6 @@ class World:
         self.about: dict[str, Mapping[str, Any]] = {}
         self.failures: list[str] = []
         self.server._supervisor = cast(Supervisor, SimpleNamespace(about=self.about, fail=self.failures.append))
-        self.server._launcher = cast(Launcher, SimpleNamespace(prepare=lambda role: None))
         self.server._front = Role(name=FRONT.format(1), target="")
 
     def say(self, name: str, about: Mapping[str, Any]) -> None:
@@ -117,6 +120,71 @@ def test_with_several_engines_it_is_ready_for_as_long_as_one_of_them_serves(mana
     world.say(f"{ENGINE} 1", READY)
     assert manager.heard() == ["READY=1"]
     world.server._service_manager.close()
+
+
+class Asking:
+    """An engine that wants another one in its place."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    @property
+    def itself(self) -> Process:
+        return cast(Process, self)
+
+    def tell(self, outcome: object) -> None:
+        self.told.set_result(outcome)
+
+
+async def test_an_engine_is_told_where_another_could_not_even_be_started(caplog: pytest.LogCaptureFixture) -> None:
+    world, engine, role = World(), Asking(), Role(name=ENGINE, target="")
+    world.server._engines = cast(Any, SimpleNamespace(beside=lambda role, start: role))
+    world.server._serving_engines[ENGINE] = engine.itself
+    succeed = AsyncMock(side_effect=pickle.PicklingError("a defect"))
+    world.server._supervisor = cast(Supervisor, SimpleNamespace(succeed=succeed))
+    world.server.asked_for_successor(role, engine.itself, b"")
+    outcome = await asyncio.wait_for(engine.told, PATIENCE_S)
+    assert outcome == {"reason": "another process could not be started; the server's log says why"}
+    assert "a defect" in caplog.text
+
+
+async def test_an_engine_whose_place_another_has_taken_is_told_so() -> None:
+    world, engine = World(), Asking()
+    world.server._serving_engines[ENGINE] = Asking().itself
+    world.server.asked_for_successor(Role(name=ENGINE, target=""), engine.itself, b"")
+    assert await asyncio.wait_for(engine.told, PATIENCE_S) == {"reason": "another process has taken its place"}
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_process_waits_for_the_end_of_a_front_as_soon_as_one_is_ready_and_is_tried_for_again() -> None:
+    world, loop = World(), asyncio.get_running_loop()
+    tried_at: list[float] = []
+    world.server._launcher = cast(Launcher, SimpleNamespace(prepare=lambda role: tried_at.append(loop.time())))
+    keeping = asyncio.create_task(world.server._keep_spare())
+    await asyncio.sleep(10)
+    assert not tried_at
+    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})  # and no engine
+    await asyncio.sleep(1000)
+    waits = [after - before for before, after in pairwise(tried_at)]
+    assert tried_at[0] <= 10 + SPARE_LOOK_S
+    assert waits[:3] == [0.5, 1.0, 2.0]
+    assert max(waits) == LONGEST_SPARE_WAIT_S
+    world.server._launcher = cast(
+        Launcher, SimpleNamespace(prepare=lambda role: bool(tried_at.append(loop.time())) or True)
+    )
+    await asyncio.sleep(100)
+    assert tried_at[-1] - tried_at[-2] == SPARE_LOOK_S
+    keeping.cancel()
+
+
+def test_an_engine_begins_with_what_the_one_that_has_changed_last_has(tmp_path: Path) -> None:
+    engines = Engines(Settings(), Settings, tmp_path, lambda: True)
+    new, old, newer = (pickle.dumps(Start({}, {}, changed_ns=at_ns)) for at_ns in (2, 1, 3))
+    kept = []
+    for content in (new, old, new, newer):
+        engines.keep(content)
+        kept.append(engines.start)
+    assert kept == [new, new, new, newer]
 
 
 async def test_all_engines_have_to_be_ready_to_take_the_place_of_another_server() -> None:

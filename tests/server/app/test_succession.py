@@ -25,7 +25,9 @@ class World:
         self.house = house
         self.starts: list[Start] = []
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.news = 0
+        self.news = self.now_ns = self.succeeded = 0
+        self.kept: list[int] = []
+        """When the last change of each listing was asked for that was given for the next engine."""
         self._begun = asyncio.Event()
         self.succession = Succession(
             repository=house.repository,
@@ -33,6 +35,8 @@ class World:
             begin=self._begin,
             succeeded=self._succeeded,
             pass_news=self._pass_news,
+            on_changed=self._keep,
+            clock_ns=lambda: self.now_ns,
         )
 
     async def _begin(self, start: Start) -> Outcome:
@@ -41,7 +45,10 @@ class World:
         return await asyncio.shield(self.outcome)
 
     async def _succeeded(self) -> None:
-        pass
+        self.succeeded += 1
+
+    def _keep(self) -> None:
+        self.kept.append(self.succession.start().changed_ns)
 
     def _pass_news(self) -> None:
         self.news += 1
@@ -99,6 +106,53 @@ async def test_a_model_that_serves_is_loaded_again_in_another_engine_with_all_ot
     assert [start.configured[name].versions["1"].buckets[0].batch for name in "ab"] == [4, 1]
     assert start.required == {"a", "b"}
     assert world.house.states() == [State.READY]
+
+
+async def test_what_the_next_engine_begins_with_is_dated_by_when_its_last_change_was_asked_for(world: World) -> None:
+    for now_ns, name in ((5, "c"), (6, "d")):
+        world.now_ns = now_ns
+        world.house.configured.append(model(name))
+        await world.succession.load(name)
+    world.now_ns = 7
+    await world.succession.unload("d")
+    world.now_ns = 8
+    await world.succession.reconfigure([*world.house.configured, model("e")])
+    assert (world.kept, world.starts[0].changed_ns) == ([5, 6], 7)
+
+
+async def test_a_change_in_place_dates_the_listing_once_it_is_made(world: World) -> None:
+    world.now_ns = 5
+    configured = [*world.house.configured, model("c")]
+    changing = asyncio.create_task(world.succession.reconfigure(configured))
+    await asyncio.sleep(0)
+    world.now_ns = 9
+    assert world.succession.start().changed_ns == 0
+    await changing
+    assert world.kept == [5]
+
+
+async def test_in_place_nothing_is_done_by_another_engine(world: World) -> None:
+    world.succession.always_in_place = True
+    world.house.configured = [model("a", buckets=(4,)), model("c")]
+    assert await world.succession.reconfigure(world.house.configured) == ["a loaded", "c loaded", "b unloaded"]
+    await world.succession.load("a")
+    await world.succession.unload("c")
+    assert not world.starts
+    assert {*world.succession.start().configured} == {"a", "c"}
+    assert (world.house.states("a"), world.house.states("c")) == ([State.READY], [State.UNLOADED])
+
+
+async def test_an_update_whose_caller_gives_up_goes_on_with_the_engine_that_was_begun(world: World) -> None:
+    world.outcome = asyncio.get_running_loop().create_future()
+    world.house.configured = [model("a", buckets=(4,)), model("b")]
+    caller = asyncio.create_task(world.succession.update("a"))
+    await world.begun()
+    caller.cancel()
+    await asyncio.wait([caller])
+    world.outcome.set_result(Outcome())
+    with pytest.raises(EngineLost):
+        await world.succession.load("b")
+    assert (len(world.starts), world.succeeded) == (1, 1)
 
 
 async def test_nothing_is_changed_any_more_once_another_has_taken_its_place(world: World) -> None:
