@@ -101,6 +101,7 @@ def is_cut_off(child: Child) -> int:
         child.tell_ready()
         await asyncio.sleep(0.2)
         child._channel.shutdown(socket.SHUT_RDWR)
+        child.keep(b"")
         await stopping.wait()
         return 0
 

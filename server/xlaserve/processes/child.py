@@ -71,8 +71,8 @@ class Child:
         self._metrics: Callable[[], bytes] | None = None
         self._refresh: Callable[[], Future[None]] | None = None
         self._on_outcome: Callable[[Any], object] = lambda outcome: None
-        for work in (self._hear, self._speak):
-            threading.Thread(target=work, name="supervisor", daemon=True).start()
+        self._is_listening = False
+        threading.Thread(target=self._speak, name="to supervisor", daemon=True).start()
 
     def beat(self) -> None:
         """Shows from now on that the running event loop goes on. If it stops, the supervisor kills this process."""
@@ -89,6 +89,7 @@ class Child:
         Shown so even while the event loop is busy, as over HTTP.
         """
         self._metrics, self._refresh = lambda: snapshot.encode(snapshot.take(registry)), refresh
+        self._listen()
 
     def keep(self, content: bytes) -> None:
         """Gives what the next process of this role is to begin with, where this one ends unasked."""
@@ -98,6 +99,7 @@ class Child:
         """Has another process take this one's place, which begins with `content`. `on_outcome` is called on a thread of
         its own with what came of it, as the supervisor's watcher tells it."""
         self._on_outcome = on_outcome
+        self._listen()
         self._tell(Kind.SUCCEED, content)
 
     def pass_news(self) -> None:
@@ -113,6 +115,12 @@ class Child:
             self._changed.notify_all()
         with suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self) -> None:
+        """Not before there is something to answer: a question is asked once."""
+        if not self._is_listening:
+            self._is_listening = True
+            threading.Thread(target=self._hear, name="supervisor", daemon=True).start()
 
     def _hear(self) -> None:
         reader, reason = Reader(), "it has closed the channel"

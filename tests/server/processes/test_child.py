@@ -119,6 +119,17 @@ def test_what_is_said_does_not_wait_for_metrics_that_are_read(parent: Parent) ->
     assert looks(parent.hear()) == 1
 
 
+def test_a_question_that_comes_before_there_are_metrics_is_answered_once_there_are(parent: Parent) -> None:
+    slow = Slow()
+    slow.may_go_on.set()
+    parent.channel.sendall(encode(Kind.ASK, b""))
+    parent.child.tell_ready()
+    assert parent.hear() == (Kind.READY, b"{}")
+    time.sleep(0.05)
+    parent.child.show_metrics(slow, done)
+    assert looks(parent.hear()) == 1
+
+
 def test_metrics_that_were_read_earlier_are_shown_earlier(parent: Parent) -> None:
     slow = Slow()
     parent.child.show_metrics(slow, done)
@@ -152,6 +163,7 @@ def test_a_supervisor_that_does_not_read_holds_up_nobody_and_nothing_is_lost(par
 
 def test_a_process_that_can_t_speak_with_its_supervisor_any_more_is_told_to_end(parent: Parent, kill: Mock) -> None:
     parent.channel.shutdown(socket.SHUT_RDWR)
+    parent.child.keep(b"kept")
     until(lambda: kill.called)
     parent.child.keep(b"kept")
     assert parent.child.is_cut_off
