@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.integration.conftest import NoopClient, Server, StartServer
-from tests.integration.test_engines import times_ready, until_ready
-from tests.integration.test_fronts import processes
+from tests.integration.test_engines import until_ready
+from tests.integration.test_fronts import processes, times_ready
 from tests.required import required
 
 from xlaserve.runtimes.tf.device import usable_cores

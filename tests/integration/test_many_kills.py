@@ -34,6 +34,8 @@ ENGINE_KILLS = 5
 CALLERS = 8
 REPLACED_S = 1.0
 """In which half of the fronts have to be replaced, where another one waits for that."""
+MOSTLY_REPLACED_S = 2.0
+"""In which 95 of 100 have to be, though all processes and their clients share two cores."""
 
 
 def role(server: Server, name: str, other_than: int = 0) -> psutil.Process:
@@ -112,11 +114,15 @@ def test_fronts_that_are_killed_fail_their_own_calls_and_leave_nothing_behind(st
             time.sleep(max(0.0, began + EVERY_S - time.monotonic()))
     total = sum(outcomes, Counter[Status]())
     print(f"{total.total()} calls, {dict(total)}, {at_risk} connections met a kill", end="; ")
-    print(f"a front was there again after {statistics.median(replaced_s):.2f} s, {max(replaced_s):.2f} s at most")
+    mostly_s = statistics.quantiles(replaced_s, n=20)[-1]
+    median_s = statistics.median(replaced_s)
+    print(f"a front was there again after {median_s:.2f} s, 95 of 100 after {mostly_s:.2f} s", end="")
+    print(f", all after {max(replaced_s):.2f} s")
     assert total.total() == sent.total()
     assert {*total} <= {Status.OK, Status.UNAVAILABLE}
     assert 0 < total[Status.UNAVAILABLE] <= at_risk, "each connection has one call under way"
-    assert statistics.median(replaced_s) < REPLACED_S
+    assert median_s < REPLACED_S
+    assert mostly_s < MOSTLY_REPLACED_S
     assert {client.ask(7) for client in clients} == {Status.OK}
     assert server.metric("xlaserve_in_flight_images", model="noop") == 0
     assert server.metric("xlaserve_in_flight_requests") == 0

@@ -169,9 +169,12 @@ async def test_a_process_waits_for_the_end_of_a_front_as_soon_as_one_is_ready_an
     assert tried_at[0] <= 10 + SPARE_LOOK_S
     assert waits[:3] == [0.5, 1.0, 2.0]
     assert max(waits) == LONGEST_SPARE_WAIT_S
-    world.server._launcher = cast(
-        Launcher, SimpleNamespace(prepare=lambda role: bool(tried_at.append(loop.time())) or True)
-    )
+
+    def prepare(role: Role) -> bool:
+        tried_at.append(loop.time())
+        return True
+
+    world.server._launcher = cast(Launcher, SimpleNamespace(prepare=prepare))
     await asyncio.sleep(100)
     assert tried_at[-1] - tried_at[-2] == SPARE_LOOK_S
     keeping.cancel()
