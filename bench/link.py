@@ -42,7 +42,6 @@ from xlaserve.runtimes.tf.device import cpu_name
 BATCHES: Final = (1, 2, 4, 8, 16, 32)
 AT_A_TIME: Final = (1, 8, 32, 128)
 MAX_IMAGES, MAX_BYTES = 4096, 2**31
-ARENA_BYTES: Final = 2**28
 US_PER_S: Final = 1e6
 
 
@@ -139,7 +138,7 @@ def _engine(side: int, connection: socket.socket, control: Connection) -> None:
 
 
 async def _front(side: int, at_a_time: int, seconds: float, connection: socket.socket, control: Connection) -> Run:
-    link = await connect(connection, ARENA_BYTES)
+    link = await connect(connection)
     (engine,) = link.models.values()
     before_s = _cpu_s(control)
     answered, took_s, cpu_s = await _load(engine, side, at_a_time, seconds)

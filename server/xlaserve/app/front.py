@@ -14,7 +14,7 @@ from xlaserve.access.certificates import Certificates
 from xlaserve.access.door import Door
 from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
-from xlaserve.engine.memory import usable_memory_bytes
+from xlaserve.engine.memory import resident_bytes, usable_memory_bytes
 from xlaserve.http import metrics as shown_metrics
 from xlaserve.http import routes
 from xlaserve.http.calls import CallsIn
@@ -84,6 +84,7 @@ class Front:
         refresh: Callable[[], None],
         usage: Usage | None = None,
         regions: Regions | None = None,
+        resident: Callable[[], int] = resident_bytes,
     ) -> None:
         usage = usage or Usage()
         self._regions = regions
@@ -112,7 +113,8 @@ class Front:
             settings.max_inflight_bytes,
             settings.max_message_bytes,
             settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
-            usage=usage,
+            resident,
+            usage,
         )
         self._door = Door(settings.access)
         self._certificates = _certificates(settings)

@@ -19,7 +19,7 @@ from xlaserve.app.remote_engines import RemoteEngines
 from xlaserve.app.stopping import Stopping
 from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
-from xlaserve.engine.memory import keep_freed_memory
+from xlaserve.engine.memory import keep_freed_memory, resident_bytes
 from xlaserve.link.front import RemoteModel
 from xlaserve.link.spread import Spread
 from xlaserve.model.mirror import Mirror
@@ -79,7 +79,7 @@ async def _serve(child: Child, orders: Orders) -> int:
     stopping.listen()
     stopping.listen_for_leave()
     mirror = Mirror(metrics)
-    engines = RemoteEngines(orders.engines, 2 * settings.max_queue_bytes, mirror, metrics)
+    engines = RemoteEngines(orders.engines, mirror, metrics)
     following = in_background(engines.follow(), stopping.crash)
     try:
         if not await _until(engines.known(), stopping.begun):
@@ -96,6 +96,7 @@ async def _serve(child: Child, orders: Orders) -> int:
             refresh=metrics.read_gauges,
             usage=Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1),
             regions=Regions(child.descriptors[REGIONS]),
+            resident=lambda: resident_bytes() - engines.spare_bytes,
         )
         engines.calls = front.calls
         mirror.on_change = front.health.refresh

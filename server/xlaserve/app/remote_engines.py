@@ -48,7 +48,6 @@ class RemoteEngine:
     def __init__(
         self,
         address: Path,
-        arena_bytes: int,
         *,
         on_models: Callable[[link.EngineLink | None], object],
         on_lost: Callable[[], object],
@@ -60,7 +59,6 @@ class RemoteEngine:
         """Whether it is there and has said what it has."""
         self._address = address
         self._title = address.name if " " in address.name else f"the {address.name}"
-        self._arena_bytes = arena_bytes
         self._on_models = on_models
         self._on_lost = on_lost
         self._tally = tally
@@ -110,7 +108,7 @@ class RemoteEngine:
         """Returns a new link to the engine, once there is one."""
         while True:
             try:
-                linked = await link.connect(self._address, self._arena_bytes, on_models=self._take, tally=self._tally)
+                linked = await link.connect(self._address, on_models=self._take, tally=self._tally)
             except (EngineLost, ConnectionError) as error:
                 log.debug("no link to %s: %r", self._title, error)
                 if self.link is None or self.link.is_lost:
@@ -142,7 +140,7 @@ class RemoteEngines:
     Changes are made in each of them, one after the other.
     """
 
-    def __init__(self, addresses: Sequence[Path], arena_bytes: int, directory: Mirror, metrics: Metrics) -> None:
+    def __init__(self, addresses: Sequence[Path], directory: Mirror, metrics: Metrics) -> None:
         self.directory = directory
         self._metrics = metrics
         self.calls: Calls | None = None
@@ -154,7 +152,6 @@ class RemoteEngines:
         self._engines = [
             RemoteEngine(
                 address,
-                arena_bytes,
                 on_models=partial(self._take, number),
                 on_lost=self._show,
                 tally=partial(self._own_tally, number),
@@ -192,6 +189,11 @@ class RemoteEngines:
     def lane_busy_s(self) -> float:
         """Time for which lanes were in use, all together, up to a second ago."""
         return sum(cast(float, engine.linked.about or 0.0) for engine in self._there.values())
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of memory that are shared with them and not in use: kept for the requests that come next."""
+        return sum(engine.linked.arena.spare_bytes for engine in self._there.values())
 
     async def known(self) -> None:
         """Returns once an engine has said what it is."""

@@ -68,9 +68,14 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
+def machine_memory_bytes() -> int:
+    """Returns the memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def usable_memory_bytes(memory_max: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
     """Returns the memory that the process may take: the machine's, or its container's where that is less."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = machine_memory_bytes()
     try:
         return min(machine, int(memory_max.read_text()))
     except (OSError, ValueError):  # no container, or "max"

@@ -2,6 +2,9 @@
 
 An extent is free again once no array of it is left, so that neither a request's pixels nor an answer's outputs can lie
 in memory that has been given to another. A job that is under way keeps its extent until the engine is done with it.
+
+What bounds an arena is the `Share` of each model. Together they may have all that they ever ask for: an arena has more
+addresses than the machine has memory, and takes memory only for what is used.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import math
 import mmap
 import os
 import weakref
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,6 +31,10 @@ ALIGNMENT: Final = 64
 """Of each array, as vector instructions like it."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """What is mapped stays there: reading where a file was cut off would kill the engine."""
+TRIM_BYTES: Final = 2 * 2**20
+"""What is given back to the system at a time, in some milliseconds."""
+_BLOCK_BYTES: Final = 512
+"""Of `st_blocks`."""
 
 Memory = NDArray[np.uint8]
 """Bytes, `[n]`."""
@@ -41,29 +49,48 @@ class Extent(NamedTuple):
     memory: Memory
 
 
-class _Taken(weakref.ref[Memory]):
-    """Tells where an extent lay once its memory is no longer referenced."""
+@dataclass(eq=False)
+class Share:
+    """What one model may have of an arena at a time. Others have theirs, so nobody can take it away."""
 
-    __slots__ = ("offset", "size_bytes")
+    model: str
+    max_bytes: int
+    used_bytes: int = 0
+
+
+class _Taken(weakref.ref[Memory]):
+    """Tells where an extent lay, and whose it was, once its memory is no longer referenced."""
+
+    __slots__ = ("offset", "share", "size_bytes")
     offset: int
     size_bytes: int
+    share: Share | None
 
 
 class Arena:
-    """`size_bytes` of shared memory, in extents of whole pages. `take` is for one thread; extents may end on any."""
+    """`size_bytes` of shared memory, in extents of whole pages. `take` is for one thread; extents may end on any.
+
+    The size is that of the addresses. The system gives memory to what is written to, and gets it back by `trim`.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = aligned(size_bytes, PAGE_BYTES)
         self.file = os.memfd_create("xlaserve-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        """What the engine is given; `close` closes it."""
+        """What the engine is given."""
+        self._close = weakref.finalize(self, os.close, self.file)
         os.ftruncate(self.file, self.size_bytes)
         fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
-        self._map: mmap.mmap | bytes = _mapped(self.file, self.size_bytes)
-        self._free = [(0, self.size_bytes)]
-        """Offsets and bytes, by offset; no two adjoin."""
+        self._map: mmap.mmap | None = mmap.mmap(self.file, self.size_bytes)
+        self._by_size: list[tuple[int, int]] = []
+        """Bytes and offsets of what is free, the smallest first; no two adjoin."""
+        self._free: dict[int, int] = {}
+        """The same: bytes by offset."""
+        self._ends: dict[int, int] = {}
+        """The same: offsets by the offset where each ends."""
+        self._put(0, self.size_bytes)
         self._taken: dict[int, _Taken] = {}
         self._ended: deque[weakref.ref[Memory]] = deque()
-        self._used_bytes = 0
+        self._used_bytes = self._most_used_bytes = self._top = 0
 
     @property
     def used_bytes(self) -> int:
@@ -71,35 +98,76 @@ class Arena:
         self._reclaim()
         return self._used_bytes
 
-    def take(self, size_bytes: int) -> Extent:
-        """Returns an extent, with any content: the first that fits. Raises QueueFull, or InvalidArgument for more than
-        there is."""
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that the arena takes, in use or not."""
+        return 0 if self._map is None else os.fstat(self.file).st_blocks * _BLOCK_BYTES
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of that which are not in use: kept for what comes next."""
+        return max(0, self.resident_bytes - self.used_bytes)
+
+    def take(self, size_bytes: int, share: Share | None = None) -> Extent:
+        """Returns an extent, with any content: the smallest that fits, so that large ones stay whole. It counts to the
+        share until it ends. Raises QueueFull, or InvalidArgument for more than there ever is."""
         self._reclaim()
         wanted = aligned(size_bytes, PAGE_BYTES)
-        index = next((index for index, (_, free_bytes) in enumerate(self._free) if free_bytes >= wanted), None)
-        if index is None:
-            if wanted > self.size_bytes:
-                raise InvalidArgument("images", f"at most {self.size_bytes} bytes with their outputs", size_bytes)
+        max_bytes = self.size_bytes if share is None else min(share.max_bytes, self.size_bytes)
+        if wanted > max_bytes:
+            raise InvalidArgument("images", f"at most {max_bytes} bytes with their outputs", size_bytes)
+        if share is not None and share.used_bytes + wanted > share.max_bytes:
+            raise QueueFull(
+                f"model {share.model}: {size_bytes} more bytes exceed the {share.max_bytes} for its images and outputs,"
+                f" of which {share.used_bytes} are in use"
+            )
+        index = bisect_left(self._by_size, (wanted, 0))
+        if index == len(self._by_size):
             raise QueueFull(f"{size_bytes} more bytes exceed what is left of {self.size_bytes} for images and outputs")
-        offset, free_bytes = self._free[index]
-        if free_bytes == wanted:
-            del self._free[index]
-        else:
-            self._free[index] = offset + wanted, free_bytes - wanted
+        assert self._map is not None
+        free_bytes, offset = self._by_size.pop(index)
+        del self._free[offset], self._ends[offset + free_bytes]
+        if free_bytes > wanted:
+            self._put(offset + wanted, free_bytes - wanted)
         memory: Memory = np.frombuffer(self._map, np.uint8, size_bytes, offset)
         taken = self._taken[offset] = _Taken(memory, self._ended.append)
-        taken.offset, taken.size_bytes = offset, wanted
+        taken.offset, taken.size_bytes, taken.share = offset, wanted, share
+        if share is not None:
+            share.used_bytes += wanted
         self._used_bytes += wanted
+        self._most_used_bytes = max(self._most_used_bytes, self._used_bytes)
+        self._top = max(self._top, offset + wanted)
         return Extent(offset, memory)
 
-    def close(self) -> None:
-        """Closes the file. The memory itself lives on."""
-        os.close(self.file)
+    def most_used_bytes(self) -> int:
+        """Returns the most bytes that were in use at a time since the last call."""
+        most, self._most_used_bytes = self._most_used_bytes, self.used_bytes
+        return most
+
+    def trim(self, kept_bytes: int) -> Iterator[None]:
+        """Gives free memory back to the system until no more than `kept_bytes` are taken: some with each step, the
+        highest first. What is in use is not touched."""
+        below = self._top
+        while self._map is not None and self.resident_bytes > kept_bytes:
+            self._reclaim()
+            start = max((offset for offset in self._free if offset < below), default=None)
+            if start is None:
+                self._top = max((taken.offset + taken.size_bytes for taken in self._taken.values()), default=0)
+                return
+            stop = min(start + self._free[start], below)
+            below = max(start, stop - TRIM_BYTES)
+            try:
+                self._map.madvise(mmap.MADV_REMOVE, below, stop - below)
+            except OSError:  # locked into memory, say
+                return
+            yield
 
     def end(self) -> None:
         """Has no more memory to give: all of it is freed with the last array of it."""
-        self._map = b""
-        self._free.clear()
+        self._map = None
+        self._close()
+        for each in (self._by_size, self._free, self._ends):
+            each.clear()
 
     def _reclaim(self) -> None:
         while self._ended:
@@ -107,17 +175,30 @@ class Arena:
             assert isinstance(taken, _Taken)
             del self._taken[taken.offset]
             self._used_bytes -= taken.size_bytes
-            self._give_back(taken.offset, taken.size_bytes)
+            if taken.share is not None:
+                taken.share.used_bytes -= taken.size_bytes
+            if self._map is not None:
+                self._give_back(taken.offset, taken.size_bytes)
 
     def _give_back(self, offset: int, size_bytes: int) -> None:
-        free = self._free
-        after = bisect_left(free, (offset, 0))
-        if after < len(free) and free[after][0] == offset + size_bytes:
-            size_bytes += free.pop(after)[1]
-        if after and sum(free[after - 1]) == offset:
-            free[after - 1] = free[after - 1][0], free[after - 1][1] + size_bytes
-        else:
-            free.insert(after, (offset, size_bytes))
+        if offset + size_bytes in self._free:
+            size_bytes += self._remove(offset + size_bytes)
+        if (before := self._ends.get(offset)) is not None:
+            size_bytes += self._remove(before)
+            offset = before
+        self._put(offset, size_bytes)
+
+    def _put(self, offset: int, size_bytes: int) -> None:
+        insort(self._by_size, (size_bytes, offset))
+        self._free[offset] = size_bytes
+        self._ends[offset + size_bytes] = offset
+
+    def _remove(self, offset: int) -> int:
+        """Takes what is free at an offset out, and returns its bytes."""
+        size_bytes = self._free.pop(offset)
+        del self._ends[offset + size_bytes]
+        del self._by_size[bisect_left(self._by_size, (size_bytes, offset))]
+        return size_bytes
 
 
 class ArenaView:
@@ -126,7 +207,7 @@ class ArenaView:
     def __init__(self, file: int, size_bytes: int) -> None:
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(file).st_size != size_bytes:
             raise ValueError(f"expected a sealed file of {size_bytes} bytes")
-        self._map: mmap.mmap | bytes = _mapped(file, size_bytes)
+        self._map: mmap.mmap | bytes = mmap.mmap(file, size_bytes)
         self._size_bytes = size_bytes
 
     def memory(self, offset: int, size_bytes: int) -> Memory:
@@ -157,10 +238,3 @@ def outputs_in(memory: Memory, start: int, images: int, layout: Layout) -> Outpu
         outputs.append(np.ndarray((images, *shape), dtype, memory, start))
         start = stop
     return tuple(outputs)
-
-
-def _mapped(file: int, size_bytes: int) -> mmap.mmap:
-    mapped = mmap.mmap(file, size_bytes)
-    with suppress(OSError):  # a kernel without huge pages
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    return mapped

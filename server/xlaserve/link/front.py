@@ -23,9 +23,10 @@ from xlaserve.engine.batching.live import Live
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result, Shape
 from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.buckets.demand import Resolution
+from xlaserve.engine.memory import machine_memory_bytes
 from xlaserve.engine.program import Images
 from xlaserve.errors import DeadlineUnreachable, EngineLost, InvalidArgument, QueueFull
-from xlaserve.link.arena import Arena, Extent, Layout, aligned, outputs_in
+from xlaserve.link.arena import Arena, Extent, Layout, Share, aligned, outputs_in
 from xlaserve.link.channel import Channel
 from xlaserve.link.openings import Openings
 from xlaserve.link.records import (
@@ -60,7 +61,17 @@ from xlaserve.trace_context import TraceContext
 
 log = logging.getLogger(__name__)
 
-MAX_JOBS: Final = 4096
+MAX_JOBS: Final = 2**16
+"""More than all models together have under way: what a model takes in bounds its own."""
+ARENA_SHARE: Final = 4
+"""How many times the machine's memory an arena has as addresses: all models find theirs, whatever gaps there are."""
+MIN_ARENA_BYTES: Final = 2**36
+TRIM_S: Final = 30.0
+"""How long an arena keeps memory that it has not needed, for the next burst: new memory takes longer than a request."""
+TRIM_STEP_S: Final = 0.02
+KEPT_BYTES: Final = 32 * 2**20
+SLACK: Final = 1.25
+"""An arena may take so many times what it needed, as extents of different sizes leave gaps."""
 MAX_INLINE_BYTES: Final = 2**20
 """Pixels and outputs up to this size are copied on the event loop, in some 100 microseconds; others on a thread."""
 MAX_HELD_S: Final = 1e-3
@@ -90,12 +101,12 @@ class EngineLink:
 
     def __init__(
         self,
-        arena_bytes: int,
+        arena_bytes: int | None,
         max_jobs: int,
         on_models: Callable[[EngineLink], object],
         tally: Callable[[], object],
     ) -> None:
-        self.arena = Arena(arena_bytes)
+        self.arena = Arena(arena_bytes or max(MIN_ARENA_BYTES, ARENA_SHARE * machine_memory_bytes()))
         self.max_jobs = max_jobs
         self.epoch = 0
         self.details: object = None
@@ -119,6 +130,7 @@ class EngineLink:
         self._moved = asyncio.Event()
         """Set once this front has linked to that, or the link has ended."""
         self.channel = Channel(Reader.from_engine(), self._receive, self._end, MAX_HELD_S)
+        self._trimming: asyncio.Task[None] | None = None
 
     @property
     def models(self) -> Mapping[int, RemoteModel]:
@@ -221,6 +233,14 @@ class EngineLink:
         else:  # the thread's own references keep the memory if this is cancelled
             await self._loop.run_in_executor(self._copying, np.copyto, buffer, pixels)
 
+    async def _trim(self) -> None:
+        """Gives memory of the arena that was not needed lately back to the system, now and then, little at a time."""
+        while True:
+            await asyncio.sleep(TRIM_S)
+            kept_bytes = max(KEPT_BYTES, int(SLACK * self.arena.most_used_bytes()))
+            for _ in self.arena.trim(kept_bytes):
+                await asyncio.sleep(TRIM_STEP_S)
+
     def _receive(self, record: Record) -> None:  # noqa: PLR0912 - one for each kind
         match record:
             case Settled():
@@ -286,6 +306,7 @@ class EngineLink:
                 known.update(model_snapshot)
         self.epoch, self.details = snapshot.epoch, snapshot.details
         self._published.set()
+        self._trimming = self._trimming or self._loop.create_task(self._trim(), name="trim")
         self._on_models(self)
 
     def _end(self, reason: str) -> None:
@@ -300,6 +321,8 @@ class EngineLink:
                 job.settled.set_exception(_engine_lost())
         if jobs:
             log.warning("the link to the engine ended with %d jobs under way: %s", len(jobs), reason)
+        if self._trimming is not None:
+            self._trimming.cancel()
         self._copying.shutdown(wait=False)
         self.arena.end()  # not with this link, which refers to itself and may live for long
         for event in (self._lost, self._published, self._superseded, self._moved):
@@ -317,6 +340,8 @@ class RemoteModel:
         self.submitted_images = 0
         """Images that the engine has."""
         self.submitted_bytes = 0
+        self.share = Share(snapshot.title, 0)
+        """Of the arena."""
         self._link = link
         self._clock = time.perf_counter
         self._outstanding_s = 0.0
@@ -333,6 +358,7 @@ class RemoteModel:
         self.snapshot = snapshot
         self.admission.max_images, self.admission.max_bytes = snapshot.max_images, snapshot.max_bytes
         self.admission.is_closed = not snapshot.is_open
+        self.share.max_bytes = snapshot.share_bytes
 
     def close(self) -> None:
         """Takes no more: the engine no longer has it."""
@@ -499,7 +525,7 @@ class RemoteRequest:
         except KeyError:
             sizes = " or ".join(f"[n, {height}, {width}, 3]" for height, width in self._model.snapshot.output_bytes)
             raise InvalidArgument("pixels", f"shape {sizes}", list(shape)) from None
-        extent = self._link.arena.take(aligned(size_bytes) + room_bytes)
+        extent = self._link.arena.take(aligned(size_bytes) + room_bytes, self._model.share)
         pixels = extent.memory[:size_bytes].reshape(shape)
         self._buffers.append((pixels, extent))
         return pixels
@@ -544,8 +570,8 @@ class RemoteRequest:
 
 async def connect(
     address: Path | socket.socket,
-    arena_bytes: int,
     *,
+    arena_bytes: int | None = None,
     max_jobs: int = MAX_JOBS,
     on_models: Callable[[EngineLink], object] = lambda link: None,
     tally: Callable[[], object] = dict,
@@ -554,8 +580,8 @@ async def connect(
 
     Returns once the engine has said what models it has; `on_models` is called then and whenever that changes.
     `tally` returns, in plain data of JSON, what this front has counted, whenever the engine asks for it.
-    `arena_bytes` are for the pixels and outputs of what this front has under way. Raises EngineLost, and OSError where
-    nobody listens.
+    `arena_bytes` bound the pixels and outputs that this front has there for all models; by default there are addresses
+    enough. Raises EngineLost, and OSError where nobody listens.
     """
     if time.get_clock_info("perf_counter").implementation != MONOTONIC:
         raise RuntimeError("fronts and engines need a clock that is the same in all processes, as Linux has it")
@@ -573,10 +599,9 @@ async def connect(
         socket.send_fds(connection, [pack_hello(link.arena.size_bytes, max_jobs)], [link.arena.file])
         await loop.connect_accepted_socket(lambda: link.channel, connection)
     except BaseException:
+        link.arena.end()
         connection.close()
         raise
-    finally:
-        link.arena.close()
     try:
         async with asyncio.timeout(GREETING_S):
             await link.published()

@@ -59,7 +59,7 @@ from xlaserve.link.records import (
     unpack_hello,
     unpack_trace,
 )
-from xlaserve.link.snapshot import ModelSnapshot, Snapshot
+from xlaserve.link.snapshot import CHANNELS, ModelSnapshot, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,6 @@ MAX_INLINE_BYTES: Final = 2**20
 ACCEPT_RETRY_S: Final = 0.1
 CLOSING_S: Final = 1.0
 """How long a front may take to read its last answers."""
-CHANNELS: Final = 3
 MAX_QUESTIONS: Final = 64
 """Of a front, under way at a time."""
 COUNT_S: Final = 0.25

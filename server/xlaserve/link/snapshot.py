@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from xlaserve.engine.batching.queue import Shape
 from xlaserve.engine.batching.unmatched import Unmatched
 from xlaserve.engine.buckets.demand import Resolution
-from xlaserve.link.arena import ALIGNMENT, aligned
+from xlaserve.link.arena import ALIGNMENT, PAGE_BYTES, aligned
+
+CHANNELS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,20 @@ class ModelSnapshot:
     def room_bytes(self, height: int, width: int, images: int) -> int:
         """Returns the bytes that the outputs of images of this size may take. Raises KeyError for an unknown size."""
         return sum(aligned(images * row_bytes) for row_bytes in self.output_bytes[height, width]) + ALIGNMENT
+
+    @property
+    def share_bytes(self) -> int:
+        """The most that it may have of a front's arena.
+
+        Half of it is what all the requests hold that it takes in at a time, with room for their outputs, in whole
+        pages. So a request that is taken in finds memory. As much again is for what outlives its request: answers that
+        are written, and batches that run although their clients have hung up.
+        """
+        rows = {size: sum(row_bytes) for size, row_bytes in self.output_bytes.items()}
+        of_images = self.max_images * max(rows.values(), default=0)
+        of_bytes = self.max_bytes * max((row / (CHANNELS * math.prod(size)) for size, row in rows.items()), default=0)
+        rounding_bytes = PAGE_BYTES + (max(map(len, self.output_bytes.values()), default=0) + 2) * ALIGNMENT
+        return 2 * (self.max_bytes + math.ceil(min(of_images, of_bytes)) + self.max_images * rounding_bytes)
 
 
 class Snapshot(NamedTuple):

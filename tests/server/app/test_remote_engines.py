@@ -63,7 +63,7 @@ async def test_an_engine_that_ends_once_it_has_said_what_it_has_is_lost(monkeypa
     monkeypatch.setattr(link, "connect", connect)
     monkeypatch.setattr(remote_engines, "RETRY_S", 1000)
     shown = Shown()
-    following = asyncio.create_task(RemoteEngines([Path("engine")], 1, cast(Mirror, shown), Metrics()).follow())
+    following = asyncio.create_task(RemoteEngines([Path("engine")], cast(Mirror, shown), Metrics()).follow())
     while "lose" not in shown.told:
         await shown.next()
     assert shown.told == ["take", "lose"]
@@ -84,7 +84,7 @@ async def test_it_is_said_why_an_engine_can_t_be_reached(
         await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", wait)
-    engine = RemoteEngines([tmp_path / "gone" / "engine"], 4096, Mirror(Metrics()), Metrics())
+    engine = RemoteEngines([tmp_path / "gone" / "engine"], Mirror(Metrics()), Metrics())
     with caplog.at_level(logging.WARNING):
         following = asyncio.create_task(engine.follow())
         await waited.wait()
@@ -106,7 +106,7 @@ async def test_an_engine_that_takes_long_to_start_is_no_reason_to_warn(
     monkeypatch.setattr(link, "connect", connect)
     monkeypatch.setattr(remote_engines, "RETRY_S", 0)
     with caplog.at_level(logging.INFO):
-        following = asyncio.create_task(RemoteEngines([Path("engine")], 1, Mirror(Metrics()), Metrics()).follow())
+        following = asyncio.create_task(RemoteEngines([Path("engine")], Mirror(Metrics()), Metrics()).follow())
         for _ in range(2):
             await tried.get()
         following.cancel()
@@ -136,7 +136,7 @@ class Link:
 
 
 def linked(*links: Link | None) -> RemoteEngines:
-    engines = RemoteEngines([Path(str(number)) for number, _ in enumerate(links)], 4096, Mirror(Metrics()), Metrics())
+    engines = RemoteEngines([Path(str(number)) for number, _ in enumerate(links)], Mirror(Metrics()), Metrics())
     for engine, one in zip(engines._engines, links, strict=True):
         engine.link = cast(Any, one)
     return engines

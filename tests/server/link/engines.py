@@ -20,8 +20,6 @@ from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.link.front import EngineLink, RemoteModel, connect
 from xlaserve.link.spread import Spread
 
-ARENA_BYTES = 64 * 2**20
-
 
 class Engines(Protocol):
     """The models of `models.py`, wherever they run."""
@@ -131,8 +129,8 @@ class EnginesElsewhere:
         """Whether requests are spread, over one engine."""
 
     @classmethod
-    async def connect(cls, process: EngineProcess, arena_bytes: int = ARENA_BYTES, **options: Any) -> Self:
-        return cls(process, await connect(process.path, arena_bytes, **options))
+    async def connect(cls, process: EngineProcess, **options: Any) -> Self:
+        return cls(process, await connect(process.path, **options))
 
     def model(self, name: str) -> RemoteModel:
         return model_of(self.link, name)

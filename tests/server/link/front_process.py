@@ -29,7 +29,7 @@ def flood(link: EngineLink, name: str, count: int) -> list[asyncio.Task[Result]]
 
 
 async def main(path: Path, model: str) -> None:
-    link = await connect(path, 2**26)
+    link = await connect(path)
     print("connected", flush=True)
     while not link.is_lost:
         await asyncio.wait(flood(link, model, 200))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidArgument, QueueFull
-from xlaserve.link.arena import PAGE_BYTES, Arena, ArenaView, Extent, outputs_in
+from xlaserve.link.arena import PAGE_BYTES, TRIM_BYTES, Arena, ArenaView, Extent, Share, outputs_in
 
 
 def test_extents_do_not_overlap_and_all_come_back() -> None:
@@ -54,7 +54,6 @@ def test_what_an_arena_could_never_hold_is_an_invalid_argument() -> None:
 def test_both_ends_see_the_same_bytes() -> None:
     arena = Arena(2 * PAGE_BYTES)
     view = ArenaView(arena.file, arena.size_bytes)
-    arena.close()
     first, extent = arena.take(1), arena.take(10)
     extent.memory[:] = 7
     seen = view.memory(extent.offset, 10)
@@ -62,15 +61,16 @@ def test_both_ends_see_the_same_bytes() -> None:
     seen[:] = 8
     assert (extent.memory == 8).all()
     assert len(first.memory) == 1
+    arena.end()
 
 
 @pytest.mark.parametrize(("offset", "size_bytes"), [(0, 0), (1, 1), (0, 8193), (8192, 1), (2**63, 1), (4096, 2**63)])
 def test_nothing_outside_an_arena_is_seen(offset: int, size_bytes: int) -> None:
     arena = Arena(2 * PAGE_BYTES)
     view = ArenaView(arena.file, arena.size_bytes)
-    arena.close()
     with pytest.raises(ValueError, match="no extent of"):
         view.memory(offset, size_bytes)
+    arena.end()
 
 
 def test_a_file_that_could_be_cut_off_is_refused() -> None:
@@ -84,7 +84,7 @@ def test_a_file_that_could_be_cut_off_is_refused() -> None:
         ArenaView(arena.file, 2 * PAGE_BYTES)
     with pytest.raises(PermissionError):
         os.ftruncate(arena.file, 0)
-    arena.close()
+    arena.end()
 
 
 def test_outputs_lie_one_behind_the_other_aligned() -> None:
@@ -98,3 +98,62 @@ def test_outputs_lie_one_behind_the_other_aligned() -> None:
         outputs_in(memory, 1000, 0, layout)
     with pytest.raises(ValueError, match="in an extent of 1000"):
         outputs_in(memory, 0, 100, layout)
+
+
+def test_a_share_bounds_what_one_has_and_leaves_the_others_alone() -> None:
+    arena = Arena(100 * PAGE_BYTES)
+    share, other = Share("a", 10 * PAGE_BYTES), Share("b", 95 * PAGE_BYTES)
+    extents = [arena.take(PAGE_BYTES + 1, share) for _ in range(5)]
+    with pytest.raises(
+        QueueFull, match="model a: 1 more bytes exceed the 40960 for its images and outputs, of which 40960"
+    ):
+        arena.take(1, share)
+    with pytest.raises(InvalidArgument, match="images: expected at most 40960 bytes with their outputs, got 40961"):
+        arena.take(10 * PAGE_BYTES + 1, share)
+    assert len(arena.take(90 * PAGE_BYTES, other).memory)
+    extents.pop()
+    assert len(arena.take(2 * PAGE_BYTES, share).memory), "its whole pages came back"
+    extents.clear()
+    assert (arena.used_bytes, share.used_bytes, other.used_bytes) == (0, 0, 0)
+
+
+def test_the_smallest_gap_that_fits_is_taken() -> None:
+    arena = Arena(100 * PAGE_BYTES)
+    held = [arena.take(pages * PAGE_BYTES) for pages in (5, 1, 2, 1, 3, 1)]
+    gaps = {pages: held[index].offset for index, pages in enumerate((5, 1, 2, 1, 3, 1)) if pages > 1}
+    for index in (0, 2, 4):
+        held[index] = held[1]
+    assert arena.take(3 * PAGE_BYTES).offset == gaps[3]
+    assert arena.take(2 * PAGE_BYTES).offset == gaps[2]
+    assert arena.take(4 * PAGE_BYTES).offset == gaps[5]
+
+
+def test_memory_goes_back_to_the_system_and_none_that_is_in_use() -> None:
+    arena = Arena(2**36)
+    view = ArenaView(arena.file, arena.size_bytes)
+    kept, burst = [], []
+    for number in range(6):
+        burst.append(arena.take(3 * TRIM_BYTES // 2))
+        kept.append(arena.take(PAGE_BYTES))
+        burst[-1].memory[:] = 1
+        kept[-1].memory[:] = number
+        view.memory(kept[-1].offset, PAGE_BYTES).sum()
+    most = 9 * TRIM_BYTES + 6 * PAGE_BYTES
+    assert arena.resident_bytes == most
+    assert arena.most_used_bytes() == most
+    assert not any(True for _ in arena.trim(0)), "all is in use"
+    burst.clear()
+    assert arena.most_used_bytes() == most, "it was, since the last call"
+    assert arena.resident_bytes == most, "nothing goes back by itself"
+    assert len([*arena.trim(most // 2)]) < 9
+    assert most // 2 - TRIM_BYTES <= arena.resident_bytes <= most // 2
+    for step, _ in enumerate(arena.trim(0)):
+        if step == 0:
+            again = arena.take(TRIM_BYTES)  # while it gives back
+            again.memory[:] = 77
+    assert arena.resident_bytes == 6 * PAGE_BYTES + TRIM_BYTES
+    assert (again.memory == 77).all()
+    for number, extent in enumerate(kept):
+        assert (extent.memory == number).all()
+        assert (view.memory(extent.offset, PAGE_BYTES) == number).all()
+    assert arena.most_used_bytes() == 6 * PAGE_BYTES + TRIM_BYTES

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes import outputs_of
-from tests.server.link.engines import ARENA_BYTES, EngineProcess, EnginesElsewhere, until, until_nothing_is_held
+from tests.server.link.engines import EngineProcess, EnginesElsewhere, until, until_nothing_is_held
 from tests.server.link.front_process import ask, flood
 from tests.server.link.models import OTHER, PATIENCE_S, SMALL, pictures
 
@@ -146,6 +146,20 @@ async def test_a_full_arena_refuses_at_once_and_serves_on(process: EngineProcess
     await engines.stop()
 
 
+async def test_answers_that_are_kept_count_to_their_own_model_alone(process: EngineProcess) -> None:
+    engines = await EnginesElsewhere.connect(process)
+    engines.model("numbers").share.max_bytes = 3 * 4096
+    kept = [await ask(engines.link, "numbers", number) for number in range(3)]
+    with pytest.raises(
+        QueueFull, match=r"model numbers: .* 12288 for its images and outputs, of which 12288 are in use"
+    ):
+        await ask(engines.link, "numbers", 4)
+    assert outputs_of(await ask(engines.link, "slow", 5))[0] == [5]
+    kept.pop()
+    assert outputs_of(await ask(engines.link, "numbers", 6))[0] == [6]
+    await engines.stop()
+
+
 def start_front(path: Path, model: str) -> subprocess.Popen[bytes]:
     """Starts a process that floods a model."""
     arguments = [sys.executable, "-m", "tests.server.link.front_process", str(path), model]
@@ -188,19 +202,19 @@ class RawFront:
     """A front that sends what a test likes."""
 
     def __init__(self, path: Path, greeting: bytes | None = None, max_jobs: int = 100) -> None:
-        self.arena = Arena(2**20)
+        arena, self.used_bytes = Arena(2**20), 0
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(PATIENCE_S)
         self.socket.connect(str(path))
-        greeting = pack_hello(self.arena.size_bytes, max_jobs) if greeting is None else greeting
-        socket.send_fds(self.socket, [greeting], [self.arena.file])
-        self.arena.close()
+        greeting = pack_hello(arena.size_bytes, max_jobs) if greeting is None else greeting
+        socket.send_fds(self.socket, [greeting], [arena.file])
+        arena.end()
 
     def submit(self, job: int, model: int) -> Submit:
-        extent = self.arena.take(4096)
+        offset, self.used_bytes = self.used_bytes, self.used_bytes + 4096
         height, width = SMALL
         trace = pack_trace(None)
-        return Submit(job, extent.offset, 4096, FAR, model, 1, height, width, MODES.index(Mode.XLA), 2, False, *trace)
+        return Submit(job, offset, 4096, FAR, model, 1, height, width, MODES.index(Mode.XLA), 2, False, *trace)
 
     async def is_hung_up_on(self) -> bool:
         def read() -> bool:
@@ -306,8 +320,8 @@ def test_only_the_same_user_may_be_a_front(tmp_path: Path) -> None:
 
 async def test_a_front_without_an_engine_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await connect(tmp_path / "nobody", ARENA_BYTES)
+        await connect(tmp_path / "nobody")
     here, there = socket.socketpair()
     there.close()
     with pytest.raises((EngineLost, BrokenPipeError)):
-        await connect(here, ARENA_BYTES)
+        await connect(here)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.link.engines import ARENA_BYTES
 
 from xlaserve.errors import QueueFull
 from xlaserve.link.arena import Arena
@@ -34,7 +33,7 @@ async def test_a_front_is_taken_in_although_an_earlier_one_could_not_be(
     monkeypatch.setattr(loop, "sock_accept", accept_later)
     host = Host()
     host.listen(bound(tmp_path / "engine"))
-    linked = await connect(tmp_path / "engine", ARENA_BYTES)
+    linked = await connect(tmp_path / "engine")
     assert host.fronts == 1
     assert "Too many open files" in caplog.text
     linked.close()
@@ -62,9 +61,9 @@ async def test_memory_is_freed_with_a_link_and_not_by_the_garbage_collector(tmp_
     before = arenas()
     host = Host()
     host.listen(bound(tmp_path / "engine"))
-    linked = await connect(tmp_path / "engine", ARENA_BYTES)
+    linked = await connect(tmp_path / "engine")
     pixels = linked.arena.take(4096).memory
-    assert arenas() == before + 2
+    assert arenas() == before + 3, "the file, and it mapped at both ends"
     linked.close()
     await linked.lost()
     await host.close()
@@ -75,8 +74,7 @@ async def test_memory_is_freed_with_a_link_and_not_by_the_garbage_collector(tmp_
 
 def test_an_arena_that_has_ended_gives_nothing(no_collector: None) -> None:
     before = arenas()
-    arena = Arena(ARENA_BYTES)
-    arena.close()
+    arena = Arena(2**20)
     arena.end()
     with pytest.raises(QueueFull):
         arena.take(1)
@@ -86,13 +84,13 @@ def test_an_arena_that_has_ended_gives_nothing(no_collector: None) -> None:
 async def test_fronts_move_to_the_engine_that_takes_the_place_of_theirs(tmp_path: Path) -> None:
     host = Host()
     host.listen(bound(tmp_path / "engine"))
-    fronts = [await connect(tmp_path / "engine", ARENA_BYTES) for _ in range(3)]
+    fronts = [await connect(tmp_path / "engine") for _ in range(3)]
     succeeding = asyncio.create_task(host.succeed())
     for linked in fronts:
         assert await linked.superseded()
         assert linked.is_superseded
     with pytest.raises(OSError, match=r".*"):
-        await connect(tmp_path / "engine", ARENA_BYTES)
+        await connect(tmp_path / "engine")
     fronts[0].move()
     fronts[1].move()
     assert not succeeding.done()

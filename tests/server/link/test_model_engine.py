@@ -8,6 +8,8 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -280,6 +282,29 @@ async def test_a_queue_is_bounded_in_bytes(engines: Engines) -> None:
         pytest.raises(QueueFull, match=f"2 more bytes exceed max_queue_bytes {MAX_BYTES}"),
     ):
         engines.engine("numbers").admit(1, 2)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+async def test_models_that_hold_all_that_they_may_leave_the_others_theirs(
+    engines: Engines, size: tuple[int, int]
+) -> None:
+    """However many images that is, and whatever room their outputs take, those of class maps above all."""
+    with ExitStack() as held:
+        for name in ("gated", "maps", "nan", "slow"):
+            for images in (1, 2, 3, 50) * 1000:
+                shape = (images, *size, 3)
+                try:
+                    admitted = held.enter_context(engines.engine(name).admit(images, math.prod(shape)))
+                except QueueFull as full:
+                    assert "exceed max_queue" in str(full)
+                    break
+                held.push(partial(_drop, [admitted.buffer(shape)]))
+        wanted = [*range(50)]
+        assert await numbers(ask(engines, "numbers", *wanted, size=size, in_place=True)) == wanted
+
+
+def _drop(held: list[Images], *_: object) -> None:
+    held.clear()
 
 
 async def test_what_could_never_be_taken_is_an_invalid_argument(engines: Engines) -> None:
