@@ -17,6 +17,7 @@ import weakref
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -32,7 +33,7 @@ ALIGNMENT: Final = 64
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """What is mapped stays there: reading where a file was cut off would kill the engine."""
 TRIM_BYTES: Final = 2 * 2**20
-"""What is given back to the system at a time, in some milliseconds."""
+"""What is given back to the system at a time, in some milliseconds: a huge page where there are any."""
 _BLOCK_BYTES: Final = 512
 """Of `st_blocks`."""
 
@@ -80,7 +81,7 @@ class Arena:
         self._close = weakref.finalize(self, os.close, self.file)
         os.ftruncate(self.file, self.size_bytes)
         fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
-        self._map: mmap.mmap | None = mmap.mmap(self.file, self.size_bytes)
+        self._map: mmap.mmap | None = _mapped(self.file, self.size_bytes)
         self._by_size: list[tuple[int, int]] = []
         """Bytes and offsets of what is free, the smallest first; no two adjoin."""
         self._free: dict[int, int] = {}
@@ -155,7 +156,7 @@ class Arena:
                 self._top = max((taken.offset + taken.size_bytes for taken in self._taken.values()), default=0)
                 return
             stop = min(start + self._free[start], below)
-            below = max(start, stop - TRIM_BYTES)
+            below = max(start, (stop - 1) // TRIM_BYTES * TRIM_BYTES)
             try:
                 self._map.madvise(mmap.MADV_REMOVE, below, stop - below)
             except OSError:  # locked into memory, say
@@ -207,7 +208,7 @@ class ArenaView:
     def __init__(self, file: int, size_bytes: int) -> None:
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(file).st_size != size_bytes:
             raise ValueError(f"expected a sealed file of {size_bytes} bytes")
-        self._map: mmap.mmap | bytes = mmap.mmap(file, size_bytes)
+        self._map: mmap.mmap | bytes = _mapped(file, size_bytes)
         self._size_bytes = size_bytes
 
     def memory(self, offset: int, size_bytes: int) -> Memory:
@@ -238,3 +239,10 @@ def outputs_in(memory: Memory, start: int, images: int, layout: Layout) -> Outpu
         outputs.append(np.ndarray((images, *shape), dtype, memory, start))
         start = stop
     return tuple(outputs)
+
+
+def _mapped(file: int, size_bytes: int) -> mmap.mmap:
+    mapped = mmap.mmap(file, size_bytes)
+    with suppress(OSError):  # a kernel without huge pages
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped

@@ -139,19 +139,22 @@ def test_memory_goes_back_to_the_system_and_none_that_is_in_use() -> None:
         kept[-1].memory[:] = number
         view.memory(kept[-1].offset, PAGE_BYTES).sum()
     most = 9 * TRIM_BYTES + 6 * PAGE_BYTES
-    assert arena.resident_bytes == most
+    assert most <= arena.resident_bytes <= most + TRIM_BYTES, "where there are huge pages, the last may be one"
     assert arena.most_used_bytes() == most
     assert not any(True for _ in arena.trim(0)), "all is in use"
     burst.clear()
     assert arena.most_used_bytes() == most, "it was, since the last call"
-    assert arena.resident_bytes == most, "nothing goes back by itself"
-    assert len([*arena.trim(most // 2)]) < 9
+    assert most <= arena.resident_bytes, "nothing goes back by itself"
+    before_bytes = arena.resident_bytes
+    for _ in arena.trim(most // 2):
+        assert before_bytes - TRIM_BYTES <= arena.resident_bytes <= before_bytes
+        before_bytes = arena.resident_bytes
     assert most // 2 - TRIM_BYTES <= arena.resident_bytes <= most // 2
     for step, _ in enumerate(arena.trim(0)):
         if step == 0:
             again = arena.take(TRIM_BYTES)  # while it gives back
             again.memory[:] = 77
-    assert arena.resident_bytes == 6 * PAGE_BYTES + TRIM_BYTES
+    assert 0 <= arena.resident_bytes - (6 * PAGE_BYTES + TRIM_BYTES) < TRIM_BYTES
     assert (again.memory == 77).all()
     for number, extent in enumerate(kept):
         assert (extent.memory == number).all()

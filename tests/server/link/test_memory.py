@@ -38,13 +38,13 @@ async def test_a_burst_leaves_no_memory_behind_at_either_end(tmp_path: Path, mon
         size_bytes = images.nbytes + map_bytes
         await asyncio.sleep(0.5)
         assert arena.resident_bytes >= size_bytes, "it is still in use: the outputs lie there"
-        assert arena.spare_bytes < MIB
+        assert arena.spare_bytes < 2 * MIB
         assert shared_bytes("self") - before >= images.nbytes
         assert shared_bytes(process.pid) - before_there >= map_bytes
         assert [*outputs_of(result)[0][:, 9, 9]] == [*range(40)]
         del result
         await until_nothing_is_held(engines, collects=False)
-        assert arena.spare_bytes >= size_bytes - MIB
+        assert arena.spare_bytes >= size_bytes - 2 * MIB
         await until(lambda: arena.resident_bytes <= MIB)
         assert shared_bytes("self") - before <= 2 * MIB
         assert shared_bytes(process.pid) - before_there <= 2 * MIB
