@@ -72,6 +72,8 @@ CLOSING_S: Final = 1.0
 """How long a front may take to read its last answers."""
 MAX_QUESTIONS: Final = 64
 """Of a front, under way at a time."""
+MAX_COUNTS: Final = 8
+"""Of a front, that it has not answered."""
 COUNT_S: Final = 0.25
 """How long `count` waits for fronts that do not answer. What they told last counts."""
 LEVELS_S: Final = 1.0
@@ -329,7 +331,9 @@ class FrontLink:
         self.channel.send(record)
 
     def count(self, number: int) -> asyncio.Future[None]:
-        """Asks what the front has counted; done once it has told, or ended."""
+        """Asks what the front has counted; done once it has told, or ended. If it tells nothing, no more."""
+        if len(self._counting) >= MAX_COUNTS:
+            return next(reversed(self._counting.values()))
         counting = self._counting[number] = self._loop.create_future()
         self.channel.send(Count(number))
         return counting

@@ -256,7 +256,10 @@ class Reader:
 
     def __init__(self, forms: Iterable[_Form]) -> None:
         self._forms = {form.kind: form for form in forms}
-        self._left = b""
+        self._parts: list[bytes] = []
+        """Of a record that is not complete."""
+        self._missing_bytes = 0
+        """What that still lacks, as far as is known."""
 
     @classmethod
     def from_front(cls) -> Reader:
@@ -270,21 +273,29 @@ class Reader:
 
     def feed(self, data: bytes) -> Iterator[Record]:
         """Yields the records that are complete with `data`. Raises Garbled."""
-        if self._left:
-            data = self._left + data
-        start, end = 0, len(data)
-        while end - start >= _HEADER.size:
+        if self._parts:
+            self._parts.append(data)
+            self._missing_bytes -= len(data)
+            if self._missing_bytes > 0:  # put together once, however many pieces a large tail comes in
+                return
+            data = b"".join(self._parts)
+            self._parts.clear()
+        start, end, wanted = 0, len(data), _HEADER.size
+        while end - start >= wanted:
             kind, tail_bytes = _HEADER.unpack_from(data, start)
             form = self._forms.get(kind)
             if form is None or tail_bytes > form.max_tail_bytes:
                 raise Garbled(f"no record is of kind {kind} with a tail of {tail_bytes} bytes")
             tail_at = start + _HEADER.size + form.fixed.size
             if tail_at + tail_bytes > end:
+                wanted = tail_at + tail_bytes - start
                 break
             values = form.fixed.unpack_from(data, start + _HEADER.size)
             start = tail_at + tail_bytes
             yield form.make(*values, data[tail_at:start]) if form.max_tail_bytes else form.make(*values)
-        self._left = data[start:]
+        if start < end:
+            self._parts.append(data[start:])
+            self._missing_bytes = wanted - (end - start)
 
 
 def pack_hello(arena_bytes: int, max_jobs: int) -> bytes:

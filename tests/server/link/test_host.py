@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.server.link.models import PATIENCE_S
 
 from xlaserve.errors import QueueFull
+from xlaserve.link import host as host_module
 from xlaserve.link.arena import Arena
 from xlaserve.link.front import connect
-from xlaserve.link.host import Host, bound
+from xlaserve.link.host import MAX_COUNTS, Host, bound
+from xlaserve.link.records import Count, Counted, Reader, pack, pack_hello
 
 
 async def test_a_front_is_taken_in_although_an_earlier_one_could_not_be(
@@ -102,4 +105,35 @@ async def test_fronts_move_to_the_engine_that_takes_the_place_of_theirs(tmp_path
     for linked in fronts:
         linked.close()
     await leaving
+    await host.close()
+
+
+async def test_a_front_that_tells_nothing_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "COUNT_S", 0.001)
+    host, arena = Host(), Arena(4096)
+    here, there = socket.socketpair()
+    with here:
+        here.setblocking(False)
+        socket.send_fds(here, [pack_hello(arena.size_bytes, 1)], [arena.file])
+        await host.accept(there)
+        for _ in range(3 * MAX_COUNTS):
+            assert await host.count() == []
+        loop, reading = asyncio.get_running_loop(), Reader.from_engine()
+        asked: list[int] = []
+
+        async def read() -> None:
+            data = await loop.sock_recv(here, 2**16)
+            asked.extend(one.number for one in reading.feed(data) if isinstance(one, Count))
+
+        async with asyncio.timeout(PATIENCE_S):
+            while len(asked) < MAX_COUNTS:
+                await read()
+            assert asked == [*range(1, MAX_COUNTS + 1)]
+            await loop.sock_sendall(here, b"".join(pack(Counted(number, b"%d" % number)) for number in asked))
+            while not await host.count():  # until it has read that, it asks nothing more
+                pass
+            while len(asked) == MAX_COUNTS:
+                await host.count()
+                await read()
+            assert asked[-1] > 3 * MAX_COUNTS, "a later question"
     await host.close()
