@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -21,10 +21,8 @@ from xlaserve.link.front import EngineLink, RemoteModel, connect
 from xlaserve.link.spread import Spread
 
 
-class Engines(Protocol):
+class Serving(Protocol):
     """The models of `models.py`, wherever they run."""
-
-    gate: Gate
 
     def engine(self, name: str) -> ModelEngine: ...
 
@@ -36,6 +34,14 @@ class Engines(Protocol):
 
     async def held(self) -> Any:
         """Returns all that is held for requests; nothing that is true once all have left."""
+
+    async def stop(self) -> None: ...
+
+
+class Engines(Serving, Protocol):
+    """Those in one process."""
+
+    gate: Gate
 
     async def admitted_images(self, name: str) -> int:
         """Returns the images that a model has taken in where it runs."""
@@ -148,13 +154,16 @@ class EnginesElsewhere:
         await self.process.ask("compile")
 
     def held_here(self) -> Any:
-        admissions = (model.admission for model in self.link.models.values())
-        held = {one.model: (one.images, one.size_bytes) for one in admissions if one.images or one.size_bytes}
-        jobs, used_bytes = self.link.jobs, self.link.arena.used_bytes
+        jobs, used_bytes = self.link.jobs, self.link.arena.used_bytes  # which looks for what has ended
+        of_all = {
+            model.snapshot.title: (model.admission.images, model.admission.size_bytes, model.share.used_bytes)
+            for model in self.link.models.values()
+        }
+        held = {name: one for name, one in of_all.items() if any(one)}
         return (held, jobs, used_bytes) if held or jobs or used_bytes else None
 
     async def held(self) -> Any:
-        return self.held_here() or await self.process.ask("held")
+        return self.held_here() or (None if self.link.is_lost else await self.process.ask("held"))
 
     async def admitted_images(self, name: str) -> int:
         images, _, _ = (await self.process.ask("held")).get(name, (0, 0, 0))
@@ -163,6 +172,39 @@ class EnginesElsewhere:
     async def stop(self) -> None:
         self.link.close()
         await self.link.lost()
+
+
+class SeveralEngines:
+    """In several processes, each with all models. Any but the last may be killed."""
+
+    def __init__(self, engines: Sequence[EnginesElsewhere]) -> None:
+        self.engines = [*engines]
+        self.process = engines[-1].process
+        self._spreads: dict[str, Spread] = {}
+
+    @property
+    def _there(self) -> list[EnginesElsewhere]:
+        return [one for one in self.engines if not one.link.is_lost]
+
+    def engine(self, name: str) -> ModelEngine:
+        parts = [one.model(name) for one in self._there]
+        spread = self._spreads.setdefault(name, Spread(parts))
+        spread.use(parts)
+        return spread
+
+    async def renew(self, name: str, timeout_s: float) -> None:
+        for one in self._there:
+            await one.renew(name, timeout_s)
+
+    async def held(self) -> Any:
+        for one in self.engines:
+            if held := await one.held():
+                return held
+        return None
+
+    async def stop(self) -> None:
+        for one in self.engines:
+            await one.stop()
 
 
 async def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
@@ -181,7 +223,7 @@ async def until_admitted(engines: Engines, name: str, images: int) -> None:
         await asyncio.sleep(0.002)
 
 
-async def until_nothing_is_held(engines: Engines, *, collects: bool = True) -> None:
+async def until_nothing_is_held(engines: Serving, *, collects: bool = True) -> None:
     """Returns once all that was held for requests was given back, but for what frames of errors keep, if `collects`."""
     deadline = time.monotonic() + PATIENCE_S
     while held := await engines.held():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +27,16 @@ async def ask(link: EngineLink, name: str, number: int, images: int = 1) -> Resu
 
 def flood(link: EngineLink, name: str, count: int) -> list[asyncio.Task[Result]]:
     return [asyncio.create_task(ask(link, name, number, 1 + number % 8)) for number in range(count)]
+
+
+def start_front(path: Path, model: str) -> subprocess.Popen[bytes]:
+    """Starts a process that floods a model."""
+    arguments = [sys.executable, "-m", "tests.server.link.front_process", str(path), model]
+    front = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+    assert front.stdout is not None
+    with front.stdout:
+        assert front.stdout.readline() == b"connected\n"
+    return front
 
 
 async def main(path: Path, model: str) -> None:

@@ -30,6 +30,9 @@ PATIENCE_S: Final = 20
 SMALL, TALL, LARGE = (2, 2), (4, 2), (640, 640)
 SIZES: Final = (SMALL, TALL, LARGE)
 MAX_IMAGES, MAX_BYTES = 2000, 200 * 2**20
+NARROW_IMAGES: Final = 24
+FAILS: Final = 7
+"""A batch of `flaky` with a number that this divides fails."""
 COST_S: Final = {1: 0.002, 2: 0.0025, 4: 0.004, 8: 0.006}
 """By batch size: more than what runs on the event loop, and eight at a time are cheapest."""
 MAP_SIDE: Final = 640
@@ -116,6 +119,8 @@ class Models:
             "numbers": numbers_of,
             "gated": gated,
             "failing": _fail,
+            "flaky": _fail_some,
+            "narrow": _slow,
             "nan": lambda images: (np.full(len(images), np.nan, np.float32),),
             "short of memory": _small_batches_only,
             "maps": lambda images: (np.broadcast_to(images[:, :1, :1, 0], (len(images), MAP_SIDE, MAP_SIDE)).copy(),),
@@ -140,7 +145,7 @@ class Models:
             lanes=Lanes(1, 0),
             worker=worker,
             observer=Observer(),
-            max_images=MAX_IMAGES,
+            max_images=max_images_of(name),
             max_bytes=MAX_BYTES,
             on_traced=lambda batch: None,
         )
@@ -179,7 +184,7 @@ class Models:
             id=self.ids[name],
             title=name,
             is_open=is_open and not batcher.admission.is_closed,
-            max_images=MAX_IMAGES,
+            max_images=max_images_of(name),
             max_bytes=MAX_BYTES,
             output_bytes={(height, width): row_bytes for _, height, width in largest},
             largest=largest,
@@ -214,8 +219,20 @@ class Models:
             await asyncio.to_thread(worker.stop)
 
 
+def max_images_of(name: str) -> int:
+    return NARROW_IMAGES if name == "narrow" else MAX_IMAGES
+
+
 def _fail(images: Images) -> Outputs:
     raise ValueError("/etc/secret")
+
+
+def _fail_some(images: Images) -> Outputs:
+    time.sleep(0.002)
+    numbers, doubled = numbers_of(images)
+    if not (numbers % FAILS).all():
+        raise ValueError("/etc/secret")
+    return numbers, doubled
 
 
 def _small_batches_only(images: Images) -> Outputs:

@@ -8,8 +8,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.fakes import outputs_of
 from tests.server.link.engines import EngineProcess, EnginesElsewhere, until, until_nothing_is_held
-from tests.server.link.front_process import ask, flood
+from tests.server.link.front_process import ask, flood, start_front
 from tests.server.link.models import OTHER, PATIENCE_S, SMALL, pictures
 
 from xlaserve.config import Mode
@@ -158,16 +156,6 @@ async def test_answers_that_are_kept_count_to_their_own_model_alone(process: Eng
     kept.pop()
     assert outputs_of(await ask(engines.link, "numbers", 6))[0] == [6]
     await engines.stop()
-
-
-def start_front(path: Path, model: str) -> subprocess.Popen[bytes]:
-    """Starts a process that floods a model."""
-    arguments = [sys.executable, "-m", "tests.server.link.front_process", str(path), model]
-    front = subprocess.Popen(arguments, stdout=subprocess.PIPE)
-    assert front.stdout is not None
-    with front.stdout:
-        assert front.stdout.readline() == b"connected\n"
-    return front
 
 
 async def test_fronts_that_are_killed_leave_nothing_behind_and_disturb_nobody(process: EngineProcess) -> None:
