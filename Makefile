@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference pictures docs demo test test-slow test-pages test-clients test-fleet image attack prove-loadtest prove-sockets check sbom hashes format bench bench-fronts bench-gpu bench-overload bench-start bench-xla clean
+.PHONY: help setup stubs reference pictures docs demo test test-fronts test-slow test-pages test-clients test-fleet image attack prove-loadtest prove-sockets check sbom hashes format bench bench-fronts bench-gpu bench-overload bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,10 @@ test: setup ## Run the test suite
 	scripts/install_package.sh prometheus prometheus promtool
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow and not fleet"
 
+test-fronts: setup ## Run integration tests against servers of two fronts
+	FRONTS=2 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow and not fleet" \
+		$(patsubst %,tests/integration/test_%.py,limits overload access versions open_inference vision http shutdown slow_clients)
+
 test-slow: setup ## Run what `make test` leaves out: pods, every dashboard's queries, more pages and ends of servers
 	scripts/install_chromium.sh
 	scripts/install_package.sh prometheus prometheus promtool
@@ -62,8 +66,8 @@ image: setup ## Build the images of deploy/ with buildah, as root, and try them 
 	scripts/build_image.sh $(BUILD)
 	$(BIN)/python -m pytest tests/deploy/test_image.py
 
-attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run
-	$(BIN)/python -m tests.attack $(if $(SEED),--seed $(SEED))
+attack: setup ## Attack real servers for ten minutes; SEED=1 repeats a run, FRONTS=2 has them several processes
+	$(BIN)/python -m tests.attack $(if $(SEED),--seed $(SEED)) $(if $(FRONTS),--fronts $(FRONTS))
 
 prove-loadtest: setup ## Simulate load tests: what loadtest claims, and what is true
 	$(BIN)/python -m tests.prove $(if $(SEED),--seed $(SEED))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from http.client import HTTPConnection
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,6 +26,8 @@ from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 from xlaserve_proto import vision_pb2_grpc as vision_grpc
 
+FRONTS = int(os.environ.get("FRONTS", "0"))
+"""Fronts of all servers whose configuration says nothing of them: `make test-fronts` gives them two."""
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
 POLL_S = 0.02
@@ -58,6 +61,15 @@ def compile_with_brake(self, mode, bucket):
 NoopProgram.compile = compile_with_brake
 """
 
+BOUNDS = max(1, FRONTS)
+"""How many times a server has what each front bounds by itself, such as connections."""
+
+
+def not_with_fronts(reason: str) -> pytest.MarkDecorator:
+    """Marks a test of what is otherwise where a server has fronts."""
+    return pytest.mark.skipif(FRONTS > 0, reason=f"with fronts {reason}")
+
+
 MakeRequest = Callable[..., pb.ModelInferRequest]
 
 
@@ -72,14 +84,35 @@ class Server:
         self.config_file.write_text(json.dumps(config))
         command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(self.config_file)]
         flags = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--ready-file", str(self._ready_file)]
-        if fronts := os.environ.get("FRONTS"):
-            flags += ["--fronts", fronts]
+        if FRONTS and "fronts" not in config:
+            flags += ["--fronts", str(FRONTS)]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**inherited, **(env or {})}
             )
         self.pid = self.process.pid
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns the processes that it consists of now, and those that these have started."""
+        process = psutil.Process(self.pid)
+        return [process, *process.children(recursive=True)]
+
+    def resident_bytes(self) -> int:
+        """Returns the resident memory of its processes; what several share counts for each."""
+        total_bytes = 0
+        for process in self.processes():
+            with suppress(psutil.Error):  # it has just ended
+                total_bytes += process.memory_info().rss
+        return total_bytes
+
+    def connections(self, address: str) -> Iterator[list[Any]]:
+        """Yields for each of its processes the established connections to HOST:PORT."""
+        port = int(address.rpartition(":")[2])
+        for process in self.processes():
+            with suppress(psutil.Error):  # it has just ended
+                found = process.net_connections("tcp")
+                yield [one for one in found if one.laddr.port == port and one.status == psutil.CONN_ESTABLISHED]
 
     @property
     def stderr(self) -> str:
