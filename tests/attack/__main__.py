@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, help="for all attacks together (default: %(default)g)"
     )
+    parser.add_argument("--fronts", type=int, default=0, metavar="N", help="attack servers of N fronts and an engine")
     parser.add_argument("--only", action="append", choices=sorted(ATTACKS), metavar="NAME", help="may be repeated")
     parser.add_argument("--list", action="store_true", help="show the attacks and stop")
     options = parser.parse_args()
@@ -29,10 +30,14 @@ def main() -> int:
             print(f"{attack.name:32} {attack.summary}")
         return 0
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
-    print(f"seed {seed}, {options.seconds:g} s", flush=True)
+    print(f"seed {seed}, {options.seconds:g} s, fronts {options.fronts}", flush=True)
     began = time.monotonic()
     tallies = run(
-        options.only or list(ATTACKS), seed=seed, seconds=options.seconds, say=lambda text: print(text, flush=True)
+        options.only or list(ATTACKS),
+        seed=seed,
+        seconds=options.seconds,
+        fronts=options.fronts,
+        say=lambda text: print(text, flush=True),
     )
     print(f"\n{table(tallies)}\n\nseed {seed}, {time.monotonic() - began:.0f} s")
     return int(any(tally.fault_count or tally.lost for tally in tallies.values()))

@@ -19,7 +19,6 @@ DIGITS: Final[dict[str, Any]] = {"name": "digits", "source": "builtin:digits", "
 NOOP: Final[dict[str, Any]] = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1]}
 SMALL_BYTES: Final = 300_000
 """Less than what the compile cache wants to write of a model, more than a log."""
-SENTENCE: Final = "xlaserve: "
 
 
 @contextmanager
@@ -57,21 +56,15 @@ def serve_and_stop(round: Round, config: dict[str, Any], what: str, **options: A
     return server.log
 
 
-def is_refused(round: Round, config: dict[str, Any], what: str) -> None:
+def is_refused(round: Round, config: dict[str, Any], what: str, **options: Any) -> None:
     """Accounts for a server that may serve or end with a sentence, and with nothing else."""
-    server = round.start(config)
+    server = round.start(config, **options)
     try:
         server.wait_for(lambda: "ready: " in server.log, "serve", 90)
         # Even then, what is written last may end it.
-        round.count(OK if server.stop() == 0 or ends_with_a_sentence(server) else "bad status", f"{what}: the end")
+        round.count(OK if server.stop() == 0 or server.has_refused else "bad status", f"{what}: the end")
     except ServerError as error:
-        round.count(OK if ends_with_a_sentence(server) else "died", f"{what}: {error}")
-
-
-def ends_with_a_sentence(server: Server) -> bool:
-    """Returns whether a server said in its last line what is wrong, and ended so."""
-    lines = server.log.splitlines()
-    return bool(lines) and lines[-1].startswith(SENTENCE) and server.process.poll() == 1
+        round.count(OK if server.has_refused else "died", f"{what}: {error}")
 
 
 @attack(allowed={OK}, site="own", weight=2, is_short=False)
@@ -86,7 +79,9 @@ def full_disk_for_the_cache(round: Round) -> None:
             round.tally.notes.append("no tmpfs could be mounted")
     cache = round.folder / "limited"
     config = {"models": [DIGITS], "compile_cache": str(cache)}
-    serve_and_stop(round, config, "a limit of each file", max_file_bytes=SMALL_BYTES)
+    # What processes share is a file too, if one in memory.
+    limited = is_refused if round.fronts else serve_and_stop
+    limited(round, config, "a limit of each file", max_file_bytes=SMALL_BYTES)
     serve_and_stop(round, config, "what was written under a limit")
 
 

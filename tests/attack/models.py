@@ -17,6 +17,9 @@ from xlaserve_proto import open_inference_pb2 as oip
 SETTLES_S: Final = 60.0
 LOADS_S: Final = 150.0
 """What a load may take on a busy machine, and the one before it."""
+GIVES_UP_S: Final = 30.0
+SUCCEEDS_S: Final = 400.0
+"""With fronts all models are loaded in another engine, beside all this: operators give up, and the last load waits."""
 UNLOADED: Final = frozenset({"UNAVAILABLE", "NOT_FOUND"})
 
 
@@ -29,6 +32,7 @@ UNLOADED: Final = frozenset({"UNAVAILABLE", "NOT_FOUND"})
 def reload_and_unload_storm(round: Round) -> None:
     """Loads and unloads of one model from eight operators, hung up on; its neighbours serve on as if nothing were."""
     stop = threading.Event()
+    patience_s = GIVES_UP_S if round.fronts else LOADS_S
     digits, others = samples.classify([1, 2, 3]), [samples.noop([9])]
 
     if round.has_shapes:
@@ -43,7 +47,7 @@ def reload_and_unload_storm(round: Round) -> None:
                 message = (oip.RepositoryModelUnloadRequest if unloads else oip.RepositoryModelLoadRequest)(
                     model_name="digits"
                 )
-                timeout_s = rng.choice((0.05, 0.3, LOADS_S))
+                timeout_s = rng.choice((0.05, 0.3, patience_s))
                 call = client.send(f"{INFERENCE}{kind}", message.SerializeToString(), timeout_s)
                 outcome, _, details = call.outcome()
                 ended.append((outcome, f"{kind} in {timeout_s} s ({details[:100]})"))
@@ -79,10 +83,11 @@ def reload_and_unload_storm(round: Round) -> None:
 def _load_again(round: Round) -> None:
     """Has the model serve again: the last load wins over any that was under way."""
     message = oip.RepositoryModelLoadRequest(model_name="digits").SerializeToString()
+    patience_s = SUCCEEDS_S if round.fronts else LOADS_S
     with Client(round.server.grpc) as client:
         give_up_at = time.monotonic() + SETTLES_S
         while True:
-            outcome, _, details = client.send(f"{INFERENCE}RepositoryModelLoad", message, LOADS_S).outcome()
+            outcome, _, details = client.send(f"{INFERENCE}RepositoryModelLoad", message, patience_s).outcome()
             if outcome == OK or time.monotonic() > give_up_at:
                 round.count(outcome, f"the last load ({details[:100]})", frozenset({OK}))
                 return

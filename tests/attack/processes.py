@@ -118,15 +118,19 @@ def kill_and_restart(round: Round) -> None:
 
 @attack(allowed=BUSY | {"DEADLINE_EXCEEDED"}, site="own")
 def stop_and_continue(round: Round) -> None:
-    """SIGSTOP and SIGCONT while 32 clients ask that have half a second: answers or deadlines, and it serves on."""
+    """SIGSTOP and SIGCONT while 32 clients ask that have half a second: answers or deadlines, and it serves on.
+
+    Where it is several processes, one of them each time.
+    """
     server = round.start(CONFIG).wait_until_ready()
     while True:
         with load(server.grpc, timeout_s=0.5) as clients:
             for _ in range(3):
                 time.sleep(round.random.uniform(0.05, 0.2))
-                server.process.send_signal(signal.SIGSTOP)
+                process = round.random.choice(server.processes)
+                process.send_signal(signal.SIGSTOP)
                 time.sleep(round.random.uniform(0.05, 1.0))
-                server.process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGCONT)
             clients.settle(round, round.attack.allowed)
         check_serves(round, server)
         if not round.has_time:

@@ -56,7 +56,15 @@ class Round:
     """One run of one attack: its random numbers, its time, its servers and its tally."""
 
     def __init__(
-        self, attack: Attack, *, seed: int, seconds: float, is_short: bool, shared: Server | None, folder: Path
+        self,
+        attack: Attack,
+        *,
+        seed: int,
+        seconds: float,
+        is_short: bool,
+        shared: Server | None,
+        folder: Path,
+        fronts: int = 0,
     ) -> None:
         self.attack = attack
         self.random = random.Random(f"{seed} {attack.name}")
@@ -65,6 +73,7 @@ class Round:
         self.tally = Tally()
         self._ends_at = time.monotonic() + seconds
         self.shared = shared
+        self.fronts = fronts
         folder.mkdir(exist_ok=True)
         self._started: list[Server] = []
         self._asked = 0
@@ -93,7 +102,7 @@ class Round:
 
     def start(self, config: Mapping[str, Any], **options: Any) -> Server:
         """Starts a server of the attack's own, which need not be ready yet, and which ends with the attack."""
-        server = Server(config, self.folder / f"server{len(self._started)}", **options)
+        server = Server(config, self.folder / f"server{len(self._started)}", fronts=self.fronts, **options)
         self._started.append(server)
         return server
 

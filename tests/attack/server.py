@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,12 @@ MIB: Final = 2**20
 BAD_LINE: Final = re.compile(r" (ERROR|CRITICAL) |Traceback \(most recent call last\)|^Fatal |Segmentation fault")
 """What no attack may bring into the log."""
 
+SENTENCE: Final = "xlaserve: "
+"""What a server says last that ends by itself with a reason."""
+GIVING_UP: Final = " ERROR giving up: "
+"""What one of several processes says then; the process that can't go on has said why."""
+REASON: Final = re.compile(r" ERROR \[engine\] \w+: expected ")
+
 
 class ServerError(Exception):
     """A server did not start, or did not stop."""
@@ -34,14 +41,21 @@ class ServerError(Exception):
 class Server:
     """An `xlaserve serve` process with `config`, whose log and files are in `folder`.
 
-    `max_file_bytes` bounds each file that it writes (RLIMIT_FSIZE).
+    With `fronts` it is several processes. `max_file_bytes` bounds each file that it writes (RLIMIT_FSIZE).
     """
 
     def __init__(
-        self, config: Mapping[str, Any], folder: Path, *, ports: tuple[int, ...] = (0, 0, 0), max_file_bytes: int = 0
+        self,
+        config: Mapping[str, Any],
+        folder: Path,
+        *,
+        fronts: int = 0,
+        ports: tuple[int, ...] = (0, 0, 0),
+        max_file_bytes: int = 0,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.config_file = folder / "config.yaml"
+        self.fronts = fronts
         self.config_file.write_text(json.dumps(config))  # JSON is YAML as well
         self._log = folder / "log"
         self._ready_file = Path(config.get("ready_file", folder / "ready.json"))
@@ -49,6 +63,8 @@ class Server:
         for name, port in zip(("grpc", "http", "metrics"), ports, strict=True):
             command += [f"--{name}-port", str(port)]
         command += ["--ready-file", str(self._ready_file)]
+        if fronts:
+            command += ["--fronts", str(fronts)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
 
         with self._log.open("ab") as log:
@@ -69,6 +85,8 @@ class Server:
     def bad_lines(self, since: int = 0, but: str = "") -> list[str]:
         """Returns the errors and tracebacks in the log from character `since` on, except lines with `but` in them."""
         bad = [line for line in self.log[since:].splitlines() if BAD_LINE.search(line)]
+        if self.fronts and self.has_refused:
+            bad = [line for line in bad if GIVING_UP not in line and not REASON.search(line)]
         return [line for line in bad if not but or but not in line]
 
     def wait_until_ready(self) -> Server:
@@ -91,9 +109,30 @@ class Server:
         return self.process.poll() is None
 
     @property
+    def has_refused(self) -> bool:
+        """Whether it has ended by itself and said in a sentence why."""
+        lines = self.log.splitlines() or [""]
+        said = lines[-1].startswith(SENTENCE) or (self.fronts > 0 and any(GIVING_UP in line for line in lines))
+        return said and self.process.poll() == 1
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """Those that it consists of now."""
+        return [self._measured, *(self._measured.children() if self.fronts else ())]
+
+    @property
     def resident_bytes(self) -> int:
-        """Its resident memory now."""
-        return int(self._measured.memory_info().rss)
+        """The resident memory of its processes now. What several share counts for each."""
+        total_bytes = 0
+        for process in self.processes:
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                total_bytes += int(process.memory_info().rss)
+        return total_bytes
+
+    @property
+    def open_files(self) -> int:
+        """File descriptors of its processes now."""
+        return sum(int(process.num_fds()) for process in self.processes)
 
     def wait_for(self, condition: Callable[[], object], what: str, timeout_s: float) -> None:
         """Returns once `condition` holds. Raises ServerError where the server ends first, or time does."""

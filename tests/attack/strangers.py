@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import jwt
-import psutil
 import trustme
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -306,7 +305,7 @@ def tls_strangers(round: Round) -> None:
     with _hello(context) as hello, ExitStack() as held:
         _check_tls(round, context, address)
         time.sleep(0.5)
-        fds, number = _fds(server), 0
+        open_files, number = server.open_files, 0
         while round.has_time:
             number += 1
             raw = held.enter_context(socket.create_connection(address, timeout=10))
@@ -328,7 +327,7 @@ def tls_strangers(round: Round) -> None:
                 held.close()
         held.close()
         give_up_at = time.monotonic() + 15
-        while (left := _fds(server) - fds) > MAX_LEFT_FDS and time.monotonic() < give_up_at:
+        while (left := server.open_files - open_files) > MAX_LEFT_FDS and time.monotonic() < give_up_at:
             time.sleep(0.1)
         if left > MAX_LEFT_FDS:
             round.tally.fault(f"{left} more file descriptors are open than before")
@@ -360,10 +359,6 @@ def _hello(context: ssl.SSLContext) -> Iterator[bytes]:
     with suppress(ssl.SSLWantReadError):
         client.do_handshake()
     yield outgoing.read()
-
-
-def _fds(server: Server) -> int:
-    return int(psutil.Process(server.process.pid).num_fds())
 
 
 def _check_log(round: Round, server: Server) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import grpc
+import pytest
 from tests.attack import http2
 from tests.attack.__main__ import table
 from tests.attack.registry import ATTACKS
@@ -15,9 +16,10 @@ SECONDS = 12.0
 SEED = 20_261
 
 
-def test_nothing_is_lost_and_nothing_wrong_under_any_attack() -> None:
+@pytest.mark.parametrize("fronts", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_nothing_is_lost_and_nothing_wrong_under_any_attack(fronts: int) -> None:
     names = [name for name, attack in ATTACKS.items() if attack.is_short]
-    tallies = run(names, seed=SEED, seconds=SECONDS, is_short=True)
+    tallies = run(names, seed=SEED, seconds=SECONDS, is_short=True, fronts=fronts)
     assert tallies.keys() == {*names, "the end"}
     assert not any(tally.fault_count or tally.lost for tally in tallies.values()), table(tallies)
 

@@ -1,6 +1,6 @@
 """What runs a model, as requests see it: in this process the model's `Batcher`, or a link to another process.
 
-What holds for both is in `tests/server/link/test_model_engine.py`.
+What holds for both is in `tests/server/link/test_model_engine.py` and `tests/server/link/test_everything_at_once.py`.
 """
 
 from __future__ import annotations

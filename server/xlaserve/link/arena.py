@@ -243,6 +243,7 @@ def outputs_in(memory: Memory, start: int, images: int, layout: Layout) -> Outpu
 
 def _mapped(file: int, size_bytes: int) -> mmap.mmap:
     mapped = mmap.mmap(file, size_bytes)
+    mapped.madvise(mmap.MADV_DONTDUMP)  # which would have the system give memory to all of it
     with suppress(OSError):  # a kernel without huge pages
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_FSIZE, getrlimit
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
@@ -26,7 +27,7 @@ from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.memory import machine_memory_bytes
 from xlaserve.engine.program import Images
 from xlaserve.errors import DeadlineUnreachable, EngineLost, InvalidArgument, QueueFull
-from xlaserve.link.arena import Arena, Extent, Layout, Share, aligned, outputs_in
+from xlaserve.link.arena import PAGE_BYTES, Arena, Extent, Layout, Share, aligned, outputs_in
 from xlaserve.link.channel import Channel
 from xlaserve.link.openings import Openings
 from xlaserve.link.records import (
@@ -66,6 +67,8 @@ MAX_JOBS: Final = 2**16
 ARENA_SHARE: Final = 4
 """How many times the machine's memory an arena has as addresses: all models find theirs, whatever gaps there are."""
 MIN_ARENA_BYTES: Final = 2**36
+ADDRESS_SHARE: Final = 16
+"""Where a process may have so many addresses and no more, an arena has that part of them."""
 TRIM_S: Final = 30.0
 """How long an arena keeps memory that it has not needed, for the next burst: new memory takes longer than a request."""
 TRIM_STEP_S: Final = 0.02
@@ -106,7 +109,7 @@ class EngineLink:
         on_models: Callable[[EngineLink], object],
         tally: Callable[[], object],
     ) -> None:
-        self.arena = Arena(arena_bytes or max(MIN_ARENA_BYTES, ARENA_SHARE * machine_memory_bytes()))
+        self.arena = Arena(arena_bytes or _addressable_bytes())
         self.max_jobs = max_jobs
         self.epoch = 0
         self.details: object = None
@@ -610,6 +613,17 @@ async def connect(
         raise
     link.check()
     return link
+
+
+def _addressable_bytes() -> int:
+    """Returns how large an arena, which is a file, may be: more than will ever be used, unless limits are set."""
+    wanted = max(MIN_ARENA_BYTES, ARENA_SHARE * machine_memory_bytes())
+    (file_bytes, _), (address_bytes, _) = getrlimit(RLIMIT_FSIZE), getrlimit(RLIMIT_AS)
+    if file_bytes != RLIM_INFINITY:
+        wanted = min(wanted, file_bytes)
+    if address_bytes != RLIM_INFINITY:  # which the engine has for the arenas of all fronts
+        wanted = min(wanted, address_bytes // ADDRESS_SHARE)
+    return wanted // PAGE_BYTES * PAGE_BYTES
 
 
 def _engine_lost() -> EngineLost:

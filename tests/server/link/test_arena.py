@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +63,20 @@ def test_both_ends_see_the_same_bytes() -> None:
     seen[:] = 8
     assert (extent.memory == 8).all()
     assert len(first.memory) == 1
+    arena.end()
+
+
+def test_a_process_that_crashes_dumps_no_arena() -> None:
+    arena = Arena(2**36)
+    view = ArenaView(arena.file, arena.size_bytes)
+    flags = [
+        mapping.rpartition("VmFlags:")[2].split()
+        for mapping in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+        if "xlaserve-arena" in mapping.partition("\n")[0]
+    ]
+    assert len(flags) >= 2
+    assert all("dd" in of_one for of_one in flags)
+    del view
     arena.end()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,7 +18,7 @@ from tests.server.link.models import PATIENCE_S
 from xlaserve.errors import QueueFull
 from xlaserve.link import host as host_module
 from xlaserve.link.arena import Arena
-from xlaserve.link.front import connect
+from xlaserve.link.front import MIN_ARENA_BYTES, connect
 from xlaserve.link.host import MAX_COUNTS, Host, bound
 from xlaserve.link.records import Count, Counted, Reader, pack, pack_hello
 
@@ -82,6 +83,21 @@ def test_an_arena_that_has_ended_gives_nothing(no_collector: None) -> None:
     with pytest.raises(QueueFull):
         arena.take(1)
     assert arenas() == before
+
+
+@pytest.mark.parametrize(("limit", "share"), [(resource.RLIMIT_FSIZE, 1), (resource.RLIMIT_AS, 16)])
+async def test_a_limit_of_files_or_addresses_leaves_an_arena_fewer(tmp_path: Path, limit: int, share: int) -> None:
+    host = Host()
+    host.listen(bound(tmp_path / "engine"))
+    before = resource.getrlimit(limit)
+    resource.setrlimit(limit, (2**35 + 1, before[1]))
+    try:
+        linked = await connect(tmp_path / "engine")
+    finally:
+        resource.setrlimit(limit, before)
+    assert linked.arena.size_bytes == 2**35 // share
+    assert (await connect(tmp_path / "engine")).arena.size_bytes >= MIN_ARENA_BYTES
+    await host.close()
 
 
 async def test_fronts_move_to_the_engine_that_takes_the_place_of_theirs(tmp_path: Path) -> None:
