@@ -29,9 +29,6 @@ class Serving(Protocol):
     async def renew(self, name: str, timeout_s: float) -> None:
         """Drains a model, and loads it again."""
 
-    def compile(self) -> Coroutine[Any, Any, None]:
-        """Lets programs compile of all resolutions that were opened."""
-
     async def held(self) -> Any:
         """Returns all that is held for requests; nothing that is true once all have left."""
 
@@ -42,6 +39,9 @@ class Engines(Serving, Protocol):
     """Those in one process."""
 
     gate: Gate
+
+    def compile(self) -> Coroutine[Any, Any, None]:
+        """Lets programs compile of all resolutions that were opened."""
 
     async def admitted_images(self, name: str) -> int:
         """Returns the images that a model has taken in where it runs."""
