@@ -107,6 +107,8 @@ _LOADS: Final = "sum by ($by) (xlaserve_cache_loads_total{$where})"
 _COMPILED: Final = "sum by ($by) (xlaserve_compilations_total{$where})"
 _OURS: Final = "and on (job, instance) xlaserve_build_info"
 """Of all processes whose metrics Prometheus has, servers only."""
+_WHOLE: Final = 'role=~"|supervisor"'
+"""The process that lives as long as its server: the only one, or the supervisor of several."""
 _DUE: Final = " + ".join(_total(f"loadtest_live_{what}_total") for what in ("answers", "errors", "dropped"))
 
 
@@ -373,7 +375,7 @@ SECTIONS: Final[Mapping[str, tuple[Question, ...]]] = {
         _server(
             "restarts",
             "How often was a server started again within the hour?",
-            "max by ($by) (changes(process_start_time_seconds{$where}[1h])"
+            f"max by ($by) (changes(process_start_time_seconds{{$where, {_WHOLE}}}[1h])"
             " and on (job, instance) last_over_time(xlaserve_build_info[1h]))",
             Unit.COUNT,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,10 @@ def queue(images: int, size_bytes: int) -> list[dict[str, str]]:
     return [series(f"xlaserve_in_flight_{what}", f"{value}x20") for what, value in held.items()]
 
 
-def starts(of: str = "xlaserve_build_info") -> list[dict[str, str]]:
-    """Returns the series of a process that starts every ten minutes, four times."""
+def starts(of: str = "xlaserve_build_info", roles: Sequence[Mapping[str, str]] = ({},)) -> list[dict[str, str]]:
+    """Returns the series of processes that start every ten minutes, four times."""
     return [
-        series("process_start_time_seconds", "1x9 2x9 3x9 4x9", SERVER),
+        *(series("process_start_time_seconds", "1x9 2x9 3x9 4x9", {**SERVER, **role}) for role in roles),
         series(of, "1x40", SERVER),
     ]
 
@@ -160,6 +160,14 @@ CASES = [
     Case("XlaserveRestarts", starts(), 35, (SERVER, "a:8002 was started 3 times again within an hour.")),
     Case("XlaserveRestarts", starts(), 25),
     Case("XlaserveRestarts", starts(of="another_build_info"), 35),
+    Case(
+        "XlaserveRestarts",
+        starts(roles=[{"role": "supervisor"}]),
+        35,
+        (SERVER, "a:8002 was started 3 times again within an hour."),
+    ),
+    # Another engine takes the place of one that serves whenever models are replaced.
+    Case("XlaserveRestarts", starts(roles=[{"role": role} for role in ("engine", "engine 2", "front 1")]), 35),
     Case(
         "XlaserveProcessRestarts",
         [series("xlaserve_process_restarts_total", "0x29 4x31", {**SERVER, "role": "front 2"})],
