@@ -40,6 +40,7 @@ demo: setup ## Serve, ask about real images, compare XLA with graph mode
 test: setup ## Run the test suite
 	scripts/install_chromium.sh
 	scripts/install_package.sh prometheus prometheus promtool
+	scripts/install_helm.sh
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow and not fleet"
 
 test-fronts: setup ## Run integration tests against servers of two fronts

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 KSERVE = DEPLOY / "kserve"
+HELM = ROOT / "build" / "helm" / "helm"
+"""Where scripts/install_helm.sh puts it."""
 WHOLE = ("cpu", "gpu", "tls")
 """Overlays that are a deployment; the others are added to one."""
 ADDED = ("hpa", "keda", "monitoring")
@@ -38,6 +40,13 @@ def kustomized(folder: Path) -> list[Manifest]:
     )
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
+
+
+def needed_helm() -> str:
+    """Returns the path of helm; skips the test where there is none."""
+    if not HELM.exists():
+        pytest.skip("needs helm: scripts/install_helm.sh")
+    return str(HELM)
 
 
 def one(manifests: Iterable[Manifest], kind: str, name: str = "xlaserve") -> Manifest:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NOT_TYPED = ("docker", "kubectl", "make", "pip", "sudo", "systemctl")
+NOT_TYPED = ("docker", "helm", "kubectl", "make", "pip", "sudo", "systemctl")
 """Programs that tests don't run as they are typed: they change the machine, or need one that is not here."""
 LINE_NOT_TYPED = re.compile(rf"^(?:{'|'.join(NOT_TYPED)})\b(?:.*\\\n)*.*\n", re.MULTILINE)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tests.deploy.manifests import needed_helm
 from tests.docs.blocks import ROOT, not_typed
 
 from xlaserve import cli
@@ -69,6 +70,16 @@ def kubectl(words: Words, folder: Path) -> None:
     assert NOBODY_ANSWERS.search(said(*words, "--server=http://127.0.0.1:9")), said(*words)
 
 
+def helm(words: Words, folder: Path) -> None:
+    program = needed_helm()
+    answer = said(program, *words[1:], "--kube-apiserver=http://127.0.0.1:9")
+    assert NOBODY_ANSWERS.search(answer), answer
+    if words[1] in ("install", "upgrade"):  # which would look at the chart and its values only then
+        options = [word for word in words[2:] if word != "--create-namespace"]
+        rendered = said(program, "template", *options)
+        assert "kind: Deployment" in rendered, rendered
+
+
 def make(words: Words, folder: Path) -> None:
     targets = [word for word in words[1:] if "=" not in word]
     known = re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE)
@@ -108,7 +119,7 @@ def systemctl(words: Words, folder: Path) -> None:
 
 
 CHECKS: Mapping[str, Callable[[Words, Path], None]] = {
-    **{"docker": docker, "kubectl": kubectl, "make": make, "pip": pip},
+    **{"docker": docker, "helm": helm, "kubectl": kubectl, "make": make, "pip": pip},
     **{"install": install, "python3": python, "systemctl": systemctl},
 }
 
@@ -123,7 +134,7 @@ def check(command: str, folder: Path) -> None:
 
 
 def test_the_pages_show_such_commands() -> None:
-    assert {command.split()[0] for command in COMMANDS} >= {"docker", "kubectl", "make", "pip", "sudo"}
+    assert {command.split()[0] for command in COMMANDS} >= {"docker", "helm", "kubectl", "make", "pip", "sudo"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -141,6 +152,10 @@ def test_each_command_is_one_that_its_program_takes(command: str, tmp_path: Path
         "docker compose --file deploy/compose.yaml upp",
         "docker run --read-onli xlaserve:latest",
         "docker run xlaserve:latest serv",
+        "helm instal xlaserve deploy/helm/xlaserve",
+        "helm install xlaserve deploy/helm/xlaserves",
+        "helm install xlaserve deploy/helm/xlaserve --create-namespaces",
+        "helm upgrade xlaserve deploy/helm/xlaserve --set config.drain_timeout=60s,replica=2",
         "kubectl aply --kustomize deploy/kubernetes/overlays/cpu",
         "kubectl apply --kustomise deploy/kubernetes/overlays/cpu",
         "kubectl apply --kustomize deploy/kubernetes/overlays/cpus",
