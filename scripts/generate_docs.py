@@ -270,13 +270,26 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 # Metrics, from what is registered.
 
+OF_TRITON: Final = "nv_"
+
 
 def metrics_page() -> Iterator[str]:
     """Yields the page of every metric."""
     yield from _title("Metrics")
+    shown = asyncio.run(_server_metrics())
+    ours = [(metric, labels) for metric, labels in shown if not metric.name.startswith(OF_TRITON)]
     yield "## The server"
-    yield "What `/metrics` shows at `metrics_port`. A histogram has the series `_bucket`, `_sum` and `_count`."
-    yield _metrics(asyncio.run(_server_metrics()))
+    yield (
+        "What `/metrics` shows at `metrics_port`. A histogram has the series `_bucket`, `_sum` and `_count`. A server of"
+        " several processes shows those that begin with `process_` for each, with the label `role`."
+    )
+    yield _metrics(ours)
+    yield "## Triton's names"
+    yield (
+        "What [`triton_metrics`](settings.md#triton_metrics) adds. Those of type unknown are counters, whose names end in"
+        " `_total` elsewhere; names that end in `_us` count microseconds."
+    )
+    yield _metrics([each for each in shown if each not in ours])
     yield "## loadtest"
     yield "What `loadtest report RUN --push-file FILE` writes."
     yield _metrics(_collected(lambda: loadtest_metrics.render([])))
@@ -300,7 +313,8 @@ def queries_page() -> Iterator[str]:
 
 async def _server_metrics() -> list[tuple[Metric, tuple[str, ...]]]:
     noop = ModelSettings(name="noop", source="builtin:noop")
-    return _collected(lambda: (App(Settings(models=(noop,))), Restarted(CollectorRegistry())))
+    settings = Settings(models=(noop,), triton_metrics=True)
+    return _collected(lambda: (App(settings), Restarted(CollectorRegistry())))
 
 
 def _collected(make: Callable[[], object]) -> list[tuple[Metric, tuple[str, ...]]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -58,9 +59,23 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
         ("commands.md", "## xlaserve-client classify"),
         ("commands.md", "## loadtest sweep"),
         ("metrics.md", "| `xlaserve_ready` | 1 once start-up has finished and at least one model serves. | gauge |"),
+        ("metrics.md", "| `nv_inference_request_success` | Requests that succeeded. | unknown | `model`, `version` |"),
+        (
+            "metrics.md",
+            "| `nv_inference_request_failure` | Requests that failed. | unknown | `model`, `version`, `reason` |",
+        ),
         ("vision.md", "Takes [ClassifyRequest](#classifyrequest), returns [ClassifyResponse](#classifyresponse)."),
         ("vision.md", "| `auto_modes` | map of string to string | 14 |"),
     ],
 )
 def test_pages_say_what_the_code_says(pages: dict[str, str], page: str, line: str) -> None:
     assert any(found.startswith(line) for found in pages[page].splitlines())
+
+
+def test_the_page_for_users_of_triton_names_every_metric_of_its_names(pages: dict[str, str]) -> None:
+    from xlaserve.model.triton_metrics import triton_metrics
+    from xlaserve.telemetry.metrics import Metrics
+
+    listed = re.findall(r"^\| `(nv_\w+)`", pages["metrics.md"], re.MULTILINE)
+    assert {metric.name for metric in triton_metrics([], Metrics())} == {*listed}
+    assert "reference/metrics.md#tritons-names" in (Path(__file__).parents[2] / "docs" / "from-triton.md").read_text()

@@ -69,9 +69,9 @@ def _failures(metrics: Metrics) -> dict[tuple[str, str, str], int]:
 
 def _as_named(family: CounterMetricFamily) -> Metric:
     """Returns a counter whose samples have the family's own name: Triton's do not end in `_total`."""
-    shown = Metric(family.name, family.documentation, "unknown")
-    shown.samples = [sample._replace(name=family.name) for sample in family.samples]
-    return shown
+    family.type = "unknown"
+    family.samples = [sample._replace(name=family.name) for sample in family.samples]
+    return family
 
 
 def _us(seconds: float) -> int:
