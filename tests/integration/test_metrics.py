@@ -11,7 +11,7 @@ import grpc
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.conftest import Brake, MakeRequest, Server, StartServer
+from tests.integration.conftest import Brake, MakeRequest, NoopClient, Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import vision_pb2
@@ -49,11 +49,15 @@ LABELS = {
 BUILD = {"version", "python", "tensorflow", "device", "device_name"}
 
 
-def get(address: str, path: str) -> tuple[int, str]:
+FORMATS = ("text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0")
+"""As scrapers ask for them; Prometheus itself, for the second."""
+
+
+def get(address: str, path: str, media_type: str = FORMATS[0]) -> tuple[int, str]:
     host, port = address.rsplit(":", 1)
     connection = HTTPConnection(host, int(port), timeout=30)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"accept": media_type})
         response = connection.getresponse()
         return response.status, response.read().decode()
     finally:
@@ -117,6 +121,21 @@ def test_names_units_and_labels_follow_the_conventions(
     assert {f"xlaserve_{name}" for name in counters} <= set(ours)
     gauges = ("queue_images", "in_flight_images", "in_flight_requests", "in_flight_bytes", "model_state", "ready")
     assert {ours[f"xlaserve_{name}"].type for name in gauges} == {"gauge"}
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+def test_no_series_says_when_it_began(start_server: StartServer, fronts: int) -> None:
+    """It would be one more for each, and Prometheus stores it as any other."""
+    noop = {"name": "noop", "source": "builtin:noop", "buckets": [1]}
+    server = start_server({"models": [noop], "fronts": fronts, "triton_metrics": True})
+    assert NoopClient(server.grpc).ask(1) == grpc.StatusCode.OK
+    for media_type in FORMATS:
+        text = get(server.metrics, "/metrics", media_type)[1]
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        for name in ("xlaserve_requests_total", "xlaserve_request_seconds_bucket", "nv_inference_count"):
+            assert any(line.startswith(name) for line in lines), name
+        assert text.endswith("# EOF\n") == ("openmetrics" in media_type)
+        assert [line for line in lines if "_created" in line] == []
 
 
 def test_every_request_is_counted_once_by_its_status(
