@@ -280,14 +280,14 @@ def metrics_page() -> Iterator[str]:
     ours = [(metric, labels) for metric, labels in shown if not metric.name.startswith(OF_TRITON)]
     yield "## The server"
     yield (
-        "What `/metrics` shows at `metrics_port`. A histogram has the series `_bucket`, `_sum` and `_count`. A server of"
-        " several processes shows those that begin with `process_` for each, with the label `role`."
+        "What `/metrics` shows at `metrics_port`. A histogram has the series `_bucket`, `_sum` and `_count`. A server"
+        " of several processes shows those that begin with `process_` for each, with the label `role`."
     )
     yield _metrics(ours)
     yield "## Triton's names"
     yield (
-        "What [`triton_metrics`](settings.md#triton_metrics) adds. Those of type unknown are counters, whose names end in"
-        " `_total` elsewhere; names that end in `_us` count microseconds."
+        "What [`triton_metrics`](settings.md#triton_metrics) adds. Those of type unknown are counters, whose names end"
+        " in `_total` elsewhere; names that end in `_us` count microseconds."
     )
     yield _metrics([each for each in shown if each not in ours])
     yield "## loadtest"

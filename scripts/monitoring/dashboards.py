@@ -125,6 +125,11 @@ def _graph(title: str, question: str, *by: str, columns: int = 8, is_stacked: bo
     return Graph(title, (Ask(question, by or None),), columns, is_stacked)
 
 
+def _by_process(title: str, question: str, columns: int = 8) -> Graph:
+    """Returns a panel with a line for each process of a server: one, or those of its roles."""
+    return Graph(title, (Ask(question, ("role",), "process"),), columns)
+
+
 def _latency(*by: str, columns: int = 8) -> Graph:
     asks = (Ask("latency_p50", by, "p50"), Ask("latency_p99", by, "p99"))
     return Graph("Latency of answered requests", asks, columns)
@@ -171,7 +176,7 @@ _FLEET: Final = Board(
         "What serves": (
             Table("Builds", Ask("builds")),
             Table("Models", Ask("model_states")),
-            _graph("Restarts in an hour", "restarts"),
+            Graph("Restarts in an hour", (Ask("restarts"), Ask("process_restarts", None, "processes:"))),
             _graph("Memory", "memory"),
             _graph("Certificate ends in", "certificate"),
         ),
@@ -210,10 +215,11 @@ _SERVER: Final = Board(
                 (Ask("serving_compilations", (), "in traffic"), Ask("cache_hits", None, "cached:")),
             ),
         ),
-        "Process": (
-            _graph("Cores", "cores"),
-            _graph("Memory", "memory"),
-            _graph("Open file descriptors", "file_use"),
+        "Processes": (
+            _by_process("Cores", "cores", 6),
+            _by_process("Memory", "memory", 6),
+            _by_process("Open file descriptors", "file_use", 6),
+            _graph("Processes that ended, in an hour", "process_restarts", "role", columns=6),
         ),
     },
     single=frozenset({"instance"}),
@@ -273,8 +279,8 @@ _DEVICE: Final = Board(
         ),
         "Processor": (
             Table("Device", Ask("builds", ("instance", "device_name", "version", "tensorflow"))),
-            _graph("Cores", "cores", columns=6),
-            _graph("Memory", "memory", columns=6),
+            _by_process("Cores", "cores", 6),
+            _by_process("Memory", "memory", 6),
         ),
         "GPUs": (
             _graph("GPU busy", "gpu_use", columns=6),

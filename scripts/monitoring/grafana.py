@@ -48,15 +48,20 @@ def queries_of(panel: Mapping[str, Any]) -> Iterator[Query]:
         yield Query(panel["title"], target["expr"], target["legendFormat"], target.get("instant", False))
 
 
-def chosen(dashboard: Mapping[str, Any], prometheus: Prometheus) -> dict[str, str]:
-    """Returns the values of variables: all, or the first where one is shown at a time. Raises LookupError for none."""
+def chosen(dashboard: Mapping[str, Any], prometheus: Prometheus, **picked: str) -> dict[str, str]:
+    """Returns the values of variables: all, or where one is shown at a time the one that is `picked`, or the first.
+
+    Raises LookupError where there are none, or not that.
+    """
     values: dict[str, str] = {}
     for variable in dashboard["templating"]["list"]:
         if found := _LABEL_VALUES.fullmatch(str(variable.get("query", ""))):
             there = sorted(prometheus.values(found[2], _filled(found[1], values)))
-            if not there:
-                raise LookupError(f"{variable['name']} has no values: {variable['query']}")
-            values[variable["name"]] = "|".join(there if variable.get("multi") else there[:1])
+            name = variable["name"]
+            wanted = there if variable.get("multi") else [picked.get(name, there[0])] if there else []
+            if not wanted or not {*wanted} <= {*there}:
+                raise LookupError(f"{name}: expected one of {there}, got {wanted}: {variable['query']}")
+            values[name] = "|".join(wanted)
     return values
 
 

@@ -1,6 +1,7 @@
 """What deploy/compose.yaml starts, without containers: a server, a load test and the Prometheus that watches both.
 
-Their commands are those of the file, but for ports, folders, TLS and limits for a caller.
+Their commands are those of the file, but for ports, folders, TLS and limits for a caller. Beside them is a server of
+several processes, which the load test loads. Both servers have the labels that they would have as pods.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from threading import Event, Thread
 from typing import Any, Final
 
 import grpc
+import psutil
 import trustme
 import yaml
 from scripts.monitoring import compose
@@ -33,7 +35,7 @@ from scripts.monitoring.__main__ import DEPLOY
 from xlaserve_client import VisionClient
 from xlaserve_client.errors import ClientError
 
-START_S: Final = 120
+START_S: Final = 300
 STOP_S: Final = 30
 SCRAPE: Final = "1s"
 DETECTOR: Final = "shapes-detector"
@@ -41,6 +43,10 @@ KEY: Final = "a key of a caller with narrow limits"
 TRACE_ID: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACE: Final = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
 """A trace that is recorded somewhere."""
+ONE, SEVERAL = "xlaserve-one-0", "xlaserve-several-0"
+"""The servers, of one process and of several, by their names as pods."""
+FRONTS: Final = 2
+NAMESPACE: Final = "xlaserve"
 FAKE_GPU: Final = Path(__file__).parent / "fake_gpu"
 SAMPLES: Final = DEPLOY.parent / "scripts" / "samples"
 
@@ -81,25 +87,37 @@ def live(*, has_fake_gpu: bool = False, block_s: float = 2) -> Iterator[Promethe
         authority = trustme.CA()
         _write_identity(folder, authority)
         path = os.pathsep.join([*[str(FAKE_GPU)] * has_fake_gpu, os.environ.get("PYTHONPATH", "")])
-        processes = [stack.enter_context(_started(_server_command(folder), folder / "server.log", PYTHONPATH=path))]
-        ready = folder / "ready.json"
-        _wait(ready.exists, processes, folder)
-        addresses = json.loads(ready.read_text())
+        processes: list[subprocess.Popen[bytes]] = []
+        addresses: dict[str, dict[str, Any]] = {}
+        for name, options in ((ONE, ()), (SEVERAL, _several())):  # one after the other: they share a cache
+            command = [*_server_command(folder, name), *options]
+            processes.append(stack.enter_context(started(command, folder / f"{name}.log", PYTHONPATH=path)))
+            ready = folder / f"{name}.json"
+            wait_until(ready.exists, processes, folder)
+            addresses[name] = json.loads(ready.read_text())
+            stack.enter_context(_asked(addresses[name]["grpc"], folder / "ca.pem"))
+        loaded = addresses[SEVERAL]
         live_port = _free_port()
         command = [
             *(sys.executable, "-m", "xlaserve_loadtest", *compose.command("loadtest")),
-            *("--target", addresses["grpc"], "--target-http", addresses["metrics"], "--tls-ca", str(folder / "ca.pem")),
+            *("--target", loaded["grpc"], "--target-http", loaded["metrics"], "--tls-ca", str(folder / "ca.pem")),
             *("--block", str(block_s), "--warmup", "0.5", "--workers", "1", "--equality-images", "0"),
             *("--live-port", str(live_port), "--out", str(folder / "run")),
         ]
-        processes.append(stack.enter_context(_started(command, folder / "loadtest.log")))
-        stack.enter_context(_asked(addresses["grpc"], folder / "ca.pem"))
+        processes.append(stack.enter_context(started(command, folder / "loadtest.log")))
         listen = f"127.0.0.1:{_free_port()}"
-        targets = {"xlaserve": addresses["metrics"], "loadtest": f"127.0.0.1:{live_port}"}
-        command = _prometheus_command(folder, listen, targets)
-        processes.append(stack.enter_context(_started(command, folder / "prometheus.log")))
+        command = _prometheus_command(
+            folder,
+            listen,
+            {
+                "xlaserve": [_as_pod(name, where["metrics"]) for name, where in addresses.items()],
+                "loadtest": [{"targets": [f"127.0.0.1:{live_port}"]}],
+            },
+        )
+        processes.append(stack.enter_context(started(command, folder / "prometheus.log")))
         prometheus = Prometheus(listen)
-        _wait(lambda: _is_up(prometheus), processes, folder)
+        wait_until(lambda: _is_up(prometheus), processes, folder)
+        _kill_front(addresses[SEVERAL]["pid"])
         yield prometheus
 
 
@@ -114,7 +132,24 @@ def _write_identity(folder: Path, authority: trustme.CA) -> None:
     (folder / "access.yaml").write_text(yaml.safe_dump(access))
 
 
-def _server_command(folder: Path) -> list[str]:
+def _several() -> list[str]:
+    """Returns the flags of a server of several processes, with the same models. They can't have a shadow."""
+    configured = yaml.safe_load(Path(compose.here("/etc/xlaserve/xlaserve.yaml", "xlaserve")).read_text())
+    models = [{name: value for name, value in model.items() if name != "shadow"} for model in configured["models"]]
+    return ["--models", json.dumps(models), "--fronts", str(FRONTS)]
+
+
+def _kill_front(supervisor: int) -> None:
+    """Has a process of a server end unasked."""
+    next(child for child in psutil.Process(supervisor).children() if child.name() == "front 1").kill()
+
+
+def _as_pod(name: str, address: str) -> dict[str, Any]:
+    """Returns a target with the labels that deploy/kubernetes/overlays/monitoring has pods get."""
+    return {"targets": [address], "labels": {"instance": name, "namespace": NAMESPACE, "pod": name}}
+
+
+def _server_command(folder: Path, name: str) -> list[str]:
     return [
         *(sys.executable, "-m", "xlaserve", *compose.command("xlaserve")),
         *(
@@ -130,17 +165,17 @@ def _server_command(folder: Path) -> list[str]:
             "0",
         ),
         *("--tls-certificate", str(folder / "certificate.pem"), "--tls-key", str(folder / "key.pem")),
-        *("--access", str(folder / "access.yaml"), "--ready-file", str(folder / "ready.json")),
+        *("--access", str(folder / "access.yaml"), "--ready-file", str(folder / f"{name}.json")),
     ]
 
 
-def _prometheus_command(folder: Path, listen: str, targets: Mapping[str, str]) -> list[str]:
+def _prometheus_command(folder: Path, listen: str, targets: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
     """Returns the command, with the configuration of deploy/prometheus but for its targets and how often it looks."""
     source = DEPLOY / "prometheus"
     settings = yaml.safe_load((source / "prometheus.yml").read_text())
     settings["global"] = {"scrape_interval": SCRAPE, "evaluation_interval": SCRAPE}
     for job in settings["scrape_configs"]:
-        job["static_configs"] = [{"targets": [targets[job["job_name"]]]}]
+        job["static_configs"] = [*targets[job["job_name"]]]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     for rules in source.glob("*.rules.yaml"):
         shutil.copy(rules, folder)
@@ -151,7 +186,8 @@ def _prometheus_command(folder: Path, listen: str, targets: Mapping[str, str]) -
 
 
 @contextmanager
-def _started(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command until the block ends; what it says goes into `log`."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env={**os.environ, **environment}
@@ -203,11 +239,11 @@ def _asked(address: str, authority: Path) -> Iterator[None]:
 
 def _is_up(prometheus: Prometheus) -> bool:
     with suppress(OSError):
-        return [series["value"][1] for series in prometheus.now("up")] == ["1", "1"]
+        return [series["value"][1] for series in prometheus.now("up")] == ["1", "1", "1"]
     return False
 
 
-def _wait(condition: Callable[[], object], processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+def wait_until(condition: Callable[[], object], processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     """Returns once `condition` holds. Raises RuntimeError where a process ends first, or it takes too long."""
     give_up_at = time.monotonic() + START_S
     while not condition():

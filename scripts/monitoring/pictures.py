@@ -26,7 +26,7 @@ import plotly.io  # type: ignore[import-untyped]
 import plotly.offline  # type: ignore[import-untyped]
 from scripts.monitoring import grafana
 from scripts.monitoring.dashboards import BOARDS
-from scripts.monitoring.live import Prometheus, live
+from scripts.monitoring.live import SEVERAL, Prometheus, live
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 RATE_INTERVAL: Final = "15s"
@@ -79,7 +79,7 @@ class Drawing:
         self._dashboard = dashboard
         self._prometheus = prometheus
         self._start, self._end = start, end
-        self._values = grafana.chosen(dashboard, prometheus)
+        self._values = grafana.chosen(dashboard, prometheus, instance=SEVERAL)
 
     def page(self) -> str:
         """Returns a page of HTML that needs nothing else."""

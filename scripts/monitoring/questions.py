@@ -356,13 +356,13 @@ SECTIONS: Final[Mapping[str, tuple[Question, ...]]] = {
     "Process and machine": (
         _server(
             "cores",
-            "How many cores does a server use?",
+            "How many cores does a server use? `role` says which of its processes.",
             f"sum by ($by) (rate(process_cpu_seconds_total{{$where}}[$window]) {_OURS})",
             Unit.CORES,
         ),
         _server(
             "memory",
-            "How much memory does a server hold?",
+            "How much memory does a server hold? What its processes share, such as pixels of requests, counts in each.",
             f"sum by ($by) (process_resident_memory_bytes{{$where}} {_OURS})",
             Unit.BYTES,
         ),
