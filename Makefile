@@ -26,10 +26,11 @@ reference: setup ## Generate docs/reference from the code, and Prometheus's rule
 	$(BIN)/python -m scripts.generate_docs
 	$(BIN)/python -m scripts.monitoring
 
-pictures: setup ## Draw the dashboards into docs/, from a server and a load test that run for it
+pictures: setup ## Draw the dashboards and the page into docs/, from servers and a load test that run for it
 	scripts/install_chromium.sh
 	scripts/install_package.sh prometheus prometheus promtool
 	$(BIN)/python -m scripts.monitoring.pictures
+	$(BIN)/python -m tests.page_picture
 
 docs: setup ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

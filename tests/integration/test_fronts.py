@@ -143,7 +143,13 @@ def test_statistics_and_the_page_are_those_of_all_fronts(start_server: StartServ
         statistics = client.stub.ModelStatistics(pb.ModelStatisticsRequest(name="noop")).model_stats[0]
         assert statistics.inference_count == 48
     with urlopen(f"http://{server.http}/v1/status", timeout=PATIENCE_S) as answer:
-        (shown,) = json.load(answer)["models"]
+        look = json.load(answer)
+    at = {one["role"]: one["pid"] for one in look["processes"]}
+    assert {f"xlaserve {role}": at.get(role) for role in ("engine", "front 1", "front 2")} == {
+        name: process.pid for name, process in processes(server).items()
+    }
+    assert at["supervisor"] == server.pid
+    (shown,) = look["models"]
     assert (shown["images"], shown["requests"], sum(shown["total"]["counts"])) == (48, 48, 48)
 
 

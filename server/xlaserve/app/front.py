@@ -66,7 +66,8 @@ RESIDENT_SHARE: Final = 0.8
 class Front:
     """Serves what `backend` runs. `stopping` is set once the server is to end, and `on_crash` called where it must.
 
-    `usage` is what all fronts of the server have in use, `regions` the shared memory that clients have registered.
+    `usage` is what all fronts of the server have in use, `regions` the shared memory that clients have registered,
+    `supervisor` the process that has started all of them.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class Front:
         usage: Usage | None = None,
         regions: Regions | None = None,
         resident: Callable[[], int] = resident_bytes,
+        supervisor: int | None = None,
     ) -> None:
         usage = usage or Usage()
         self._regions = regions
+        self._supervisor = supervisor
         self._settings = settings
         self._backend = backend
         self._metrics = metrics
@@ -181,6 +184,7 @@ class Front:
             self._backend,
             is_ready=self.is_ready,
             addresses=lambda: self.ports.addresses(),  # noqa: PLW0108 - they are made later
+            supervisor=self._supervisor,
         )
         methods = routes.operations(
             HttpOpenInference(calls, models, settings.cors_origins),

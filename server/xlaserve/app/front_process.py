@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import pickle
 from collections.abc import Coroutine, Iterable
 from functools import partial
@@ -97,6 +98,7 @@ async def _serve(child: Child, orders: Orders) -> int:
             usage=Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1),
             regions=Regions(child.descriptors[REGIONS]),
             resident=lambda: resident_bytes() - engines.spare_bytes,
+            supervisor=os.getppid(),
         )
         engines.calls = front.calls
         mirror.on_change = front.health.refresh

@@ -110,6 +110,13 @@ _FAILURE: Final = _object(
     total_s=NUMBER,
     **dict.fromkeys(("method", "status", "reason", "model", "caller", "request_id"), STRING),
 )
+_PROCESS: Final = _object(
+    ["role", "pid", "cpu_s", "resident_bytes"],
+    role={"type": "string", "description": "Empty for a server that is one process."},
+    pid=INTEGER,
+    cpu_s={"type": "number", "description": "Processor time since the start of the process."},
+    resident_bytes={"type": "integer", "description": "Memory, with all that it shares with others."},
+)
 _STATUS: Final = _object(
     ["version", "is_ready", "clock_s", "device", "lanes", "bounds_s", "gpus", "models", "failures"],
     name=STRING,
@@ -119,7 +126,8 @@ _STATUS: Final = _object(
     up_s={"type": "number"},
     device=_object(),
     lanes=_object(),
-    process=_object(),
+    cores=INTEGER,
+    processes=_list(_PROCESS),
     in_flight_requests=INTEGER,
     compiled_while_serving=INTEGER,
     bounds_s=_list({"type": "number"}),

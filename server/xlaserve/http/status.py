@@ -80,7 +80,7 @@ class Status:
         gpus = await asyncio.to_thread(self.gpus.levels) if len(self.gpus) else []
         await self.overview.count()
         at = self.clock()
-        server = to_json(self.overview.server() | {"gpus": gpus})
+        server = to_json(await self.overview.server() | {"gpus": gpus})
         models: list[tuple[str, bytes]] = []
         for number, model in enumerate(self.overview.models(self.overview.versions()), start=1):
             models.append((model["name"], to_json(model)))

@@ -9,6 +9,7 @@ from typing import Final
 
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from xlaserve.processes.resources import SUPERVISOR
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Watcher
 from xlaserve.telemetry import snapshot
@@ -21,8 +22,6 @@ EVERY_S: Final = 5.0
 """How often processes are asked while nobody looks: what one that is killed has counted since is lost."""
 PATIENCE_S: Final = 0.4
 """How long `refresh` waits for those that do not answer. What they showed last is shown."""
-SUPERVISOR: Final = "supervisor"
-"""The role of the process that this is."""
 
 
 class Restarted(Watcher):

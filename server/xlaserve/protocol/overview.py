@@ -5,6 +5,7 @@ Counts only grow while a version is loaded, so that rates are differences of two
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import time
@@ -15,9 +16,9 @@ from typing import Any, Final, TypeVar
 
 from xlaserve import __version__
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.memory import resident_bytes
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.model.version import Version
+from xlaserve.processes.resources import taken
 from xlaserve.protocol.backend import Backend
 from xlaserve.protocol.call import Calls
 from xlaserve.protocol.models import source_name
@@ -43,12 +44,15 @@ class Overview:
     is_ready: Callable[[], bool]
     addresses: Callable[[], Json]
     """HOST:PORT by protocol, null where it does not listen."""
+    supervisor: int | None = None
+    """The process that has started this one and the other ones of the server; None for one process."""
 
     def __post_init__(self) -> None:
         self._started_at = time.monotonic()
 
-    def server(self) -> Json:
+    async def server(self) -> Json:
         """Returns what the server is, and its counts."""
+        processes = await asyncio.to_thread(taken, self.supervisor)
         device = self.backend.device
         return {
             "name": "xlaserve",
@@ -61,7 +65,8 @@ class Overview:
             "up_s": time.monotonic() - self._started_at,
             "device": {"kind": device.kind, "name": device.name, "count": device.count},
             "lanes": {"count": device.lanes, "threads": device.threads_per_lane, "busy_s": self.backend.lane_busy_s},
-            "process": {"cpu_s": time.process_time(), "cores": os.cpu_count(), "resident_bytes": _resident_bytes()},
+            "cores": os.cpu_count(),
+            "processes": [process._asdict() for process in processes],
             "in_flight_requests": self.calls.in_flight + self.backend.in_flight_elsewhere,
             "compiled_while_serving": len(self.backend.unexpected),
             "is_watched": self.backend.is_watched,
@@ -218,10 +223,3 @@ def _of(version: Version, series: Iterable[tuple[tuple[str, ...], Series]]) -> I
 
 def _key(version: Version) -> tuple[str, str]:
     return version.name, version.settings.version
-
-
-def _resident_bytes() -> int | None:
-    try:
-        return resident_bytes()
-    except OSError:
-        return None

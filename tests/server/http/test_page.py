@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
@@ -26,6 +26,7 @@ from xlaserve.telemetry.metrics import SECONDS
 WIDTHS = (390, 800, 1280)
 EVIL = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
 SAMPLES = Path(__file__).parents[3] / "scripts" / "samples"
+ROLES = ("engine", "front 1", "front 2")
 SEEN = Path(__file__).with_name("seen.js").read_text()
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; scripts/install_chromium.sh installs it")
@@ -46,6 +47,12 @@ class State:
         self.label = "cat"
         self.posts: list[tuple[str, str, bytes]] = []
         self.began = time.monotonic()
+        self.clock: Callable[[], float] = time.monotonic
+        self.processes: Callable[[float], list[dict[str, Any]]] = lambda cpu_s: [self.process("", cpu_s)]
+
+    @staticmethod
+    def process(role: str, cpu_s: float, pid: int = 1) -> dict[str, Any]:
+        return {"role": role, "pid": pid, "cpu_s": cpu_s, "resident_bytes": 3 * 2**30}
 
     @staticmethod
     def model(name: str, **more: Any) -> dict[str, Any]:
@@ -71,7 +78,7 @@ class State:
         }
 
     def look(self) -> dict[str, Any]:
-        now = time.monotonic()
+        now = self.clock()
         grown = int((now - self.began) * 100)
         for model in self.models:
             if model["images"]:
@@ -86,7 +93,8 @@ class State:
             "up_s": now - self.began,
             "device": {"kind": "gpu", "name": "A device of some name", "count": 2},
             "lanes": {"count": 4, "threads": 1, "busy_s": (now - self.began) * 2},
-            "process": {"cpu_s": now - self.began, "cores": 16, "resident_bytes": 3 * 2**30},
+            "cores": 16,
+            "processes": self.processes(now - self.began),
             "gpus": [{"name": "H200", "utilization_ratio": 0.5, "memory_used_bytes": 2**34, "memory_size_bytes": 2**37}]
             * 2,
             "in_flight_requests": 2,
@@ -296,6 +304,28 @@ def test_it_shows_models_buckets_stages_and_rates(state: State, page: Page, tmp_
     check_views(page, "state", tmp_path)
 
 
+def test_processor_and_memory_are_those_of_all_processes(state: State, browser: Page) -> None:
+    """Another engine takes the place of one, and what that had used is gone."""
+
+    def at(now: float, **cpu_s: float) -> None:
+        state.processes = lambda _: [state.process(*one) for one in zip(ROLES, cpu_s.values(), pids, strict=True)]
+        state.clock = lambda: now
+
+    state.began, pids = 0.0, [1, 2, 3]
+    at(100, engine=5000, front_1=70, front_2=7)
+    tile = "document.querySelector('#tiles .tile:nth-child(6)').innerText.replaceAll('\u00a0', ' ').split('\\n')"
+    with serving(state) as address:
+        browser.open(address)
+        is_shown(browser, "of 16; memory 9\u00a0GiB")
+        at(104, engine=5004, front_1=72, front_2=8)
+        browser.wait_for(f"{tile}[1] === '1.75 cores'")
+        assert browser.evaluate(tile)[2] == "of 16; memory 9 GiB; most: engine, 1"
+        pids[0] = 4
+        at(106, engine=1.5, front_1=73, front_2=8.5)
+        browser.wait_for(f"{tile}[1] === '1 cores'")
+        assert browser.evaluate(tile)[2] == "of 16; memory 9 GiB; most: front 1, 0.5"
+
+
 def test_a_dropped_image_shows_what_was_found_and_where_the_time_went(state: State, page: Page, tmp_path: Path) -> None:
     is_shown(page, "cats, version 1")
     file = SAMPLES / "shapes" / "circle_square_triangle.jpg"
@@ -335,7 +365,7 @@ def test_a_screen_reader_finds_landmarks_names_and_changes_but_no_chatter(state:
     parts = {(part["role"], part["name"]) for part in page.accessibility()}
     assert {role for role, _ in parts} >= {"banner", "main", "navigation", "progressbar", "columnheader", "rowheader"}
     assert {("region", "Models"), ("region", "Last errors"), ("region", "Try an image with cats")} <= parts
-    assert "of 16; memory 3 GiB" in page.text("#tiles")  # not "of 16, 3 GiB", which is one number to the ear
+    assert "of 16; memory 3\u00a0GiB" in page.text("#tiles")  # not "of 16, 3 GiB", which is one number to the ear
     assert not [part for part in parts if part[0] in ("button", "link", "textbox", "combobox") and not part[1]]
     assert page.text("#announced") in ("", "dogs is compiling.")
     dogs["state"] = "READY"

@@ -31,6 +31,8 @@
   const number = (value, digits = 3) => value === null || !Number.isFinite(value) ? NONE
     : value >= 1000 ? integer.format(value)
     : value === 0 ? "0" : Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 4 });
+  const hundredths = (value) => number(Math.round(value * 100) / 100);
+  const unbroken = (text) => text.replaceAll(" ", "\u00a0");
   const ms = (seconds) => seconds === null || seconds === undefined ? NONE : number(seconds * 1000);
   const about = (seconds) => seconds === null ? NONE : number(Number((seconds * 1000).toPrecision(2))); // from a histogram
   const percent = (share) => share === null ? NONE : share > 0 && share < 0.01 ? "<1%" : `${Math.round(share * 100)}%`;
@@ -171,6 +173,13 @@
     attribute(svg.firstElementChild, "d", points.length < 2 ? "" : `M${points[0].split(",")[0]},20 L${points.join(" L")} L${HISTORY_S},20 Z`);
   };
 
+  // What each process has used since `before`, by its role; one that has started since then, since its start.
+  const coresOf = (look, before, seconds) => {
+    if (!before) return [];
+    const was = new Map(before.processes.map((process) => [process.pid, process.cpu_s]));
+    return look.processes.map(({ pid, role, cpu_s }) => [role, Math.max(0, cpu_s - (was.get(pid) ?? 0)) / seconds]);
+  };
+
   const showNow = (look) => {
     const before = then(RATE_S);
     const seconds = before ? look.clock_s - before.clock_s : 0;
@@ -184,7 +193,9 @@
     const waiting = look.models.reduce((total, model) => total + (model.waiting_images ?? 0), 0);
     const work = look.models.reduce((total, model) => total + (model.queued_work_s ?? 0), 0);
     const busy = before ? (look.lanes.busy_s - before.lanes.busy_s) / seconds / look.lanes.count : null;
-    const cpu = before ? (look.process.cpu_s - before.process.cpu_s) / seconds : null;
+    const cores = coresOf(look, before, seconds);
+    const busiest = [...cores].sort(([, one], [, other]) => other - one)[0];
+    const memory = look.processes.reduce((total, process) => total + process.resident_bytes, 0);
     curve(tile("Images/s", number(rate((model) => model.images)), "", `last ${RATE_S} s`, { isWide: true }), history);
     const failed = rate((model) => model.failed);
     tile("Requests/s", number(rate((model) => model.requests)), "", failed ? `${number(failed)}/s failed` : "none failed", { isAlarm: Boolean(failed) });
@@ -192,7 +203,9 @@
     tile("Latency, p50", before ? about(quantile(latency, look.bounds_s, 0.5)) : NONE, "ms", `p99 ${p99 === null ? NONE : about(p99)} ms`);
     tile("Waiting", number(waiting), waiting === 1 ? "image" : "images", `${ms(work)} ms of work`);
     tile("Lanes busy", percent(busy), "", `${count(look.lanes.count, "lane")}, ${look.in_flight_requests} in flight`);
-    tile("Processor", cpu === null ? NONE : number(Math.round(cpu * 100) / 100), "cores", `of ${look.process.cores}; memory ${bytes(look.process.resident_bytes)}`);
+    tile("Processor", before ? hundredths(sum(cores.map(([, used]) => used))) : NONE, "cores",
+      `of ${look.cores}; memory ${unbroken(bytes(memory))}`
+      + (cores.length > 1 ? `; most: ${unbroken(`${busiest[0]}, ${hundredths(busiest[1])}`)}` : ""));
     if (look.gpus.length) {
       const total = (name) => look.gpus.reduce((all, gpu) => all + (gpu[name] ?? 0), 0);
       const busiest = Math.max(...look.gpus.map((gpu) => gpu.utilization_ratio ?? 0));
