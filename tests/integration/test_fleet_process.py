@@ -19,6 +19,7 @@ from tests.integration.conftest import NOOP
 from xlaserve.fleet import folders
 from xlaserve.fleet.policy import BUSY, WAIT
 from xlaserve.fleet.process import ServerFailed, ServerProcess, reachable, rotate, totals
+from xlaserve.fleet.settings import FleetSettings, flags
 
 CONFIG = {"models": [NOOP]}
 FLAGS = {"host": "127.0.0.1", "grpc_port": 0, "http_port": 0, "metrics_port": 0, "lanes": 2}
@@ -81,6 +82,24 @@ async def test_a_server_that_hangs_does_not_pass_the_check(server: ServerProcess
             await server.check()
     finally:
         os.kill(server.pid, signal.SIGCONT)
+
+
+async def test_no_other_server_takes_its_place_unseen(tmp_path: Path) -> None:
+    """That would go on without anybody who watches it, while the fleet has another one started."""
+    fleet = FleetSettings(server={**CONFIG, "fronts": 1})
+    server = ServerProcess(fleet.server, flags(fleet, "127.0.0.1"), tmp_path / "server", 0)
+    try:
+        await server.start()
+        assert server.pid is not None
+        before = {child.pid for child in psutil.Process(server.pid).children()}
+        os.kill(server.pid, signal.SIGUSR2)
+        await until(lambda: "upgrade: " in (tmp_path / "server" / "server.log").read_text())
+        assert "would take it for ended" in (tmp_path / "server" / "server.log").read_text()
+        assert not server.has_ended
+        await server.check()
+        assert before <= {child.pid for child in psutil.Process(server.pid).children()}
+    finally:
+        await server.stop()
 
 
 async def test_a_server_that_can_not_start_says_why(tmp_path: Path) -> None:

@@ -233,8 +233,8 @@ class Server(Watcher):
     def _upgrade(self) -> None:
         if not self._was_ready or self._is_stopping:
             log.warning("upgrade: this server is %s; nothing is done", "ending" if self._is_stopping else "starting")
-        elif os.getpid() == 1:
-            log.error("upgrade: a container ends with its first process, which this is: start a new container instead")
+        elif os.getpid() == 1 or not self._settings.upgrades:
+            log.error("upgrade: who has started this server would take it for ended (upgrades: false); nothing is done")
         elif self._successor is not None:
             log.warning("upgrade: process %d is starting already", self._successor.pid)
         else:

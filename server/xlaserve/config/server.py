@@ -95,6 +95,10 @@ class Settings(Frozen):
     another process that loads all models beside the one that serves, and moves the traffic once it is ready; the old
     process ends, with all that TensorFlow never frees. `in_place` changes the process that serves, where memory does
     not hold two. What is only added is always loaded in place."""
+    upgrades: bool = True
+    """With `fronts`, whether SIGUSR2 (`xlaserve upgrade`) has another server take the place of this one, in a process of
+    its own. The images and fleets turn it off: a container ends with the process that it was started with, and a fleet
+    takes the end of a server's process for the end of the server."""
 
     # What runs the models.
     device: str = "auto"

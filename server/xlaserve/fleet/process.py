@@ -225,7 +225,13 @@ def totals(text: str, names: Sequence[str]) -> dict[str, float]:
 
 
 def _as_arguments(flags: Mapping[str, object]) -> list[str]:
-    return [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return [part for name, value in flags.items() for part in _as_argument(name.replace("_", "-"), value)]
+
+
+def _as_argument(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return (f"--{name}" if value else f"--no-{name}",)
+    return f"--{name}", str(value)
 
 
 def _tail(file: Path) -> str:

@@ -126,7 +126,7 @@ def flags(fleet: FleetSettings, node_address: str) -> dict[str, object]:
     was asked to stop, and listens on the node's address.
     """
     given = fleet.server_settings()
-    found: dict[str, object] = {"grpc_port": 0, "http_port": 0, "metrics_port": 0}
+    found: dict[str, object] = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "upgrades": False}
     if "host" not in given.model_fields_set:
         found["host"] = node_address
     if "shutdown_delay_s" not in given.model_fields_set:
