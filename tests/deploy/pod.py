@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -30,10 +31,19 @@ PATIENCE_S = 120.0
 POLL_S = 0.02
 HEALTH = "import sys; from xlaserve.commands.health import main; sys.exit(main())"
 FOR_ALL = 0o755
+SEAL = """
+set -e
+folder=$1 user=$2 group=$3; shift 3
+mount --bind "$folder" "$folder"
+mount -o remount,ro,bind /
+exec setpriv --reuid="$user" --regid="$group" --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
+"""
+"""Becomes a command of a user without privileges, on a root that can't be written but for one folder."""
 
 
 class Pod:
-    """The first container of `spec`, a pod's, as a process of the manifest's user where we are root.
+    """The first container of `spec`, a pod's, as a process of the manifest's user where we are root, who can write only
+    into the pod's volumes where we may mount.
 
     Its volumes are folders in `folder`, and what is mounted at a path is found there wherever the manifest or a file of
     a volume names the path. `files` holds what is in them, by volume and name. `environment` goes before that of the
@@ -153,10 +163,16 @@ class Pod:
             str(Path(module.__file__ or "").parents[1]) for module in (xlaserve, xlaserve_client, xlaserve_proto, numpy)
         ]
         path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), *sources])
+        image["TMPDIR"] = "/tmp"
         return {name: self._mapped(value) for name, value in {**image, **manifest}.items()} | {"PYTHONPATH": path}
 
     def _start(self, command: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
-        user: dict[str, Any] = {"user": self._user, "group": self._group, "extra_groups": []} if self._user else {}
+        user: dict[str, Any] = {}
+        if self._user and may_mount() and self._container["securityContext"]["readOnlyRootFilesystem"]:
+            seal = ["unshare", "--mount", "bash", "-c", SEAL, "seal"]
+            command = [*seal, str(self._folder), str(self._user), str(self._group), *command]
+        elif self._user:
+            user = {"user": self._user, "group": self._group, "extra_groups": []}
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 command,
@@ -167,6 +183,14 @@ class Pod:
                 stderr=log,
                 **user,
             )
+
+
+@cache
+def may_mount() -> bool:
+    try:
+        return subprocess.run(["unshare", "--mount", "setpriv", "true"], check=False).returncode == 0
+    except FileNotFoundError:
+        return False
 
 
 def _python_for(user: int | None) -> list[str]:

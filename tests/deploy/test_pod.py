@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ import psutil
 import pytest
 import trustme
 from tests.deploy.manifests import KSERVE, KUBERNETES, kustomized, one, read
-from tests.deploy.pod import PATIENCE_S, Pod
+from tests.deploy.pod import PATIENCE_S, Pod, may_mount
 
 from xlaserve.app.stopping import SECOND_SIGNAL_S
 from xlaserve.config import load
@@ -110,6 +112,9 @@ def test_a_pod_compiles_serves_and_ends_without_losing_a_request(start_pod: Star
     if psutil.Process().uids().real == 0:
         assert psutil.Process(pod.process.pid).uids().real == spec["securityContext"]["runAsUser"]
 
+        if may_mount():
+            assert [pod.run(["touch", f"{place}/file"]) for place in (folder / "tmp", "/var/tmp")] == [0, 1]
+
     # A Service learns late that the pod ends, when the server has almost stopped taking requests.
     load_on_it = Load(pod.grpc, "digits")
     before = time.monotonic()
@@ -124,6 +129,46 @@ def test_a_pod_compiles_serves_and_ends_without_losing_a_request(start_pod: Star
     assert time.monotonic() - before < spec["terminationGracePeriodSeconds"]
     print(dict(load_on_it.outcomes))
     assert set(load_on_it.outcomes) == {grpc.StatusCode.OK}
+
+
+def test_a_pod_of_several_processes_ends_without_losing_a_request_and_refuses_an_upgrade(
+    start_pod: StartPod, folder: Path
+) -> None:
+    spec = read(KUBERNETES / "base" / "deployment.yaml")[0]["spec"]["template"]["spec"]
+    container = spec["containers"][0]
+    pod = start_pod(spec, folder, {"config": {CONFIG.name: CONFIG.read_text()}}, {"XLASERVE_FRONTS": "1"})
+    assert pod.succeeds(container["livenessProbe"])
+    pod.wait_for(lambda: pod.succeeds(container["startupProbe"]))
+    supervisor = psutil.Process(pod.process.pid)
+    started = {child.name(): child for child in supervisor.children()}
+    assert started.keys() >= {"front 1", "engine"}
+    if psutil.Process().uids().real == 0:
+        users = {child.uids().real for child in (supervisor, *started.values())}
+        assert users == {spec["securityContext"]["runAsUser"]}
+    # As process 1 of a container tini ends with the supervisor.
+    pod.process.send_signal(signal.SIGUSR2)
+    pod.wait_for(lambda: "upgrade: " in pod.said)
+    load_on_it = Load(pod.grpc, "digits")
+    pod.wait_for(lambda: load_on_it.outcomes[grpc.StatusCode.OK] > CALLERS)
+    started["front 1"].kill()
+    pod.wait_for(lambda: len(re.findall("front 1: process .* is ready", pod.said)) == 2)
+    answered = load_on_it.outcomes[grpc.StatusCode.OK]
+    pod.wait_for(lambda: load_on_it.outcomes[grpc.StatusCode.OK] > answered + CALLERS)
+    load_on_it.leave()
+    assert set(load_on_it.outcomes) <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+
+    load_on_it = Load(pod.grpc, "digits")
+    assert pod.run(container["lifecycle"]["preStop"]["exec"]["command"]) == 0
+    assert pod.succeeds(container["readinessProbe"])
+    pod.process.terminate()
+    pod.wait_for(lambda: not pod.succeeds(container["readinessProbe"]))
+    assert pod.succeeds(container["livenessProbe"])
+    time.sleep(0.7 * load(CONFIG, environ={}).shutdown_delay_s)
+    load_on_it.leave()
+    assert pod.process.wait(PATIENCE_S) == 0
+    print(dict(load_on_it.outcomes))
+    assert set(load_on_it.outcomes) == {grpc.StatusCode.OK}
+    assert not any(child.is_running() for child in started.values())
 
 
 def test_a_pod_with_tls_is_probed_over_https(start_pod: StartPod, folder: Path) -> None:

@@ -96,8 +96,8 @@ class Settings(Frozen):
     process ends, with all that TensorFlow never frees. `in_place` changes the process that serves, where memory does
     not hold two. What is only added is always loaded in place."""
     upgrades: bool = True
-    """With `fronts`, whether SIGUSR2 (`xlaserve upgrade`) has another server take the place of this one, in a process of
-    its own. The images and fleets turn it off: a container ends with the process that it was started with, and a fleet
+    """With `fronts`, whether SIGUSR2 (`xlaserve upgrade`) has another server take this one's place, in a process of its
+    own. The images and fleets turn it off: a container ends with the process that it was started with, and a fleet
     takes the end of a server's process for the end of the server."""
 
     # What runs the models.
