@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ BUCKETS = [1, 2, 4]
 TIMEOUT_S = 240
 MODES = ("xla", "autocluster")
 MAX_KIB = 8
+
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
 
 def configure(folder: Path, **settings: object) -> Path:
@@ -51,7 +54,11 @@ class Warm:
         finally:
             self.process.kill()
         assert self.process.returncode == 0, self.stderr
-        self.ledger: list[dict[str, Any]] = json.loads(stdout)
+        self.ledger: list[dict[str, Any]] = []
+        while stdout := stdout.strip():  # one for each kind of engine
+            part, end = json.JSONDecoder().raw_decode(stdout)
+            self.ledger += part
+            stdout = stdout[end:]
         self.compiled = len(list(self._dump.glob("*.before_optimizations.txt")))
         return self
 
@@ -93,6 +100,42 @@ def test_a_second_start_compiles_nothing_and_times_nothing(config: Path) -> None
     assert {file: file.read_bytes() for file in records(config)} == before
     assert "WARN" not in second.stderr
     assert "Error" not in second.stderr
+
+
+ENGINES_OF_1_AND_2_CORES = """
+from xlaserve.app import engines
+from xlaserve.runtimes.tf.device import Share
+
+real, shares = engines.shares_of_machine, [Share(frozenset(cores)) for cores in SHARES]
+engines.shares_of_machine = lambda settings: shares if settings.engines == 3 else real(settings)
+"""
+"""As on a machine whose cores engines can't share out evenly."""
+
+
+@needs_two_cores
+def test_engines_that_share_out_the_cores_compile_nothing_that_is_warm(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    several = {"fronts": 1, "engines": 2}
+    assert Warm(configure(tmp_path, **several)).end().from_cache == [False] * len(BUCKETS)
+    model = {"name": "digits", "source": "builtin:digits", "buckets": BUCKETS}
+    server = start_server({"models": [model], "compile_cache": str(tmp_path / "cache"), **several})
+    server.wait_for(lambda: len(re.findall(r"engine \d: process \d+ is ready", server.stderr)) == 2, "one is not ready")
+    assert " compiled in " not in server.stderr
+    assert server.stderr.count(" loaded in ") == 2 * len(BUCKETS)
+
+
+@pytest.mark.slow
+@needs_two_cores
+def test_what_is_warm_is_of_use_to_engines_of_any_size(tmp_path: Path) -> None:
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    shares = [{first}, {first, second}, {second}]
+    (tmp_path / "sitecustomize.py").write_text(f"SHARES = {shares}\n{ENGINES_OF_1_AND_2_CORES}")
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    warm = Warm(configure(tmp_path, fronts=1, engines=3), env={"PYTHONPATH": path}).end()
+    assert warm.from_cache == [False] * 2 * len(BUCKETS)
+    facts = [json.loads(file.read_text()) for file in tmp_path.rglob("environment.json")]
+    assert sorted(one["cores"] for one in facts) == ["1", "2"]
 
 
 def test_damaged_files_are_made_anew(config: Path) -> None:

@@ -83,7 +83,7 @@ class Engines:
         """Of an engine that is about to be started."""
         self._crashes: Counter[bytes] = Counter()
         """How often each version may have crashed an engine, by its key."""
-        each = _shares(settings)
+        each = shares_of_machine(settings)
         names = [ENGINE] if len(each) == 1 else [f"{ENGINE} {number}" for number in range(1, len(each) + 1)]
         self._shares = dict(zip(names, each, strict=True))
         self.roles = [self._role(name, share) for name, share in self._shares.items()]
@@ -197,7 +197,7 @@ class Engines:
         )
 
 
-def _shares(settings: Settings) -> list[Share]:
+def shares_of_machine(settings: Settings) -> list[Share]:
     """Divides this machine among engines. Raises ConfigError."""
     cores = sorted(os.sched_getaffinity(0))
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")  # TensorFlow numbers those that it sees

@@ -1,26 +1,42 @@
-"""`xlaserve warm`: compiles every model and shows what it took."""
+"""`xlaserve warm`: compiles every model and shows what it took.
+
+It does so as each kind of engine does that the server has: XLA divides work by the number of cores, and what it has
+compiled for another number is of no use.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 from typing import Final
 
 from xlaserve import console
+from xlaserve.app.engines import shares_of_machine
 from xlaserve.app.event_loop import run_loop
+from xlaserve.app.upgrade import command
 from xlaserve.commands.command import EXECUTION, FAILED, Command, Invocation
 from xlaserve.config import check_files
+from xlaserve.runtimes.tf.device import Share, unlike
 from xlaserve.telemetry.metrics import Metrics
 
 CACHE: Final = ("compile_cache", "compile_cache_read_only", "compile_threads", "exit_on_model_failure")
+PROCESSES: Final = ("fronts", "engines")
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the ledger; fails where a model failed."""
+    """Prints the ledger, of each kind of engine; fails where a model failed."""
     if invocation.settings.exit_on_model_failure:
         check_files(invocation.settings)
+    shares = shares_of_machine(invocation.settings) if invocation.settings.front_processes else [Share()]
+    *others, share = unlike(shares)
+    failed = [other for other in others if not _warm_elsewhere(other)]
+    if share.cores:
+        os.sched_setaffinity(0, share.cores)
 
     # Nothing is served meanwhile, and what compiles beside the traffic is not kept.
-    settings = invocation.settings.model_copy(update={"ready_when": "all", "load_process": False})
+    for_this = {**share.settings, "ready_when": "all", "load_process": False}
+    settings = invocation.settings.model_copy(update=for_this)
 
     async def warm() -> int:
         from xlaserve.app.engine import Engine  # noqa: PLC0415
@@ -32,7 +48,17 @@ def run(invocation: Invocation) -> int:
         console.print_ledger((entry for version in versions for entry in version.ledger), invocation.own.json)
         return 0 if all(engine.repository.serving().values()) else FAILED
 
-    return run_loop(warm())
+    return run_loop(warm()) or (FAILED if failed else 0)
+
+
+def _warm_elsewhere(share: Share) -> bool:
+    """Does the same in another process, as an engine that has `share`; returns whether no model failed."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, share.cores or mine)
+    try:
+        return subprocess.run([*command(), "--engines", "1"], check=False).returncode == 0
+    finally:
+        os.sched_setaffinity(0, mine)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,4 +66,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-COMMAND = Command("warm", "compile every model, print the ledger, and exit", run, add_options, (*EXECUTION, *CACHE))
+COMMAND = Command(
+    "warm", "compile every model, print the ledger, and exit", run, add_options, (*EXECUTION, *CACHE, *PROCESSES)
+)

@@ -92,6 +92,11 @@ def shares(settings: Settings, cores: Sequence[int], usable: int, gpus: int) -> 
     return [Share(frozenset(cores[first:end])) for first, end in pairwise(ends)]
 
 
+def unlike(shares: Sequence[Share]) -> list[Share]:
+    """Returns one of each kind: what is compiled for one is of use to all that have as many cores, or such a GPU."""
+    return [*{(len(share.cores), share.settings.get("lanes")): share for share in shares}.values()]
+
+
 def choose(settings: Settings, cores: int, gpus: Sequence[str]) -> Device:
     """Returns the device that `settings` ask for on a machine with `cores` and perhaps `gpus`, given by their names.
 

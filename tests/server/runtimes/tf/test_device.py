@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from xlaserve.config import Mode, ModelSettings, PerformanceHint, Settings
 from xlaserve.errors import ConfigError
-from xlaserve.runtimes.tf.device import GPU_LANES, Share, choose, configure, cpu_name, shares, usable_cores
+from xlaserve.runtimes.tf.device import GPU_LANES, Share, choose, configure, cpu_name, shares, unlike, usable_cores
 
 GPU = "NVIDIA H200"
 LATENCY = PerformanceHint.LATENCY
@@ -284,6 +284,17 @@ def test_engines_share_out_the_cores() -> None:
     shared = shares(several(3), [1, 2, 3, 5, 6, 7, 8, 9], 8, 0)
     assert [sorted(share.cores) for share in shared] == [[1, 2], [3, 5, 6], [7, 8, 9]]
     assert not any(share.settings for share in shared)
+
+
+def test_engines_with_as_many_cores_or_with_a_gpu_each_are_alike() -> None:
+    def kinds(*arguments: Any) -> list[int]:
+        return [len(share.cores) for share in unlike(shares(*arguments))]
+
+    assert kinds(several(4), range(8), 8, 0) == [2]
+    assert sorted(kinds(several(3), range(8), 8, 0)) == [2, 3]
+    assert kinds(several(2), range(64), 9, 0) == [0]
+    assert kinds(Settings(device="gpu:all", fronts=1), range(8), 8, 4) == [0]
+    assert kinds(Settings(), range(8), 8, 0) == [0]
 
 
 def test_engines_share_out_a_quota_on_any_cores() -> None:
