@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -86,16 +88,73 @@ def test_prometheus_gets_ready_as_its_health_check_asks(prometheus: str) -> None
     assert status == 200
 
 
+COLLECTOR = DEPLOY / "compose" / "otel-collector.yaml"
+PROVISIONING = DEPLOY / "grafana" / "provisioning"
+SCHEMAS = Path(__file__).parents[1] / "deploy" / "schemas"
+CHECKED = {
+    COLLECTOR: "otel-collector",
+    PROVISIONING / "datasources" / "prometheus.yaml": "grafana-datasources",
+    PROVISIONING / "dashboards" / "xlaserve.yaml": "grafana-dashboards",
+}
+"""Files of programs that are not run, and the schemas that we wrote from their documentation."""
+
+
+def wrong(content: Any, schema: str) -> list[str]:
+    jsonschema = pytest.importorskip("jsonschema")
+    found = json.loads((SCHEMAS / f"{schema}.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(found)
+    return [error.message for error in jsonschema.Draft202012Validator(found).iter_errors(content)]
+
+
+@pytest.mark.parametrize("file", CHECKED, ids=lambda file: str(file.name))
+def test_files_for_the_collector_and_grafana_are_as_documented(file: Path) -> None:
+    assert wrong(yaml.safe_load(file.read_text()), CHECKED[file]) == []
+
+
+def test_no_file_for_grafana_goes_unchecked() -> None:
+    assert {*PROVISIONING.rglob("*.y*ml")} <= CHECKED.keys()
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "misspelt"),
+    [
+        (COLLECTOR, "verbosity: basic", "verbosity: brief"),
+        (COLLECTOR, "protocols", "protocol"),
+        (COLLECTOR, "pipelines", "pipeline"),
+        (COLLECTOR, "batch: {}", "batch: {time_out: 1s}"),
+        (PROVISIONING / "datasources" / "prometheus.yaml", "timeInterval: 15s", "timeInterval: 15"),
+        (PROVISIONING / "datasources" / "prometheus.yaml", "isDefault", "default"),
+        (PROVISIONING / "dashboards" / "xlaserve.yaml", "path:", "paths:"),
+    ],
+)
+def test_what_is_not_as_documented_is_noticed(file: Path, right: str, misspelt: str) -> None:
+    text = file.read_text()
+    assert right in text
+    assert wrong(yaml.safe_load(text.replace(right, misspelt)), CHECKED[file]) != []
+
+
+def test_the_collector_has_all_that_its_pipelines_name_and_listens_where_the_server_sends() -> None:
+    config = yaml.safe_load(COLLECTOR.read_text())
+    for kind in ("receivers", "processors", "exporters"):
+        named = {name for pipeline in config["service"]["pipelines"].values() for name in pipeline.get(kind, ())}
+        assert named == config[kind].keys()
+    sends_to = SERVICES["xlaserve"]["environment"]["XLASERVE_TRACE_ENDPOINT"]
+    port = config["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].rpartition(":")[2]
+    assert sends_to == f"http://otel-collector:{port}"
+    assert here(command("otel-collector")[0].partition("=")[2], "otel-collector") == str(COLLECTOR)
+    (other,) = re.findall(r"exporters: (\{otlp: .*\})", COLLECTOR.read_text())
+    assert wrong({**config, "exporters": {**config["exporters"], **yaml.safe_load(other)}}, "otel-collector") == []
+
+
 def test_prometheus_looks_where_the_services_listen_and_grafana_where_prometheus_does() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
     live_port = next(word for word in SERVICES["loadtest"]["command"] if "--live-port" in word).rpartition(":")[2]
     assert targets == {"xlaserve": ["xlaserve:8002"], "loadtest": [f"loadtest:{live_port}"]}
-    provisioned = DEPLOY / "grafana" / "provisioning"
-    (source,) = yaml.safe_load((provisioned / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    (source,) = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yaml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
     assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
-    (provider,) = yaml.safe_load((provisioned / "dashboards" / "xlaserve.yaml").read_text())["providers"]
+    (provider,) = yaml.safe_load((PROVISIONING / "dashboards" / "xlaserve.yaml").read_text())["providers"]
     assert Path(here(provider["options"]["path"], "grafana")).resolve() == DEPLOY / "grafana" / "dashboards"
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert Path(here(home, "grafana")).exists()
