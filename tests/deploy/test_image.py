@@ -185,6 +185,34 @@ def test_models_that_were_compiled_before_serve_in_seconds(demo: Container) -> N
     assert "stopped" in rest
 
 
+def test_several_processes_serve_refuse_an_upgrade_and_end_with_a_signal(demo: Container) -> None:
+    begin = time.monotonic()
+    process = served(demo, XLASERVE_FRONTS="1", XLASERVE_READY_FILE="/tmp/ready.json")
+    words = read_until(process, "ready: digits, shapes-detector, shapes-segmenter")
+    print(f"ready after {time.monotonic() - begin:.1f} s at a load of {os.getloadavg()[0]:.1f}")
+    assert re.findall(r"xla \S+ compiled in", words) == []
+    assert "xla 1x32x32 loaded in" in words
+    one = required_tini(process)
+    first(process, (Path("/proc") / str(one.pid) / "root" / "tmp" / "ready.json").exists, "no ready file")
+    (supervisor,) = one.children()
+    others = {child.name(): child for child in supervisor.children()}
+    assert others.keys() >= {"front 1", "engine"}
+    assert {each.uids().real for each in (one, supervisor, *others.values())} == {65532}
+    ready = json.loads((Path("/proc") / str(one.pid) / "root" / "tmp" / "ready.json").read_text())
+    print("health:", f"{timed_health(demo, ready['grpc']):.2f} s")
+    one.send_signal(signal.SIGUSR2)
+    read_until(process, "upgrade: ")
+    others["front 1"].kill()
+    read_until(process, "is ready")
+    timed_health(demo, ready["grpc"])
+    begin = time.monotonic()
+    one.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=PATIENCE_S)
+    print(f"ended after {time.monotonic() - begin:.1f} s")
+    assert process.returncode == 0, rest
+    assert not any(each.is_running() for each in others.values())
+
+
 def timed_health(container: Container, address: str) -> float:
     begin = time.monotonic()
     assert container.run("xlaserve-health", XLASERVE_GRPC_PORT=address.rpartition(":")[2]) == (0, "SERVING")
