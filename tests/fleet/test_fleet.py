@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,46 @@ def test_a_server_that_is_killed_is_replaced_and_no_call_lost(fleet: StartFleet)
     )
     assert not calls.lost
     assert delisted_s < 1
+
+
+def test_servers_of_several_processes_are_each_one_server(fleet: StartFleet, tmp_path: Path) -> None:
+    """A front or an engine that dies is the server's own business: the fleet replaces no server for it."""
+    server = {**SERVER, "fronts": 2, "compile_cache": str(tmp_path / "cache")}
+    one = fleet(3, min_servers=2, server=server)
+    before = one.wait_for(2)
+    victim = one.servers()[0]
+    with load(one.url) as calls:
+        until(lambda: calls.outcomes.total() > 100, "there were no answers")
+        roles = processes(victim["pid"])
+        assert roles.keys() == {"engine", "front 1", "front 2"}
+        assert 0 <= victim["wait_s"] < 1, victim
+        kill(roles["front 1"])
+        until(lambda: processes(victim["pid"]).get("front 1") not in (None, roles["front 1"]), "no other front came")
+        time.sleep(3)  # for some health checks
+        assert sorted(one.ready()) == sorted(before)
+        killed_at = time.monotonic()
+        kill(roles["engine"])
+        until(lambda: processes(victim["pid"]).get("engine") not in (None, roles["engine"]), "no other engine came")
+        with VisionClient(victim["address"]) as client:
+            until(client.ready, "it does not serve again")
+            back_s = time.monotonic() - killed_at
+        time.sleep(5)  # for what would replace it
+        assert sorted(one.wait_for(2)) == sorted(before)
+    print(
+        f"front and engine killed: the engine serves {back_s:.1f} s later; {calls.started} calls, lost {calls.lost},"
+        f" longest gap {calls.longest_gap_s:.2f} s"
+    )
+    assert not calls.lost
+
+
+def processes(server: int) -> dict[str, int]:
+    """Returns the numbers of the processes of a server, by their roles."""
+    found = {}
+    for child in psutil.Process(server).children():
+        with suppress(psutil.Error):
+            if child.status() != psutil.STATUS_ZOMBIE and child.name().startswith(("engine", "front")):
+                found[child.name()] = child.pid
+    return found
 
 
 def test_a_server_drains_when_its_supervisor_is_killed_and_no_call_is_lost(fleet: StartFleet) -> None:

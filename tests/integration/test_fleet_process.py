@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
+import trustme
 from tests.integration.conftest import NOOP
 
 from xlaserve.fleet import folders
 from xlaserve.fleet.policy import BUSY, WAIT
-from xlaserve.fleet.process import ServerFailed, ServerProcess, reachable, rotate, totals
+from xlaserve.fleet.process import Recovering, ServerFailed, ServerProcess, reachable, rotate, totals
 from xlaserve.fleet.settings import FleetSettings, flags
 
 CONFIG = {"models": [NOOP]}
@@ -98,6 +99,43 @@ async def test_no_other_server_takes_its_place_unseen(tmp_path: Path) -> None:
         assert not server.has_ended
         await server.check()
         assert before <= {child.pid for child in psutil.Process(server.pid).children()}
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+async def test_a_server_whose_engine_has_ended_has_some_time_to_recover(tmp_path: Path, with_tls: bool) -> None:
+    config: dict[str, Any] = {**CONFIG, "fronts": 1}
+    if with_tls:
+        issued = trustme.CA().issue_cert("127.0.0.1")
+        issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+        (tmp_path / "certificate.pem").write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+        config |= {"tls_certificate": str(tmp_path / "certificate.pem"), "tls_key": str(tmp_path / "key.pem")}
+    server = ServerProcess(config, FLAGS, tmp_path / "server", 0, recover_s=PATIENCE_S)
+    try:
+        await server.start()
+        await server.check()
+        children = psutil.Process(server.pid).children()
+        next(child for child in children if child.name() == "engine").kill()
+
+        async def outcome() -> type[Exception] | None:
+            try:
+                await server.check()
+            except ServerFailed as error:
+                return type(error)
+            return None
+
+        seen: list[type[Exception] | None] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while Recovering not in seen or seen[-1] is not None:
+                seen.append(await outcome())
+        assert {*seen} == {Recovering, None}
+        server._recover_s = 0.0
+        next(child for child in psutil.Process(server.pid).children() if child.name() == "engine").kill()
+        async with asyncio.timeout(PATIENCE_S):
+            while (last := await outcome()) is None:
+                pass
+        assert last is ServerFailed
     finally:
         await server.stop()
 

@@ -107,7 +107,7 @@ class Replica:
         context = serve.get_replica_context()
         key, node = context.replica_tag, _node_address(fleet)
         folder = folders.private() / f"{fleet.name}-{key}"
-        process = ServerProcess(fleet.server, flags(fleet, node), folder, fleet.stop_s, node)
+        process = ServerProcess(fleet.server, flags(fleet, node), folder, fleet.stop_s, node, recover_s=fleet.recover_s)
         about = {
             "node": ray.get_runtime_context().get_node_id(),
             "revision": revision,

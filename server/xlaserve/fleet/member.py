@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from xlaserve.fleet.addresses import DRAINING, READY, RENEW_S, TELL_TIMEOUT_S, Entry
-from xlaserve.fleet.process import Found, ServerFailed
+from xlaserve.fleet.process import Found, Recovering, ServerFailed
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Process(Protocol):
         """Returns once it is ready. Raises ServerFailed."""
 
     async def check(self) -> None:
-        """Raises ServerFailed where it does not serve."""
+        """Raises ServerFailed where it does not serve: Recovering, where it may by itself."""
 
     async def load(self) -> dict[str, float]:
         """Returns how loaded it is. Raises ServerFailed."""
@@ -78,11 +78,13 @@ class Member:
         self._following = asyncio.create_task(self._follow())
 
     async def check(self) -> None:
-        """Raises ServerFailed where the server has ended or does not serve."""
+        """Raises ServerFailed where the server has ended or does not serve, and is not about to by itself."""
         try:
             await self.process.check()
-        except ServerFailed:
+        except ServerFailed as error:
             self._is_well = False
+            if isinstance(error, Recovering):
+                return
             raise
         self._is_well = True
 

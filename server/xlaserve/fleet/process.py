@@ -45,6 +45,10 @@ class ServerFailed(XlaserveError):
     """The server did not start, has ended, or does not serve."""
 
 
+class Recovering(ServerFailed):
+    """The server does not serve, and has processes to mend that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Where a server listens, HOST:PORT each."""
@@ -59,7 +63,7 @@ class ServerProcess:
 
     `folder` is made, and removed at the end; where nobody is left to do so, at the start of a server beside it.
     `stop_s` is how long it takes to stop by its settings. `node_address` is where others reach one that listens on all
-    addresses. It gets SIGTERM when this process dies.
+    addresses. `recover_s` is how long it may take to serve again by itself. It gets SIGTERM when this process dies.
     """
 
     def __init__(
@@ -69,7 +73,12 @@ class ServerProcess:
         folder: Path,
         stop_s: float,
         node_address: str = LOOPBACK,
+        *,
+        recover_s: float = 0.0,
     ) -> None:
+        self._recover_s = recover_s
+        self._served_at = 0.0
+        """When it was last seen to serve."""
         self._values = values
         self._flags = flags
         self._folder = folder
@@ -115,6 +124,7 @@ class ServerProcess:
         self.found = Found(*(reachable(addresses[name], self._node_address) for name in ("grpc", "http", "metrics")))
         if "tls_certificate" not in self._values:
             self._channel = grpc.aio.insecure_channel(self.found.grpc, (("grpc.enable_http_proxy", 0),))
+        self._served_at = time.monotonic()
         await self.load()
 
     @property
@@ -140,20 +150,28 @@ class ServerProcess:
             )
 
     async def check(self) -> None:
-        """Raises ServerFailed where it has ended or does not serve. Keeps its log from growing for ever."""
+        """Raises ServerFailed where it has ended or does not serve: Recovering, where it has some time left to serve
+        again. Keeps its log from growing for ever."""
         if self._process is None or self.has_ended:
             raise ServerFailed(f"the server has ended, with {self._process and self._process.returncode}")
         await asyncio.to_thread(rotate, self._log, MOST_LOG_BYTES)
+        if await self._serves():
+            self._served_at = time.monotonic()
+        elif time.monotonic() < self._served_at + self._recover_s:
+            raise Recovering("the server is NOT_SERVING")
+        else:
+            raise ServerFailed("the server is NOT_SERVING")
+
+    async def _serves(self) -> bool:
+        """Returns whether it says that it does. Raises ServerFailed where it does not answer."""
         if self._channel is None:  # with TLS, for names that only its clients know
-            await self._ask("/readyz")
-            return
+            return await self._ask("/readyz") is not None
         stub: Any = health_pb2_grpc.HealthStub(self._channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ASK_TIMEOUT_S)
         except grpc.RpcError as error:
             raise ServerFailed(f"the server does not answer: {error}") from None
-        if answer.status != health_pb2.HealthCheckResponse.SERVING:
-            raise ServerFailed(f"the server is {health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}")
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def load(self) -> dict[str, float]:
         """Returns the expected wait in seconds, and the share of the lanes' time in use since the last call.
@@ -161,7 +179,9 @@ class ServerProcess:
         Raises ServerFailed.
         """
         now = time.monotonic()
-        values = totals(await self._ask("/metrics"), (QUEUED, LANES, LANE_BUSY))
+        if (shown := await self._ask("/metrics")) is None:
+            raise ServerFailed("the server shows no metrics")
+        values = totals(shown, (QUEUED, LANES, LANE_BUSY))
         lanes = max(1.0, values[LANES])
         busy = (values[LANE_BUSY] - self._busy_s) / (lanes * max(now - self._busy_at, POLL_S))
         self._busy_s, self._busy_at = values[LANE_BUSY], now
@@ -184,13 +204,17 @@ class ServerProcess:
             os.close(self._held)
             self._held = None
 
-    async def _ask(self, path: str) -> str:
+    async def _ask(self, path: str) -> str | None:
+        """Returns what it answers, None where that is not 200. Raises ServerFailed where it does not."""
+
         def ask() -> str:
             with urllib.request.urlopen(f"http://{self.found.metrics}{path}", timeout=ASK_TIMEOUT_S) as answer:
                 return str(answer.read().decode())
 
         try:
             return await asyncio.to_thread(ask)
+        except urllib.error.HTTPError:
+            return None
         except (OSError, urllib.error.URLError) as error:
             raise ServerFailed(f"the server does not answer {path}: {error}") from None
 

@@ -21,6 +21,8 @@ LOCAL: Final = "local"
 """In place of a cluster's address: one that is started on this machine, and reached from here alone."""
 SHUTDOWN_DELAY_S: Final = 2.0
 """How long a server that leaves still serves, where its configuration does not say: clients learn of it meanwhile."""
+RECOVER_S: Final = 60.0
+"""How long a server whose engine has ended may take until another one serves."""
 
 
 class FleetSettings(Frozen):
@@ -66,6 +68,11 @@ class FleetSettings(Frozen):
         given = self.server_settings()
         is_set = "shutdown_delay_s" in given.model_fields_set
         return (given.shutdown_delay_s if is_set else SHUTDOWN_DELAY_S) + given.drain_timeout_s
+
+    @property
+    def recover_s(self) -> float:
+        """How long a server may take to serve again before it is replaced. Raises ConfigError."""
+        return RECOVER_S if self.server_settings().front_processes else 0.0
 
     @property
     def local_address(self) -> Path:

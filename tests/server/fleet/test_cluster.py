@@ -259,7 +259,7 @@ async def test_a_replica_keeps_its_server_in_the_private_folder_and_says_where_i
     async def start(_: object) -> None:
         pass
 
-    monkeypatch.setattr(cluster, "ServerProcess", lambda *given: processes.append(given))
+    monkeypatch.setattr(cluster, "ServerProcess", lambda *given, recover_s: processes.append(given))
     monkeypatch.setattr(cluster.Member, "start", start)
     await cluster.Replica.__init__(SimpleNamespace(), FLEET, REVISION)
     ((values, flags, folder, _, node),) = processes

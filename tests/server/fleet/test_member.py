@@ -9,7 +9,7 @@ import pytest
 from xlaserve.fleet.addresses import LEASE_S, RENEW_S, TELL_TIMEOUT_S, Entry
 from xlaserve.fleet.member import Member
 from xlaserve.fleet.policy import BUSY, WAIT
-from xlaserve.fleet.process import Found, ServerFailed
+from xlaserve.fleet.process import Found, Recovering, ServerFailed
 from xlaserve.oracle.virtual_time import VirtualTimeLoop
 
 DRAIN_S = 3.0
@@ -21,6 +21,7 @@ class FakeProcess:
         self.pid: int | None = None
         self.has_ended = False
         self.hangs = False
+        self.is_recovering = False
         self._said = said
 
     async def start(self) -> None:
@@ -28,6 +29,8 @@ class FakeProcess:
         self._said.append("started")
 
     async def check(self) -> None:
+        if self.is_recovering:
+            raise Recovering("the server is NOT_SERVING")
         if self.hangs:
             raise ServerFailed("the server does not answer")
 
@@ -145,6 +148,22 @@ async def test_a_server_that_hangs_is_not_renewed_until_it_is_well(
     await asyncio.sleep(LEASE_S)
     assert len(names.renewed_at) == renewals
     process.hangs = False
+    await member.check()
+    await asyncio.sleep(RENEW_S + 0.2)
+    assert len(names.renewed_at) == renewals + 1
+    await member.stop()
+
+
+async def test_a_server_that_recovers_by_itself_is_not_listed_and_not_replaced(
+    member: Member, process: FakeProcess, names: FakeNames
+) -> None:
+    await member.start()
+    process.is_recovering = True
+    await member.check()
+    renewals = len(names.renewed_at)
+    await asyncio.sleep(LEASE_S)
+    assert len(names.renewed_at) == renewals
+    process.is_recovering = False
     await member.check()
     await asyncio.sleep(RENEW_S + 0.2)
     assert len(names.renewed_at) == renewals + 1

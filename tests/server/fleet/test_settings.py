@@ -110,3 +110,8 @@ def test_a_server_listens_on_its_node_on_free_ports_unless_its_host_is_set() -> 
 def test_a_server_serves_on_for_a_moment_after_it_was_asked_to_stop() -> None:
     assert flags(fleet(), "h")["shutdown_delay_s"] == settings.SHUTDOWN_DELAY_S
     assert "shutdown_delay_s" not in flags(fleet(server={**NOOP, "shutdown_delay_s": 0}), "h")
+
+
+def test_a_server_of_several_processes_has_time_to_recover_by_itself() -> None:
+    assert fleet().recover_s == 0
+    assert fleet(server={**NOOP, "fronts": 2}).recover_s == settings.RECOVER_S
