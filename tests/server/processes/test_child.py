@@ -139,8 +139,10 @@ def test_metrics_that_were_read_earlier_are_shown_earlier(parent: Parent) -> Non
     closing.start()
     time.sleep(0.05)  # for it to overtake the other, if it could
     slow.may_go_on.set()
-    assert looks(parent.hear()) == 1
-    assert looks(parent.hear()) == 2, "what was counted last is shown at the end"
+    shown = [looks(parent.hear())]
+    if shown == [1]:  # unless the second was there before the first was sent
+        shown.append(looks(parent.hear()))
+    assert shown[-1] == 2, "what was counted last is shown at the end"
     closing.join(PATIENCE_S)
 
 
