@@ -20,6 +20,8 @@ WORD_BYTES: Final = 8
 """Of each number in the table: processors read and write an aligned word as a whole."""
 SECRET_BYTES: Final = 64
 """At the beginning: what names are hashed with, so that nobody can choose ones that meet in one set."""
+HEAD_BYTES: Final = SECRET_BYTES + WORD_BYTES
+"""What is before the rows: the secret, and how many fronts there are."""
 SETS: Final = 1024
 WAYS: Final = 16
 PLACES: Final = SETS * WAYS
@@ -183,12 +185,14 @@ class Accounts:
 class Usage:
     """The table of `fronts` fronts, as front number `front`, from 0, sees it: all of it, and its own row to write.
 
-    `file` is what `create` returned; by default nobody else sees the table.
+    `file` is what `create` returned; by default nobody else sees the table. There may be rows of fronts that do not
+    serve: `serving`.
     """
 
     def __init__(self, file: int | None = None, fronts: int = 1, front: int = 0) -> None:
         memory = memoryview(mmap.mmap(-1 if file is None else file, _size_bytes(fronts)))
-        secret, numbers = bytes(memory[:SECRET_BYTES]), memory[SECRET_BYTES:]
+        secret, numbers = bytes(memory[:SECRET_BYTES]), memory[HEAD_BYTES:]
+        self._serving = memory[SECRET_BYTES:HEAD_BYTES].cast("q")
         words = (numbers[start : start + PLACES * WORD_BYTES] for start in _areas(fronts))
         self._amounts = numbers[: len(Kind) * fronts * WORD_BYTES].cast("q")
         listed, others = (
@@ -204,6 +208,15 @@ class Usage:
         """Of callers that the access file names."""
         self.others = Accounts(secret, others, front)
         """Of those that it does not name: however many come, the accounts of those that it does stay."""
+
+    @property
+    def serving(self) -> int:
+        """How many fronts there are, those included that start; all by default. The supervisor sets it."""
+        return self._serving[0] or self.fronts
+
+    @serving.setter
+    def serving(self, fronts: int) -> None:
+        self._serving[0] = fronts
 
     def amount(self, kind: Kind) -> Amount:
         """Returns one of the numbers."""
@@ -231,11 +244,11 @@ def create(fronts: int) -> int:
 
 
 def _areas(fronts: int) -> Iterator[int]:
-    """Yields where each column of the accounts begins, in bytes after the secret."""
+    """Yields where each column of the accounts begins, in bytes after the head."""
     columns = len(_Row._fields) * 2 * fronts
     first = len(Kind) * fronts * WORD_BYTES
     return iter(range(first, first + columns * PLACES * WORD_BYTES, PLACES * WORD_BYTES))
 
 
 def _size_bytes(fronts: int) -> int:
-    return SECRET_BYTES + (len(Kind) * fronts + len(_Row._fields) * 2 * fronts * PLACES) * WORD_BYTES
+    return HEAD_BYTES + (len(Kind) * fronts + len(_Row._fields) * 2 * fronts * PLACES) * WORD_BYTES

@@ -141,6 +141,15 @@ def test_tries_are_bounded_and_come_again_later() -> None:
     assert server.met == [1]
 
 
+def test_processes_that_are_added_are_met_once_answers_tell_of_them(chance: random.Random) -> None:
+    server = Server(1, chance.choice)
+    server.call(32, times=5)
+    assert server.opened == 1
+    server.fronts, server.alive = 3, [1, 2, 3]
+    server.call(32, times=50)
+    assert server.met == [1, 2, 3]
+
+
 def test_it_follows_processes_that_are_replaced(chance: random.Random) -> None:
     server = Server(3, chance.choice)
     server.call(32, times=50)

@@ -26,6 +26,12 @@ def test_given_costs_say_what_machines_carry() -> None:
     assert "fronts: 2   # more carry no more" in shown
 
 
+def test_several_engines_carry_more_than_one() -> None:
+    shown = fronts(*GIVEN, "--cores", "32", "--engines", "4").stdout
+    assert "4 engines share the work" in shown
+    assert ["16", "40,000", "the", "engines"] in [line.split() for line in shown.splitlines()]
+
+
 def test_where_several_processes_are_no_faster_one_is_advised() -> None:
     done = fronts(*GIVEN, "--cores", "8", "--lanes-us", "7000", "--json")
     assert done.stderr == ""

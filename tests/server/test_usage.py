@@ -290,3 +290,12 @@ def test_decoding_at_one_front_waits_for_the_memory_of_another_in_turn(fronts: l
         assert not thread.is_alive()
     assert order == [2, 1]
     assert fronts[0].amount(Kind.DECODE_BYTES).total == 0
+
+
+def test_all_see_how_many_fronts_there_are_of_those_that_have_a_row(fronts: list[Usage]) -> None:
+    assert [front.serving for front in fronts] == [FRONTS] * FRONTS
+    fronts[0].serving = 1
+    fronts[1].amount(Kind.CALLS).own = 7
+    fronts[1].clear(1)
+    assert [front.serving for front in fronts] == [1] * FRONTS
+    assert Usage().serving == 1

@@ -7,6 +7,7 @@ import gc
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -296,6 +297,13 @@ class Engine:
             log.warning("changed in the configuration, but only a restart applies it: %s", ", ".join(waiting))
         done = await self.changing.reconfigure(settings.models, only)
         log.info("read the configuration again: %s", "; ".join(done) or "no model changed")
+
+    @property
+    def images_per_s(self) -> float:
+        """Images a second at most with all lanes busy, by warm-up's costs of the fastest program that serves."""
+        entries = chain.from_iterable(version.ledger for version in self.repository.index() if version.served)
+        rates = (self.device.lanes * entry.bucket.batch / entry.cost.loaded_s for entry in entries)
+        return max(rates, default=0.0)
 
     def see_versions(self) -> None:
         """Notes which versions there are: metrics of others are forgotten after a while."""

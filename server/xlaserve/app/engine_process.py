@@ -306,7 +306,12 @@ class EngineProcess:
 
     def _readiness(self) -> Mapping[str, object]:
         repository = self._engine.repository
-        return {"serving": self._engine.serving, "is_ready": repository.is_ready, "failed": self._failed()}
+        return {
+            "serving": self._engine.serving,
+            "is_ready": repository.is_ready,
+            "failed": self._failed(),
+            "images_per_s": self._engine.images_per_s,
+        }
 
     def _failed(self) -> list[tuple[str, str, str]]:
         """Returns the name, number and reason of each version that failed."""

@@ -199,10 +199,7 @@ class Engines:
 
 def shares_of_machine(settings: Settings) -> list[Share]:
     """Divides this machine among engines. Raises ConfigError."""
-    cores = sorted(os.sched_getaffinity(0))
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")  # TensorFlow numbers those that it sees
-    count = len(gpus.of_machine()) if seen is None else len([*filter(None, seen.split(","))])
-    return shares(settings, cores, usable_cores(), count)
+    return shares(settings, sorted(os.sched_getaffinity(0)), usable_cores(), gpus.count_visible())
 
 
 def folder_of_engines(stack: ExitStack) -> Path:

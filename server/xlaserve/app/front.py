@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -47,7 +48,6 @@ from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.gpus import Gpus
 from xlaserve.telemetry.http import HttpEndpoint
 from xlaserve.telemetry.metrics import Metrics, gauge
-from xlaserve.telemetry.request_context import Headers
 from xlaserve.usage import Kind, Usage
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Front:
         admissions, models = Admissions.of(settings, usage), Models(backend, settings.has_model_control)
         self.ports = Ports(
             settings,
-            self._make_grpc_server(admissions, models, _headers(usage)),
+            self._make_grpc_server(admissions, models, _Headers(usage)),
             self._make_http_server(admissions, models, gpus, refresh, metrics_elsewhere),
             telemetry,
             self._door,
@@ -133,7 +133,7 @@ class Front:
         )
         metrics.add_gauges(self._gauges)
 
-    def _make_grpc_server(self, admissions: Admissions, models: Models, headers: Headers) -> GrpcServer:
+    def _make_grpc_server(self, admissions: Admissions, models: Models, headers: _Headers) -> GrpcServer:
         settings, calls = self._settings, self.calls
         shared_memory = None
         if settings.shared_memory:
@@ -264,9 +264,18 @@ class Front:
         yield gauge("xlaserve_ready", "1 once start-up has finished and at least one model serves.", self.is_ready())
 
 
-def _headers(usage: Usage) -> Headers:
-    """Returns what answers carry so that clients see where they come from: our own spread their calls."""
-    return (("xlaserve-front", f"{usage.front + 1}/{usage.fronts}"),) if usage.fronts > 1 else ()
+class _Headers:
+    """What answers carry so that clients see where they come from: our own spread their calls."""
+
+    def __init__(self, usage: Usage) -> None:
+        self._usage = usage
+        self._made = lru_cache(self._make)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._made(self._usage.serving))
+
+    def _make(self, fronts: int) -> tuple[tuple[str, str], ...]:
+        return (("xlaserve-front", f"{self._usage.front + 1}/{fronts}"),) if fronts > 1 else ()
 
 
 def _certificates(settings: Settings) -> Certificates | None:

@@ -24,6 +24,7 @@ from xlaserve.app.upgrade import Predecessor, Successor
 from xlaserve.config import Settings
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
+from xlaserve.oracle.capacity import needed
 from xlaserve.processes import linux
 from xlaserve.processes.liveness import Liveness
 from xlaserve.processes.metrics import AllMetrics, Restarted
@@ -54,11 +55,17 @@ log = logging.getLogger(__name__)
 class Server(Watcher):
     """A server of `settings.front_processes` fronts. `read_settings`, which can be pickled, reads them again.
 
-    It takes the place of `before`, where there is one.
+    It takes the place of `before`, where there is one. One that `grows` begins with one front, and adds others, up to
+    that number, as engines turn out to compute more than it brings.
     """
 
     def __init__(
-        self, settings: Settings, read_settings: Callable[[], Settings], before: Predecessor | None = None
+        self,
+        settings: Settings,
+        read_settings: Callable[[], Settings],
+        before: Predecessor | None = None,
+        *,
+        grows: bool = False,
     ) -> None:
         self._settings = settings
         self._read_settings = read_settings
@@ -72,7 +79,8 @@ class Server(Watcher):
         self._metrics_address: str | None = None
         self._ready: dict[str, Mapping[str, Any]] = {}
         """What each process that is ready said of itself, by the name of its role."""
-        self._numbers = {FRONT.format(number): number for number in range(1, settings.front_processes + 1)}
+        self._grows = grows
+        self._numbers = _numbers(1, 1 if grows else settings.front_processes)
         """Of the fronts, by the names of their roles."""
         self._serving_engines: dict[str, Process] = {}
         """By role, the one that fills it."""
@@ -97,11 +105,12 @@ class Server(Watcher):
             self._ports = {name: self._reserve(name, stack) for name in PORTS}
             used = _shared(partial(usage.create, settings.front_processes), stack)
             self._regions = _shared(shared_regions.create, stack) if self._before is None else self._before.regions
-            shared = {front_process.USAGE: used, front_process.REGIONS: self._regions}
+            self._shared = {front_process.USAGE: used, front_process.REGIONS: self._regions}
             changes = None if self._before is None else self._before.changes
             folder = folder_of_engines(stack)
             self._engines = Engines(settings, self._read_settings, folder, lambda: self._was_ready, changes)
             self._usage = Usage(used, settings.front_processes)
+            self._usage.serving = len(self._numbers)
             registry = CollectorRegistry()
             registry.register(ProcessCollector(registry=None))
             metrics, liveness = AllMetrics(registry), Liveness()
@@ -110,7 +119,7 @@ class Server(Watcher):
                 endpoint.start()
                 stack.callback(endpoint.stop)
             self._metrics_address = None if endpoint is None else endpoint.address
-            fronts = self._fronts(self._ports, shared)
+            fronts = self._fronts(self._numbers)
             self._front = fronts[0]
             self._launcher = Launcher(settings.log_level, settings.log_format)
             stack.callback(self._launcher.close)
@@ -185,6 +194,8 @@ class Server(Watcher):
         self._ready[role.name] = self._supervisor.about[role.name]
         self._reloading.discard(role.name)
         engine = self._engine_ready
+        if self._grows and engine is not None:
+            self._grow(engine["images_per_s"])
         awaited = {*self._numbers}
         if self._before is not None and not self._was_ready:
             awaited |= {role.name for role in self._engines.roles}
@@ -199,6 +210,17 @@ class Server(Watcher):
                 self._write_ready_file()
         if not self._reloading:
             self._service_manager.tell_ready(engine["serving"])
+
+    def _grow(self, images_per_s: float) -> None:
+        """Adds the fronts that are missing to bring so many images/s to each engine."""
+        wanted = needed(images_per_s, usable_cores(), len(self._engines.roles))
+        added = _numbers(len(self._numbers) + 1, min(wanted, self._settings.front_processes))
+        if not added or self._is_stopping:
+            return
+        log.info("fronts: %d more, for up to %.0f images/s of each engine", len(added), images_per_s)
+        self._numbers = {**self._numbers, **added}  # others may read it meanwhile
+        self._usage.serving = len(self._numbers)
+        self._supervisor.add(self._fronts(added))
 
     async def _keep_spare(self) -> None:
         """Has a process wait for the end of a front for as long as one is ready: others may need it before all are."""
@@ -302,12 +324,12 @@ class Server(Watcher):
         engine = self._engine_ready
         return engine is not None and bool(engine["is_ready"]) and self._has_front
 
-    def _fronts(self, ports: Mapping[str, int], shared: Mapping[str, int]) -> list[Role]:
-        settings = self._settings
-        of_front, addresses = _of_front(settings, ports), self._engines.addresses
+    def _fronts(self, numbers: Mapping[str, int]) -> list[Role]:
+        settings, addresses = self._settings, self._engines.addresses
 
         def orders(number: int) -> bytes:
             waits = self._before is not None and not self._was_ready
+            of_front = _of_front(settings, self._ports, len(self._numbers))
             return pickle.dumps(front_process.Orders(of_front, addresses, self._metrics_address, number, waits))
 
         stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
@@ -316,13 +338,13 @@ class Server(Watcher):
                 name=name,
                 target=f"{front_process.__name__}:{front_process.run.__name__}",
                 payload=partial(orders, number),
-                descriptors=shared,
+                descriptors=self._shared,
                 has_spare=True,
                 stage=DRAINING,
                 leaving_s=front_process.leaving_s(settings),
                 stop_timeout_s=stop_timeout_s,
             )
-            for name, number in self._numbers.items()
+            for name, number in numbers.items()
         ]
 
     def _endpoint(self, metrics: AllMetrics) -> HttpEndpoint | None:
@@ -373,17 +395,20 @@ def _shared(create: Callable[[], int], stack: ExitStack) -> int:
     return file
 
 
-def _of_front(settings: Settings, ports: Mapping[str, int]) -> Settings:
-    """Returns the settings of one of the fronts: it has its share of the memory that a process may take, beside what
-    all hold together, and of the cores."""
-    fronts = settings.front_processes
+def _numbers(first: int, last: int) -> dict[str, int]:
+    return {FRONT.format(number): number for number in range(first, last + 1)}
+
+
+def _of_front(settings: Settings, ports: Mapping[str, int], fronts: int) -> Settings:
+    """Returns the settings of one of `fronts` that are there now: it has its share of the cores, and of the memory that
+    a process may take, beside what all hold together, as it is with as many as there may come to be."""
     held_bytes = settings.max_inflight_bytes
     resident_bytes = settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE)
     return settings.model_copy(
         update={
             **ports,
             "metrics_port": None,
-            "max_resident_bytes": held_bytes + max(0, resident_bytes - held_bytes) // fronts,
+            "max_resident_bytes": held_bytes + max(0, resident_bytes - held_bytes) // settings.front_processes,
             "decode_threads": max(1, (settings.decode_threads or usable_cores()) // fronts),
         }
     )

@@ -1,10 +1,11 @@
-"""`xlaserve fronts`: says how many requests fronts and one engine carry, and how many fronts are of use."""
+"""`xlaserve fronts`: says how many requests fronts and engines carry, and how many fronts are of use."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from rich.table import Table
 
@@ -17,7 +18,7 @@ from xlaserve.runtimes.tf.device import usable_cores
 
 CORES: Final = (4, 8, 16, 32)
 SECONDS: Final = 5.0
-LIMITS: Final = {
+LIMITS: Final[Mapping[Limit, str]] = {
     Limit.FRONTS: "the fronts",
     Limit.ENGINE: "the engine",
     Limit.PROCESS: "the one process",
@@ -25,18 +26,35 @@ LIMITS: Final = {
 }
 
 
+class Advice(NamedTuple):
+    """What processes carry, here and elsewhere."""
+
+    costs: Costs
+    cores: int
+    engines: int
+    here: list[Capacity]
+    """This machine with each number of fronts that is of use."""
+    machines: dict[int, Capacity]
+    """Machines with as many fronts as are of use there, by their cores."""
+    best: Capacity
+
+
+def advise(costs: Costs, cores: int, engines: int) -> Advice:
+    """Returns what there is to say of a machine with `cores` whose `engines` share the work."""
+    most = most_useful(costs, cores, engines).fronts
+    here = [capacity(costs, fronts, cores, engines) for fronts in range(most + 1)]
+    machines = {number: most_useful(costs, number, engines) for number in CORES}
+    return Advice(costs, cores, engines, here, machines, advised(costs, cores, engines))
+
+
 def run(invocation: Invocation) -> int:
     """Prints what this machine carries with each number of fronts, and what others do with as many as are of use."""
     own = invocation.own
-    cores = own.cores or usable_cores()
-    costs = _costs(own)
-    here = [capacity(costs, fronts, cores) for fronts in range(most_useful(costs, cores).fronts + 1)]
-    machines = {number: most_useful(costs, number) for number in CORES}
-    best = advised(costs, cores)
+    advice = advise(_costs(own), own.cores or usable_cores(), own.engines)
     if own.json:
-        console.print_json(_as_json(costs, cores, here, machines, best))
+        console.print_json(_as_json(advice))
     else:
-        _print(costs, cores, here, machines, best)
+        _print(advice)
     return 0
 
 
@@ -56,6 +74,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="US",
         help="the model's processor time for a request on the same cores; 0 by default, as on a GPU",
+    )
+    parser.add_argument(
+        "--engines",
+        type=arguments.count,
+        default=1,
+        metavar="N",
+        help="that share the work, one for each GPU; 1 by default",
     )
     parser.add_argument("--cores", type=arguments.count, metavar="N", help="this machine's by default")
     parser.add_argument(
@@ -87,41 +112,44 @@ def _costs(own: argparse.Namespace) -> Costs:
     )
 
 
-def _print(costs: Costs, cores: int, here: list[Capacity], machines: dict[int, Capacity], best: Capacity) -> None:
-    out = console.stdout(120)
+def _print(advice: Advice) -> None:
+    out, costs, cores, engines = console.stdout(120), advice.costs, advice.cores, advice.engines
     lanes = f", the model {costs.lanes_us:.0f} us on the same cores" if costs.lanes_us else ""
+    shared = f" {engines} engines share the work." if engines > 1 else ""
     out.print(
         f"Processor time for a request: front {costs.front_us:.0f} us, engine {costs.engine_us:.0f} us, "
-        f"one process {costs.process_us:.0f} us{lanes}. Clients run elsewhere."
+        f"one process {costs.process_us:.0f} us{lanes}.{shared} Clients run elsewhere."
     )
     out.print(f"\n[bold]This machine, {cores} cores[/bold]")
-    out.print(_table("fronts", [(one.fronts, one) for one in here]))
+    limits = {**LIMITS, Limit.ENGINE: "the engines"} if engines > 1 else LIMITS
+    out.print(_table("fronts", [(one.fronts, one) for one in advice.here], limits))
     out.print("\n[bold]With as many fronts as are of use[/bold]")
-    out.print(_table("cores", list(machines.items()), has_fronts=True))
+    out.print(_table("cores", list(advice.machines.items()), limits, has_fronts=True))
     why = "several processes carry hardly more; use them if a death must not be an outage"
-    out.print(f"\nfronts: {best.fronts}   # {'more carry no more' if best.fronts else why}")
+    out.print(f"\nfronts: {advice.best.fronts}   # {'more carry no more' if advice.best.fronts else why}")
 
 
-def _table(title: str, rows: list[tuple[int, Capacity]], *, has_fronts: bool = False) -> Table:
+def _table(
+    title: str, rows: list[tuple[int, Capacity]], limits: Mapping[Limit, str], *, has_fronts: bool = False
+) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in (title, *["fronts"] * has_fronts, "requests/s"):
         table.add_column(column, justify="right")
     table.add_column("limit")
     for number, one in rows:
         fronts = [str(one.fronts)] * has_fronts
-        table.add_row(str(number), *fronts, f"{one.requests_per_s:,.0f}", LIMITS[one.limit])
+        table.add_row(str(number), *fronts, f"{one.requests_per_s:,.0f}", limits[one.limit])
     return table
 
 
-def _as_json(
-    costs: Costs, cores: int, here: list[Capacity], machines: dict[int, Capacity], best: Capacity
-) -> dict[str, Any]:
+def _as_json(advice: Advice) -> dict[str, Any]:
     return {
-        **costs._asdict(),
-        "cores": cores,
-        "capacities": [one._asdict() for one in here],
-        "by_cores": [{"cores": number, **one._asdict()} for number, one in machines.items()],
-        "fronts": best.fronts,
+        **advice.costs._asdict(),
+        "cores": advice.cores,
+        "engines": advice.engines,
+        "capacities": [one._asdict() for one in advice.here],
+        "by_cores": [{"cores": number, **one._asdict()} for number, one in advice.machines.items()],
+        "fronts": advice.best.fronts,
     }
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from xlaserve import console
+from xlaserve.app import auto_fronts
 from xlaserve.app.event_loop import run_loop
 from xlaserve.app.upgrade import Predecessor
 from xlaserve.commands.command import Command, Invocation
-from xlaserve.config import check_files
+from xlaserve.config import Settings, check_files
 from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
@@ -23,7 +26,7 @@ MAX_STANDARD_FILE: Final = 2
 def run(invocation: Invocation) -> int:
     """Serves until a signal."""
     _hold_standard_files()
-    settings = invocation.settings
+    settings = auto_fronts.resolved(invocation.settings)
     if settings.exit_on_model_failure:  # otherwise it is the model that fails
         check_files(settings)
 
@@ -49,7 +52,8 @@ def run(invocation: Invocation) -> int:
         from xlaserve.app.several_processes import Server  # noqa: PLC0415
 
         with log_writer.without_waiting():
-            return await Server(settings, invocation.load, before).run()
+            grows = invocation.settings.fronts == "auto"
+            return await Server(settings, partial(_read, invocation.load), before, grows=grows).run()
 
     # SIGHUP, from a terminal that closes or to have the configuration read again, must not end a starting server; nor
     # may SIGUSR2, which has another one take its place.
@@ -59,6 +63,10 @@ def run(invocation: Invocation) -> int:
     if before is not None and not settings.front_processes:
         raise ConfigError("fronts: expected at least 1 to take the place of another server, got 0")
     return run_loop(serve_with_fronts() if settings.front_processes else serve())
+
+
+def _read(load: Callable[[], Settings]) -> Settings:
+    return auto_fronts.resolved(load())
 
 
 def _hold_standard_files() -> None:

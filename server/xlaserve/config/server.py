@@ -83,8 +83,9 @@ class Settings(Frozen):
     # Its processes.
     fronts: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
     """Processes that speak to clients, beside one that runs the models: they share the ports, decode images and check
-    who calls. 0 does all in one process, and so does `auto` today. A client's connection meets one of them. What bounds
-    memory is divided among them; other bounds hold for each by itself."""
+    who calls. 0 does all in one process. `auto` does so on a CPU; on a GPU it begins with one and adds as many as bring
+    the GPU what it computes by warm-up's measurement, one image a request, and leaves one core. A client's connection
+    meets one of them. What bounds memory is divided among them; other bounds hold for each by itself."""
 
     engines: Literal["per_device"] | Annotated[int, Field(ge=1, le=64)] = "per_device"
     """With `fronts`, processes that run the models; each has all of them. `per_device` is one for each GPU that
@@ -227,7 +228,7 @@ class Settings(Frozen):
 
     @property
     def front_processes(self) -> int:
-        """How many there are; 0 where one process does all."""
+        """How many there are; 0 where one process does all, and with `auto` until `app.auto_fronts` has settled it."""
         return 0 if self.fronts == "auto" else self.fronts
 
     @property

@@ -27,6 +27,10 @@ class Costs(NamedTuple):
     """Of what runs the model, where that takes the same cores; 0 on a device of its own."""
 
 
+TYPICAL: Final = Costs(front_us=500.0, engine_us=100.0, process_us=460.0)
+"""Of an image of 150 KB: what docs/operations.md shows of two shared cores, rounded up for the front."""
+
+
 class Limit(StrEnum):
     """What is busy first."""
 
@@ -45,11 +49,11 @@ class Capacity(NamedTuple):
     limit: Limit
 
 
-def capacity(costs: Costs, fronts: int, cores: int) -> Capacity:
-    """Returns what `fronts` and one engine carry, or one process where there are none."""
+def capacity(costs: Costs, fronts: int, cores: int, engines: int = 1) -> Capacity:
+    """Returns what `fronts` carry with `engines` that share the work, or one process where there are no fronts."""
     if fronts:
         all_us = costs.front_us + costs.engine_us + costs.lanes_us
-        own = {Limit.ENGINE: US_PER_S / costs.engine_us, Limit.FRONTS: fronts * US_PER_S / costs.front_us}
+        own = {Limit.ENGINE: engines * US_PER_S / costs.engine_us, Limit.FRONTS: fronts * US_PER_S / costs.front_us}
     else:
         all_us = costs.process_us + costs.lanes_us
         own = {Limit.PROCESS: US_PER_S / costs.process_us}
@@ -58,14 +62,26 @@ def capacity(costs: Costs, fronts: int, cores: int) -> Capacity:
     return Capacity(fronts, most[limit], limit)
 
 
-def most_useful(costs: Costs, cores: int) -> Capacity:
+def most_useful(costs: Costs, cores: int, engines: int = 1) -> Capacity:
     """Returns what the fewest fronts carry that no further one would add to."""
-    most = capacity(costs, MOST_FRONTS, cores)
-    needed = math.ceil(round(most.requests_per_s * costs.front_us / US_PER_S, 9))
-    return capacity(costs, max(1, needed), cores)
+    most = capacity(costs, MOST_FRONTS, cores, engines)
+    return capacity(costs, _fronts_for(most.requests_per_s, costs), cores, engines)
 
 
-def advised(costs: Costs, cores: int) -> Capacity:
+def advised(costs: Costs, cores: int, engines: int = 1) -> Capacity:
     """Returns what is best for speed: as many fronts as are of use, or one process where those carry hardly more."""
-    alone, several = capacity(costs, 0, cores), most_useful(costs, cores)
+    alone, several = capacity(costs, 0, cores), most_useful(costs, cores, engines)
     return several if several.requests_per_s >= WORTH * alone.requests_per_s else alone
+
+
+def needed(images_per_s: float, cores: int, engines: int = 1, costs: Costs = TYPICAL) -> int:
+    """Returns how many fronts bring so many images/s, an image a request, to each of `engines` that compute on GPUs.
+
+    A core is left to them, and no more is brought than their event loops take.
+    """
+    rate = engines * min(images_per_s, US_PER_S / costs.engine_us)
+    return max(1, min(_fronts_for(rate, costs), cores - 1, MOST_FRONTS))
+
+
+def _fronts_for(requests_per_s: float, costs: Costs) -> int:
+    return max(1, math.ceil(round(requests_per_s * costs.front_us / US_PER_S, 9)))

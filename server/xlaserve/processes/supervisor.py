@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -157,7 +157,9 @@ class Supervisor:
         watchers: Sequence[Watcher] = (),
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self._posts = [_Post(role, Restarts(role.restarts, draw)) for role in roles]
+        self._draw = draw
+        self._posts = [self._post(role) for role in roles]
+        self._keeping: list[asyncio.Task[None]] = []
         self._launch = launch
         self._watchers = watchers
         self._stopping = asyncio.Event()
@@ -191,7 +193,7 @@ class Supervisor:
         actions = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self._pass_news}
         for number, action in actions.items():
             loop.add_signal_handler(number, action)
-        keeping = [asyncio.create_task(self._keep(post)) for post in self._posts]
+        self._keeping += [asyncio.create_task(self._keep(post)) for post in self._posts]
         try:
             await self._stopping.wait()
         finally:
@@ -199,12 +201,22 @@ class Supervisor:
             for watcher in self._watchers:
                 watcher.stopping()
             await self._end()
-            for task in keeping:
+            for task in self._keeping:
                 task.cancel()
-            await asyncio.wait([*keeping, *self._outputs], timeout=LAST_LINES_S)
+            await asyncio.wait([*self._keeping, *self._outputs], timeout=LAST_LINES_S)
             for number in actions:
                 loop.remove_signal_handler(number)
         return FAILED if self._has_failed else 0
+
+    def add(self, roles: Iterable[Role]) -> None:
+        """Fills `roles` as well, while it runs; none any more once it stops."""
+        if not self._stopping.is_set():
+            posts = [self._post(role) for role in roles]
+            self._posts += posts
+            self._keeping += [asyncio.create_task(self._keep(post)) for post in posts]
+
+    def _post(self, role: Role) -> _Post:
+        return _Post(role, Restarts(role.restarts, self._draw))
 
     def stop(self) -> None:
         """Has all processes end; a second time, tells it again to those that are ending."""

@@ -15,7 +15,7 @@ A call goes from here to its method in `unary` or `streaming`, which get their m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -37,7 +37,6 @@ from xlaserve.rpc.streaming import stream_in, stream_out
 from xlaserve.rpc.unary import Answer, ReceivedCall, UnaryMethod
 from xlaserve.status import status_of
 from xlaserve.telemetry import request_context
-from xlaserve.telemetry.request_context import Headers
 from xlaserve.telemetry.tracing import Endpoint, Tracer
 
 PROBES: Final = frozenset(
@@ -63,13 +62,13 @@ def add(
     on_refused: Callable[[str, str], None] = lambda method, status: None,
     on_failed: Callable[[str, Exception], None] = lambda method, error: None,
     tracer: Tracer | None = None,
-    headers: Headers = (),
+    headers: Iterable[tuple[str, str]] = (),
 ) -> None:
     """Makes `server` answer the methods of `service` with those of `servicer` that have their names.
 
     `parsers` replace protobuf's for the input messages that they are named for. `on_refused` is called with the method
     and the status of each message that is refused, `on_failed` with the method and the error of every call that is
-    answered with one. `tracer` records the calls of all methods but probes. Answers carry `headers`.
+    answered with one. `tracer` records the calls of all methods but probes. Answers carry `headers`, read for each.
     """
     parsers = parsers or {}
     roles = ROLES.get(service.full_name, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +28,6 @@ from xlaserve.rpc.surplus import close_surplus
 from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve.telemetry.request_context import Headers
 from xlaserve.telemetry.tracing import Tracer
 from xlaserve_proto import admin_pb2, open_inference_pb2, tensorflow_serving_pb2, vision_pb2
 
@@ -99,7 +98,7 @@ class GrpcServer:
         on_failed: Callable[[str, Exception], None] = lambda method, error: None,
         on_crash: Callable[[], None],
         tracer: Tracer | None = None,
-        headers: Headers = (),
+        headers: Iterable[tuple[str, str]] = (),
     ) -> None:
         self._settings = settings
         self._services = services

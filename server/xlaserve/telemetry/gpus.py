@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,6 +14,8 @@ from prometheus_client.registry import Collector
 
 LABELS: Final = ("gpu", "name")
 PREFIX: Final = "xlaserve_gpu_"
+VISIBLE: Final = re.compile(r"[0-9]+|(GPU|MIG)-.+")
+"""A GPU, or a part of one, as CUDA_VISIBLE_DEVICES names them."""
 
 _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
@@ -86,6 +91,17 @@ class Gpus(Collector):
                 except self._nvml.NVMLError:
                     continue
             yield family
+
+
+def count_visible(environment: Mapping[str, str] = os.environ) -> int:
+    """Returns how many GPUs TensorFlow may see: those that CUDA_VISIBLE_DEVICES names, else all that the driver knows.
+
+    As CUDA reads it, what follows a number below 0, or a name that is none, is hidden.
+    """
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return len(of_machine())
+    return len([*takewhile(VISIBLE.fullmatch, map(str.strip, named.split(",")))])
 
 
 def of_machine() -> Gpus:

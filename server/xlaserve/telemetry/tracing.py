@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import getrandbits
 from typing import Final, NamedTuple
 
@@ -36,8 +36,8 @@ class Endpoint(NamedTuple):
     attributes: Mapping[str, str]
     """By OpenTelemetry's semantic conventions."""
     is_http: bool = False
-    headers: tuple[tuple[str, str], ...] = ()
-    """What its answers carry beside what names them."""
+    headers: Iterable[tuple[str, str]] = ()
+    """What its answers carry beside what names them; read for each answer."""
 
 
 class Failure(NamedTuple):

@@ -17,14 +17,20 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from xlaserve.app import several_processes
 from xlaserve.app.engines import ENGINE, FOLDERS, Engines, folder_of_engines
+from xlaserve.app.front import RESIDENT_SHARE
+from xlaserve.app.front_process import Orders
 from xlaserve.app.several_processes import FRONT, LONGEST_SPARE_WAIT_S, SPARE_LOOK_S, Server
 from xlaserve.app.succession import Start
 from xlaserve.config import ModelSettings, Settings
+from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
+from xlaserve.oracle.capacity import TYPICAL, US_PER_S
 from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor
+from xlaserve.usage import Usage
 
 PATIENCE_S = 30.0
 PROCESS = cast(Process, None)
@@ -61,13 +67,13 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
 
 
 class World:
-    """A server of one front, whose processes say what the test wants."""
+    """A server of one front, or more, whose processes say what the test wants."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, fronts: int = 1, grows: bool = False, **settings: Any) -> None:
         models = (ModelSettings(name="m", source="fake"),)
         values = {"grpc_port": 0, "http_port": 0, "metrics_port": None, **settings}
-        self.settings = Settings(models=models, fronts=1, **values)
-        self.server = Server(self.settings, lambda: self.settings)
+        self.settings = Settings(models=models, fronts=fronts, **values)
+        self.server = Server(self.settings, lambda: self.settings, grows=grows)
         self.about: dict[str, Mapping[str, Any]] = {}
         self.failures: list[str] = []
         self.server._supervisor = cast(Supervisor, SimpleNamespace(about=self.about, fail=self.failures.append))
@@ -98,6 +104,77 @@ def test_it_is_ready_once_all_processes_are_and_for_as_long_as_a_model_serves(tm
     world.server._engines = cast(Any, SimpleNamespace(ended=lambda *_: False))
     world.server.ended(Role(name=ENGINE, target=""), PROCESS, -9, was_ready=True)
     assert not world.server.is_ready()
+
+
+class GrowingWorld(World):
+    """A server of one front, which may have five, on a machine of 16 cores."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engines: int = 1) -> None:
+        super().__init__(fronts=5, grows=True)
+        monkeypatch.setattr(several_processes, "usable_cores", lambda: 16)
+        self.added: list[Role] = []
+        self.server._supervisor = cast(Supervisor, SimpleNamespace(about=self.about, add=self.added.extend))
+        self.server._usage = Usage(fronts=5)
+        self.server._ports, self.server._shared = {}, {}
+        roles = [Role(name=f"{ENGINE} {number}", target="") for number in range(engines)]
+        self.server._engines = cast(Any, SimpleNamespace(roles=roles, addresses=()))
+
+    def orders_of(self, front: int) -> Settings:
+        (role,) = (role for role in self.added if role.name == FRONT.format(front))
+        assert callable(role.payload)
+        orders: Orders = pickle.loads(role.payload())
+        assert orders.number == front
+        return orders.settings
+
+
+FAST = {**READY, "images_per_s": 3.5 * US_PER_S / TYPICAL.front_us}
+
+
+def test_as_many_fronts_are_added_as_bring_what_an_engine_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = GrowingWorld(monkeypatch)
+    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    assert not world.added
+    world.say(ENGINE, FAST)
+    assert [role.name for role in world.added] == ["front 2", "front 3", "front 4"]
+    assert world.server._usage.serving == 4
+    assert not world.server._was_ready, "clients that wait for it find all fronts"
+    for role in (*world.added,):
+        world.say(role.name, {"grpc": "127.0.0.1:1"})
+    assert world.server._was_ready
+    world.say(ENGINE, {**READY, "images_per_s": 1.0})
+    assert (len(world.added), world.server._usage.serving) == (3, 4), "none is taken away"
+    world.say(ENGINE, {**READY, "images_per_s": 1e9})
+    assert (len(world.added), world.server._usage.serving) == (4, 5), "a model that was loaded later is faster"
+    world.server._service_manager.close()
+
+
+def test_fronts_that_are_added_have_their_part_of_the_cores_and_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = GrowingWorld(monkeypatch)
+    world.say(ENGINE, FAST)
+    settings = world.orders_of(4)
+    assert settings.decode_threads == 16 // 4
+    most = int(usable_memory_bytes() * RESIDENT_SHARE) - settings.max_inflight_bytes
+    assert settings.max_resident_bytes == settings.max_inflight_bytes + most // 5, "there may come to be five"
+    world.server._service_manager.close()
+
+
+@pytest.mark.parametrize(("engines", "expected"), [(1, 2), (2, 4), (4, 5)])
+def test_each_engine_is_brought_as_much(monkeypatch: pytest.MonkeyPatch, engines: int, expected: int) -> None:
+    world = GrowingWorld(monkeypatch, engines)
+    world.say(f"{ENGINE} 0", {**READY, "images_per_s": 1.9 * US_PER_S / TYPICAL.front_us})
+    assert world.server._usage.serving == expected
+    world.server._service_manager.close()
+
+
+def test_a_slow_model_needs_no_further_front_and_a_server_that_stops_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = GrowingWorld(monkeypatch)
+    world.start({**READY, "images_per_s": 300.0})
+    assert not world.added
+    assert world.server.is_ready()
+    world.server.stopping()
+    world.say(ENGINE, FAST)
+    assert not world.added
+    world.server._service_manager.close()
 
 
 def test_with_several_engines_it_is_ready_for_as_long_as_one_of_them_serves(manager: Manager) -> None:

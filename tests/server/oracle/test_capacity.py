@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from xlaserve.config import Settings
-from xlaserve.oracle.capacity import MOST_FRONTS, Capacity, Costs, Limit, advised, capacity, most_useful
+from xlaserve.oracle.capacity import MOST_FRONTS, Capacity, Costs, Limit, advised, capacity, most_useful, needed
 
 COSTS = Costs(front_us=400, engine_us=100, process_us=500)
 
@@ -40,6 +40,14 @@ def test_no_front_more_is_of_use(cores: int, expected: tuple[int, float, Limit])
     assert most_useful(COSTS, cores) == expected
 
 
+def test_engines_that_share_the_work_carry_more_until_something_else_is_busy_first() -> None:
+    assert capacity(COSTS, 8, 32, engines=2) == (8, 20_000, Limit.ENGINE)
+    assert capacity(COSTS, 8, 32, engines=4) == (8, 20_000, Limit.FRONTS)
+    assert capacity(COSTS, 8, 8, engines=4) == (8, 16_000, Limit.CORES)
+    assert most_useful(COSTS, 32, engines=4) == (16, 40_000, Limit.ENGINE)
+    assert capacity(COSTS, 0, 32, engines=4) == capacity(COSTS, 0, 32), "without fronts there is one process"
+
+
 @pytest.mark.parametrize("cores", [1, 2, 3, 5, 7, 8, 16, 61])
 @pytest.mark.parametrize("costs", [COSTS, Costs(345, 155, 430), Costs(333.3, 0.7, 400, 123), Costs(50, 60, 70)])
 def test_as_many_as_are_of_use_carry_as_much_as_any_and_one_less_does_not(costs: Costs, cores: int) -> None:
@@ -59,6 +67,28 @@ def test_one_process_is_advised_where_several_are_hardly_faster() -> None:
     assert advised(COSTS, 2).fronts == 2
     assert advised(COSTS, 1).fronts == 0
     assert advised(COSTS._replace(lanes_us=7000), 8).fronts == 0
+
+
+@pytest.mark.parametrize(
+    ("images_per_s", "cores", "engines", "expected"),
+    [
+        (0.0, 16, 1, 1),
+        (2_500, 16, 1, 1),
+        (2_501, 16, 1, 2),
+        (2_501, 16, 2, 3),
+        (9_000, 16, 1, 4),
+        (90_000, 16, 1, 4),
+        (90_000, 16, 8, 15),
+        (9_000, 3, 1, 2),
+        (9_000, 2, 1, 1),
+        (9_000, 1, 1, 1),
+        (1e9, 512, 64, MOST_FRONTS),
+    ],
+)
+def test_fronts_are_as_many_as_bring_what_engines_compute_beside_one_core(
+    images_per_s: float, cores: int, engines: int, expected: int
+) -> None:
+    assert needed(images_per_s, cores, engines, COSTS) == expected
 
 
 def test_as_many_fronts_as_can_be_set_are_looked_at() -> None:

@@ -478,3 +478,19 @@ async def test_one_that_leaves_is_told_to_end_where_its_server_is() -> None:
     world.supervisor.stop()
     assert await world.running == 0
     assert front.signals == [SIGUSR2, SIGTERM]
+
+
+async def test_a_role_that_is_added_later_is_kept_filled_and_ends_with_the_others() -> None:
+    world = World(ENGINE)
+    engine = await world.last()
+    world.supervisor.add([FRONT])
+    first = await world.last()
+    assert (first.role, [*world.supervisor.states]) == (FRONT, [ENGINE.name, FRONT.name])
+    first.end(1)
+    second = await world.last()
+    assert second.role == FRONT
+    assert second is not first
+    assert await world.stop() == 0
+    assert (engine.signals, second.signals) == ([SIGTERM], [SIGTERM])
+    world.supervisor.add([FRONT])
+    assert await world.last() is second, "nothing is started any more"

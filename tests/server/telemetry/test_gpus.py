@@ -3,10 +3,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from xlaserve.telemetry.gpus import Gpus
+from xlaserve.telemetry import gpus
+from xlaserve.telemetry.gpus import Gpus, count_visible
 
 
 class NvmlError(Exception):
@@ -84,3 +86,25 @@ def test_levels_are_listed_by_gpu_for_those_who_show_them() -> None:
     }
     assert second == {name: level for name, level in first.items() if name != "energy_joules"}
     assert (len(Gpus(nvml())), len(Gpus(None)), Gpus(None).levels()) == (2, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("0", 1),
+        ("0,1", 2),
+        (" 1, GPU-8f2a", 2),
+        ("MIG-GPU-8f2a/1/0", 1),
+        ("", 0),
+        ("-1", 0),
+        ("0,-1,1", 1),
+        ("NoDevFiles", 0),
+    ],
+)
+def test_the_environment_says_which_gpus_may_be_seen(named: str, expected: int) -> None:
+    assert count_visible({"CUDA_VISIBLE_DEVICES": named}) == expected
+
+
+def test_where_the_environment_says_nothing_the_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "of_machine", lambda: Gpus(nvml()))
+    assert count_visible({}) == 2

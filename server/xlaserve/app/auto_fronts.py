@@ -1,0 +1,34 @@
+"""`fronts: auto`: one process on a CPU, and on a GPU as many fronts as bring it what it computes."""
+
+from __future__ import annotations
+
+import math
+
+from xlaserve.app.engines import shares_of_machine
+from xlaserve.config import Settings
+from xlaserve.model import catalog
+from xlaserve.oracle.capacity import needed
+from xlaserve.runtimes.tf.device import usable_cores
+from xlaserve.telemetry import gpus
+
+
+def resolved(settings: Settings) -> Settings:
+    """Returns `settings` with the most fronts that the server may come to have, where they leave that to it.
+
+    They stay as they are where one process is to do all: on a CPU, and for what fronts don't have. Nothing of a GPU is
+    touched, nor TensorFlow imported. Raises ConfigError.
+    """
+    if settings.fronts != "auto" or not _is_on_gpu(settings) or _needs_one_process(settings):
+        return settings
+    most = needed(math.inf, usable_cores(), len(shares_of_machine(settings)))
+    return settings.model_copy(update={"fronts": most})
+
+
+def _is_on_gpu(settings: Settings) -> bool:
+    is_named = settings.device.startswith("gpu")
+    has_gpu = is_named or (settings.device == "auto" and gpus.count_visible() > 0)
+    return has_gpu and any(map(catalog.uses_tensorflow, settings.models))
+
+
+def _needs_one_process(settings: Settings) -> bool:
+    return any(model.shadow is not None or model.unmatched == "background" for model in settings.models)

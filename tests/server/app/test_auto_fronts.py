@@ -1,0 +1,65 @@
+"""How many fronts `auto` is, by the device that the configuration leads to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from xlaserve.app import auto_fronts
+from xlaserve.config import Settings
+
+NETWORK = {"name": "m", "source": "builtin:digits"}
+CORES = 8
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine of 8 cores and 2 GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(auto_fronts, "usable_cores", lambda: CORES)
+    return monkeypatch
+
+
+def fronts(model: dict[str, Any] = NETWORK, **settings: Any) -> int:
+    return auto_fronts.resolved(Settings.model_validate({"models": [model], **settings})).front_processes
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"device": "cpu"}, 0),
+        ({"device": "auto"}, 5),
+        ({"device": "gpu"}, 5),
+        ({"device": "gpu:1"}, 5),
+        ({"device": "gpu:0,1"}, 7),
+        ({"device": "gpu:all"}, 7),
+        ({"device": "gpu", "fronts": 2}, 2),
+        ({"device": "gpu", "fronts": 0}, 0),
+        ({"device": "cpu", "fronts": 2}, 2),
+    ],
+)
+def test_a_gpu_is_served_by_as_many_as_its_engines_could_need_and_a_cpu_by_one_process(
+    machine: pytest.MonkeyPatch, settings: dict[str, Any], expected: int
+) -> None:
+    assert fronts(**settings) == expected
+
+
+def test_a_machine_without_a_gpu_that_may_be_seen_is_a_cpu(machine: pytest.MonkeyPatch) -> None:
+    machine.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert fronts(device="auto") == 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "m", "source": "builtin:noop"},
+        {**NETWORK, "modes": ["xla", "graph"], "shadow": {"mode": "graph", "share": 0.1}},
+        {**NETWORK, "unmatched": "background"},
+    ],
+    ids=["uses no device", "shadow", "background"],
+)
+def test_what_fronts_have_not_or_no_gpu_computes_is_served_by_one_process(
+    machine: pytest.MonkeyPatch, model: dict[str, Any]
+) -> None:
+    assert fronts(model, device="gpu") == 0
