@@ -34,6 +34,13 @@ def ratio(name: str, ours: Iterable[float], theirs: Iterable[float], least: floa
     return Figure(name, median, min(ratios), max(ratios), target, least is None or median >= least)
 
 
+def at_least(name: str, values: Sequence[float], least: float | None) -> Figure:
+    """Returns the figure for values whose median is to reach `least`."""
+    median = statistics.median(values)
+    target = "" if least is None else f">= {least:g}"
+    return Figure(name, median, min(values), max(values), target, least is None or median >= least)
+
+
 def at_most(name: str, values: Sequence[float], most: float | None) -> Figure:
     """Returns the figure for values whose median is to stay at `most` or below."""
     median = statistics.median(values)

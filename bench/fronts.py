@@ -112,7 +112,7 @@ def noop(generate: Generate, blocks: int, block_s: float) -> Iterator[Figure]:
         }
         servers[BARE] = stack.enter_context(processes.bare("uvloop"))
         for concurrency in CONCURRENCY:
-            arms = {arm: partial(_block, generate, one, payload, concurrency, block_s) for arm, one in servers.items()}
+            arms = {arm: partial(block, generate, one, payload, concurrency, block_s) for arm, one in servers.items()}
             found = interleaved(arms, blocks)
             for arm, results in found.items():
                 print(f"  {arm}, {concurrency} at once: {median(one.per_s for one in results):.0f} requests/s")
@@ -134,7 +134,7 @@ def mobilenet(generate: Generate, blocks: int, block_s: float, buckets: Sequence
         lanes, run = stack.enter_context(processes.worker("bench.in_process", config))
         concurrency = 2 * max(buckets) * lanes  # each lane has its largest batch running and another waiting
         arms: dict[str, Callable[[], Block]] = {
-            arm: partial(_block, generate, one, payload, concurrency, block_s) for arm, one in servers.items()
+            arm: partial(block, generate, one, payload, concurrency, block_s) for arm, one in servers.items()
         }
         arms[IN_PROCESS] = lambda: Block(run("xla", block_s), {})
         found = interleaved(arms, blocks)
@@ -150,7 +150,8 @@ def mobilenet(generate: Generate, blocks: int, block_s: float, buckets: Sequence
             yield at_most(f"us an image, MobileNetV2, {name(fronts)}: {role}", used, None)
 
 
-def _block(generate: Generate, server: processes.Server, payload: bytes, concurrency: int, seconds: float) -> Block:
+def block(generate: Generate, server: processes.Server, payload: bytes, concurrency: int, seconds: float) -> Block:
+    """Sends requests for some seconds and returns what the server did."""
     before_s = server.cpu_s_by_role()
     load = generate(server.address, payload, concurrency, seconds)
     return Block(load.per_s, by_role(before_s, server.cpu_s_by_role(), load.requests))

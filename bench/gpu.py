@@ -27,8 +27,7 @@ from xlaserve_loadtest.reports.table import Cell, Number, Table
 from xlaserve_loadtest.run import environment, gpus
 
 PAGE: Final = Path("docs/gpu.md")
-BEGIN: Final = "<!-- made by make bench-gpu: begin -->"
-END: Final = "<!-- made by make bench-gpu: end -->"
+TARGET: Final = "bench-gpu"
 MODES: Final = ("eager", "graph", "xla")
 LANES: Final = 2
 WARM_TIMEOUT_S: Final = 3 * 3600
@@ -87,11 +86,25 @@ def measure(plan: Plan, device: str) -> Iterator[Row]:
             yield Row(name, variant.name, in_process, _served({**config, "models": [offered]}, side, plan))
 
 
-def page(text: str, made: str) -> str:
-    """Returns the page `text` with what was `made` in its place."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
+def marks(target: str) -> tuple[str, str]:
+    """Returns what is before and after the tables of a target of make on a page."""
+    return f"<!-- made by make {target}: begin -->", f"<!-- made by make {target}: end -->"
+
+
+def page(text: str, made: str, target: str = TARGET) -> str:
+    """Returns the page `text` with what `target` has `made` in its place."""
+    begin, end = marks(target)
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{made}\n{end}{after}"
+
+
+def machine_or_exit(target: str, *, quick: bool) -> tuple[str, bool]:
+    """Returns what is measured on, and whether that is a GPU. Ends the process without one, unless `quick`."""
+    gpu = next((f"{name}, driver {gpus.driver_version()}" for name in gpus.names()), None)
+    if gpu is None and not quick:
+        sys.exit(f"{target}: expected an NVIDIA GPU, found none; --quick runs a tiny form anywhere")
+    return f"{gpu or cpu_name()}, Python {sys.version.split()[0]}, {_versions()}", gpu is not None
 
 
 def report(rows: Iterable[Row], plan: Plan, machine: str) -> str:
@@ -137,19 +150,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny form that runs anywhere: shows that it works")
     quick = parser.parse_args().quick
-    gpu = next((f"{name}, driver {gpus.driver_version()}" for name in gpus.names()), None)
-    if gpu is None and not quick:
-        sys.exit("bench-gpu: expected an NVIDIA GPU, found none; --quick runs a tiny form anywhere")
+    machine, is_gpu = machine_or_exit(TARGET, quick=quick)
     plan = QUICK if quick else WHOLE
-    machine = f"{gpu or cpu_name()}, Python {sys.version.split()[0]}, {_versions()}"
     print(machine, flush=True)
     rows = []
-    for row in measure(plan, "gpu" if gpu else "cpu"):
+    for row in measure(plan, "gpu" if is_gpu else "cpu"):
         rows.append(row)
         print(f"{row.model} {row.variant}: {json.dumps([row.in_process, row.served])}", flush=True)
     made = report(rows, plan, machine)
     print(made)
-    if gpu and not quick:
+    if is_gpu and not quick:
         PAGE.write_text(page(PAGE.read_text(), made))
 
 

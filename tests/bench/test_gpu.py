@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 
-from bench import gpu
+import pytest
+
+from bench import gpu, gpu_fronts
 
 PLAN = gpu.Plan({"M": 8}, (1, 64), 32, 8, 5, 10.0)
 ROW = gpu.Row(
@@ -24,19 +26,22 @@ def test_a_model_has_a_line_for_each_mode_and_its_ratio_when_served() -> None:
 
 
 def test_only_the_part_between_the_marks_is_replaced() -> None:
-    once = gpu.page(f"# GPUs\n\n{gpu.BEGIN}\n{gpu.END}\n\nMore.\n", "one\n")
-    assert once == f"# GPUs\n\n{gpu.BEGIN}\n\none\n\n{gpu.END}\n\nMore.\n"
+    begin, end = gpu.marks(gpu.TARGET)
+    once = gpu.page(f"# GPUs\n\n{begin}\n{end}\n\nMore.\n", "one\n")
+    assert once == f"# GPUs\n\n{begin}\n\none\n\n{end}\n\nMore.\n"
     assert gpu.page(once, "two\n") == once.replace("one", "two")
 
 
-def test_the_page_has_the_marks() -> None:
+@pytest.mark.parametrize("target", [gpu.TARGET, gpu_fronts.TARGET])
+def test_the_page_has_the_marks(target: str) -> None:
     text = gpu.PAGE.read_text()
-    assert text.count(gpu.BEGIN) == text.count(gpu.END) == 1
+    assert [text.count(mark) for mark in gpu.marks(target)] == [1, 1]
 
 
-def test_without_a_gpu_nothing_is_measured_and_the_page_stays_as_it_is() -> None:
+@pytest.mark.parametrize("module", ["bench.gpu", "bench.gpu_fronts"])
+def test_without_a_gpu_nothing_is_measured_and_the_page_stays_as_it_is(module: str) -> None:
     before = gpu.PAGE.read_bytes()
-    command = [sys.executable, "-m", "bench.gpu"]
+    command = [sys.executable, "-m", module]
     environment = {**os.environ, "PATH": "/nonexistent"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

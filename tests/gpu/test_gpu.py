@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,23 @@ def test_a_server_on_the_device_reads_digits_in_every_mode(device: str) -> None:
             answer = client.classify([scan.read_bytes() for scan in scans], model="digits", mode=mode, top_k=1)
             labels = [row.categories[0].label for row in answer.classifications]
             assert labels == [scan.name[0] for scan in scans], mode
+
+
+def test_fronts_bring_an_engine_on_the_device_what_clients_ask(device: str) -> None:
+    digits = {"name": "digits", "source": "builtin:digits", "buckets": [1, 4]}
+    scans = sorted(SCANS.glob("*.png"))
+    config = {"device": device, "models": [digits], "fronts": 2}
+    with processes.xlaserve(config) as server, VisionClient(server.address, deadline_s=60.0) as client:
+
+        def labels(scan: Path) -> list[str]:
+            answer = client.classify([scan.read_bytes()] * 4, model="digits", top_k=1)
+            return [row.categories[0].label for row in answer.classifications]
+
+        with ThreadPoolExecutor(8) as pool:  # calls at once have the client meet both
+            for scan, found in zip(scans * 8, pool.map(labels, scans * 8), strict=True):
+                assert found == [scan.name[0]] * 4
+        used = server.cpu_s_by_role()
+        assert {"engine", "front 1", "front 2"} <= used.keys()
 
 
 def test_every_mode_computes_what_eager_does_without_tf32(xlaserve: Run, tmp_path: Path) -> None:
