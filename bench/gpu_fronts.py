@@ -91,13 +91,13 @@ QUICK: Final = Plan("MobileNet", 32, gpu.VARIANTS[:1], (0, 2), (1, 4), 2, 0.5)
 def measure(generate: Generate, plan: Plan, device: str) -> Iterator[Row]:
     """Measures one program after the other, asked in both ways."""
     noop = {"name": "model", "source": NOOP, "buckets": plan.buckets}
-    yield from _rows(generate, plan, NOOP, "", {"models": [noop]}, SIDE)
+    yield from _rows(generate, plan, (NOOP, ""), {"models": [noop]}, SIDE)
     for variant in plan.variants:
         model = processes.application(
             plan.model, modes=("xla",), input_size=(plan.side, plan.side), buckets=plan.buckets, **variant.model
         )
         config = {"device": device, "lanes": LANES, "models": [model], **variant.server}
-        yield from _rows(generate, plan, plan.model, variant.name, config, plan.side)
+        yield from _rows(generate, plan, (plan.model, variant.name), config, plan.side)
 
 
 def figures_of(row: Row) -> Iterator[Figure]:
@@ -133,8 +133,8 @@ def report(rows: Iterable[Row], plan: Plan, machine: str, senders: int) -> str:
         "",
         f"Requests/s, which are images/s: each has one image of {plan.side}x{plan.side} pixels, or one JPEG of",
         f"{PHOTOGRAPH[1]}x{PHOTOGRAPH[0]}. {plan.concurrency} requests in flight from {senders} generators on the same",
-        f"machine; the median of {plan.blocks} interleaved blocks of {plan.block_s:g} s (least to most). In process: the",
-        "same programs at their best bucket.",
+        f"machine; the median of {plan.blocks} interleaved blocks of {plan.block_s:g} s (least to most).",
+        "In process: the same programs at their best bucket.",
         "",
         *markdown.lines(Table.of(cells)),
     ]
@@ -146,7 +146,7 @@ def _shown(rates: Sequence[float]) -> Number:
 
 
 def _rows(
-    generate: Generate, plan: Plan, program: str, numbers: str, config: Mapping[str, Any], side: int
+    generate: Generate, plan: Plan, program: tuple[str, str], config: Mapping[str, Any], side: int
 ) -> Iterator[Row]:
     payloads = {
         PIXELS: pixels_request("model", side),
@@ -158,20 +158,17 @@ def _rows(
             fronts: stack.enter_context(processes.xlaserve({**cached, "fronts": fronts})) for fronts in plan.fronts
         }
         alone: dict[str, Callable[[], Block]] = {}
-        if program != NOOP:
+        if program[0] != NOOP:
             _, run = stack.enter_context(processes.worker("bench.in_process", cached))
             alone[IN_PROCESS] = lambda: Block(run("xla", plan.block_s), {})
         for asked, payload in payloads.items():
-            arms = {
-                **{
-                    name(fronts): partial(block, generate, one, payload, plan.concurrency, plan.block_s)
-                    for fronts, one in servers.items()
-                },
-                **alone,
+            arms: dict[str, Callable[[], Block]] = {
+                name(fronts): partial(block, generate, one, payload, plan.concurrency, plan.block_s)
+                for fronts, one in servers.items()
             }
-            found = interleaved(arms, plan.blocks)
+            found = interleaved({**arms, **alone}, plan.blocks)
             in_process = [one.per_s for one in found.pop(IN_PROCESS, ())]
-            yield Row(program, numbers, asked, in_process, {fronts: found[name(fronts)] for fronts in servers})
+            yield Row(*program, asked, in_process, {fronts: found[name(fronts)] for fronts in servers})
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 from bench.fronts import Block
 from bench.gpu_fronts import JPEG, NOOP, PIXELS, Plan, Row, figures_of, report
 
-from bench import gpu_fronts
+from bench import gpu
 
 PLAN = Plan("M", 8, (), (0, 2), (1, 64), 5, 5.0)
 WITH_FRONTS = {"server": 1.0, "fronts": 500.0, "engine": 90.0}
@@ -54,11 +54,11 @@ def test_the_table_has_a_line_for_each_program_and_way_to_ask() -> None:
 
 @pytest.mark.slow
 def test_the_quick_form_runs_anywhere(tmp_path: Path) -> None:
-    before = gpu_fronts.gpu.PAGE.read_bytes()
+    before = gpu.PAGE.read_bytes()
     command = (sys.executable, "-m", "bench.gpu_fronts", "--quick", "--json", str(tmp_path / "found.json"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stderr  # no machine of two cores carries 10,000 requests/s
     figures = json.loads((tmp_path / "found.json").read_text())["figures"]
     assert {figure["name"].split(":")[0].split()[0] for figure in figures} == {"builtin", "MobileNet"}
     assert all(figure["median"] > 0 for figure in figures if "requests/s" in figure["name"])
-    assert gpu_fronts.gpu.PAGE.read_bytes() == before
+    assert gpu.PAGE.read_bytes() == before
