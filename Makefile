@@ -7,7 +7,7 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stubs reference pictures docs demo test test-fronts test-slow test-pages test-clients test-fleet image attack prove-loadtest prove-sockets check sbom hashes format bench bench-fronts bench-gpu bench-gpu-fronts bench-overload bench-start bench-xla clean
+.PHONY: help setup stubs reference pictures docs demo test test-fronts test-slow test-pages test-clients test-fleet image attack prove-loadtest prove-sockets check sbom hashes format bench bench-fronts bench-gpu bench-gpu-fronts bench-overload bench-peers bench-start bench-xla clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -117,6 +117,9 @@ bench-gpu: setup ## Measure every mode on a GPU and write docs/gpu.md
 
 bench-gpu-fronts: setup ## Measure what fronts bring a GPU, as single images, and write docs/gpu.md
 	$(BIN)/python -m bench.gpu_fronts
+
+bench-peers: setup ## Serve the same network as others do, each installed into build/peers, and compare images/s
+	$(BIN)/python -m bench.peers
 
 bench-xla: setup ## Compare XLA with graph mode on this CPU, model by model
 	$(BIN)/python -m bench.xla

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.clients.environments import FOLDER, REPOSITORY, debian_library, environment, run, version
+from scripts.environments import run
+from tests.clients.environments import FOLDER, REPOSITORY, debian_library, environment, version
 
 SAMPLE: Final = REPOSITORY / "scripts" / "samples" / "digits" / "3_1765.png"
 SIDE: Final = 32

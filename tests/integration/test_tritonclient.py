@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.clients.environments import REPOSITORY, environment, run
+from scripts.environments import run
+from tests.clients.environments import REPOSITORY, environment
 from tests.integration.conftest import Server
 
 FOLDER = Path(__file__).parent
