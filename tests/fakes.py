@@ -99,7 +99,8 @@ class FakeWorker(Worker):
         if result is None:
             buffer = np.empty((*batch.bucket, 3), np.uint8)
             gather(batch.rows, buffer)
-            result = Run(batch.executable(buffer), 0.0, wait_s, self._cost_s[batch.bucket.batch])
+            took_s = self._cost_s[batch.bucket.batch]
+            result = Run(batch.executable(buffer), 0.0, wait_s, took_s, ended=self._loop.time())
         done(result)
         self._start()
 

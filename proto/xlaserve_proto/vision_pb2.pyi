@@ -695,8 +695,16 @@ class ListModelsResponse(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     UNEXPECTED_COMPILATIONS_FIELD_NUMBER: _builtins.int
     LANES_FIELD_NUMBER: _builtins.int
+    FRONTS_FIELD_NUMBER: _builtins.int
+    FRONT_S_FIELD_NUMBER: _builtins.int
     lanes: _builtins.int
     """Batches that the device runs at the same time."""
+    fronts: _builtins.int
+    """Processes that speak to clients, beside those that run the models; 0 where one process does all."""
+    front_s: _builtins.float
+    """Processor time of the event loop that answers this for an inference request, over the last 10,000 and more; 0 while
+    there were fewer than 200.
+    """
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
     @_builtins.property
@@ -711,10 +719,12 @@ class ListModelsResponse(_message.Message):
         models: _abc.Iterable[Global___Model] | None = ...,
         unexpected_compilations: _abc.Iterable[Global___UnexpectedCompilation] | None = ...,
         lanes: _builtins.int = ...,
+        fronts: _builtins.int = ...,
+        front_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lanes", b"lanes", "models", b"models", "unexpected_compilations", b"unexpected_compilations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_s", b"front_s", "fronts", b"fronts", "lanes", b"lanes", "models", b"models", "unexpected_compilations", b"unexpected_compilations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1107,7 +1117,7 @@ Global___Demand: _TypeAlias = Demand  # noqa: Y015
 
 @_typing.final
 class Turn(_message.Message):
-    """What batches of a bucket take from the queue to their answers, as those of the traffic showed."""
+    """What the last batches of a bucket took, part by part. Without any batch the rest is empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1115,21 +1125,31 @@ class Turn(_message.Message):
     BUCKET_FIELD_NUMBER: _builtins.int
     ALONE_S_FIELD_NUMBER: _builtins.int
     LOADED_S_FIELD_NUMBER: _builtins.int
-    SPREAD_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
+    DEVIATIONS_FIELD_NUMBER: _builtins.int
+    STARTED_S_FIELD_NUMBER: _builtins.int
+    RETURNED_S_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     alone_s: _builtins.float
-    """Median of the last batches with nothing else on the device; while there were only few, what is expected by those of
-    other buckets and by warm-up.
-    """
+    """To be gathered and to run, as a rule, while no other lane of the device is busy."""
     loaded_s: _builtins.float
-    """The same with every lane of the device running."""
-    spread: _builtins.float
-    """How far batches stray from that: the standard deviation of the logarithm of their ratio."""
+    """The same while every lane is busy."""
     batches: _builtins.int
     """How many batches this comes from, 256 at most."""
     @_builtins.property
     def bucket(self) -> Global___Bucket: ...
+    @_builtins.property
+    def deviations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """How far batches strayed from it: quantiles of their ratio to it, from the least to the largest, at equal distances."""
+
+    @_builtins.property
+    def started_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """From being taken from the queue until a thread had the batch; quantiles."""
+
+    @_builtins.property
+    def returned_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """From the end of the batch until the event loop gave its rows back; quantiles."""
+
     def __init__(
         self,
         *,
@@ -1137,12 +1157,14 @@ class Turn(_message.Message):
         bucket: Global___Bucket | None = ...,
         alone_s: _builtins.float = ...,
         loaded_s: _builtins.float = ...,
-        spread: _builtins.float = ...,
         batches: _builtins.int = ...,
+        deviations: _abc.Iterable[_builtins.float] | None = ...,
+        started_s: _abc.Iterable[_builtins.float] | None = ...,
+        returned_s: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_s", b"alone_s", "batches", b"batches", "bucket", b"bucket", "loaded_s", b"loaded_s", "mode", b"mode", "spread", b"spread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_s", b"alone_s", "batches", b"batches", "bucket", b"bucket", "deviations", b"deviations", "loaded_s", b"loaded_s", "mode", b"mode", "returned_s", b"returned_s", "started_s", b"started_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,6 +26,24 @@ def test_a_servers_own_costs_say_how_many_are_needed(server: Server) -> None:
     assert found["servers"] == 1
     (one,) = (each for each in found["simulations"] if each["servers"] == 1)
     assert 0 < one["p50_s"] <= one["p99_s"] < 0.05
+    assert one["images_by_bucket"]
+    assert found["error"]["p99_least_s"] < one["p99_s"] < found["error"]["p99_most_s"]
+    assert found["error"]["servers"] >= 1
+
+
+def test_variants_are_compared_and_the_best_is_named() -> None:
+    options = ("--costs", "1=5/8,4=12/20,8=20/40", "--lanes", "1,2", "--buckets", "1;1,8", "--rate", "150")
+    shown = plan(*options)
+    rows = [line.split() for line in shown.splitlines()]
+    compared = [row for row in rows if row and row[0] in ("1", "2") and len(row) > 5]
+    assert "images by bucket: 1: " in shown
+    assert "At its worst" in shown
+    found = json.loads(plan(*options, "--json"))
+    variants = [(one["lanes"], one["buckets"]) for one in found["variants"]]
+    assert variants == [(1, [1]), (1, [1, 8]), (2, [1]), (2, [1, 8])]
+    best = min(found["variants"], key=lambda one: (one["servers"], one["p99_s"]))
+    assert (found["lanes"], found["buckets"], found["servers"]) == (best["lanes"], best["buckets"], best["servers"])
+    assert len(compared) >= 4
 
 
 def test_costs_and_a_trace_need_no_server(tmp_path: Path) -> None:
@@ -40,7 +58,15 @@ def test_costs_and_a_trace_need_no_server(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--costs", "1=9"), "--rate: expected requests a second, or --trace"),
-        (("--costs", "1:9", "--rate", "5"), "--costs: expected buckets and milliseconds such as 1=4.2,8=21, got '1:9'"),
+        (
+            ("--costs", "1:9", "--rate", "5"),
+            "buckets and milliseconds such as 1=4.2,8=21 or 8=21/30, got '1:9'",
+        ),
+        (("--costs", "1=9/8", "--rate", "5"), "--costs: expected buckets and milliseconds such as 1=4.2,8=21"),
+        (
+            ("--costs", "1=9", "--rate", "5", "--buckets", "1,2"),
+            "--buckets: expected some of 1, which are measured",
+        ),
         (("--server", "127.0.0.1:1", "--rate", "5"), "127.0.0.1:1"),
     ],
 )

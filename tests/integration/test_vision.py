@@ -112,7 +112,10 @@ def test_bytes_that_are_no_request_are_refused(channel: grpc.Channel) -> None:
 
 
 def test_models_are_listed_with_what_they_cost(vision: VisionStub) -> None:
-    digits, noop, broken = vision.ListModels(pb.ListModelsRequest()).models
+    listed = vision.ListModels(pb.ListModelsRequest())
+    assert listed.lanes >= 1
+    assert listed.fronts == 0, "one process does all"
+    digits, noop, broken = listed.models
     assert (digits.name, digits.version, digits.state, digits.reason) == ("digits", "1", pb.Model.STATE_READY, "")
     assert (digits.source, digits.weights, digits.task) == ("builtin:digits", "built in", "classification")
     assert digits.fit == "resize"

@@ -124,7 +124,7 @@ class Front:
         admissions, models = Admissions.of(settings, usage), Models(backend, settings.has_model_control)
         self.ports = Ports(
             settings,
-            self._make_grpc_server(admissions, models, _Headers(usage)),
+            self._make_grpc_server(admissions, models, usage),
             self._make_http_server(admissions, models, gpus, refresh, metrics_elsewhere),
             telemetry,
             self._door,
@@ -133,7 +133,7 @@ class Front:
         )
         metrics.add_gauges(self._gauges)
 
-    def _make_grpc_server(self, admissions: Admissions, models: Models, headers: _Headers) -> GrpcServer:
+    def _make_grpc_server(self, admissions: Admissions, models: Models, usage: Usage) -> GrpcServer:
         settings, calls = self._settings, self.calls
         shared_memory = None
         if settings.shared_memory:
@@ -144,7 +144,12 @@ class Front:
             settings,
             Services(
                 OpenInference(calls, models, self._streams, shared_memory),
-                Vision(calls, models, settings.max_message_bytes),
+                Vision(
+                    calls,
+                    models,
+                    settings.max_message_bytes,
+                    count_fronts=lambda: usage.serving if settings.front_processes else 0,
+                ),
                 PredictionService(calls, models),
                 ModelService(models),
             ),
@@ -158,7 +163,7 @@ class Front:
             on_failed=calls.note_failure,
             on_crash=self._on_crash,
             tracer=self._tracer,
-            headers=headers,
+            headers=_Headers(usage),
         )
 
     def _make_http_server(

@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from xlaserve.errors import ConfigError
-from xlaserve.oracle.device import Profile
 from xlaserve.oracle.load import Load
+from xlaserve.oracle.profile import Profile
 from xlaserve.oracle.simulation import Outcome
 
 TRIES: Final = 3
 """Simulations of each number of servers; the worst of them decides."""
+MODEL_ERROR: Final = 0.15
+"""By what part the percentiles of simulations were off at most (docs/planning.md)."""
 
 _SLO: Final = re.compile(r"p(?P<percent>\d{1,2}(?:\.\d+)?)\s*<=?\s*(?P<limit>\d+(?:\.\d+)?)\s*(?P<unit>us|ms|s)")
 _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+Simulate = Callable[[Profile, int, int], Outcome]
+"""Takes a server, how many there are, and a seed; returns what becomes of the load."""
 
 
 class Slo(NamedTuple):
@@ -76,3 +83,26 @@ def fewest(profile: Profile, load: Load, slo: Slo, most: int, simulate: Callable
         else:
             too_few = middle
     return Found(enough, tried)
+
+
+class Error(NamedTuple):
+    """How far what is said of a number of servers may be off."""
+
+    least_s: float
+    most_s: float
+    """Bounds of the percentile: TRIES simulations with costs at their least and most, and the model's own error."""
+    surely: int | None
+    """The servers that are enough even if all of that is at its worst; None where no number is."""
+
+
+def error(
+    profile: Profile, load: Load, slo: Slo, servers: int, *, most: int, costs: float, simulate: Simulate
+) -> Error:
+    """Returns how far it may be off that `servers` are enough, where costs may be off by the part `costs`."""
+    cheap, dear = (profile.scaled(1 - costs), profile.scaled(1 + costs)) if costs else (profile, profile)
+    at_worst = Slo(slo.percent, slo.limit_s / (1 + MODEL_ERROR))
+    surely = fewest(dear, load, at_worst, most, partial(simulate, dear))
+    least_s, most_s = (
+        [simulate(one, servers, seed).percentile_s(slo.percent) for seed in range(TRIES)] for one in (cheap, dear)
+    )
+    return Error(min(least_s) * (1 - MODEL_ERROR), max(most_s) * (1 + MODEL_ERROR), surely.servers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,8 +19,9 @@ from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Run
 from xlaserve.errors import XlaserveError
-from xlaserve.oracle.device import MODE, SIDE, Device, Profile
+from xlaserve.oracle.device import MODE, SIDE, Device, LoopTime
 from xlaserve.oracle.load import Load
+from xlaserve.oracle.profile import Profile
 from xlaserve.oracle.virtual_time import VirtualTimeLoop
 
 Balancing = Literal["round-robin", "random", "least-outstanding"]
@@ -101,7 +103,7 @@ def _share(load: Load, share: float, seed: int) -> Load:
 
 
 class _Server:
-    """One server: its event loop's time for requests, and the engine. Made on a running loop in virtual time."""
+    """One server: the time of its event loops for requests, and the engine. Made on a running loop in virtual time."""
 
     def __init__(self, profile: Profile, chance: Random) -> None:
         loop = asyncio.get_running_loop()
@@ -111,9 +113,11 @@ class _Server:
         self.images: Counter[int] = Counter()
         self.batches: Counter[int] = Counter()
         self.lanes = Lanes(profile.lanes, clock=loop.time)
-        self._front_s = profile.front_s / 2
-        self._front_free_at = 0.0
-        device = Device(loop, profile, chance)
+        self._profile = profile
+        self._engine = LoopTime(loop, profile, chance)
+        self._fronts = [LoopTime(loop, profile, chance) for _ in range(profile.fronts)] or [self._engine]
+        self._turns = itertools.cycle(self._fronts)
+        device = Device(loop, profile, chance, self._engine)
         self.batcher = Batcher(
             name="model",
             programs=device.programs(),
@@ -130,24 +134,22 @@ class _Server:
         """Returns the seconds that a request took; infinite where it was refused or late."""
         arrived = self.clock()
         self.outstanding += 1
+        front, front_s, engine_s = next(self._turns), self._profile.front_s / 2, self._profile.engine_s / 2
         try:
-            await self._front()
+            await front.take(front_s)
+            if self._profile.fronts:
+                await self._engine.take(engine_s)
             with self.batcher.admit(images, 0) as admitted:
                 await admitted.run(admitted.buffer((images, SIDE, SIDE, 3)), MODE, arrived + deadline_s)
-            await self._front()
+            if self._profile.fronts:
+                await self._engine.take(engine_s, is_awake=True)
+            await front.take(front_s, is_awake=not self._profile.fronts)
         except XlaserveError:
             return math.inf
         finally:
             self.outstanding -= 1
-        took_s = self.clock() - arrived
+        took_s = self.clock() - arrived + self._profile.outside_s
         return took_s if took_s <= deadline_s else math.inf
-
-    async def _front(self) -> None:
-        """Takes half of a request's time of the event loop, which serves one after the other."""
-        if self._front_s:
-            now = self.clock()
-            self._front_free_at = max(self._front_free_at, now) + self._front_s
-            await asyncio.sleep(self._front_free_at - now)
 
     def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
         """Counts a batch."""

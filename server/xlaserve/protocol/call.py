@@ -20,6 +20,7 @@ from xlaserve.errors import (
 from xlaserve.model.directory import Directory
 from xlaserve.model.version import Served, Version
 from xlaserve.pipeline import Answer, Pipeline, Request
+from xlaserve.protocol.loop_time import LoopTime
 from xlaserve.protocol.shadow import Shadows
 from xlaserve.status import status_of
 from xlaserve.telemetry import request_context
@@ -58,6 +59,7 @@ class Calls:
 
     def __post_init__(self) -> None:
         self._is_draining = False
+        self.loop_time = LoopTime()
         self._refused = asyncio.Event()
         self.clock = self.pipeline.clock
         self._idle = asyncio.Event()
@@ -91,6 +93,7 @@ class Calls:
     def leave(self) -> None:
         """Counts a request as no longer in flight."""
         self.in_flight -= 1
+        self.loop_time.count()
         if self._is_draining and not self.in_flight:
             self._idle.set()
 

@@ -27,6 +27,8 @@ class Vision:
     calls: Calls
     models: Models
     max_message_bytes: int
+    count_fronts: Callable[[], int] = lambda: 0
+    """Returns how many processes speak to clients; 0 where this one does all."""
 
     async def Classify(self, request: VisionMessage[pb.ClassifyRequest], context: Context) -> Wire:
         """Names what is in the images."""
@@ -52,6 +54,8 @@ class Vision:
             models=[vision_models.model(one, backend.shadows(one)) for one in self.models.visible()],
             unexpected_compilations=map(vision_models.unexpected, self._unexpected()),
             lanes=backend.device.lanes,
+            fronts=self.count_fronts(),
+            front_s=self.calls.loop_time.of_a_request_s(),
         )
 
     def _unexpected(self) -> tuple[XlaCompilation, ...]:

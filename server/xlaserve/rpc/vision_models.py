@@ -78,13 +78,16 @@ def _bucket(bucket: Bucket) -> pb.Bucket:
 
 
 def _turn(mode: Mode, bucket: Bucket, turn: Turn) -> pb.Turn:
+    observed = turn.observed
     return pb.Turn(
         mode=mode,
         bucket=_bucket(bucket),
-        alone_s=turn.usual.alone_s,
-        loaded_s=turn.usual.loaded_s,
-        spread=turn.spread,
-        batches=turn.batches,
+        alone_s=observed.own.alone_s,
+        loaded_s=observed.own.loaded_s,
+        batches=observed.batches,
+        deviations=observed.deviations,
+        started_s=observed.started_s,
+        returned_s=observed.returned_s,
     )
 
 

@@ -14,6 +14,7 @@ from xlaserve.access.caller import CURRENT, Caller, Role
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.costs import Turn
 from xlaserve.engine.batching.live import Live
+from xlaserve.engine.batching.observed import Observed
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation
 from xlaserve.engine.warmup.difference import Difference
@@ -98,7 +99,7 @@ class House:
         return version
 
     def serve(self, version: Version, *modes: Mode) -> None:
-        turns = tuple((mode, bucket, Turn(Cost(0.25, 0.5), Cost(0.3, 0.6))) for mode in modes for bucket in BUCKETS)
+        turns = tuple((mode, bucket, Turn(Cost(0.25, 0.5), Observed())) for mode in modes for bucket in BUCKETS)
         live = Live(waiting_images=5, queued_work_s=0.75, in_flight_images=7, in_flight_images_limit=64, turns=turns)
         version.served = cast(Any, SimpleNamespace(engine=SimpleNamespace(live=lambda: live)))
 

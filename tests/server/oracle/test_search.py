@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.errors import ConfigError
-from xlaserve.oracle.device import Profile
 from xlaserve.oracle.load import poisson
-from xlaserve.oracle.search import TRIES, Slo, fewest, parse_slo
+from xlaserve.oracle.profile import Profile
+from xlaserve.oracle.search import MODEL_ERROR, TRIES, Slo, error, fewest, parse_slo
 from xlaserve.oracle.simulation import Outcome, simulate
 
 PROFILE = Profile({1: Cost(0.010, 0.010)}, max_images=10**6)
@@ -63,6 +64,20 @@ def test_servers_that_are_found_meet_the_limit_and_one_less_does_not() -> None:
     assert servers is not None
     assert simulate(PROFILE, servers, poisson(400, 10, 1, seed=9)).percentile_s(99) < 0.055
     assert simulate(PROFILE, servers - 1, poisson(400, 10, 1, seed=9)).percentile_s(99) > 0.045
+
+
+def test_what_is_said_has_an_error_and_a_number_of_servers_that_is_enough_at_its_worst() -> None:
+    def simulated(profile: Profile, servers: int, seed: int) -> Outcome:
+        return outcome(profile.costs[1].alone_s * (40 + seed) / servers)
+
+    nominal = fewest(PROFILE, LOAD, SLO, 100, partial(simulated, PROFILE)).servers
+    assert nominal == 10, "no fewer than the capacity asks for"
+    found = error(PROFILE, LOAD, SLO, nominal, most=100, costs=0.1, simulate=simulated)
+    assert found.least_s == pytest.approx(0.9 * 0.01 * 40 / 10 * (1 - MODEL_ERROR))
+    assert found.most_s == pytest.approx(1.1 * 0.01 * (40 + TRIES - 1) / 10 * (1 + MODEL_ERROR))
+    assert found.surely == 11
+    impossible = error(PROFILE, LOAD, Slo(99, 0.001), nominal, most=20, costs=0.1, simulate=simulated)
+    assert impossible.surely is None
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.oracle.device import Profile
 from xlaserve.oracle.load import Load, poisson
+from xlaserve.oracle.profile import Profile, lognormal
 from xlaserve.oracle.simulation import MOST_SERVERS, simulate
 
 SERVICE_S = 0.010
@@ -45,16 +46,65 @@ def test_batches_fill_as_the_load_grows() -> None:
     assert busy.percentile_s(99) < 0.1, "a lane that took one image at a time would never keep up"
 
 
-def test_lanes_run_side_by_side_and_slow_each_other_down() -> None:
-    load = Load(np.array([0.0, 0.0]), np.array([1, 1]))
+@pytest.mark.parametrize(
+    ("gap_s", "expected_s"),
+    [(0.0, [0.016, 0.016]), (0.005, [0.013, 0.013]), (0.010, [0.010, 0.010])],
+)
+def test_lanes_run_side_by_side_and_slow_each_other_down_for_as_long_as_both_run(
+    gap_s: float, expected_s: list[float]
+) -> None:
+    load = Load(np.array([0.0, gap_s]), np.array([1, 1]))
     profile = Profile({1: Cost(0.010, 0.016)}, lanes=2)
-    assert sorted(simulate(profile, 1, load).latency_s) == pytest.approx([0.010, 0.016])
+    assert simulate(profile, 1, load).latency_s.tolist() == pytest.approx(expected_s)
 
 
 def test_the_event_loop_serves_one_request_after_the_other() -> None:
     load = Load(np.zeros(10), np.ones(10, np.int64))
     profile = Profile({16: Cost(0.001, 0.001)}, front_s=0.002)
     assert simulate(profile, 1, load).latency_s.max() >= 10 * 0.002
+
+
+def test_fronts_share_what_one_event_loop_would_do_alone() -> None:
+    load = poisson(900, 2_000 / 900, 1, seed=1)
+    profile = Profile({16: Cost(0.001, 0.001)}, front_s=0.002, max_images=10**6)
+    alone, several = (simulate(replace(profile, fronts=fronts, engine_s=0.0001), 1, load) for fronts in (0, 4))
+    assert alone.percentile_s(50) > 0.1, "its event loop takes 500 requests/s"
+    assert several.percentile_s(99) < 0.02
+
+
+def test_the_event_loop_of_the_engine_serves_all_fronts() -> None:
+    load = Load(np.zeros(10), np.ones(10, np.int64))
+    profile = Profile({16: Cost(0.001, 0.001)}, front_s=0.001, fronts=10, engine_s=0.004)
+    assert simulate(profile, 1, load).latency_s.max() >= 10 * 0.004
+
+
+def test_what_is_between_the_parts_of_a_request_is_part_of_it() -> None:
+    load = Load(np.array([0.0, 1.0]), np.array([1, 1]))
+    profile = Profile(
+        ONE_AT_A_TIME.costs, started_s=(0.001,), returned_s=(0.002,), front_s=0.0005, outside_s=0.003, deviations=(1.5,)
+    )
+    # The loop wakes up for the call, a thread for the batch, and the loop for its end; then it writes the answer.
+    expected_s = 0.002 + 0.0005 + 0.001 + 1.5 * SERVICE_S + 0.002 + 0.003
+    assert simulate(profile, 1, load).latency_s == pytest.approx([expected_s] * 2)
+
+
+def test_a_batch_begins_once_the_event_loop_has_written_the_answers_of_the_one_before() -> None:
+    load = Load(np.array([0.0, 0.008]), np.array([1, 1]))
+    # One image does not fill the best bucket: it is not gathered ahead.
+    profile = Profile({1: Cost(SERVICE_S, SERVICE_S), 8: Cost(0.020, 0.020)}, front_s=0.004)
+    first, second = simulate(profile, 1, load).latency_s
+    assert first == pytest.approx(0.002 + SERVICE_S + 0.002)
+    assert second == pytest.approx(first + SERVICE_S + 0.002 - 0.008)
+
+
+def test_plans_begin_with_what_warm_up_promised_and_learn_what_batches_take() -> None:
+    costs = {1: Cost(0.010, 0.010), 8: Cost(0.100, 0.100)}
+    promised = {1: Cost(0.010, 0.010), 8: Cost(0.020, 0.020)}
+    load = poisson(50, 4_000 / 50, 1, seed=1)
+    wise, misled = (simulate(Profile(costs, planned=planned), 1, load) for planned in ({}, promised))
+    assert wise.batches[8] == 0
+    assert 0 < misled.batches[8] < 0.1 * misled.batches.total()
+    assert misled.percentile_s(99) > 2 * wise.percentile_s(99)
 
 
 def test_requests_that_are_refused_or_late_are_over_every_limit() -> None:
@@ -78,7 +128,7 @@ def test_more_servers_than_are_simulated_have_their_share(balancing: str) -> Non
 
 def test_the_same_seed_gives_the_same_outcome() -> None:
     load = poisson(50, 20, 2, seed=3)
-    profile = Profile({1: Cost(0.01, 0.01), 4: Cost(0.02, 0.02)}, spread=0.2)
+    profile = Profile({1: Cost(0.01, 0.01), 4: Cost(0.02, 0.02)}, deviations=lognormal(0.2))
     first, second = (simulate(profile, 2, load, balancing="random", seed=7) for _ in range(2))
     assert (first.latency_s == second.latency_s).all()
 

@@ -30,6 +30,7 @@ from xlaserve.engine.batching.costs import Costs, Turn
 from xlaserve.engine.batching.forecast import Forecast
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.live import Live
+from xlaserve.engine.batching.observed import Parts
 from xlaserve.engine.batching.queue import (
     DEFAULT_PRIORITY,
     BatchRows,
@@ -391,7 +392,7 @@ class Batcher:
         step = queue.costs.planner.next_step(waiting, self.lanes.count - busy, busy)
         _, height, width = queue.shape
         expected_s = queue.costs.turn_s(step.bucket, busy + 1)
-        taken = TakenBatch(queue, Bucket(step.bucket, height, width), now, busy + 1, expected_s)
+        taken = TakenBatch(queue, Bucket(step.bucket, height, width), now, busy + 1, expected_s, self.lanes.busy_s)
         self._virtual_s = max(self._virtual_s, queue.virtual_s)
         self._charge(queue, taken.expected_s)
         self.lanes.began(taken.expected_s, now)
@@ -499,7 +500,13 @@ class Batcher:
         turn_s = now - taken.at - run.wait_s
         self._charge(taken.queue, turn_s - taken.expected_s)
         self.lanes.ended(taken.expected_s, turn_s)
-        taken.queue.costs.observe(taken.bucket.batch, taken.running, turn_s=turn_s, execute_s=run.execute_s, now=now)
+        costs, batch = taken.queue.costs, taken.bucket.batch
+        costs.observe(batch, taken.running, turn_s=turn_s, execute_s=run.execute_s, now=now)
+        # While it waited, gathered ahead, all lanes were busy.
+        busy_s = self.lanes.busy_s - taken.busy_s - run.wait_s * self.lanes.count
+        own_s, returned_s = run.gather_s + run.execute_s, now - run.ended
+        lanes = min(max(1.0, busy_s / turn_s), self.lanes.count) if turn_s > 0 else 1.0
+        costs.note(batch, Parts(max(0.0, turn_s - own_s - returned_s), own_s, returned_s, lanes))
 
     def _crashed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

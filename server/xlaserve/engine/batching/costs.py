@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from xlaserve.engine.batching.observed import Observed, Parts, Recent
 from xlaserve.engine.buckets.choice import OVERHEAD_S
 from xlaserve.engine.buckets.planner import Cost, Planner
 
@@ -33,52 +34,14 @@ REPLAN_S: Final = 1.0
 
 DOUBT: Final = 0.95
 
-REMEMBERED: Final = 256
-"""Batches from which is known what they take as a rule, and how far they stray from that."""
-
-FEW: Final = 32
-"""Batches that say too little of a rule."""
-
 
 class Turn(NamedTuple):
     """What batches of one bucket take from the queue to their answers."""
 
     cost: Cost
     """What plans expect: the newest batches count most."""
-    usual: Cost
-    """The median of the last REMEMBERED; what plans expect where there were no more than FEW."""
-    spread: float = 0.0
-    """How far those stray from it: the standard deviation of the logarithm of their ratio."""
-    batches: int = 0
-    """How many there were of those."""
-
-
-class _Usual:
-    """What the batches of a bucket take as a rule, as logarithms of their ratio to `seed`. Without a clip, which would
-    hide how slow a batch can be."""
-
-    def __init__(self, seed: Cost) -> None:
-        self._seed = seed
-        self._alone = self._loaded = self._variance = 0.0
-        self.batches = 0
-
-    def observe(self, turn_s: float, running: int, lanes: int, parts: tuple[float, float]) -> None:
-        """Takes into account what a batch took that began when `running` of `lanes` ran."""
-        self.batches = min(REMEMBERED, self.batches + 1)
-        newest = 1 / self.batches
-        alone, loaded = parts
-        strayed = math.log(max(turn_s, 1e-9) / self.cost.at(running, lanes))
-        self._variance += newest * (strayed**2 - self._variance)
-        self._alone += newest * alone * strayed
-        self._loaded += newest * loaded * strayed
-
-    @property
-    def cost(self) -> Cost:
-        return Cost(self._seed.alone_s * math.exp(self._alone), self._seed.loaded_s * math.exp(self._loaded))
-
-    @property
-    def spread(self) -> float:
-        return math.sqrt(self._variance)
+    observed: Observed
+    """What the last ones took, part by part."""
 
 
 class Costs:
@@ -92,7 +55,7 @@ class Costs:
         self._parts = [_parts(running, lanes) for running in range(1, lanes + 1)]
         self._warmed: dict[int, Cost] = {}
         self._turns: dict[int, Cost] = {}
-        self._usual: dict[int, _Usual] = {}
+        self._recent: dict[int, Recent] = {}
         self._planned: dict[int, Cost] = {}
         self._planner: Planner | None = None
         self._known: set[int] = set()
@@ -106,7 +69,7 @@ class Costs:
         """Adds buckets, or puts others in their place, and plans with them."""
         self._warmed.update(warmed)
         self._turns.update({bucket: self._seed(bucket) for bucket in warmed})
-        self._usual.update({bucket: _Usual(self._seed(bucket)) for bucket in warmed})
+        self._recent.update({bucket: Recent(cost, self._lanes) for bucket, cost in warmed.items()})
         self._seen -= warmed.keys()
         self._known -= warmed.keys()
         self.brief = frozenset(bucket for bucket, cost in self._warmed.items() if cost.loaded_s <= BRIEF_S)
@@ -132,7 +95,7 @@ class Costs:
         if len(retired) == len(self._warmed):
             return []
         for bucket in retired:
-            del self._warmed[bucket], self._turns[bucket], self._usual[bucket]
+            del self._warmed[bucket], self._turns[bucket], self._recent[bucket]
             self._known.discard(bucket)
             self._seen.discard(bucket)
         self.brief -= set(retired)
@@ -160,11 +123,12 @@ class Costs:
 
     def turns(self) -> Mapping[int, Turn]:
         """Returns what a batch of each bucket takes, as far as is known."""
-        return {bucket: self._turn(bucket, usual) for bucket, usual in self._usual.items()}
+        return {bucket: Turn(self._turns[bucket], recent.observed()) for bucket, recent in self._recent.items()}
 
-    def _turn(self, bucket: int, usual: _Usual) -> Turn:
-        expected = self._turns[bucket]
-        return Turn(expected, usual.cost if usual.batches > FEW else expected, usual.spread, usual.batches)
+    def note(self, bucket: int, parts: Parts) -> None:
+        """Remembers what a batch took, part by part."""
+        if bucket in self._recent:  # else it was retired meanwhile
+            self._recent[bucket].add(parts)
 
     def observe(self, bucket: int, running: int, *, turn_s: float, execute_s: float, now: float) -> None:
         """Takes into account what a batch took that began when `running` lanes ran."""
@@ -174,8 +138,7 @@ class Costs:
         turns = self._turns[bucket]
         ratio = turn_s / turns.at(running, self._lanes)
         change = NEWEST * (min(max(ratio, 1 / MAX_JUMP), MAX_JUMP) - 1)
-        alone, loaded = parts = self._parts[running - 1]
-        self._usual[bucket].observe(turn_s, running, self._lanes, parts)
+        alone, loaded = self._parts[running - 1]
         turns = self._turns[bucket] = Cost(turns[0] * (1 + alone * change), turns[1] * (1 + loaded * change))
         self._seen.add(bucket)
         self._known.add(bucket)

@@ -235,6 +235,8 @@ class TakenBatch:
     """Lanes that run with it, its own included."""
     expected_s: float
     """What its turn should take."""
+    busy_s: float
+    """For how long lanes had been in use when it was taken, all together."""
     pieces: Sequence[Piece] = ()
 
     @property

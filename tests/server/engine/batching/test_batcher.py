@@ -23,6 +23,7 @@ from xlaserve.engine.batching import queue as queue_module
 from xlaserve.engine.batching import worker as worker_module
 from xlaserve.engine.batching.batcher import IDLE_LOOK_S, Batcher
 from xlaserve.engine.batching.lanes import Lanes, Share
+from xlaserve.engine.batching.observed import Parts
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS, Result
 from xlaserve.engine.batching.traced import MAX_REQUESTS, TracedBatch
 from xlaserve.engine.batching.worker import Batch, Worker, gather
@@ -1250,3 +1251,20 @@ async def test_a_tracer_that_raises_keeps_no_job_from_its_answer(
     assert numbers_of(await model.answer([1], trace=new())) == [1]
     assert "could not be traced" in caplog.text
     assert lanes_are_free(model.lanes)
+
+
+async def test_what_batches_take_is_remembered_with_the_lanes_that_were_busy_meanwhile(
+    virtual_time: object, echo: Callable[[Images], Outputs], pictures: Callable[[Iterable[int]], Images]
+) -> None:
+    model = Model(echo, pictures, lanes=Lanes(2, clock=asyncio.get_running_loop().time), cost_s={1: 0.5})
+    remembered: list[Parts] = []
+    for queue in model.batcher._queues.values():
+        queue.costs.note = lambda bucket, parts: remembered.append(parts)  # type: ignore[method-assign]
+    alone = model.ask([1])
+    await asyncio.sleep(0.25)
+    beside = model.ask([2])
+    await asyncio.gather(alone, beside)
+    await asyncio.gather(*(model.ask([number]) for number in range(4)))  # one is gathered ahead meanwhile
+    assert [parts.lanes for parts in remembered] == pytest.approx([1.5, 1.5, 2, 2, 2, 2])
+    assert [parts.own_s for parts in remembered] == pytest.approx([0.5] * 6)
+    assert [parts.started_s + parts.returned_s for parts in remembered] == pytest.approx([0.0] * 6)

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import itertools
-import math
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.engine.batching import costs as costs_module
-from xlaserve.engine.batching.costs import BRIEF_S, FEW, REMEMBERED, REPLAN_S, Costs
+from xlaserve.engine.batching.costs import BRIEF_S, REPLAN_S, Costs
+from xlaserve.engine.batching.observed import Parts
 from xlaserve.engine.buckets.choice import OVERHEAD_S
 from xlaserve.engine.buckets.planner import Cost, Planner
 
@@ -144,22 +143,12 @@ def test_brief_is_what_warm_up_measured_so_whatever_the_rest_of_a_turn_takes() -
     assert costs.brief == {1}
 
 
-def test_what_batches_take_as_a_rule_and_how_far_they_stray_is_learned_from_all_of_them() -> None:
-    costs, chance = Costs(WARMED, LANES), random.Random(1)
-    traffic = Traffic(costs)
-    for _ in range(1000):
-        for running in (1, LANES):
-            traffic.run(4, 3 * WARMED[4].at(running, LANES) * math.exp(chance.gauss(0.0, 0.7)), running=running)
-    turn = costs.turns()[4]
-    assert turn.usual.alone_s == pytest.approx(0.060, rel=0.25)
-    assert turn.usual.loaded_s == pytest.approx(0.072, rel=0.25)
-    assert turn.spread == pytest.approx(0.7, rel=0.2)
-    assert turn.batches == REMEMBERED
-
-
-def test_a_few_batches_make_no_rule() -> None:
+def test_what_batches_took_part_by_part_is_remembered_for_buckets_that_serve() -> None:
     costs = Costs(WARMED, LANES)
-    Traffic(costs).run(4, 0.1, times=FEW)
-    turn = costs.turns()[4]
-    assert (turn.usual, turn.batches) == (turn.cost, FEW)
-    assert (costs.turns()[1].usual, costs.turns()[1].batches) == (costs.turns()[1].cost, 0)
+    costs.retire(8)
+    for bucket in (4, 8):
+        costs.note(bucket, Parts(0.001, 0.03, 0.002, 1.0))
+    turns = costs.turns()
+    assert {bucket: turn.observed.batches for bucket, turn in turns.items()} == {1: 0, 4: 1}
+    assert turns[4].observed.own.alone_s == pytest.approx(0.03)
+    assert turns[4].cost.alone_s == pytest.approx(0.020 + OVERHEAD_S), "plans learn of whole turns"
