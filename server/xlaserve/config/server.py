@@ -85,7 +85,8 @@ class Settings(Frozen):
     """Processes that speak to clients, beside one that runs the models: they share the ports, decode images and check
     who calls. 0 does all in one process. `auto` does so on a CPU; on a GPU it begins with one and adds as many as bring
     the GPU what it computes by warm-up's measurement, one image a request, and leaves one core. A client's connection
-    meets one of them. What bounds memory is divided among them; other bounds hold for each by itself."""
+    meets one of them. Limits hold for all of them together, but `max_connections` for each by itself; `decode_threads`
+    and `max_resident_bytes` are divided among them."""
 
     engines: Literal["per_device"] | Annotated[int, Field(ge=1, le=64)] = "per_device"
     """With `fronts`, processes that run the models; each has all of them. `per_device` is one for each GPU that
