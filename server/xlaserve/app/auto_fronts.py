@@ -15,10 +15,10 @@ from xlaserve.telemetry import gpus
 def resolved(settings: Settings) -> Settings:
     """Returns `settings` with the most fronts that the server may come to have, where they leave that to it.
 
-    They stay as they are where one process is to do all: on a CPU, and for what fronts don't have. Nothing of a GPU is
-    touched, nor TensorFlow imported. Raises ConfigError.
+    They stay as they are where one process is to do all, on a CPU. Nothing of a GPU is touched, nor TensorFlow imported.
+    Raises ConfigError.
     """
-    if settings.fronts != "auto" or not _is_on_gpu(settings) or _needs_one_process(settings):
+    if settings.fronts != "auto" or not _is_on_gpu(settings):
         return settings
     most = needed(math.inf, usable_cores(), len(shares_of_machine(settings)))
     return settings.model_copy(update={"fronts": most})
@@ -28,7 +28,3 @@ def _is_on_gpu(settings: Settings) -> bool:
     is_named = settings.device.startswith("gpu")
     has_gpu = is_named or (settings.device == "auto" and gpus.count_visible() > 0)
     return has_gpu and any(map(catalog.uses_tensorflow, settings.models))
-
-
-def _needs_one_process(settings: Settings) -> bool:
-    return any(model.shadow is not None or model.unmatched == "background" for model in settings.models)

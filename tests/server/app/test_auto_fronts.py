@@ -50,16 +50,19 @@ def test_a_machine_without_a_gpu_that_may_be_seen_is_a_cpu(machine: pytest.Monke
     assert fronts(device="auto") == 0
 
 
+def test_models_that_use_no_device_are_served_by_one_process(machine: pytest.MonkeyPatch) -> None:
+    assert fronts({"name": "m", "source": "builtin:noop"}, device="gpu") == 0
+
+
 @pytest.mark.parametrize(
     "model",
     [
-        {"name": "m", "source": "builtin:noop"},
         {**NETWORK, "modes": ["xla", "graph"], "shadow": {"mode": "graph", "share": 0.1}},
         {**NETWORK, "unmatched": "background"},
     ],
-    ids=["uses no device", "shadow", "background"],
+    ids=["shadow", "background"],
 )
-def test_what_fronts_have_not_or_no_gpu_computes_is_served_by_one_process(
+def test_shadows_and_resolutions_without_buckets_need_no_process_of_their_own(
     machine: pytest.MonkeyPatch, model: dict[str, Any]
 ) -> None:
-    assert fronts(model, device="gpu") == 0
+    assert fronts(model, device="gpu") == 5
