@@ -7,11 +7,10 @@ it is to be known what batches take themselves, how far that depends on what els
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlaserve.engine.buckets.planner import Cost
 
@@ -58,24 +57,31 @@ class Recent:
     def __init__(self, warmed: Cost, lanes: int) -> None:
         self._slope = math.log(warmed.loaded_s / warmed.alone_s)
         self._lanes = lanes
-        self._parts: deque[Parts] = deque(maxlen=REMEMBERED)
+        self._parts = np.empty((REMEMBERED, len(Parts._fields)))
+        self._batches = 0
+        self._observed: Observed | None = Observed()
 
     def add(self, parts: Parts) -> None:
         """Takes a batch into account."""
-        self._parts.append(parts)
+        self._parts[self._batches % REMEMBERED] = parts
+        self._batches += 1
+        self._observed = None
 
     def observed(self) -> Observed:
         """Returns what is known by now."""
-        if not self._parts:
-            return Observed()
-        started_s, own_s, returned_s, lanes = np.array(self._parts).T
+        if self._observed is None:  # engines tell fronts of all buckets each second, whether they ran or not
+            self._observed = self._observe()
+        return self._observed
+
+    def _observe(self) -> Observed:
+        started_s, own_s, returned_s, lanes = self._parts[: self._batches].T
         logs = np.log(np.maximum(own_s, LEAST_S))
         loaded = (lanes - 1) / (self._lanes - 1) if self._lanes > 1 else np.zeros_like(lanes)
         off = loaded - loaded.mean()
         slope = max(0.0, (off @ logs + PRIOR * self._slope) / (off @ off + PRIOR))
         alone = logs.mean() - slope * loaded.mean()
         return Observed(
-            len(self._parts),
+            len(logs),
             Cost(math.exp(alone), math.exp(alone + slope)),
             _quantiles(np.exp(logs - alone - slope * loaded)),
             _quantiles(started_s),
@@ -83,5 +89,7 @@ class Recent:
         )
 
 
-def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(np.quantile(values, np.linspace(0, 1, POINTS)).tolist())
+def _quantiles(values: NDArray[np.float64]) -> tuple[float, ...]:
+    # Several times as fast as np.quantile, on an event loop that has to serve.
+    at = np.linspace(0, len(values) - 1, POINTS)
+    return tuple(np.interp(at, np.arange(len(values)), np.sort(values)).tolist())
