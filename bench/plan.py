@@ -70,7 +70,7 @@ def _of(name: str, config: Mapping[str, object], blocks: int, block_s: float, mo
                 expected = [simulate(costs, 1, _load(load), deadline_s=DEADLINE_S) for load in loads]
                 for percent in PERCENTS:
                     label = f"p{percent} {when} / measured at {share:.0%} of capacity, {name}"
-                    theirs = [float(np.percentile(block, percent)) for block in seen]
+                    theirs = [float(np.percentile(block, percent, method="inverted_cdf")) for block in seen]
                     figures.append(ratio(label, [it.percentile_s(percent) for it in expected], theirs, None))
     return figures
 

@@ -44,6 +44,10 @@ def test_variants_are_compared_and_the_best_is_named() -> None:
     best = min(found["variants"], key=lambda one: (one["servers"], one["p99_s"]))
     assert (found["lanes"], found["buckets"], found["servers"]) == (best["lanes"], best["buckets"], best["servers"])
     assert len(compared) >= 4
+    wide = json.loads(plan(*options, "--costs-error", "0.4", "--json"))
+    assert wide["costs_error"] == 0.4
+    assert wide["error"]["p99_least_s"] < found["error"]["p99_least_s"]
+    assert wide["error"]["servers"] is None or wide["error"]["servers"] > found["error"]["servers"]
 
 
 def test_costs_and_a_trace_need_no_server(tmp_path: Path) -> None:

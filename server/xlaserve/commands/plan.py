@@ -132,6 +132,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"how far batches stray from their cost; as traffic has shown by default, and {SPREAD} before any",
     )
+    parser.add_argument(
+        "--costs-error",
+        type=arguments.share,
+        metavar="SHARE",
+        help="by what part the costs may be off; as so few batches leave possible by default, which is too little for "
+        "cores that a model shares with other work",
+    )
     parser.add_argument("--max-servers", type=arguments.count, default=1000, metavar="N", help="1000 by default")
     parser.add_argument(
         "--price", type=arguments.positive, metavar="N", help="of a server for an hour, in any currency"
@@ -163,7 +170,8 @@ def _measured(invocation: Invocation) -> Measured:
         changes |= {"fronts": own.fronts, "engine_s": ENGINE_S}
     if own.spread is not None:
         changes["deviations"] = lognormal(own.spread)
-    return known._replace(profile=replace(profile, **changes))
+    error = known.error if own.costs_error is None else own.costs_error
+    return known._replace(profile=replace(profile, **changes), error=error)
 
 
 def _variants(profile: Profile, own: argparse.Namespace) -> list[Profile]:

@@ -72,12 +72,17 @@ def show(plan: Plan, balancing: str, price: float | None, most: int) -> None:
     out.print(f"{servers} servers are enough. Scale on xlaserve_queued_work_seconds above {target:.3g} a server.")
     surely = "no number is" if plan.error.surely is None else f"{plan.error.surely} are"
     known = plan.measured
-    of_costs = f"costs that {known.batches} batches leave uncertain by {known.error:.0%}, " if known.batches else ""
+    of_costs = f"costs that may be off by {known.error:.0%}, " if known.error else ""
     out.print(
         f"p{slo.percent:g} of {servers}: between {_ms(plan.error.least_s)} and {_ms(plan.error.most_s)} ms, by {TRIES} "
         f"simulations, {of_costs}and {MODEL_ERROR:.0%} for the simulation itself. At its worst {surely} enough."
     )
-    if not known.batches:
+    if known.batches:
+        out.print(
+            f"The costs are of {known.batches} batches. The error supposes that they stay so: on cores that a model shares "
+            "with other work they do not (--costs-error)."
+        )
+    else:
         out.print("The costs are not from traffic: what else the cores do meanwhile is not in them, nor in the error.")
 
 

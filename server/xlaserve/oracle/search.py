@@ -16,7 +16,7 @@ from xlaserve.oracle.simulation import Outcome
 TRIES: Final = 3
 """Simulations of each number of servers; the worst of them decides."""
 MODEL_ERROR: Final = 0.15
-"""By what part the percentiles of simulations were off at most (docs/planning.md)."""
+"""By what part the percentiles of simulations were off at most on a device of its own (docs/planning.md)."""
 
 _SLO: Final = re.compile(r"p(?P<percent>\d{1,2}(?:\.\d+)?)\s*<=?\s*(?P<limit>\d+(?:\.\d+)?)\s*(?P<unit>us|ms|s)")
 _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
