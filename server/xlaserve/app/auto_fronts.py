@@ -15,8 +15,8 @@ from xlaserve.telemetry import gpus
 def resolved(settings: Settings) -> Settings:
     """Returns `settings` with the most fronts that the server may come to have, where they leave that to it.
 
-    They stay as they are where one process is to do all, on a CPU. Nothing of a GPU is touched, nor TensorFlow imported.
-    Raises ConfigError.
+    They stay as they are on a CPU, where one process is to do all. Nothing of a GPU is touched, nor TensorFlow
+    imported. Raises ConfigError.
     """
     if settings.fronts != "auto" or not _is_on_gpu(settings):
         return settings

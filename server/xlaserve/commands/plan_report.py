@@ -79,8 +79,8 @@ def show(plan: Plan, balancing: str, price: float | None, most: int) -> None:
     )
     if known.batches:
         out.print(
-            f"The costs are of {known.batches} batches. The error supposes that they stay so: on cores that a model shares "
-            "with other work they do not (--costs-error)."
+            f"The costs are of {known.batches} batches. The error supposes that they stay so: on cores that a model "
+            "shares with other work they do not (--costs-error)."
         )
     else:
         out.print("The costs are not from traffic: what else the cores do meanwhile is not in them, nor in the error.")
