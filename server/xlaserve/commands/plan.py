@@ -18,10 +18,11 @@ from xlaserve.engine.buckets.planner import Cost
 from xlaserve.errors import ConfigError
 from xlaserve.oracle.load import Load, poisson, read_trace
 from xlaserve.oracle.profile import Profile, lognormal
-from xlaserve.oracle.search import error, fewest, parse_slo
+from xlaserve.oracle.search import Slo, error, fewest, parse_slo
 from xlaserve.oracle.simulation import BALANCINGS, MOST_SERVERS, Outcome, simulate
 
-REQUESTS: Final = 20_000
+BEYOND: Final = 100
+"""Requests that are to be over the percentile, so that chance hardly moves it."""
 LEAST_S: Final = 10.0
 MOST_REQUESTS: Final = 100_000
 FRONT_MS: Final = 0.4
@@ -32,7 +33,7 @@ def run(invocation: Invocation) -> int:
     """Prints how many servers are enough, and what becomes of the load with some more and some fewer."""
     own = invocation.own
     slo, known = parse_slo(own.slo), _measured(invocation)
-    load = _load(own, known.profile)
+    load = _load(own, known.profile, slo)
     deadline_s = math.inf if own.deadline_ms is None else own.deadline_ms / 1000
 
     done: dict[tuple[int, int, int], tuple[Profile, Outcome]] = {}
@@ -209,7 +210,7 @@ def _costs(text: str) -> dict[int, Cost]:
     return costs
 
 
-def _load(own: argparse.Namespace, profile: Profile) -> Load:
+def _load(own: argparse.Namespace, profile: Profile, slo: Slo) -> Load:
     if own.trace is not None:
         load = read_trace(own.trace)
         return load if own.rate is None else Load(load.at_s * (load.rate / own.rate), load.images)
@@ -217,7 +218,8 @@ def _load(own: argparse.Namespace, profile: Profile) -> Load:
         raise ConfigError("--rate: expected requests a second, or --trace with a recorded load")
     # Of more servers than are simulated, the load of the others is thrown away.
     share = min(1.0, MOST_SERVERS * profile.capacity / (own.rate * own.images))
-    requests = min(MOST_REQUESTS, max(REQUESTS, LEAST_S * own.rate * share)) / share
+    least = BEYOND / (1 - slo.percent / 100)
+    requests = min(MOST_REQUESTS, max(least, LEAST_S * own.rate * share)) / share
     return poisson(own.rate, requests / own.rate, own.images, seed=0)
 
 
