@@ -25,7 +25,7 @@ def test_without_any_other_nothing_is_said() -> None:
     assert not [*compared(8, {OURS: [1.0]})]
 
 
-@pytest.mark.parametrize("environment", {peer.environment for peer in PEERS.values()})
+@pytest.mark.parametrize("environment", sorted({peer.environment for peer in PEERS.values()}))
 def test_what_is_installed_for_others_is_pinned(environment: str) -> None:
     lines = (FOLDER / f"{environment}.txt").read_text().splitlines()
     assert lines
