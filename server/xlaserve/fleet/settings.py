@@ -72,7 +72,9 @@ class FleetSettings(Frozen):
     @property
     def recover_s(self) -> float:
         """How long a server may take to serve again before it is replaced. Raises ConfigError."""
-        return RECOVER_S if self.server_settings().front_processes else 0.0
+        fronts = self.server_settings().fronts
+        is_one_process = self.gpus == 0 if fronts == "auto" else fronts == 0
+        return 0.0 if is_one_process else RECOVER_S
 
     @property
     def local_address(self) -> Path:

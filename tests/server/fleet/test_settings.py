@@ -115,3 +115,5 @@ def test_a_server_serves_on_for_a_moment_after_it_was_asked_to_stop() -> None:
 def test_a_server_of_several_processes_has_time_to_recover_by_itself() -> None:
     assert fleet().recover_s == 0
     assert fleet(server={**NOOP, "fronts": 2}).recover_s == settings.RECOVER_S
+    assert fleet(gpus=1).recover_s == settings.RECOVER_S  # it has as many fronts as its GPU needs
+    assert fleet(gpus=1, server={**NOOP, "fronts": 0}).recover_s == 0
