@@ -23,7 +23,7 @@ from xlaserve.app.tracing import Tracing
 from xlaserve.app.upgrade import Changes
 from xlaserve.config import Settings
 from xlaserve.config.versions import grouped
-from xlaserve.engine.memory import available_memory_bytes, resident_bytes
+from xlaserve.engine.memory import available_memory_bytes, own_bytes
 from xlaserve.engine.under_way import UnderWay, key_of
 from xlaserve.errors import ConfigError, ModelFailed, UnsupportedFeature
 from xlaserve.link.host import Host, Hosted
@@ -270,7 +270,7 @@ class EngineProcess:
 
     def _check_room(self) -> None:
         """Raises ModelFailed where there is no room for another process like this one."""
-        taken, free, what = resident_bytes(), available_memory_bytes(), "memory"
+        taken, free, what = own_bytes(), available_memory_bytes(), "memory"  # it comes to share that of fronts
         if (limit := self._settings.max_resident_bytes) is not None:
             free = min(free, limit - taken)
         if self._engine.device.kind == "gpu":

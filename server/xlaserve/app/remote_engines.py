@@ -159,7 +159,7 @@ class RemoteEngines:
             for number, address in enumerate(addresses)
         ]
         self._merging = Merging()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], link.EngineLink] = {}
         """Of engines that another has taken the place of, until what they have is answered."""
         self._changing: set[asyncio.Task[list[XlaserveError]]] = set()
         """Changes that one of them has made, and the others not yet."""
@@ -193,7 +193,8 @@ class RemoteEngines:
     @property
     def spare_bytes(self) -> int:
         """Bytes of memory that are shared with them and not in use: kept for the requests that come next."""
-        return sum(engine.linked.arena.spare_bytes for engine in self._there.values())
+        links = chain((engine.linked for engine in self._there.values()), self._leaving.values())
+        return sum(linked.arena.spare_bytes for linked in links)
 
     async def known(self) -> None:
         """Returns once an engine has said what it is."""
@@ -221,8 +222,8 @@ class RemoteEngines:
             if not before.is_lost:
                 still = self.directory.in_use()
                 leaving = asyncio.create_task(_leave(before, [served for served in in_use if served not in still]))
-                self._leaving.add(leaving)
-                leaving.add_done_callback(self._leaving.discard)
+                self._leaving[leaving] = before
+                leaving.add_done_callback(self._leaving.pop)
             before.move()
 
     def _show(self) -> None:

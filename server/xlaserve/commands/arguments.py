@@ -58,6 +58,13 @@ def share(text: str) -> float:
     return value
 
 
+def error(text: str) -> float:
+    """Parses a share by which something may be off, from 0 and less than 1, for argparse."""
+    if (value := share(text)) == 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 and less than 1, got {text!r}")
+    return value
+
+
 def duration_s(text: str) -> float:
     """Parses seconds, a day of them at most, for argparse."""
     if (value := positive(text)) > DAY_S:

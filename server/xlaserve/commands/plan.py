@@ -135,7 +135,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--costs-error",
-        type=arguments.share,
+        type=arguments.error,
         metavar="SHARE",
         help="by what part the costs may be off; as so few batches leave possible by default, which is too little for "
         "cores that a model shares with other work",

@@ -50,6 +50,11 @@ def resident_bytes(process: Path = _PROCESS) -> int:
     return _status_bytes(process, "VmRSS")
 
 
+def own_bytes(process: Path = _PROCESS) -> int:
+    """Returns what of the resident size is not shared memory. Raises OSError off Linux."""
+    return resident_bytes(process) - _status_bytes(process, "RssShmem")
+
+
 def peak_bytes(process: Path = _PROCESS) -> int:
     """Returns its largest resident size since `forget_peak`. Raises OSError off Linux."""
     return _status_bytes(process, "VmHWM")

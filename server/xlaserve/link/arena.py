@@ -91,7 +91,9 @@ class Arena:
         self._put(0, self.size_bytes)
         self._taken: dict[int, _Taken] = {}
         self._ended: deque[weakref.ref[Memory]] = deque()
-        self._used_bytes = self._most_used_bytes = self._top = 0
+        self._used_bytes = self._most_used_bytes = 0
+        self._top = 0
+        """Nothing from here on was used since it was given back."""
 
     @property
     def used_bytes(self) -> int:
@@ -140,6 +142,11 @@ class Arena:
         self._top = max(self._top, offset + wanted)
         return Extent(offset, memory)
 
+    def used_of(self, share: Share) -> int:
+        """Returns the bytes of its extents in use."""
+        self._reclaim()
+        return share.used_bytes
+
     def most_used_bytes(self) -> int:
         """Returns the most bytes that were in use at a time since the last call."""
         most, self._most_used_bytes = self._most_used_bytes, self.used_bytes
@@ -148,20 +155,27 @@ class Arena:
     def trim(self, kept_bytes: int) -> Iterator[None]:
         """Gives free memory back to the system until no more than `kept_bytes` are taken: some with each step, the
         highest first. What is in use is not touched."""
+        self._reclaim()
         below = self._top
-        while self._map is not None and self.resident_bytes > kept_bytes:
-            self._reclaim()
-            start = max((offset for offset in self._free if offset < below), default=None)
-            if start is None:
-                self._top = max((taken.offset + taken.size_bytes for taken in self._taken.values()), default=0)
-                return
-            stop = min(start + self._free[start], below)
-            below = max(start, (stop - 1) // TRIM_BYTES * TRIM_BYTES)
-            try:
-                self._map.madvise(mmap.MADV_REMOVE, below, stop - below)
-            except OSError:  # locked into memory, say
-                return
-            yield
+        # What is taken meanwhile raises it again.
+        self._top = max((taken.offset + taken.size_bytes for taken in self._taken.values()), default=0)
+        try:
+            while self._map is not None and self.resident_bytes > kept_bytes:
+                self._reclaim()
+                start = max((offset for offset in self._free if offset < below), default=None)
+                if start is None:
+                    below = 0
+                    return
+                stop = min(start + self._free[start], below)
+                step = max(start, (stop - 1) // TRIM_BYTES * TRIM_BYTES)
+                try:
+                    self._map.madvise(mmap.MADV_REMOVE, step, stop - step)
+                except OSError:  # locked into memory, say
+                    return
+                below = step
+                yield
+        finally:
+            self._top = max(self._top, below)
 
     def end(self) -> None:
         """Has no more memory to give: all of it is freed with the last array of it."""

@@ -67,6 +67,8 @@ MAX_JOBS: Final = 2**16
 ARENA_SHARE: Final = 4
 """How many times the machine's memory an arena has as addresses: all models find theirs, whatever gaps there are."""
 MIN_ARENA_BYTES: Final = 2**36
+MAX_ARENA_BYTES: Final = 2**40
+"""An engine has the arenas of all fronts among its addresses, which are 2**47."""
 ADDRESS_SHARE: Final = 16
 """Where a process may have so many addresses and no more, an arena has that part of them."""
 TRIM_S: Final = 30.0
@@ -242,6 +244,8 @@ class EngineLink:
             await asyncio.sleep(TRIM_S)
             kept_bytes = max(KEPT_BYTES, int(SLACK * self.arena.most_used_bytes()))
             for _ in self.arena.trim(kept_bytes):
+                if self.arena.used_bytes > kept_bytes:  # it is needed again
+                    break
                 await asyncio.sleep(TRIM_STEP_S)
 
     def _receive(self, record: Record) -> None:  # noqa: PLR0912 - one for each kind
@@ -433,10 +437,9 @@ class RemoteModel:
         await self._link.ask("open", model=self.snapshot.id, height=height, width=width)
 
     async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
-        """Does as `ModelEngine.run_when_idle`, with memory that no request needs: at most half of it is in use."""
-        arena = self._link.arena
-        if 2 * arena.used_bytes > arena.size_bytes:
-            raise QueueFull(f"more than half of {arena.size_bytes} bytes for images and outputs is in use")
+        """Does as `ModelEngine.run_when_idle`, where no more than half of the share is in use."""
+        if 2 * self._link.arena.used_of(self.share) > self.share.max_bytes:
+            raise QueueFull(f"more than half of {self.share.max_bytes} bytes for images and outputs is in use")
         with RemoteRequest(self, self._link, 0, 0) as request:
             return await request.run_when_idle(pixels, mode, deadline)
 
@@ -617,7 +620,7 @@ async def connect(
 
 def _addressable_bytes() -> int:
     """Returns how large an arena, which is a file, may be: more than will ever be used, unless limits are set."""
-    wanted = max(MIN_ARENA_BYTES, ARENA_SHARE * machine_memory_bytes())
+    wanted = min(max(MIN_ARENA_BYTES, ARENA_SHARE * machine_memory_bytes()), MAX_ARENA_BYTES)
     (file_bytes, _), (address_bytes, _) = getrlimit(RLIMIT_FSIZE), getrlimit(RLIMIT_AS)
     if file_bytes != RLIM_INFINITY:
         wanted = min(wanted, file_bytes)

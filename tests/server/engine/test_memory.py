@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from xlaserve.engine.memory import own_bytes, resident_bytes
 
 COPY_TWICE = """
 import resource
@@ -39,3 +42,11 @@ def test_memory_of_a_large_message_is_used_again_for_the_next() -> None:
     assert pages * page_bytes < 4 * 2**20
     pages, page_bytes = faults({"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"})
     assert pages * page_bytes > 30 * 2**20, "what the environment says goes first"
+
+
+def test_memory_that_is_shared_is_not_a_process_s_own() -> None:
+    own, resident, size_bytes = own_bytes(), resident_bytes(), 64 * 2**20
+    with mmap.mmap(-1, size_bytes) as shared:
+        shared[:] = b"1" * size_bytes
+        assert resident_bytes() - resident > 0.9 * size_bytes
+        assert (resident_bytes() - resident) - (own_bytes() - own) > 0.9 * size_bytes

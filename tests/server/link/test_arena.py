@@ -176,3 +176,30 @@ def test_memory_goes_back_to_the_system_and_none_that_is_in_use() -> None:
         assert (extent.memory == number).all()
         assert (view.memory(extent.offset, PAGE_BYTES) == number).all()
     assert arena.most_used_bytes() == 6 * PAGE_BYTES + TRIM_BYTES
+
+
+def test_what_was_given_back_is_not_given_back_again() -> None:
+    arena = Arena(2**36)
+    arena.take(64 * TRIM_BYTES).memory[:] = 1
+    for _ in arena.trim(0):
+        pass
+    for _ in range(3):
+        arena.take(4 * TRIM_BYTES).memory[:] = 1
+        assert sum(1 for _ in arena.trim(2 * TRIM_BYTES)) <= 4 + 1
+
+
+def test_what_is_used_while_memory_goes_back_goes_back_later() -> None:
+    arena = Arena(2**36)
+    below = arena.take(8 * TRIM_BYTES)
+    above = arena.take(8 * TRIM_BYTES)
+    below.memory[:] = above.memory[:] = 1
+    del below
+    passing = arena.trim(TRIM_BYTES)
+    next(passing)
+    again = arena.take(8 * TRIM_BYTES)
+    again.memory[:] = 1
+    del again, above
+    del passing  # as the link ends it where the memory is needed again
+    for _ in arena.trim(0):
+        pass
+    assert arena.resident_bytes == 0

@@ -22,7 +22,7 @@ from xlaserve.config import Mode
 from xlaserve.engine.batching.queue import Result
 from xlaserve.errors import EngineLost, QueueFull
 from xlaserve.link.arena import Arena
-from xlaserve.link.front import connect
+from xlaserve.link.front import RemoteModel, connect
 from xlaserve.link.host import bound
 from xlaserve.link.records import (
     HELLO,
@@ -97,9 +97,12 @@ async def test_an_engine_that_is_killed_fails_what_no_request_waits_for_and_what
 
 
 async def test_what_no_request_waits_for_leaves_half_of_the_memory_to_requests(process: EngineProcess) -> None:
-    engines = await EnginesElsewhere.connect(process, arena_bytes=2**20)
-    engine, used = engines.engine("numbers"), engines.link.arena.take(2**19 + 1)
-    with pytest.raises(QueueFull, match="more than half of 1048576 bytes"):
+    engines = await EnginesElsewhere.connect(process)
+    engine = engines.engine("numbers")
+    assert isinstance(engine, RemoteModel)
+    share = engine.share
+    used = engines.link.arena.take(share.max_bytes // 2 + 1, share)
+    with pytest.raises(QueueFull, match=f"more than half of {share.max_bytes} bytes"):
         await engine.run_when_idle(pictures(1), Mode.XLA, FAR)
     assert outputs_of(await ask(engines.link, "numbers", 2))[0] == [2]
     del used

@@ -16,6 +16,7 @@ import pytest
 from tests.server.link.models import PATIENCE_S
 
 from xlaserve.errors import QueueFull
+from xlaserve.link import front
 from xlaserve.link import host as host_module
 from xlaserve.link.arena import Arena
 from xlaserve.link.front import MIN_ARENA_BYTES, connect
@@ -97,6 +98,17 @@ async def test_a_limit_of_files_or_addresses_leaves_an_arena_fewer(tmp_path: Pat
         resource.setrlimit(limit, before)
     assert linked.arena.size_bytes == 2**35 // share
     assert (await connect(tmp_path / "engine")).arena.size_bytes >= MIN_ARENA_BYTES
+    await host.close()
+
+
+async def test_the_arenas_of_all_fronts_fit_among_an_engine_s_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "machine_memory_bytes", lambda: 2**42)
+    host = Host()
+    host.listen(bound(tmp_path / "engine"))
+    linked = [await connect(tmp_path / "engine") for _ in range(32)]  # and as many views, in this process
+    assert {one.arena.size_bytes for one in linked} == {2**40}
     await host.close()
 
 
