@@ -50,10 +50,10 @@ class Ports:
         log.info("listening: gRPC %s, HTTP %s, metrics %s", *(address or "off" for address in addresses.values()))
         self._warn_of_strangers(addresses["metrics"])
 
-    async def leave(self) -> None:
-        """Takes no new connections, which go to those that listened after all fronts of this server; each of HTTP ends
-        with an answer, and each of gRPC at `max_connection_age_s`."""
-        await asyncio.gather(*(hang_up.pass_on(port, self.settings.front_processes) for port in self._numbers))
+    async def leave(self, fronts: int) -> None:
+        """Takes no new connections, which go to those that listened after the `fronts` that this server has; each of
+        HTTP ends with an answer, and each of gRPC at `max_connection_age_s`."""
+        await asyncio.gather(*(hang_up.pass_on(port, fronts) for port in self._numbers))
         self.grpc.close_listeners()
         await self.http.leave()
 

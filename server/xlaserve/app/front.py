@@ -88,7 +88,7 @@ class Front:
         resident: Callable[[], int] = resident_bytes,
         supervisor: int | None = None,
     ) -> None:
-        usage = usage or Usage()
+        usage = self._usage = usage or Usage()
         self._regions = regions
         self._supervisor = supervisor
         self._settings = settings
@@ -209,7 +209,7 @@ class Front:
         """Leaves new clients to another process, and serves those that are here until they have gone there, as their
         connections end; for `longest_s`, or until `ending` is set."""
         log.info("leaving: %d connections, %d requests in flight", self.ports.connections, self.calls.in_flight)
-        await self.ports.leave()
+        await self.ports.leave(self._usage.serving)
         with suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 while self.ports.connections and not ending.is_set():

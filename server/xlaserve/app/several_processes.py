@@ -193,9 +193,9 @@ class Server(Watcher):
         place, all engines have to be."""
         self._ready[role.name] = self._supervisor.about[role.name]
         self._reloading.discard(role.name)
+        if self._grows:
+            self._grow()
         engine = self._engine_ready
-        if self._grows and engine is not None:
-            self._grow(engine["images_per_s"])
         awaited = {*self._numbers}
         if self._before is not None and not self._was_ready:
             awaited |= {role.name for role in self._engines.roles}
@@ -211,11 +211,17 @@ class Server(Watcher):
         if not self._reloading:
             self._service_manager.tell_ready(engine["serving"])
 
-    def _grow(self, images_per_s: float) -> None:
-        """Adds the fronts that are missing to bring so many images/s to each engine."""
+    def _grow(self) -> None:
+        """Adds the fronts that are missing to bring each engine what it computes.
+
+        None while another server starts: its fronts have to be the last to listen (`Ports.leave`).
+        """
+        if (engine := self._engine_ready) is None or self._successor is not None or self._is_stopping:
+            return
+        images_per_s: float = engine["images_per_s"]
         wanted = needed(images_per_s, usable_cores(), len(self._engines.roles))
         added = _numbers(len(self._numbers) + 1, min(wanted, self._settings.front_processes))
-        if not added or self._is_stopping:
+        if not added:
             return
         log.info("fronts: %d more, for up to %.0f images/s of each engine", len(added), images_per_s)
         self._numbers = {**self._numbers, **added}  # others may read it meanwhile
@@ -278,6 +284,8 @@ class Server(Watcher):
         if not is_ready:
             log.error("upgrade: process %d %s, this one goes on", successor.pid, await successor.end())
             self._successor = None
+            if self._grows:
+                self._grow()
             return
         if self._engines.changes != changes:
             log.warning("upgrade: what clients have changed of the models meanwhile is as before there")

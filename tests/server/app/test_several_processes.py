@@ -23,6 +23,7 @@ from xlaserve.app.front import RESIDENT_SHARE
 from xlaserve.app.front_process import Orders
 from xlaserve.app.several_processes import FRONT, LONGEST_SPARE_WAIT_S, SPARE_LOOK_S, Server
 from xlaserve.app.succession import Start
+from xlaserve.app.upgrade import Changes
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
@@ -117,7 +118,7 @@ class GrowingWorld(World):
         self.server._usage = Usage(fronts=5)
         self.server._ports, self.server._shared = {}, {}
         roles = [Role(name=f"{ENGINE} {number}", target="") for number in range(engines)]
-        self.server._engines = cast(Any, SimpleNamespace(roles=roles, addresses=()))
+        self.server._engines = cast(Any, SimpleNamespace(roles=roles, addresses=(), changes=Changes()))
 
     def orders_of(self, front: int) -> Settings:
         (role,) = (role for role in self.added if role.name == FRONT.format(front))
@@ -155,6 +156,31 @@ def test_fronts_that_are_added_have_their_part_of_the_cores_and_of_the_memory(mo
     assert settings.decode_threads == 16 // 4
     most = int(usable_memory_bytes() * RESIDENT_SHARE) - settings.max_inflight_bytes
     assert settings.max_resident_bytes == settings.max_inflight_bytes + most // 5, "there may come to be five"
+    world.server._service_manager.close()
+
+
+async def test_none_is_added_while_another_server_starts_but_once_that_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fronts that listen after those of the other server would be given its connections."""
+    world = GrowingWorld(monkeypatch)
+    world.start({**READY, "images_per_s": 300.0})
+    fails = asyncio.Event()
+
+    async def is_ready() -> bool:
+        await fails.wait()
+        return False
+
+    other = SimpleNamespace(pid=7, is_ready=is_ready, end=AsyncMock(return_value="ended with status 1"))
+    monkeypatch.setattr(several_processes, "Successor", lambda *_: other)
+    world.server._metrics_endpoint, world.server._regions = None, 0
+    handing_over = asyncio.create_task(world.server._hand_over())
+    await asyncio.sleep(0)
+    world.say(ENGINE, FAST)
+    assert not world.added
+    fails.set()
+    await asyncio.wait_for(handing_over, PATIENCE_S)
+    assert [role.name for role in world.added] == ["front 2", "front 3", "front 4"]
     world.server._service_manager.close()
 
 
