@@ -29,6 +29,7 @@ from xlaserve.processes import linux
 from xlaserve.processes.liveness import Liveness
 from xlaserve.processes.metrics import AllMetrics, Restarted
 from xlaserve.processes.process import Launcher
+from xlaserve.processes.restarts import RestartPolicy, Restarts
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor, Watcher
 from xlaserve.protocol import shared_regions
@@ -44,8 +45,8 @@ LEAVING: Final = "xlaserve leaving"
 """What `ps` shows of a server whose place another one has taken."""
 SPARE_LOOK_S: Final = 0.25
 """How often it is seen whether a process waits for the end of a front."""
-LONGEST_SPARE_WAIT_S: Final = 60.0
-"""Where no process can be started to wait for the end of a front, between attempts."""
+SPARES: Final = RestartPolicy(window_s=600.0, at_once=0, first_wait_s=SPARE_LOOK_S, longest_wait_s=60.0, jitter=0.0)
+"""When another is started where that process has ended by itself, or could not be started."""
 AT_ONCE: Final = 128 + signal.SIGTERM
 """The status of a process that ended at a second signal: see `Stopping`."""
 
@@ -230,11 +231,12 @@ class Server(Watcher):
 
     async def _keep_spare(self) -> None:
         """Has a process wait for the end of a front for as long as one is ready: others may need it before all are."""
-        wait_s = SPARE_LOOK_S
+        restarts = Restarts(SPARES)
         while True:
-            await asyncio.sleep(wait_s)
-            is_there = not self._has_front or self._launcher.prepare(self._front)
-            wait_s = SPARE_LOOK_S if is_there else min(2 * wait_s, LONGEST_SPARE_WAIT_S)
+            await asyncio.sleep(SPARE_LOOK_S)
+            if self._has_front and not self._launcher.prepare(self._front):
+                wait_s = restarts.wait_s(asyncio.get_running_loop().time())
+                await asyncio.sleep(wait_s or SPARES.longest_wait_s)
 
     @property
     def _has_front(self) -> bool:

@@ -111,27 +111,33 @@ class Launcher:
 
     def __call__(self, role: Role, hear: Hear) -> ChildProcess:
         """Starts the process of a role. Raises OSError."""
-        spare = self._spares.pop(role.target, None)
-        if spare is not None and not spare.is_running:
-            spare.end()
-            spare = None
-        return ChildProcess(role, hear, self._logs, spare)
+        self._forget_ended(role)
+        return ChildProcess(role, hear, self._logs, self._spares.pop(role.target, None))
 
     def prepare(self, role: Role) -> bool:
         """Keeps an interpreter for the next process of a role with this target, if it is to have one.
 
-        Returns whether there is one, or none is to be.
+        Returns whether there is one, or none is to be. Where the one before has ended by itself, it is left to the
+        caller when to try again.
         """
-        spare = self._spares.get(role.target)
-        if not role.has_spare or (spare is not None and spare.is_running):
+        if self._forget_ended(role):
+            return False
+        if not role.has_spare or role.target in self._spares:
             return True
-        if spare is not None:
-            self._spares.pop(role.target).end()
         try:
             self._spares[role.target] = Interpreter(role.descriptors, role.module)
         except OSError as error:
             log.warning("%s: no other can be kept ready for its place: %s", role.name, error)
             return False
+        return True
+
+    def _forget_ended(self, role: Role) -> bool:
+        """Lets go of what was kept ready and has ended by itself; returns whether that is so."""
+        spare = self._spares.get(role.target)
+        if spare is None or spare.is_running:
+            return False
+        log.warning("%s: what was kept ready for its place ended with status %d", role.name, spare.popen.returncode)
+        self._spares.pop(role.target).end()
         return True
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +22,14 @@ from xlaserve.app import several_processes
 from xlaserve.app.engines import ENGINE, FOLDERS, Engines, folder_of_engines
 from xlaserve.app.front import RESIDENT_SHARE
 from xlaserve.app.front_process import Orders
-from xlaserve.app.several_processes import FRONT, LONGEST_SPARE_WAIT_S, SPARE_LOOK_S, Server
+from xlaserve.app.several_processes import FRONT, SPARE_LOOK_S, SPARES, Server
 from xlaserve.app.succession import Start
 from xlaserve.app.upgrade import Changes
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.oracle.capacity import TYPICAL, US_PER_S
+from xlaserve.processes import process
 from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor
@@ -268,10 +270,10 @@ async def test_a_process_waits_for_the_end_of_a_front_as_soon_as_one_is_ready_an
     assert not tried_at
     world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})  # and no engine
     await asyncio.sleep(1000)
-    waits = [after - before for before, after in pairwise(tried_at)]
+    waits_s = [after - before - SPARE_LOOK_S for before, after in pairwise(tried_at)]
     assert tried_at[0] <= 10 + SPARE_LOOK_S
-    assert waits[:3] == [0.5, 1.0, 2.0]
-    assert max(waits) == LONGEST_SPARE_WAIT_S
+    assert waits_s[:3] == [0.25, 0.5, 1.0]
+    assert waits_s[-1] == max(waits_s) == SPARES.longest_wait_s
 
     def prepare(role: Role) -> bool:
         tried_at.append(loop.time())
@@ -280,6 +282,40 @@ async def test_a_process_waits_for_the_end_of_a_front_as_soon_as_one_is_ready_an
     world.server._launcher = cast(Launcher, SimpleNamespace(prepare=prepare))
     await asyncio.sleep(100)
     assert tried_at[-1] - tried_at[-2] == SPARE_LOOK_S
+    keeping.cancel()
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize("lives_s", [0.0, 0.6])
+async def test_a_process_that_waits_and_ends_by_itself_is_started_again_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lives_s: float
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    class Waiting:
+        """An interpreter that the kernel kills, as where memory is short."""
+
+        def __init__(self, *_: object) -> None:
+            self.popen = SimpleNamespace(returncode=-9)
+            started_at.append(loop.time())
+
+        @property
+        def is_running(self) -> bool:
+            return loop.time() < started_at[-1] + lives_s
+
+        def end(self) -> None:
+            pass
+
+    world, started_at = World(), list[float]()
+    monkeypatch.setattr(process, "Interpreter", Waiting)
+    world.server._launcher = Launcher()
+    world.server._front = replace(world.server._front, has_spare=True)
+    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    keeping = asyncio.create_task(world.server._keep_spare())
+    await asyncio.sleep(3600)
+    assert len(started_at) < 80
+    assert started_at[-1] - started_at[-2] >= SPARES.longest_wait_s
+    assert "front 1: what was kept ready for its place ended with status -9" in caplog.text
     keeping.cancel()
 
 
