@@ -628,5 +628,6 @@ def test_the_token_of_commands_is_no_setting() -> None:
 def test_several_engines_need_fronts() -> None:
     assert Settings(fronts=1, engines=2).engines == 2
     assert Settings(engines=1).engines == 1
+    assert Settings(engines=2).fronts == "auto", "which is several processes on a GPU"
     with pytest.raises(ValidationError, match="engines: expected fronts: 1 or more as well, got engines: 2 alone"):
-        Settings(engines=2)
+        Settings(fronts=0, engines=2)

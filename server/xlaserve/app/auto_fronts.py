@@ -6,6 +6,7 @@ import math
 
 from xlaserve.app.engines import shares_of_machine
 from xlaserve.config import Settings
+from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
 from xlaserve.oracle.capacity import needed
 from xlaserve.runtimes.tf.device import usable_cores
@@ -18,7 +19,12 @@ def resolved(settings: Settings) -> Settings:
     They stay as they are on a CPU, where one process is to do all. Nothing of a GPU is touched, nor TensorFlow
     imported. Raises ConfigError.
     """
-    if settings.fronts != "auto" or not _is_on_gpu(settings):
+    if settings.fronts != "auto":
+        return settings
+    if not _is_on_gpu(settings):
+        if settings.has_several_engines:
+            expected = "fronts: 1 or more as well, as fronts: auto is one process here"
+            raise ConfigError(f"engines: expected {expected}, got engines: {settings.engines}")
         return settings
     most = needed(math.inf, usable_cores(), len(shares_of_machine(settings)))
     return settings.model_copy(update={"fronts": most})

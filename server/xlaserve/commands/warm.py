@@ -12,6 +12,7 @@ import subprocess
 from typing import Final
 
 from xlaserve import console
+from xlaserve.app import auto_fronts
 from xlaserve.app.engines import shares_of_machine
 from xlaserve.app.event_loop import run_loop
 from xlaserve.app.upgrade import command
@@ -26,9 +27,10 @@ PROCESSES: Final = ("fronts", "engines")
 
 def run(invocation: Invocation) -> int:
     """Prints the ledger, of each kind of engine; fails where a model failed."""
-    if invocation.settings.exit_on_model_failure:
-        check_files(invocation.settings)
-    shares = shares_of_machine(invocation.settings) if invocation.settings.front_processes else [Share()]
+    settings = auto_fronts.resolved(invocation.settings)
+    if settings.exit_on_model_failure:
+        check_files(settings)
+    shares = shares_of_machine(settings) if settings.front_processes else [Share()]
     *others, share = unlike(shares)
     failed = [other for other in others if not _warm_elsewhere(other)]
     if share.cores:
@@ -36,7 +38,7 @@ def run(invocation: Invocation) -> int:
 
     # Nothing is served meanwhile, and what compiles beside the traffic is not kept.
     for_this = {**share.settings, "ready_when": "all", "load_process": False}
-    settings = invocation.settings.model_copy(update=for_this)
+    settings = settings.model_copy(update=for_this)
 
     async def warm() -> int:
         from xlaserve.app.engine import Engine  # noqa: PLC0415

@@ -233,6 +233,11 @@ class Settings(Frozen):
         return 0 if self.fronts == "auto" else self.fronts
 
     @property
+    def has_several_engines(self) -> bool:
+        """Whether they are asked for by their number."""
+        return self.engines not in ("per_device", 1)
+
+    @property
     def effective_max_connection_age_s(self) -> float | None:
         """`max_connection_age_s`, or what it is by default; None for connections that never end for their age."""
         return self.max_connection_age_s or (CONNECTION_AGE_S if self.front_processes else None)
@@ -304,7 +309,7 @@ class Settings(Frozen):
             raise ValueError("tls_certificate and tls_key: expected both or neither")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca: expected tls_certificate as well")
-        if not self.front_processes and self.engines not in ("per_device", 1):
+        if self.fronts == 0 and self.has_several_engines:
             raise ValueError(f"engines: expected fronts: 1 or more as well, got engines: {self.engines} alone")
         for model in self.models:
             if model.max_queue_images is None:

@@ -8,6 +8,7 @@ import pytest
 
 from xlaserve.app import auto_fronts
 from xlaserve.config import Settings
+from xlaserve.errors import ConfigError
 
 NETWORK = {"name": "m", "source": "builtin:digits"}
 CORES = 8
@@ -43,6 +44,13 @@ def test_a_gpu_is_served_by_as_many_as_its_engines_could_need_and_a_cpu_by_one_p
     machine: pytest.MonkeyPatch, settings: dict[str, Any], expected: int
 ) -> None:
     assert fronts(**settings) == expected
+
+
+def test_engines_are_counted_only_where_they_are_processes_of_their_own(machine: pytest.MonkeyPatch) -> None:
+    assert fronts(device="gpu", engines=2) == 7
+    with pytest.raises(ConfigError, match=r"engines: expected fronts: 1 or more as well, as .* here, got engines: 2"):
+        fronts(device="cpu", engines=2)
+    assert fronts(device="cpu", engines=1) == 0
 
 
 def test_a_machine_without_a_gpu_that_may_be_seen_is_a_cpu(machine: pytest.MonkeyPatch) -> None:
