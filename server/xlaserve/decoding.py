@@ -202,15 +202,23 @@ def late() -> DeadlineExceeded:
 
 
 class DecodingThreads:
-    """`count` threads, started with the first work."""
+    """As many threads as `count` returns, started with the first work. Where that falls, those beyond it end.
 
-    def __init__(self, count: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.count = count
+    `count` is called with a lock held, on any thread.
+    """
+
+    def __init__(self, count: Callable[[], int], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._count = count
         self._clock = clock
         self._turns = Turns(clock)
         self._changed = threading.Condition()
         self._started = 0
         self._is_stopped = False
+
+    @property
+    def count(self) -> int:
+        """How many there are to be."""
+        return self._count()
 
     async def map(
         self, model: Hashable, work: Callable[[int], Made], count: int, deadline: float, *, is_rendering: bool = False
@@ -294,6 +302,10 @@ class DecodingThreads:
     def _take(self) -> tuple[Rows, int, Callable[[float], None]] | None:
         with self._changed:
             while not self._is_stopped:
+                if self._started > self.count:
+                    self._started -= 1
+                    self._changed.notify()  # another one, as it may have been this one that was told of work
+                    return None
                 if taken := self._turns.take():
                     return taken
                 self._changed.wait()

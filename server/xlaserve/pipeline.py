@@ -154,14 +154,19 @@ class Group(NamedTuple):
 
 
 class Pipeline:
-    """Runs requests on ready models. Decodes and renders on threads of its own, where models take turns."""
+    """Runs requests on ready models. Decodes and renders on threads of its own, where models take turns.
+
+    All fronts together have `decode_threads`, those of `usage`.
+    """
 
     def __init__(
         self, settings: Settings, clock: Callable[[], float] = time.perf_counter, usage: Usage | None = None
     ) -> None:
+        usage = usage or Usage()
+        threads = settings.decode_threads or usable_cores()
         self._limits = ImageLimits.of(settings)
         self._memory = Memory(settings.max_decode_bytes, usage)
-        self._threads = DecodingThreads(settings.decode_threads or usable_cores(), clock)
+        self._threads = DecodingThreads(lambda: max(1, threads // usage.serving), clock)
         self.clock = clock
 
     def run(self, served: Served, request: Request) -> Coroutine[Any, Any, Answer]:

@@ -201,7 +201,7 @@ def start() -> Iterator[Callable[[int], DecodingThreads]]:
     started = []
 
     def start(count: int) -> DecodingThreads:
-        started.append(DecodingThreads(count))
+        started.append(DecodingThreads(lambda: count))
         return started[-1]
 
     yield start
@@ -235,6 +235,31 @@ async def test_requests_that_take_longer_than_expected_are_expected_to_take_long
 async def test_rows_are_made_side_by_side(start: Callable[[int], DecodingThreads]) -> None:
     together = threading.Barrier(3, timeout=PATIENCE_S)
     await start(3).map("a", lambda row: together.wait(), 3, NEVER)
+
+
+async def test_threads_that_are_more_than_there_are_to_be_end_and_no_row_waits_for_them() -> None:
+    counts = [8]
+    threads = DecodingThreads(lambda: counts[0])
+
+    def work(row: int) -> threading.Thread:
+        time.sleep(0.02)
+        return threading.current_thread()
+
+    async def at_once() -> int:
+        """Returns on how many threads rows were made side by side."""
+        return len({*await threads.map("a", work, 16, NEVER)})
+
+    async with asyncio.timeout(PATIENCE_S):
+        numbers = [await at_once()]
+        counts[0] = 2
+        for _ in range(20):  # each thread that ends leaves the row that it was told of to another
+            await threads.map("a", lambda row: None, 1, NEVER)
+        numbers.append(await at_once())
+        assert threads.expect("a", 8).expected_s == pytest.approx(4 * threads.expect("a", 2).expected_s)
+        counts[0] = 3
+        numbers.append(await at_once())
+    threads.stop()
+    assert numbers == [8, 2, 3]
 
 
 async def test_the_first_error_fails_the_rows_and_no_further_one_begins(

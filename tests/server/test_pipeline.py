@@ -35,6 +35,7 @@ from xlaserve.pipeline import Pending, Pipeline, Request
 from xlaserve.rpc.open_inference import TypedValues
 from xlaserve.timings import Timings
 from xlaserve.trace_context import TraceContext
+from xlaserve.usage import Usage
 
 DEADLINE = 123.0
 PATIENCE_S = 20
@@ -401,6 +402,15 @@ class HeldUp:
 @pytest.fixture
 def held_up(monkeypatch: pytest.MonkeyPatch) -> HeldUp:
     return HeldUp(monkeypatch)
+
+
+def test_the_threads_are_divided_among_as_many_fronts_as_there_are(clock: Clock) -> None:
+    usage = Usage(fronts=40)
+    pipe = Pipeline(Settings(decode_threads=8), clock, usage)
+    counts = []
+    for usage.serving in (1, 3, 40):
+        counts.append(pipe._threads.count)
+    assert counts == [8, 2, 1]
 
 
 async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_other_images_are_not_decoded(

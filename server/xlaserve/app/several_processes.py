@@ -18,11 +18,10 @@ from xlaserve import usage
 from xlaserve.app import front_process
 from xlaserve.app.engines import DRAINING, LATER_S, Engines, folder_of_engines, is_engine
 from xlaserve.app.event_loop import in_background
-from xlaserve.app.front import FLUSH_S, RESIDENT_SHARE
+from xlaserve.app.front import FLUSH_S
 from xlaserve.app.reserved_ports import reserve
 from xlaserve.app.upgrade import Predecessor, Successor
 from xlaserve.config import Settings
-from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.oracle.capacity import needed
 from xlaserve.processes import linux
@@ -339,7 +338,7 @@ class Server(Watcher):
 
         def orders(number: int) -> bytes:
             waits = self._before is not None and not self._was_ready
-            of_front = _of_front(settings, self._ports, len(self._numbers))
+            of_front = settings.model_copy(update={**self._ports, "metrics_port": None})
             return pickle.dumps(front_process.Orders(of_front, addresses, self._metrics_address, number, waits))
 
         stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
@@ -407,18 +406,3 @@ def _shared(create: Callable[[], int], stack: ExitStack) -> int:
 
 def _numbers(first: int, last: int) -> dict[str, int]:
     return {FRONT.format(number): number for number in range(first, last + 1)}
-
-
-def _of_front(settings: Settings, ports: Mapping[str, int], fronts: int) -> Settings:
-    """Returns the settings of one of `fronts` that are there now: it has its share of the cores, and of the memory that
-    a process may take, beside what all hold together, as it is with as many as there may come to be."""
-    held_bytes = settings.max_inflight_bytes
-    resident_bytes = settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE)
-    return settings.model_copy(
-        update={
-            **ports,
-            "metrics_port": None,
-            "max_resident_bytes": held_bytes + max(0, resident_bytes - held_bytes) // settings.front_processes,
-            "decode_threads": max(1, (settings.decode_threads or usable_cores()) // fronts),
-        }
-    )

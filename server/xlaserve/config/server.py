@@ -86,7 +86,7 @@ class Settings(Frozen):
     who calls. 0 does all in one process. `auto` does so on a CPU; on a GPU it begins with one and adds as many as bring
     the GPU what it computes by warm-up's measurement, one image a request, and leaves one core. A client's connection
     meets one of them. Limits hold for all of them together, but `max_connections` for each by itself; `decode_threads`
-    and `max_resident_bytes` are divided among them."""
+    and `max_resident_bytes` are divided among those that there are at the time."""
 
     engines: Literal["per_device"] | Annotated[int, Field(ge=1, le=64)] = "per_device"
     """With `fronts`, processes that run the models; each has all of them. `per_device` is one for each GPU that

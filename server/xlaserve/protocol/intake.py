@@ -27,7 +27,8 @@ class Intake:
     """Bounds `held_bytes` by `max_bytes`, and while memory is short the number of messages that arrive.
 
     Memory is short where `resident`, the bytes that the process takes, comes near `max_resident_bytes`. With several
-    fronts all but that holds for them together, by their `usage`.
+    fronts, by their `usage`, all but that holds for them together, and each has its share of what is left of
+    `max_resident_bytes` beside the `max_bytes` that they hold together.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class Intake:
         usage = usage or Usage()
         self._max_bytes = max_bytes
         self._max_message_bytes = max_message_bytes
-        self._short_from_bytes = max_resident_bytes - max_bytes
+        self._max_resident_bytes = max_resident_bytes
+        self._usage = usage
         self._resident = resident
         self._arriving: dict[asyncio.Task[object], None] = {}
         self._refused: set[asyncio.Task[object]] = set()
@@ -117,6 +119,11 @@ class Intake:
     def _room(self) -> int:
         """Messages of the largest size that fit in addition to what is held and expected."""
         return (self._max_bytes - self._held_bytes.total) // self._max_message_bytes - self._expected.total
+
+    @property
+    def _short_from_bytes(self) -> int:
+        """Of this process, as many fronts as there are now."""
+        return max(0, self._max_resident_bytes - self._max_bytes) // self._usage.serving
 
     def _crowd(self) -> None:
         """Called when one more message begins to arrive than there is surely room for."""

@@ -20,13 +20,11 @@ import pytest
 
 from xlaserve.app import several_processes
 from xlaserve.app.engines import ENGINE, FOLDERS, Engines, folder_of_engines
-from xlaserve.app.front import RESIDENT_SHARE
 from xlaserve.app.front_process import Orders
 from xlaserve.app.several_processes import FRONT, SPARE_LOOK_S, SPARES, Server
 from xlaserve.app.succession import Start
 from xlaserve.app.upgrade import Changes
 from xlaserve.config import ModelSettings, Settings
-from xlaserve.engine.memory import usable_memory_bytes
 from xlaserve.errors import ConfigError
 from xlaserve.oracle.capacity import TYPICAL, US_PER_S
 from xlaserve.processes import process
@@ -151,13 +149,11 @@ def test_as_many_fronts_are_added_as_bring_what_an_engine_computes(monkeypatch: 
     world.server._service_manager.close()
 
 
-def test_fronts_that_are_added_have_their_part_of_the_cores_and_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fronts_know_the_whole_of_what_is_divided_among_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     world = GrowingWorld(monkeypatch)
     world.say(ENGINE, FAST)
     settings = world.orders_of(4)
-    assert settings.decode_threads == 16 // 4
-    most = int(usable_memory_bytes() * RESIDENT_SHARE) - settings.max_inflight_bytes
-    assert settings.max_resident_bytes == settings.max_inflight_bytes + most // 5, "there may come to be five"
+    assert settings == world.settings.model_copy(update={"metrics_port": None})
     world.server._service_manager.close()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from xlaserve.errors import QueueFull
 from xlaserve.protocol.intake import MEMORY_CHECK_S, Intake
+from xlaserve.usage import Usage
 
 
 class Client:
@@ -107,6 +108,30 @@ async def test_where_memory_is_short_those_that_take_longest_are_refused_and_new
     for client, _ in calls[7:]:
         client.sent.set_result(b"data")
     assert [await task for _, task in calls[7:]] == [b"data"] * 3
+
+
+async def test_each_front_has_its_share_of_the_memory_of_as_many_as_there_are(host: Host) -> None:
+    """With 40 possible, one alone would else be short of memory at a fortieth of it."""
+    usage = Usage(fronts=40)
+    usage.serving = 1
+    host.intake = Intake(400, 100, 1000, host._resident, usage)
+    host.resident_bytes = 599
+    calls = [host.receive() for _ in range(10)]
+    await asyncio.sleep(3 * MEMORY_CHECK_S)
+    assert not any(task.done() for _, task in calls)
+    usage.serving = 2
+    host.resident_bytes = 299
+    await asyncio.sleep(3 * MEMORY_CHECK_S)
+    assert not any(task.done() for _, task in calls)
+    host.resident_bytes = 300
+    await asyncio.sleep(3 * MEMORY_CHECK_S)
+    assert [task.done() for _, task in calls] == [True] * 6 + [False] * 4
+    for _, task in calls[:6]:
+        with pytest.raises(QueueFull, match="short of memory"):
+            await task
+    for client, _ in calls[6:]:
+        client.sent.set_result(b"data")
+    assert [await task for _, task in calls[6:]] == [b"data"] * 4
 
 
 async def test_what_is_held_leaves_less_room_for_what_arrives_but_always_for_one(host: Host) -> None:
