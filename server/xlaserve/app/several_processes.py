@@ -305,7 +305,7 @@ class Server(Watcher):
             self._reloading = {*filter(is_engine, self._ready)}
             self._service_manager.tell_reloading()
         if self._successor is not None:
-            self._successor.send_signal(signal.SIGHUP)
+            self._successor.pass_news()
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Notes that the role is not filled, and what a front had in use is not."""

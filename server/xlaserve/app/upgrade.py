@@ -124,6 +124,7 @@ class Successor:
     """
 
     def __init__(self, ports: Mapping[str, int], metrics: socket.socket | None, regions: int, changes: Changes) -> None:
+        self._is_ready = self._has_news = False
         with ExitStack() as theirs:
             self._channel, channel = map(theirs.enter_context, socket.socketpair())
             file = os.memfd_create("xlaserve-handed-over")
@@ -155,10 +156,17 @@ class Successor:
 
     async def is_ready(self) -> bool:
         """Returns whether it serves, once it does or has ended."""
-        try:
-            return await asyncio.get_running_loop().sock_recv(self._channel, 1) == READY
-        except OSError:
-            return False
+        with suppress(OSError):
+            self._is_ready = await asyncio.get_running_loop().sock_recv(self._channel, 1) == READY
+        if self._is_ready and self._has_news:
+            self.send_signal(signal.SIGHUP)
+        return self._is_ready
+
+    def pass_news(self) -> None:
+        """Has it read the configuration again, once it serves: SIGHUP would end it while it starts."""
+        self._has_news = True
+        if self._is_ready:
+            self.send_signal(signal.SIGHUP)
 
     def go(self) -> None:
         """Tells it that it is the server from now on."""

@@ -25,6 +25,10 @@ MAX_STANDARD_FILE: Final = 2
 
 def run(invocation: Invocation) -> int:
     """Serves until a signal."""
+    # SIGHUP, from a terminal that closes or to have the configuration read again, must not end a starting server; nor
+    # may SIGUSR2, which has another one take its place.
+    for number in (signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     _hold_standard_files()
     settings = auto_fronts.resolved(invocation.settings)
     if settings.exit_on_model_failure:  # otherwise it is the model that fails
@@ -55,10 +59,6 @@ def run(invocation: Invocation) -> int:
             grows = invocation.settings.fronts == "auto"
             return await Server(settings, partial(_read, invocation.load), before, grows=grows).run()
 
-    # SIGHUP, from a terminal that closes or to have the configuration read again, must not end a starting server; nor
-    # may SIGUSR2, which has another one take its place.
-    for number in (signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
     before = Predecessor.of()
     if before is not None and not settings.front_processes:
         raise ConfigError("fronts: expected at least 1 to take the place of another server, got 0")

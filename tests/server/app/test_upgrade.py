@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from tests.server.model.house import House, model
 
+from xlaserve.app import upgrade
 from xlaserve.app.succession import Start
 from xlaserve.app.upgrade import GO, HANDED_OVER, READY, Changes, Predecessor, command
 from xlaserve.config.versions import grouped
 from xlaserve.errors import ConfigError
 from xlaserve.model.listing import Ended
 from xlaserve.model.version import State
+
+PATIENCE_S = 30.0
 
 
 @pytest_asyncio.fixture
@@ -118,6 +124,41 @@ def test_what_can_not_be_understood_is_refused(told: object) -> None:
     with pytest.raises(ConfigError, match=HANDED_OVER):
         Predecessor.of(environment(told))
     assert Predecessor.of({}) is None
+
+
+READS_AGAIN = 7
+STARTING = f"""
+import json, os, signal, socket, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+signal.signal(signal.SIGHUP, lambda *_: sys.exit({READS_AGAIN}))
+with open(int(os.environ[{HANDED_OVER!r}]), "rb") as file:
+    file.seek(0)
+    channel = socket.socket(fileno=json.load(file)["channel"])
+channel.send({READY!r})
+time.sleep({PATIENCE_S})
+"""
+"""A server that is ended by SIGHUP until it listens for it."""
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_server_that_starts_reads_its_configuration_again_once_it_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_early: bool
+) -> None:
+    go_on = tmp_path / "go on"
+    monkeypatch.setattr(upgrade, "command", lambda: [sys.executable, "-c", STARTING, str(go_on)])
+    regions = os.memfd_create("regions")
+    successor = upgrade.Successor({}, None, regions, Changes())
+    os.close(regions)
+    if is_early:
+        successor.pass_news()
+    go_on.touch()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await successor.is_ready(), "the signal has ended it"
+        if not is_early:
+            successor.pass_news()
+        assert await asyncio.to_thread(successor._popen.wait, PATIENCE_S) == READS_AGAIN
+    successor.go()
 
 
 @pytest.mark.parametrize(
