@@ -198,6 +198,7 @@ def test_the_number_of_resolutions_is_bounded_and_what_cannot_be_run_is_refused(
     assert compilations(server) == (4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(usable_cores() < 2, reason="each engine has a core of its own")
 def test_each_engine_serves_a_resolution_and_goes_on_without_the_others(
     start_server: StartServer, model: dict[str, Any], connect: Callable[[Server], NoopClient]

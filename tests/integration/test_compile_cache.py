@@ -112,6 +112,7 @@ engines.shares_of_machine = lambda settings: shares if settings.engines == 3 els
 """As on a machine whose cores engines can't share out evenly."""
 
 
+@pytest.mark.slow
 @needs_two_cores
 def test_engines_that_share_out_the_cores_compile_nothing_that_is_warm(
     start_server: StartServer, tmp_path: Path

@@ -510,6 +510,7 @@ def test_a_front_or_an_engine_that_hangs_is_replaced_and_its_calls_end(
     assert server.metric("xlaserve_process_restarts_total") == 2
 
 
+@pytest.mark.slow
 def test_where_all_processes_were_stopped_for_long_none_is_killed(start_server: StartServer, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"

@@ -21,6 +21,7 @@ def plan(*arguments: str, status: int = 0) -> str:
     return done.stderr if status else done.stdout
 
 
+@pytest.mark.slow
 def test_a_servers_own_costs_say_how_many_are_needed(server: Server) -> None:
     found = json.loads(plan("--server", server.grpc, "--model", "digits", "--rate", "100", "--json"))
     assert found["servers"] == 1

@@ -155,7 +155,7 @@ def test_a_model_that_fails_in_another_engine_goes_on_as_before(swaps: Swaps) ->
     call = swaps.load()
     assert call.code() is not Status.OK
     assert "noop failed: " in call.details()
-    assert "all is as before" in swaps.server.stderr
+    swaps.server.wait_for(lambda: "all is as before" in swaps.server.stderr, "it is not said")
     os.kill(swaps.server.pid, signal.SIGHUP)
     until(lambda: "noop as before: " in swaps.server.stderr, "the configuration was not read")
     assert swaps.client.ask(1) is Status.OK
