@@ -151,7 +151,7 @@ def _outputs(record: Record) -> Outputs:
 
 def _cost(record: Record) -> Cost:
     cost = Cost(**record.header)
-    if not all(0 <= second < math.inf for second in cost):
+    if not all(0 < second < math.inf for second in cost):
         raise RecordError("it holds no costs")
     return cost
 

@@ -167,7 +167,16 @@ def test_weights_of_other_contents_than_their_name_says_are_made_anew(
 
 
 @pytest.mark.parametrize("name", ["network", "weights-", "xla-", "cost-", "reference-"])
-@pytest.mark.parametrize("header", [{}, {"arrays": 3}, {"outputs": "?"}, {"alone_s": float("nan"), "loaded_s": 1.0}])
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {"arrays": 3},
+        {"outputs": "?"},
+        {"alone_s": float("nan"), "loaded_s": 1.0},
+        {"alone_s": 0.0, "loaded_s": 1.0},
+    ],
+)
 def test_any_record_may_hold_something_else(
     open_cache: Callable[..., CompileCache],
     tmp_path: Path,
