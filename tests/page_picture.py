@@ -11,12 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any, Final
 
-from scripts.monitoring.live import SAMPLES, started, wait_until
+from scripts.monitoring.live import SAMPLES, asking, started, wait_until
 from tests.browser import CHROMIUM, chromium
 
 from xlaserve_client import VisionClient
@@ -39,13 +39,11 @@ def _server(folder: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(ready.read_text())
 
 
-@contextmanager
-def _asked(address: str) -> Iterator[None]:
+def _asked(address: str) -> AbstractContextManager[None]:
     """Has the server asked in the meantime: for digits, now and then for shapes, and twice for what fails."""
-    ending = Event()
     digits = sorted((SAMPLES / "digits").glob("*.png"))
 
-    def ask() -> None:
+    def ask(ending: Event) -> None:
         with VisionClient(address, deadline_s=5) as client:
             for model, image in (("cat", digits[0].read_bytes()), ("digits", (ROOT / "README.md").read_bytes())):
                 with suppress(ClientError):
@@ -57,13 +55,7 @@ def _asked(address: str) -> Iterator[None]:
                 if count % 10 == 0:
                     client.detect(SHAPES, model="shapes-detector")
 
-    thread = Thread(target=ask)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
+    return asking(ask)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -89,8 +89,8 @@ def live(*, has_fake_gpu: bool = False, block_s: float = 2) -> Iterator[Promethe
         path = os.pathsep.join([*[str(FAKE_GPU)] * has_fake_gpu, os.environ.get("PYTHONPATH", "")])
         processes: list[subprocess.Popen[bytes]] = []
         addresses: dict[str, dict[str, Any]] = {}
-        for name, options in ((ONE, ()), (SEVERAL, _several())):  # one after the other: they share a cache
-            command = [*_server_command(folder, name), *options]
+        for name, fronts in ((ONE, 0), (SEVERAL, FRONTS)):  # one after the other: they share a cache
+            command = [*_server_command(folder, name), f"--fronts={fronts}"]
             processes.append(stack.enter_context(started(command, folder / f"{name}.log", PYTHONPATH=path)))
             ready = folder / f"{name}.json"
             wait_until(ready.exists, processes, folder)
@@ -130,13 +130,6 @@ def _write_identity(folder: Path, authority: trustme.CA) -> None:
     known = {"name": "limited", "key_sha256": sha256(KEY.encode()).hexdigest(), "roles": ["infer"], "limits": limits}
     access = {"callers": [known], "anybody": {"roles": ["infer", "observe"]}}
     (folder / "access.yaml").write_text(yaml.safe_dump(access))
-
-
-def _several() -> list[str]:
-    """Returns the flags of a server of several processes, with the same models. They can't have a shadow."""
-    configured = yaml.safe_load(Path(compose.here("/etc/xlaserve/xlaserve.yaml", "xlaserve")).read_text())
-    models = [{name: value for name, value in model.items() if name != "shadow"} for model in configured["models"]]
-    return ["--models", json.dumps(models), "--fronts", str(FRONTS)]
 
 
 def _kill_front(supervisor: int) -> None:
@@ -204,14 +197,25 @@ def started(command: list[str], log: Path, **environment: str) -> Iterator[subpr
 
 
 @contextmanager
-def _asked(address: str, authority: Path) -> Iterator[None]:
-    """Has a server asked, in the meantime, what the load test does not: images of files, too much, and nonsense."""
+def asking(ask: Callable[[Event], None]) -> Iterator[None]:
+    """Runs `ask` on a thread until the block ends, which is when its event is set."""
     ending = Event()
+    thread = Thread(target=ask, args=(ending,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
+def _asked(address: str, authority: Path) -> AbstractContextManager[None]:
+    """Has a server asked, in the meantime, what the load test does not: images of files, too much, and nonsense."""
     credentials = grpc.ssl_channel_credentials(authority.read_bytes())
     digits = sorted((SAMPLES / "digits").glob("*.png"))
     shapes = sorted((SAMPLES / "shapes").glob("*.jpg"))
 
-    def ask() -> None:
+    def ask(ending: Event) -> None:
         with (
             VisionClient(address, credentials=credentials, metadata=[("traceparent", TRACE)]) as client,
             VisionClient(address, credentials=credentials, token=KEY) as limited,
@@ -228,13 +232,7 @@ def _asked(address: str, authority: Path) -> Iterator[None]:
                     with suppress(ClientError):
                         caller.classify(digits[:3], model=model, deadline_s=deadline_s)
 
-    thread = Thread(target=ask)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
+    return asking(ask)
 
 
 def _is_up(prometheus: Prometheus) -> bool:
