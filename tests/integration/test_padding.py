@@ -1,6 +1,6 @@
 """Padding and batch-mates never change an answer: the same image gives the same scores alone, in a full batch and among
-garbage. Exactly at the same place of a batch; elsewhere up to the order in which floats are added, which differs from
-place to place on processors without AVX-512."""
+garbage. Up to the order in which floats are added: on processors without AVX-512 it differs from place to place, and in
+the last rows of one and the same batch it may differ from run to run, in XLA and in graph mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUCKETS = (1, 3, 8)
 MODELS = [*(("digits", mode) for mode in ("xla", "graph", "eager")), ("noop", "graph")]
 SIDES = {"digits": 32, "noop": 224}
 TOLERANCE = {"digits": 5e-6, "noop": 0.0}
-"""Largest difference across places and buckets: of probabilities, and of a model that adds nothing up."""
+"""Largest difference: of probabilities, and of a model that adds nothing up."""
 PATIENCE_S = 60
 
 Images = NDArray[np.uint8]
@@ -97,13 +97,10 @@ def test_an_image_beside_garbage_gets_the_same_answer(client: Client) -> None:
     image = client.images(1)
     alone = client.ask(image, bucket)
     for place in range(bucket):
-        answers = []
         for garbage in client.garbage():
             batch = np.repeat(garbage, bucket, axis=0)
             batch[place] = image
-            answers.append(client.ask(batch, bucket)[place])
-        np.testing.assert_array_equal(answers, [answers[0]] * len(answers))
-        client.assert_same(answers[0], alone[0])
+            client.assert_same(client.ask(batch, bucket)[place], alone[0])
 
 
 def test_images_of_different_requests_share_batches_unseen(client: Client) -> None:
