@@ -371,7 +371,7 @@ def channels() -> int:
     return sum(isinstance(each, (grpc.Channel, grpc.aio.Channel)) for each in gc.get_objects())
 
 
-def test_a_thousand_changes_leave_no_threads_channels_or_files(
+def test_hundreds_of_changes_leave_no_threads_channels_or_files(
     make_client: MakeClient, service: NameService, puppets: list[Puppet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(name_service_module, "MIN_PAUSE_S", 0.0)
@@ -383,7 +383,7 @@ def test_a_thousand_changes_leave_no_threads_channels_or_files(
             service.publish(*targets[: number % 3 + 1])
             ask(client)
         threads, files = held_by(process)
-        for number in range(1000):
+        for number in range(300):
             kept = [target for place, target in enumerate(targets) if place != number % 4]
             service.publish(*kept, draining=tuple(set(targets) - set(kept)))
             service.wait_until_heard()

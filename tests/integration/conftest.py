@@ -38,6 +38,8 @@ DIGITS_SIZE = (32, 32)
 DIGITS = {"name": "digits", "source": "builtin:digits", "modes": ["xla", "graph", "eager"], "buckets": [1, 2, 4, 8]}
 NOOP = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}
 BROKEN = {"name": "broken", "source": "/nonexistent/secret/broken.keras"}
+COMPILES = {"compile_cache": None}
+"""The setting of a server that compiles what it serves. Others share a compile cache."""
 
 BRAKED_NOOP = """
 import os, time
@@ -74,7 +76,10 @@ MakeRequest = Callable[..., pb.ModelInferRequest]
 
 
 class Server:
-    """An `xlaserve serve` process with `config`; what it says is kept in `folder`."""
+    """An `xlaserve serve` process with `config`; what it says is kept in `folder`.
+
+    Servers share a compile cache beside that, except those whose `config` says otherwise.
+    """
 
     def __init__(self, config: Mapping[str, Any], folder: Path, env: Mapping[str, str] | None = None) -> None:
         self._ready_file = folder / "ready.json"
@@ -86,6 +91,9 @@ class Server:
         flags = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--ready-file", str(self._ready_file)]
         if FRONTS and "fronts" not in config:
             flags += ["--fronts", str(FRONTS)]
+        if "compile_cache" not in config:
+            # What another test's server has compiled is not compiled again: most of what a start takes.
+            flags += ["--compile-cache", str(folder.parent / "compile_cache")]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("XLASERVE_")}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

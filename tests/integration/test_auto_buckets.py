@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 from scripts.digits_data import digit_images
-from tests.integration.conftest import StartServer
+from tests.integration.conftest import COMPILES, StartServer
 
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
@@ -18,7 +18,7 @@ def test_candidates_are_measured_and_those_that_are_kept_serve(start_server: Sta
         "buckets": "auto",
         "auto_buckets": {"max_batch": 6, "max_buckets": 2},
     }
-    server = start_server({"models": [model]})
+    server = start_server({"models": [model], **COMPILES})
     scans = digit_images("held_out")[:20]
     with grpc.insecure_channel(server.grpc) as channel:
         vision = pb_grpc.VisionStub(channel)

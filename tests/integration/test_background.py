@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from PIL import Image
-from tests.integration.conftest import NoopClient, Server, StartServer
+from tests.integration.conftest import COMPILES, NoopClient, Server, StartServer
 from tests.integration.test_engines import until_ready
 from tests.integration.test_fronts import processes, times_ready
 from tests.required import required
@@ -73,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server(start_module_server: StartServer, model: dict[str, Any], fronts: int, dump: Path) -> Server:
     env = {"XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text"}
-    return start_module_server({"models": [model], "fronts": fronts}, env=env)
+    return start_module_server({"models": [model], "fronts": fronts, **COMPILES}, env=env)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 from PIL import Image
 from scripts.digits_data import digit_images
-from tests.integration.conftest import StartServer
+from tests.integration.conftest import COMPILES, StartServer
 
 from xlaserve.runtimes.watch.compile_watch import KNOWN
 from xlaserve_proto import open_inference_pb2 as pb
@@ -88,7 +88,7 @@ def scores(response: pb.ModelInferResponse) -> np.ndarray:
 
 def test_nothing_is_compiled_once_the_server_is_ready(start_server: StartServer, tmp_path: Path) -> None:
     model = {"name": "digits", "source": "builtin:digits", "modes": MODES, "buckets": BUCKETS}
-    server = start_server({"models": [model]}, env=xla_flags(tmp_path))
+    server = start_server({"models": [model], **COMPILES}, env=xla_flags(tmp_path))
     programs = 3 * len(BUCKETS)
     assert server.metric("xlaserve_compilations_total") == programs, "eager mode compiles nothing"
     by_xla = 2 * len(BUCKETS)
@@ -237,7 +237,7 @@ def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(
     cause = tmp_path / "cause"
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "CAUSE": str(cause)}
     model = {"name": "digits", "source": "builtin:digits", "modes": ["xla"], "buckets": [1, 2]}
-    server = start_server({"models": [model], "log_format": "json"}, env=env)
+    server = start_server({"models": [model], "log_format": "json", **COMPILES}, env=env)
 
     def have_compiled(phase: str, count: int) -> bool:
         return server.metric("xlaserve_xla_compilations_total", phase=phase) == count

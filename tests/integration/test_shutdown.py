@@ -24,7 +24,16 @@ import pytest
 from grpc import StatusCode as Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
-from tests.integration.conftest import FRONTS, Brake, Connect, NoopClient, Server, StartServer, not_with_fronts
+from tests.integration.conftest import (
+    COMPILES,
+    FRONTS,
+    Brake,
+    Connect,
+    NoopClient,
+    Server,
+    StartServer,
+    not_with_fronts,
+)
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import vision_pb2 as vision
@@ -348,7 +357,7 @@ def test_a_delay_holds_nothing_up_that_never_served(start_server: StartServer, b
 
 
 def test_a_signal_during_compilation_ends_the_server_soon_and_well(start_server: StartServer) -> None:
-    server = start_server({"models": [DIGITS]}, wait=False)
+    server = start_server({"models": [DIGITS], **COMPILES}, wait=False)
     server.wait_for(lambda: re.search(r"digits: xla 1x\S+ compiled", server.stderr), "nothing was compiled")
     began = time.monotonic()
     assert server.stop() == 0
@@ -385,7 +394,7 @@ def test_a_load_that_a_signal_ends_is_told_so(braked: Server, brake: Brake, conn
 def test_a_signal_ends_a_load_with_its_process_and_its_folder_however_busy_the_machine_is(
     start_server: StartServer, connect: Connect, tmp_path: Path
 ) -> None:
-    server = start_server({"models": [{**DIGITS, "modes": ["xla"]}]}, env={"TMPDIR": str(tmp_path)})
+    server = start_server({"models": [{**DIGITS, "modes": ["xla"]}], **COMPILES}, env={"TMPDIR": str(tmp_path)})
     load = connect(server).stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name="digits"))
     server.wait_for(lambda: preparing(server), "it started no process")
     (child,) = preparing(server)

@@ -208,7 +208,7 @@ async def unhandled() -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("door", ["here", "elsewhere", "spread over two"])
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 60))])
 async def test_each_request_settles_once_and_nothing_is_left(
     unhandled: None, tmp_path: Path, seed: int, door: str
 ) -> None:

@@ -55,15 +55,15 @@ def test_the_worst_of_several_tries_decides() -> None:
 
 
 def test_servers_that_are_found_meet_the_limit_and_one_less_does_not() -> None:
-    load = poisson(400, 5, 1, seed=0)
+    load = poisson(200, 3, 1, seed=0)
 
     def simulated(servers: int, seed: int) -> Outcome:
         return simulate(PROFILE, servers, load, seed=seed)
 
     servers = fewest(PROFILE, load, SLO, 100, simulated).servers
     assert servers is not None
-    assert simulate(PROFILE, servers, poisson(400, 10, 1, seed=9)).percentile_s(99) < 0.055
-    assert simulate(PROFILE, servers - 1, poisson(400, 10, 1, seed=9)).percentile_s(99) > 0.045
+    assert simulate(PROFILE, servers, poisson(200, 3, 1, seed=9)).percentile_s(99) < 0.055
+    assert simulate(PROFILE, servers - 1, poisson(200, 3, 1, seed=9)).percentile_s(99) > 0.045
 
 
 def test_what_is_said_has_an_error_and_a_number_of_servers_that_is_enough_at_its_worst() -> None:

@@ -28,7 +28,7 @@ def crommelin(waits_s: float, utilisation: float) -> float:
 
 @pytest.mark.parametrize("utilisation", [0.5, 0.8])
 def test_one_lane_and_one_bucket_are_the_queue_m_d_1(utilisation: float) -> None:
-    load = poisson(utilisation / SERVICE_S, 20_000 * SERVICE_S / utilisation, 1, seed=1)
+    load = poisson(utilisation / SERVICE_S, 8_000 * SERVICE_S / utilisation, 1, seed=1)
     outcome = simulate(ONE_AT_A_TIME, 1, load)
     mean_wait_s = utilisation * SERVICE_S / (2 * (1 - utilisation))
     assert np.mean(outcome.latency_s) == pytest.approx(SERVICE_S + mean_wait_s, rel=0.06)

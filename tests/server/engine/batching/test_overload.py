@@ -159,7 +159,7 @@ DEADLINES = {
 
 @pytest.mark.parametrize("within_s", DEADLINES.values(), ids=DEADLINES)
 @pytest.mark.parametrize("priorities", [(2,), (1, 2, 3)], ids=["one", "three"])
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.slow), 2])
 async def test_five_times_the_capacity_leaves_goodput_at_its_peak_and_refuses_the_rest_at_once(
     make: Make, within_s: Callable[[random.Random], float], priorities: Sequence[int], lanes: int
 ) -> None:
