@@ -31,6 +31,14 @@ PuppetCommand = Callable[..., list[str]]
 StartPuppet = Callable[..., str]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Has the servers that the load tester starts keep what they compile for the tests that follow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLASERVE_COMPILE_CACHE", str(tmp_path_factory.getbasetemp() / "compile_cache"))
+        yield
+
+
 @pytest.fixture
 def in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]:
     """Runs a coroutine function on a `VirtualTimeLoop`, whose time no hypervisor steals."""

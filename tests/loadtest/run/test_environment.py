@@ -6,6 +6,7 @@ from xlaserve_loadtest.run import environment
 
 
 def test_what_is_recorded_of_the_environment_holds_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLASERVE_COMPILE_CACHE")
     monkeypatch.setenv("XLASERVE_TOKEN", "xla_secret")
     monkeypatch.setenv("XLASERVE_TLS_KEY", "key.pem")
     monkeypatch.setenv("XLASERVE_LANES", "2")

@@ -172,7 +172,8 @@ def test_of_several_versions_the_one_is_measured_that_answers_requests_without_o
     assert (entry["version_labels"], entry["routing"], entry["shadow"]) == ({}, {}, None)
 
 
-def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path: Path) -> None:
+def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLASERVE_COMPILE_CACHE")
     path = tmp_path / "models.yaml"
     path.write_text(
         "lanes: 2\ncompile_cache: cache\nmodels:\n"
