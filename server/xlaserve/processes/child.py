@@ -230,12 +230,12 @@ def main(arguments: Sequence[str]) -> None:
 def _forked_for(supervisor: socket.socket, parent: int, module: str) -> list[int]:
     """Imports a module, and forks a process each time that orders come; returns in each of them with what it received,
     and here once no more come."""
-    linux.set_title(f"xlaserve {SPARE}", SPARE)
     priority = LowPriority()
     priority.begin()
     import_module(module)
     priority.end()
     _expect_one_thread()
+    linux.set_title(f"xlaserve {SPARE}", SPARE)
     supervisor.send(READY)
     while received := receive(supervisor):
         if linux.fork_sibling():

@@ -17,8 +17,8 @@ class RestartPolicy:
     as long each time, `longest_wait_s` at most. After more than `most` nothing is started any more. Waits are shortened
     by up to the share `jitter`, so that processes that end together don't come back together.
 
-    After one that was ready for `longest_wait_s` or more, all that is as if no other had ended before, except that it
-    counts: processes don't end more often than where they wait.
+    One that was ready for at least `longest_wait_s` is replaced at once, and the waits begin anew: it does not end more
+    often than others are started. Towards `most` it counts like any other.
     """
 
     window_s: float = 60.0
