@@ -405,6 +405,20 @@ threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
     prepared.launcher.close()
 
 
+async def test_a_module_that_fails_is_told_of_by_the_process_that_needs_it(caplog: pytest.LogCaptureFixture) -> None:
+    failing = replace(role("serve", has_spare=True), target="tests.integration.no_such_module:serve")
+    launcher = Launcher()
+    launcher.prepare(failing)
+    await until(lambda: not launcher.prepare(failing))
+    assert "front 1: what was kept ready for its place ended with status 1" in caplog.text
+    caplog.clear()
+    process = launcher(failing, lambda kind, content: None)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.ended == 1
+    assert "No module named 'tests.integration.no_such_module'" in caplog.text
+    launcher.close()
+
+
 async def test_metrics_are_shown_while_an_event_loop_hangs() -> None:
     metrics = AllMetrics(CollectorRegistry())
     async with supervised(role("hangs_its_loop", stop_timeout_s=1), watchers=(metrics,)) as (supervisor, _):
