@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +47,34 @@ def serve(child: Child) -> int:
         return 0
 
     return asyncio.run(run())
+
+
+def tells_of_itself(child: Child) -> int:
+    """Says what it would have from the process that it is a fork of, if it was not set right."""
+    child.tell_ready(
+        {
+            "drawn": random.random(),
+            "priority": [os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)],
+            "parent": os.getppid(),
+            "leads_session": os.getsid(0) == os.getpid(),
+            "handlers": [str(signal.getsignal(number)) for number in signal.valid_signals()],
+            "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+            "open": sorted(
+                os.readlink(f"/proc/self/fd/{number}").split(":")[0]  # noqa: PTH115 - what is none
+                for number in range(20)
+                if _is_open(number)
+            ),
+        }
+    )
+    signal.pause()
+    return 0
+
+
+def _is_open(number: int) -> bool:
+    with suppress(OSError):
+        os.fstat(number)
+        return True
+    return False
 
 
 def ignores_sigterm(child: Child) -> int:

@@ -32,7 +32,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.conftest import DIGITS, Brake, NoopClient, Server, StartServer
 from tests.integration.test_shutdown import DEFECT
 
-from xlaserve.processes.child import SPARE
+from xlaserve.processes.orders import SPARE
 from xlaserve_client import AsyncVisionClient, VisionClient
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -73,7 +73,7 @@ def processes(server: Server) -> dict[str, psutil.Process]:
     for child in psutil.Process(server.pid).children():
         with suppress(psutil.Error):  # it ends at this moment
             name = " ".join(child.cmdline()).strip()
-            if child.status() != psutil.STATUS_ZOMBIE and name.startswith("xlaserve") and name != SPARE:
+            if child.status() != psutil.STATUS_ZOMBIE and name.startswith("xlaserve") and name != f"xlaserve {SPARE}":
                 found[name] = child
     return found
 

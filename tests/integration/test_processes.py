@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +20,10 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
-from xlaserve.processes import liveness
-from xlaserve.processes.child import SPARE
+from xlaserve.processes import interpreter, liveness
 from xlaserve.processes.liveness import Liveness
 from xlaserve.processes.metrics import AllMetrics
+from xlaserve.processes.orders import SPARE
 from xlaserve.processes.process import ChildProcess, Launcher
 from xlaserve.processes.restarts import RestartPolicy
 from xlaserve.processes.role import Role, State
@@ -32,6 +32,7 @@ from xlaserve.processes.supervisor import Process, Supervisor, Watcher
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 KILLS = 20
+LATE = 5
 TIRELESS = RestartPolicy(at_once=1000, most=1000)
 IMPATIENT = RestartPolicy(first_wait_s=0.01, most=3)
 
@@ -88,10 +89,9 @@ async def until(condition: Callable[[], object]) -> None:
 class Prepared(Launched):
     """Keeps a spare while processes serve."""
 
-    def __init__(self, roles: Iterable[Role]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.launcher = Launcher()
-        self._roles = roles
 
     def __call__(self, role: Role, hear: Callable[..., None]) -> ChildProcess:
         self.processes.append(self.launcher(role, hear))
@@ -100,13 +100,16 @@ class Prepared(Launched):
     def became_ready(self, role: Role, process: object) -> None:
         self.launcher.prepare(role)
 
+    def has_spare(self) -> bool:
+        return any(spare.is_ready for spare in self.launcher._spares.values())
+
 
 def spares() -> list[psutil.Process]:
     """Returns the processes that wait to be of use."""
     found = []
     for process in psutil.Process().children():
         with suppress(psutil.Error):
-            if " ".join(process.cmdline()).strip() == SPARE:
+            if " ".join(process.cmdline()).strip() == f"xlaserve {SPARE}":
                 found.append(process)
     return found
 
@@ -301,45 +304,118 @@ async def test_what_processes_count_is_shown_together_and_outlives_them() -> Non
     assert counted(metrics) == 26, "what is counted last is shown as well"
 
 
-async def test_a_process_that_waits_takes_the_place_of_one_that_is_killed_and_another_waits() -> None:
+async def test_processes_that_are_killed_are_replaced_by_forks_of_one_that_waits_however_fast() -> None:
     before = open_descriptors()
-    roles = [role("serve", f"front {number}", payload=b"mine", has_spare=True) for number in (1, 2)]
-    async with supervised(*roles, launched=(prepared := Prepared(roles))) as (supervisor, _):
-        await until(lambda: all_are_ready(supervisor) and spares())
-        for name in ("front 1", "front 2", "front 1"):
-            (spare,) = spares()
-            prepared.last(name).send_signal(signal.SIGKILL)
-            await until(lambda name=name, spare=spare: prepared.last(name).pid == spare.pid)  # type: ignore[misc]
-            await until(lambda: all_are_ready(supervisor) and spares())
-            assert supervisor.about[name]["payload"] == "mine"
-            assert " ".join(spare.cmdline()).strip() == f"xlaserve {name}"
+    roles = [role("serve", f"front {number}", payload=b"mine", has_spare=True, restarts=TIRELESS) for number in (1, 2)]
+    async with supervised(*roles, launched=(prepared := Prepared())) as (supervisor, _):
+        await until(lambda: all_are_ready(supervisor) and prepared.has_spare())
+        (spare,) = spares()
+        held = spare.num_fds()
+        for number in range(KILLS):
+            killed = prepared.last(name := f"front {number % 2 + 1}")
+            killed.send_signal(signal.SIGKILL)
+            await until(lambda killed=killed, name=name: prepared.last(name) is not killed)  # type: ignore[misc]
+            assert psutil.Process(prepared.last(name).pid).ppid() == os.getpid()
+        await until(lambda: all_are_ready(supervisor))
+        assert [status for _, status, _ in prepared.ends] == [-signal.SIGKILL] * KILLS
+        assert {about["payload"] for about in supervisor.about.values()} == {"mine"}
+        assert spares() == [spare], "it goes on waiting"
+        assert spare.num_fds() == held
+        titles = [" ".join(psutil.Process(process.pid).cmdline()).strip() for process in supervisor.ready]
+        assert sorted(titles) == ["xlaserve front 1", "xlaserve front 2"]
     prepared.launcher.close()
     assert not spares()
     assert open_descriptors() == before
 
 
+async def test_what_is_forked_is_as_if_it_had_been_started() -> None:
+    roles = [role("tells_of_itself", f"front {number}", has_spare=True, restarts=TIRELESS) for number in (1, 2, 3)]
+    async with supervised(*roles, launched=(prepared := Prepared())) as (supervisor, _):
+        await until(lambda: all_are_ready(supervisor) and prepared.has_spare())
+        started = supervisor.about["front 3"]
+        for name in ("front 1", "front 2"):
+            prepared.last(name).send_signal(signal.SIGKILL)
+        await until(lambda: len(prepared.processes) == 5 and all_are_ready(supervisor))
+        forked = [supervisor.about[name] for name in ("front 1", "front 2")]
+    prepared.launcher.close()
+    drawn = [about["drawn"] for about in (started, *forked)]
+    assert len({*drawn}) == 3, "each draws random numbers of its own"
+    for about in forked:
+        assert {**about, "drawn": 0} == {**started, "drawn": 0}
+    assert started["leads_session"]
+    assert started["parent"] == os.getpid()
+
+
 async def test_where_the_one_that_waits_was_killed_another_is_started() -> None:
     roles = [role("serve", has_spare=True)]
-    async with supervised(*roles, launched=(prepared := Prepared(roles))) as (supervisor, _):
-        await until(lambda: all_are_ready(supervisor) and spares())
+    async with supervised(*roles, launched=(prepared := Prepared())) as (supervisor, _):
+        await until(lambda: all_are_ready(supervisor) and prepared.has_spare())
         (spare,) = spares()
         spare.kill()
-        await until(lambda: not spares())
         prepared.last("front 1").send_signal(signal.SIGKILL)
         await until(lambda: all_are_ready(supervisor) and len(prepared.processes) == 2)
-        assert prepared.last("front 1").pid != spare.pid
-        await until(spares)
+        await until(lambda: prepared.launcher.prepare(roles[0]))
+        await until(prepared.has_spare)
+        assert spares() != [spare]
     prepared.launcher.close()
 
 
-async def test_a_module_that_fails_is_told_of_by_the_process_that_needs_it() -> None:
-    failing = role("serve", has_spare=True)
+async def test_one_that_hangs_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    roles = [role("serve", has_spare=True)]
+    async with supervised(*roles, launched=(prepared := Prepared())) as (supervisor, _):
+        await until(lambda: all_are_ready(supervisor) and prepared.has_spare())
+        (spare,) = spares()
+        spare.suspend()
+        prepared.last("front 1").send_signal(signal.SIGKILL)
+        await until(lambda: all_are_ready(supervisor) and len(prepared.processes) == 2)
+        assert "front 1: starts afresh" in caplog.text
+        assert not spare.is_running()
+    prepared.launcher.close()
+
+
+async def test_what_is_forked_too_late_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = role("serve", has_spare=True, restarts=TIRELESS)
+    draw = random.Random(15)
+    async with supervised(front, launched=(prepared := Prepared())) as (supervisor, _):
+        for number in range(LATE):
+            await until(lambda: prepared.launcher.prepare(front) and all_are_ready(supervisor) and prepared.has_spare())
+            monkeypatch.setattr(interpreter, "FORK_S", draw.uniform(0.0005, 0.01))
+            prepared.last("front 1").send_signal(signal.SIGKILL)
+            await until(lambda number=number: all_are_ready(supervisor) and len(prepared.processes) == number + 2)  # type: ignore[misc]
+        prepared.launcher.close()
+        known = {process.pid for process in prepared.processes}
+        await until(lambda: {child.pid for child in psutil.Process().children()} <= known)
+
+
+async def test_a_module_that_starts_threads_is_not_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "threaded.py").write_text("""
+import threading, time
+from tests.integration.process_roles import serve
+threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+""")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    front = replace(role("serve", has_spare=True), target="threaded:serve")
+    async with supervised(front, launched=(prepared := Prepared())) as (supervisor, _):
+        await until(lambda: all_are_ready(supervisor) and not prepared.launcher.prepare(front))
+        assert "expected the modules to start no threads" in caplog.text
+        prepared.last("front 1").send_signal(signal.SIGKILL)
+        await until(lambda: all_are_ready(supervisor) and len(prepared.processes) == 2)
+    prepared.launcher.close()
+
+
+async def test_a_module_that_fails_is_told_of_by_the_process_that_needs_it(caplog: pytest.LogCaptureFixture) -> None:
+    failing = replace(role("serve", has_spare=True), target="tests.integration.no_such_module:serve")
     launcher = Launcher()
-    launcher.prepare(replace(failing, target="tests.integration.no_such_module:serve"))
-    await until(spares)
-    process = launcher(replace(failing, target="tests.integration.no_such_module:serve"), lambda kind, content: None)
+    launcher.prepare(failing)
+    await until(lambda: not launcher.prepare(failing))
+    assert "front 1: what was kept ready for its place ended with status 1" in caplog.text
+    caplog.clear()
+    process = launcher(failing, lambda kind, content: None)
     async with asyncio.timeout(PATIENCE_S):
         assert await process.ended == 1
+    assert "No module named 'tests.integration.no_such_module'" in caplog.text
     launcher.close()
 
 
@@ -352,8 +428,9 @@ async def test_metrics_are_shown_while_an_event_loop_hangs() -> None:
 
 
 SUPERVISOR = """
-import sys, uvloop
+import asyncio, signal, sys, uvloop
 from xlaserve.processes.process import Launcher
+from xlaserve.processes.restarts import RestartPolicy
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Supervisor
 from xlaserve.telemetry import logs
@@ -363,8 +440,20 @@ def role(name, target, **about):
 
 async def main():
     logs.configure("info", sys.argv[1])
-    roles = [role("front 1", "serve", stage=1), role("front 2", "serve", stage=1), role("engine 0", sys.argv[2])]
-    return await Supervisor(roles, Launcher("info", sys.argv[1])).run()
+    tireless = {"has_spare": True, "restarts": RestartPolicy(most=1000, at_once=1000)}
+    fronts = [role(f"front {number}", sys.argv[3], stage=1, **tireless) for number in (1, 2)]
+    launcher = Launcher("info", sys.argv[1])
+    supervisor = Supervisor([*fronts, role("engine 0", sys.argv[2])], launcher)
+
+    async def kill():
+        while launcher.prepare(fronts[0]):
+            await asyncio.sleep(0.002)
+            if any(spare.is_ready for spare in launcher._spares.values()):
+                for process in supervisor.ready:
+                    process.send_signal(signal.SIGKILL)
+
+    killing = asyncio.create_task(kill()) if sys.argv[4:] else None
+    return await supervisor.run()
 
 sys.exit(uvloop.run(main()))
 """
@@ -394,7 +483,7 @@ def supervisor_process(token: str, *arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("number", range(10))
 async def test_no_process_outlives_a_supervisor_that_is_killed_at_any_point(number: int, tmp_path: Path) -> None:
     token = str(tmp_path)
-    supervisor = supervisor_process(token, "human", "ignores_sigterm")
+    supervisor = supervisor_process(token, "human", "ignores_sigterm", "serve")
     try:
         await until(lambda: len(started_with(token)) > 1)
         await asyncio.sleep(number * 0.05)
@@ -404,9 +493,27 @@ async def test_no_process_outlives_a_supervisor_that_is_killed_at_any_point(numb
     await until(lambda: not started_with(token))
 
 
+async def test_no_process_outlives_a_supervisor_that_is_killed_while_others_are_forked(tmp_path: Path) -> None:
+    token = str(tmp_path)
+    draw = random.Random(15)
+    for _ in range(KILLS // 4):
+        supervisor = supervisor_process(token, "human", "ignores_sigterm", "ignores_sigterm", "kills")
+        assert supervisor.stderr is not None
+        try:
+            ends = 0
+            while ends < 3:
+                line = await asyncio.wait_for(asyncio.to_thread(supervisor.stderr.readline), PATIENCE_S)
+                ends += "another is started" in line
+            await asyncio.sleep(draw.uniform(0, 0.05))
+        finally:
+            supervisor.kill()
+            supervisor.communicate()
+        await until(lambda: not started_with(token))
+
+
 @pytest.mark.parametrize("format", ["human", "json"])
 async def test_the_log_of_all_is_one_and_signals_reach_all(format: str, tmp_path: Path) -> None:
-    supervisor = supervisor_process(str(tmp_path), format, "serve")
+    supervisor = supervisor_process(str(tmp_path), format, "serve", "serve")
     assert supervisor.stderr is not None
     lines: list[str] = []
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import time
@@ -22,6 +23,8 @@ POLL_S: Final = 0.1
 BEGIN_S: Final = 10.0
 """How long a server may take to start another one."""
 FRONT: Final = "xlaserve front "
+OWN: Final = re.compile(r"xlaserve |.* xlaserve\.processes\.child ")
+"""How the titles of a server's own processes begin, once they have names and before."""
 
 
 class CannotUpgrade(XlaserveError):
@@ -96,7 +99,7 @@ def _successor(server: psutil.Process, before: set[int]) -> psutil.Process | Non
     until = time.monotonic() + BEGIN_S
     while time.monotonic() < until and server.is_running():
         for child in server.children():
-            if child.pid not in before and "xlaserve.processes.child" not in _title(child):
+            if child.pid not in before and not OWN.match(_title(child)):
                 return child
         time.sleep(POLL_S)
     return None

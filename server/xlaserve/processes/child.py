@@ -1,9 +1,9 @@
 """A process of a role, as it sees itself.
 
-python -P -m xlaserve.processes.child PARENT SAID BEGIN MODULE
+python -P -m xlaserve.processes.child PARENT ORDERS MODULE
 
-PARENT is the number of the process that started it. SAID and BEGIN are descriptors: a file with what that says to it,
-and the end of a pipe, out of which a byte comes once it is there. MODULE is imported before that, if it is not empty.
+PARENT is the number of the process that started it, ORDERS the descriptor of a socket over which that tells it what it
+is there for. If MODULE is not empty, it is imported, and each time that orders come another process is forked for them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client.registry import Collector
@@ -28,6 +30,7 @@ from xlaserve.errors import XlaserveError
 from xlaserve.priority import LowPriority
 from xlaserve.processes import linux, pulse
 from xlaserve.processes.messages import CHANNEL, Kind, Reader, encode
+from xlaserve.processes.orders import READY, SPARE, STDERR, Orders, receive
 from xlaserve.processes.pulse import PULSE, Pulse
 from xlaserve.processes.role import NO_USE
 from xlaserve.telemetry import log_writer, logs, snapshot
@@ -35,8 +38,8 @@ from xlaserve.telemetry import log_writer, logs, snapshot
 log = logging.getLogger(__name__)
 
 FAILED: Final = 1
-SPARE: Final = "xlaserve spare"
-"""What `ps` shows of a process that waits."""
+THREADS_END_S: Final = 5.0
+"""How long a thread may take to end that has nothing more to do."""
 CHUNK_BYTES: Final = 4096
 CLOSE_S: Final = 1.0
 """How long the last messages may take to a supervisor that does not read."""
@@ -192,32 +195,29 @@ class Child:
 def main(arguments: Sequence[str]) -> None:
     """Does what the supervisor says, and ends with what that returns."""
     *numbers, module = arguments
-    parent, said, begin = map(int, numbers)
+    parent, number = map(int, numbers)
     if not linux.end_with(parent, signal.SIGKILL):  # which can't be put off: no orphan may keep a port
         sys.exit(FAILED)
     # Sent to have the configuration read again, which it may come too early for.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if module:
-        _import_at_leisure(module)
-    if not os.read(begin, 1):
+    supervisor = socket.socket(fileno=number)
+    received = _forked_for(supervisor, parent, module) if module else receive(supervisor)
+    supervisor.close()
+    if not received:
         sys.exit(0)  # nothing has become of it
-    os.close(begin)
-    with os.fdopen(said, "rb") as file:
-        about: dict[str, Any] = json.loads(file.readline())
-        payload = file.read()
-    for descriptor in about["descriptors"].values():
-        os.set_inheritable(descriptor, False)
-    name = about["name"]
-    linux.set_title(f"xlaserve {name}", name)
-    level, form = about["log"]
-    logs.configure(level, form, name)
-    if cores := about["cores"]:
+    orders = Orders.read(received)
+    descriptors = dict(orders.descriptors)
+    os.dup2(descriptors[STDERR], sys.stderr.fileno())
+    os.close(descriptors.pop(STDERR))
+    linux.set_title(f"xlaserve {orders.name}", orders.name)
+    logs.configure(*orders.log, orders.name)
+    if orders.cores:
         try:
-            os.sched_setaffinity(0, cores)
+            os.sched_setaffinity(0, orders.cores)
         except OSError as error:
-            log.warning("it runs on any core, not on %s alone: %s", cores, error.strerror)
-    child = Child(name, payload, about["descriptors"])  # its threads run where this one does
-    status = _run(about["target"], child)
+            log.warning("it runs on any core, not on %s alone: %s", orders.cores, error.strerror)
+    child = Child(orders.name, orders.payload, descriptors)  # its threads run where this one does
+    status = _run(orders.target, child)
     child.close()
     if child.is_cut_off:
         status = status or FAILED
@@ -227,16 +227,36 @@ def main(arguments: Sequence[str]) -> None:
     os._exit(status)
 
 
-def _import_at_leisure(module: str) -> None:
-    """Imports a module, and leaves the processors to others meanwhile."""
-    linux.set_title(SPARE, "spare")
+def _forked_for(supervisor: socket.socket, parent: int, module: str) -> list[int]:
+    """Imports a module, and forks a process each time that orders come; returns in each of them with what it received,
+    and here once no more come."""
     priority = LowPriority()
     priority.begin()
-    try:
-        import_module(module)
-    except Exception as error:
-        log.debug("%s: %r", module, error)  # it is imported again, and that is told, by who needs it
+    import_module(module)
     priority.end()
+    _expect_one_thread()
+    linux.set_title(f"xlaserve {SPARE}", SPARE)
+    supervisor.send(READY)
+    while received := receive(supervisor):
+        if linux.fork_sibling():
+            if not linux.end_with(parent, signal.SIGKILL):
+                os._exit(FAILED)
+            os.setsid()
+            supervisor.send(str(os.getpid()).encode())
+            break
+        for descriptor in received:
+            os.close(descriptor)
+    return received
+
+
+def _expect_one_thread() -> None:
+    """Raises RuntimeError where there are others: what they hold at a fork would be held for ever there."""
+    give_up_at = time.monotonic() + THREADS_END_S
+    while len(threads := [*Path("/proc/self/task").iterdir()]) > 1:
+        if time.monotonic() > give_up_at:
+            names = ", ".join((thread / "comm").read_text().strip() for thread in threads)
+            raise RuntimeError(f"expected the modules to start no threads, got {names}")
+        time.sleep(0.01)
 
 
 def _run(target: str, child: Child) -> int:

@@ -1,10 +1,13 @@
-"""What a process asks of the Linux kernel for itself: to end with another, and a name that `ps` shows."""
+"""What a process asks of the Linux kernel: to end with another, to be another's child, and a name that `ps` shows."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +16,7 @@ NAME_BYTES: Final = 15
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _ARG_START, _ARG_END = 48, 49
 """Fields of proc_pid_stat(5), the first of which is 1."""
 
@@ -25,6 +29,36 @@ def end_with(parent: int, number: signal.Signals) -> bool:
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Has this process be the parent of all that its children start and leave behind meanwhile. Raises OSError.
+
+    Not longer than for what it waits for: of the others nobody would notice the end.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def fork_sibling() -> bool:
+    """Forks, and returns whether this is the new process: a child of what started this one, if that is `adopting`.
+
+    Raises OSError.
+    """
+    if middle := os.fork():
+        if os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1]):
+            raise ChildProcessError("could not be forked")
+        return False
+    ended = os.pidfd_open(os.getpid())
+    if os.fork():
+        os._exit(0)
+    select.select([ended], [], [])  # until it has left its child to another
+    os.close(ended)
+    return True
 
 
 def set_title(title: str, name: str) -> None:

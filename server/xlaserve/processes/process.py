@@ -8,16 +8,14 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Final
 
-from xlaserve import priority, service_manager
 from xlaserve.processes import pulse
+from xlaserve.processes.interpreter import Spare, Started, start
 from xlaserve.processes.messages import CHANNEL, Kind, Reader, encode
+from xlaserve.processes.orders import STDERR, Orders
 from xlaserve.processes.output import Output
 from xlaserve.processes.pulse import PULSE
 from xlaserve.processes.role import Role
@@ -25,119 +23,50 @@ from xlaserve.telemetry.logs import Format
 
 log = logging.getLogger(__name__)
 
-PYTHON: Final = str(Path(sys.executable).parent.resolve() / Path(sys.executable).name)
-"""The interpreter of this process, though a link that led to its environment may lead to another one by now."""
-PROCESS: Final = (PYTHON, "-P", "-m", "xlaserve.processes.child")
 CHUNK_BYTES: Final = 64 * 1024
-UNSET: Final = (service_manager.ADDRESS, service_manager.WATCHDOG_US, service_manager.WATCHDOG_PID)
-"""What of the environment is for the supervisor only."""
 
 Hear = Callable[[Kind, bytes], None]
 
 
-class Interpreter:
-    """A process that waits to be told what it is there for, with `descriptors` open by their names there.
-
-    It may import what it will need meanwhile: `module`. It is killed when the thread ends that makes this object.
-    Raises OSError where it can't be started.
-    """
-
-    def __init__(self, descriptors: Mapping[str, int], module: str = "") -> None:
-        with ExitStack() as ours, ExitStack() as theirs:
-            self.channel, channel = socket.socketpair()
-            ours.enter_context(self.channel)
-            theirs.enter_context(channel)
-            self.stderr, stderr = os.pipe()
-            ours.callback(os.close, self.stderr)
-            theirs.callback(os.close, stderr)
-            begin, self._begin = os.pipe()
-            ours.callback(os.close, self._begin)
-            theirs.callback(os.close, begin)
-            self._said = os.memfd_create("xlaserve")
-            ours.callback(os.close, self._said)
-            self.pulse = pulse.create()
-            ours.callback(os.close, self.pulse)
-            self._descriptors = {**descriptors, CHANNEL: channel.fileno(), PULSE: self.pulse}
-            self.popen = subprocess.Popen(
-                [*PROCESS, str(os.getpid()), str(self._said), str(begin), module],
-                stdin=subprocess.DEVNULL,
-                stderr=stderr,
-                pass_fds=[*self._descriptors.values(), self._said, begin],
-                env={name: value for name, value in os.environ.items() if name not in UNSET},
-                start_new_session=True,  # what a terminal sends is for the supervisor to act on
-            )
-            ours.callback(self.popen.wait)
-            ours.callback(self.popen.kill)
-            self.pidfd = os.pidfd_open(self.popen.pid)
-            ours.callback(os.close, self.pidfd)
-            self._ours = ours.pop_all()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has not ended."""
-        return self.popen.poll() is None
-
-    def begin(self, role: Role, logs: tuple[str, Format]) -> None:
-        """Tells it what it is there for. From now on its descriptors here are the caller's. Raises OSError."""
-        payload = role.payload() if callable(role.payload) else role.payload
-        about = {
-            "name": role.name,
-            "target": role.target,
-            "cores": sorted(role.cores),
-            "descriptors": self._descriptors,
-            "log": logs,
-        }
-        with os.fdopen(os.dup(self._said), "wb") as file:
-            file.write(json.dumps(about).encode() + b"\n" + payload)
-        os.lseek(self._said, 0, os.SEEK_SET)
-        os.write(self._begin, b"\n")
-        priority.hasten(self.popen.pid)  # it may import still
-        os.close(self._said)
-        os.close(self._begin)
-        self._ours.pop_all()
-
-    def end(self) -> None:
-        """Kills it, where it was not told to begin."""
-        self._ours.close()
-
-
 class Launcher:
-    """Starts processes. For roles that have a spare it keeps an interpreter ready for the next one."""
+    """Starts processes. For roles that have a spare it keeps one that forks them, ready whenever another is needed."""
 
     def __init__(self, log_level: str = "info", log_format: Format = "human") -> None:
         self._logs: tuple[str, Format] = log_level, log_format
-        self._spares: dict[str, Interpreter] = {}
+        self._spares: dict[str, Spare] = {}
         """By the target of their roles."""
 
     def __call__(self, role: Role, hear: Hear) -> ChildProcess:
         """Starts the process of a role. Raises OSError."""
-        self._forget_ended(role)
-        return ChildProcess(role, hear, self._logs, self._spares.pop(role.target, None))
+        return ChildProcess(role, hear, self._logs, self._start)
+
+    def _start(self, orders: Orders) -> Started:
+        spare = self._spares.get(orders.target)
+        if spare is not None and spare.is_ready:
+            try:
+                return spare.fork(orders)
+            except OSError as error:
+                log.warning("%s: starts afresh, as what was kept ready for its place did not: %s", orders.name, error)
+        return start(orders)
 
     def prepare(self, role: Role) -> bool:
-        """Keeps an interpreter for the next process of a role with this target, if it is to have one.
+        """Keeps a process that forks others with this role's target, if it is to have one.
 
-        Returns whether there is one, or none is to be. Where the one before has ended by itself, it is left to the
-        caller when to try again.
+        Returns whether there is one, or none is to be. Where the one before has ended, it is left to the caller when to
+        try again.
         """
-        if self._forget_ended(role):
-            return False
-        if not role.has_spare or role.target in self._spares:
+        if not role.has_spare:
             return True
-        try:
-            self._spares[role.target] = Interpreter(role.descriptors, role.module)
-        except OSError as error:
-            log.warning("%s: no other can be kept ready for its place: %s", role.name, error)
+        if (spare := self._spares.get(role.target)) is None:
+            try:
+                self._spares[role.target] = Spare(role.module)
+            except OSError as error:
+                log.warning("%s: no other can be kept ready for its place: %s", role.name, error)
+                return False
+        elif (status := spare.status) is not None:
+            log.warning("%s: what was kept ready for its place ended with status %d", role.name, status)
+            self._spares.pop(role.target).end()
             return False
-        return True
-
-    def _forget_ended(self, role: Role) -> bool:
-        """Lets go of what was kept ready and has ended by itself; returns whether that is so."""
-        spare = self._spares.get(role.target)
-        if spare is None or spare.is_running:
-            return False
-        log.warning("%s: what was kept ready for its place ended with status %d", role.name, spare.popen.returncode)
-        self._spares.pop(role.target).end()
         return True
 
     def close(self) -> None:
@@ -149,8 +78,8 @@ class Launcher:
 class ChildProcess:
     """A running process. `hear` gets its messages; what it writes on stderr goes into the log.
 
-    It is killed when the thread ends that makes this object, or made the `interpreter`: make it on the main thread, on
-    whose event loop the rest happens. Raises OSError where the process can't be started.
+    It is killed when the thread ends that makes this object: make it on the main thread, on whose event loop the rest
+    happens. Raises OSError where the process can't be started.
     """
 
     def __init__(
@@ -158,7 +87,7 @@ class ChildProcess:
         role: Role,
         hear: Hear,
         logs: tuple[str, Format] = ("info", "human"),
-        interpreter: Interpreter | None = None,
+        start: Callable[[Orders], Started] = start,
     ) -> None:
         self.role = role
         self._hear = hear
@@ -166,24 +95,33 @@ class ChildProcess:
         self._reader = Reader()
         self.ended: asyncio.Future[int] = self._loop.create_future()
         """Its status, negative for the signal that ended it; set after its last message was heard."""
-        interpreter = interpreter or _interpreter(role)
-        try:
-            interpreter.begin(role, logs)
-        except BaseException:
-            interpreter.end()
-            raise
-        self._popen, self._pidfd, self._channel = interpreter.popen, interpreter.pidfd, interpreter.channel
-        self._pulse = interpreter.pulse
         self._unsent = bytearray()
+        with ExitStack() as ours, ExitStack() as theirs:
+            self._channel, channel = socket.socketpair()
+            ours.enter_context(self._channel)
+            theirs.enter_context(channel)
+            stderr, stderr_there = os.pipe()
+            ours.callback(os.close, stderr)
+            theirs.callback(os.close, stderr_there)
+            self._pulse = pulse.create()
+            ours.callback(os.close, self._pulse)
+            opened = role.connect()
+            for descriptor in opened.values():
+                theirs.callback(os.close, descriptor)
+            own = {CHANNEL: channel.fileno(), PULSE: self._pulse, STDERR: stderr_there}
+            payload = role.payload() if callable(role.payload) else role.payload
+            orders = Orders(
+                role.name, role.target, payload, sorted(role.cores), logs, {**role.descriptors, **opened, **own}
+            )
+            self.pid, self._wait = start(orders)
+            ours.callback(self._wait)
+            ours.callback(os.kill, self.pid, signal.SIGKILL)
+            self._pidfd = os.pidfd_open(self.pid)
+            ours.pop_all()
         self._channel.setblocking(False)
         self._loop.add_reader(self._channel.fileno(), self._receive)
-        self._output = Output(role.name, interpreter.stderr)
+        self._output = Output(role.name, stderr)
         self._loop.add_reader(self._pidfd, self._on_end)
-
-    @property
-    def pid(self) -> int:
-        """Its process number."""
-        return self._popen.pid
 
     @property
     def output_closed(self) -> asyncio.Future[None]:
@@ -260,7 +198,7 @@ class ChildProcess:
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        status = self._popen.wait()
+        status = self._wait()
         while self._channel.fileno() >= 0 and self._receive():  # bounded by what a socket holds: nobody writes any more
             pass
         self._close_channel()
@@ -268,12 +206,3 @@ class ChildProcess:
         self.ended.set_result(status)
         os.close(self._pidfd)
         os.close(self._pulse)
-
-
-def _interpreter(role: Role) -> Interpreter:
-    """Starts one for this process alone, with what the role connects."""
-    with ExitStack() as theirs:
-        opened = dict(role.connect())
-        for descriptor in opened.values():
-            theirs.callback(os.close, descriptor)
-        return Interpreter({**role.descriptors, **opened})

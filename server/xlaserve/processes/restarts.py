@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,9 @@ class RestartPolicy:
     After the first `at_once` of them another is started at once, after the next in `first_wait_s`, and then in twice
     as long each time, `longest_wait_s` at most. After more than `most` nothing is started any more. Waits are shortened
     by up to the share `jitter`, so that processes that end together don't come back together.
+
+    One that was ready for at least `longest_wait_s` is replaced at once, and the waits begin anew: it does not end more
+    often than others are started. Towards `most` it counts like any other.
     """
 
     window_s: float = 60.0
@@ -33,6 +37,14 @@ class Restarts:
         self._draw = draw
         self._ends: deque[float] = deque()
         """When, in seconds."""
+        self._ready_since: float | None = None
+        self._lasted_until = -math.inf
+        """When the last one ended that was ready for long."""
+
+    def became_ready(self, now: float) -> None:
+        """The process is ready, or another that has taken its place, or says so again."""
+        if self._ready_since is None:
+            self._ready_since = now
 
     def wait_s(self, now: float) -> float | None:
         """One has ended: returns in how many seconds to start another, None for not at all."""
@@ -40,9 +52,12 @@ class Restarts:
         ends.append(now)
         while ends[0] <= now - policy.window_s:
             ends.popleft()
+        if self._ready_since is not None and now - self._ready_since >= policy.longest_wait_s:
+            self._lasted_until = now
+        self._ready_since = None
         if len(ends) > policy.most:
             return None
-        doublings = len(ends) - policy.at_once - 1
+        doublings = sum(end > self._lasted_until for end in ends) - policy.at_once - 1
         if doublings < 0:
             return 0.0
         return min(policy.first_wait_s * 2.0**doublings, policy.longest_wait_s) * (1 - policy.jitter * self._draw())

@@ -15,7 +15,7 @@ NO_USE: Final = 78
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A process that is to be there always, in a fresh interpreter."""
+    """A process that is to be there always."""
 
     name: str
     """Such as `front 2`: in the log, in metrics and in `ps`."""
@@ -29,8 +29,8 @@ class Role:
     connect: Callable[[], Mapping[str, int]] = dict
     """Opens what only the next process has, such as an end of a socketpair. It is closed here once that has started."""
     has_spare: bool = False
-    """Whether another process waits for the end of one, with its modules imported. Of roles with the same target and
-    descriptors, and nothing to `connect`, there is one such process."""
+    """Whether a process is kept that has imported its modules and forks the next one when that is needed. Of roles with
+    the same target there is one."""
     cores: frozenset[int] = frozenset()
     """The only ones that it runs on; empty for all."""
     stage: int = 0

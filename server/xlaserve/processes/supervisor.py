@@ -311,6 +311,7 @@ class Supervisor:
             self._give_up(post, error)
 
     def _became_ready(self, post: _Post, run: _Run) -> None:
+        post.restarts.became_ready(asyncio.get_running_loop().time())
         for watcher in self._watchers:
             watcher.became_ready(post.role, run.process)
         self._send_news(post)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -289,21 +290,20 @@ async def test_a_process_that_waits_and_ends_by_itself_is_started_again_ever_mor
     loop = asyncio.get_running_loop()
 
     class Waiting:
-        """An interpreter that the kernel kills, as where memory is short."""
+        """A process that the kernel kills, as where memory is short."""
 
         def __init__(self, *_: object) -> None:
-            self.popen = SimpleNamespace(returncode=-9)
             started_at.append(loop.time())
 
         @property
-        def is_running(self) -> bool:
-            return loop.time() < started_at[-1] + lives_s
+        def status(self) -> int | None:
+            return None if loop.time() < started_at[-1] + lives_s else -signal.SIGKILL
 
         def end(self) -> None:
             pass
 
     world, started_at = World(), list[float]()
-    monkeypatch.setattr(process, "Interpreter", Waiting)
+    monkeypatch.setattr(process, "Spare", Waiting)
     world.server._launcher = Launcher()
     world.server._front = replace(world.server._front, has_spare=True)
     world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})

@@ -142,6 +142,18 @@ async def test_one_that_ends_is_replaced_at_once_and_then_ever_later(caplog: pyt
     await world.stop()
 
 
+async def test_one_that_has_served_is_replaced_at_once_each_time() -> None:
+    world = World(FRONT)
+    for _ in range(3):
+        front = await world.last()
+        front.hear(Kind.READY, b"{}")
+        await asyncio.sleep(POLICY.longest_wait_s)
+        front.end(-SIGKILL)
+    await world.last()
+    assert [round(at, 1) for at in world.started_at] == [0.0, 4.0, 8.0, 12.0]
+    await world.stop()
+
+
 @pytest.mark.parametrize("status", [0, 1, -signal.SIGSEGV])
 async def test_too_many_ends_are_the_end_of_all(status: int, caplog: pytest.LogCaptureFixture) -> None:
     world = World(ENGINE, FRONT)
