@@ -387,6 +387,15 @@ async def test_what_is_forked_too_late_ends(monkeypatch: pytest.MonkeyPatch) -> 
         await until(lambda: {child.pid for child in psutil.Process().children()} <= known)
 
 
+async def test_a_spare_ends_that_was_ready_and_never_asked() -> None:
+    launcher = Launcher()
+    launcher.prepare(role("serve", has_spare=True))
+    await until(spares)  # it has said that it is ready, and nobody has heard
+    await asyncio.sleep(0.1)
+    launcher.close()
+    assert not spares()
+
+
 async def test_a_module_that_starts_threads_is_not_forked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

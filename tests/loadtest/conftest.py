@@ -31,9 +31,9 @@ PuppetCommand = Callable[..., list[str]]
 StartPuppet = Callable[..., str]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Has the servers that the load tester starts keep what they compile for the tests that follow."""
+    """Has the servers that the load tester starts keep what they compile, and no server that other tests start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XLASERVE_COMPILE_CACHE", str(tmp_path_factory.getbasetemp() / "compile_cache"))
         yield

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +27,6 @@ ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
 """Has NumPy start no threads when it is imported."""
 FORK_S: Final = 1.0
 """How long a process that has imported everything may take to fork, which takes it some milliseconds of a processor."""
-LATE_S: Final = 1.0
-"""How long what it has forked may take to tell its number after it was ended."""
 PID_BYTES: Final = 32
 
 
@@ -69,6 +68,7 @@ class Spare:
             os.close(theirs)
         self._output = Output(SPARE, stderr)
         self._has_imported = False
+        self._is_forking = False
 
     @property
     def status(self) -> int | None:
@@ -86,36 +86,43 @@ class Spare:
     def fork(self, orders: Orders) -> Started:
         """Starts a process. Where it ends or takes too long it is of no more use, and raises OSError."""
         self._channel.settimeout(FORK_S)
+        self._is_forking = True
         try:
             with linux.adopting():
                 orders.send(self._channel)
-                return self._forked()
+                started = _forked(self._channel)
         except OSError:
             self.end()
             raise
+        self._is_forking = False
+        return started
 
     def end(self) -> None:
-        """Ends it, and what it has forked too late."""
+        """Ends it, and what it forks too late."""
         self._popen.kill()
         self._popen.wait()
-        with suppress(OSError):  # nothing is left that could tell its number
-            self._channel.settimeout(LATE_S)
-            try:
-                late = self._forked()
-            except TimeoutError:
-                self._channel.shutdown(socket.SHUT_RD)  # it can't from now on, and ends
-                late = self._forked()
-            os.kill(late.pid, signal.SIGKILL)
-            late.wait()
+        if self._is_forking:
+            self._is_forking = False
+            threading.Thread(target=_end_late, args=[self._channel.dup()], name="late fork", daemon=True).start()
         self._channel.close()
         self._output.process_ended()
 
-    def _forked(self) -> Started:
-        """Waits for what tells its number once it is this process's child. Raises OSError where nothing can."""
-        if not (number := self._channel.recv(PID_BYTES)):
-            raise ChildProcessError("it has ended")
-        pid = int(number)
-        return Started(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+def _forked(channel: socket.socket) -> Started:
+    """Waits for what tells its number once it is this process's child. Raises OSError where nothing can."""
+    if not (number := channel.recv(PID_BYTES)):
+        raise ChildProcessError("it has ended")
+    pid = int(number)
+    return Started(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _end_late(channel: socket.socket) -> None:
+    """Ends what tells its number however late, so that it does not stay as a zombie. Returns at once if nothing can."""
+    with channel, suppress(OSError):
+        channel.settimeout(None)
+        late = _forked(channel)
+        os.kill(late.pid, signal.SIGKILL)
+        late.wait()
 
 
 def _interpreter(stderr: int, module: str = "") -> tuple[subprocess.Popen[bytes], socket.socket]:
