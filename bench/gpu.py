@@ -1,7 +1,7 @@
 """What a GPU brings: `python -m bench.gpu [--quick]`, which is `make bench-gpu`.
 
 Every mode at every batch in float32, TF32 and bfloat16: in process, as warm-up measures it, and served over gRPC.
-Writes the tables into docs/gpu.md; only from a GPU, and only from a whole run.
+Writes the tables into docs/gpu.md, on a GPU only, and again with each model that was measured.
 """
 
 from __future__ import annotations
@@ -78,12 +78,13 @@ def measure(plan: Plan, device: str) -> Iterator[Row]:
     for name, side in plan.models.items():
         for variant in VARIANTS:
             model = processes.application(name, input_size=(side, side), buckets=plan.batches, **variant.model)
-            config = {"device": device, "lanes": LANES, **variant.server}
-            in_process = _in_process({**config, "models": [{**model, "modes": MODES}]})
-            # Requests of many images go to the large buckets; nobody serves in eager mode.
-            buckets = [batch for batch in plan.batches if batch >= plan.images_per_request]
-            offered = {**model, "modes": ("xla", "graph"), "buckets": buckets}
-            yield Row(name, variant.name, in_process, _served({**config, "models": [offered]}, side, plan))
+            with tempfile.TemporaryDirectory() as cache:
+                config = {"device": device, "lanes": LANES, "compile_cache": cache, **variant.server}
+                in_process = _in_process({**config, "models": [{**model, "modes": MODES}]})
+                # Requests of many images go to the large buckets; nobody serves in eager mode.
+                buckets = [batch for batch in plan.batches if batch >= plan.images_per_request]
+                offered = {**model, "modes": ("xla", "graph"), "buckets": buckets}
+                yield Row(name, variant.name, in_process, _served({**config, "models": [offered]}, side, plan))
 
 
 def marks(target: str) -> tuple[str, str]:
@@ -149,18 +150,29 @@ def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny form that runs anywhere: shows that it works")
-    quick = parser.parse_args().quick
-    machine, is_gpu = machine_or_exit(TARGET, quick=quick)
-    plan = QUICK if quick else WHOLE
+    parser.add_argument("--models", type=lambda text: text.split(","), default=[*WHOLE.models], help="%(default)s")
+    parser.add_argument("--batches", type=numbers, default=WHOLE.batches, help="such as 1,32,128")
+    parser.add_argument("--blocks", type=int, default=WHOLE.blocks, help="blocks of each mode served; %(default)s")
+    parser.add_argument("--seconds", type=float, default=WHOLE.block_s, help="of a block; %(default)s")
+    options = parser.parse_args()
+    machine, is_gpu = machine_or_exit(TARGET, quick=options.quick)
+    models = {name: WHOLE.models[name] for name in options.models}
+    asked = WHOLE._replace(models=models, batches=options.batches, blocks=options.blocks, block_s=options.seconds)
+    plan = QUICK if options.quick else asked
     print(machine, flush=True)
     rows = []
     for row in measure(plan, "gpu" if is_gpu else "cpu"):
         rows.append(row)
         print(f"{row.model} {row.variant}: {json.dumps([row.in_process, row.served])}", flush=True)
-    made = report(rows, plan, machine)
+        made = report(rows, plan, machine)
+        if is_gpu and not options.quick:
+            PAGE.write_text(page(PAGE.read_text(), made))
     print(made)
-    if is_gpu and not quick:
-        PAGE.write_text(page(PAGE.read_text(), made))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Returns the numbers of a list such as 1,32,128."""
+    return tuple(map(int, text.split(",")))
 
 
 def _in_process(config: Mapping[str, object]) -> dict[str, dict[int, float]]:

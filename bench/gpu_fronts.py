@@ -2,8 +2,8 @@
 
 Requests of one image each, as pixels and as JPEG, from several generators to servers with no front, one, two and more,
 in blocks that take turns: ResNet50 in float32, TF32 and bfloat16, beside the same programs in process, and
-`builtin:noop`, which leaves what the processes themselves carry. Writes the tables into docs/gpu.md; only from a GPU,
-and only from a whole run. Exits 1 when a target is missed.
+`builtin:noop`, which leaves what the processes themselves carry. Writes the table into docs/gpu.md, on a GPU only, and
+again with each program that was measured. Exits 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import argparse
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -134,7 +135,7 @@ def report(rows: Iterable[Row], plan: Plan, machine: str, senders: int) -> str:
         f"Requests/s, which are images/s: each has one image of {plan.side}x{plan.side} pixels, or one JPEG of",
         f"{PHOTOGRAPH[1]}x{PHOTOGRAPH[0]}. {plan.concurrency} requests in flight from {senders} generators on the same",
         f"machine; the median of {plan.blocks} interleaved blocks of {plan.block_s:g} s (least to most).",
-        "In process: the same programs at their best bucket.",
+        f"Buckets: {', '.join(map(str, plan.buckets))}. In process: the same programs at their best bucket.",
         "",
         *markdown.lines(Table.of(cells)),
     ]
@@ -154,9 +155,8 @@ def _rows(
     }
     with ExitStack() as stack:
         cached = {**config, "compile_cache": stack.enter_context(tempfile.TemporaryDirectory())}
-        servers = {
-            fronts: stack.enter_context(processes.xlaserve({**cached, "fronts": fronts})) for fronts in plan.fronts
-        }
+        opened = {fronts: processes.xlaserve({**cached, "fronts": fronts}) for fronts in plan.fronts}
+        servers = _entered(stack, opened)
         alone: dict[str, Callable[[], Block]] = {}
         if program[0] != NOOP:
             _, run = stack.enter_context(processes.worker("bench.in_process", cached))
@@ -171,31 +171,46 @@ def _rows(
             yield Row(*program, asked, in_process, {fronts: found[name(fronts)] for fronts in servers})
 
 
+def _entered(
+    stack: ExitStack, opened: Mapping[int, AbstractContextManager[processes.Server]]
+) -> dict[int, processes.Server]:
+    """Starts the first server, which fills the compile cache, and then the others at once."""
+    first, *others = opened
+    servers = {first: stack.enter_context(opened[first])}
+    with ThreadPoolExecutor(max(1, len(others))) as pool:
+        started = pool.map(lambda fronts: stack.enter_context(opened[fronts]), others)
+        return servers | dict(zip(others, started, strict=True))
+
+
 def main() -> None:
     """Runs the command; exits 1 when a target is missed."""
     cores = os.cpu_count() or 1
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_fronts", description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("build/bench-gpu-fronts.json"))
-    parser.add_argument("--fronts", help="numbers of fronts, such as 0,2,4; as docs/gpu.md shows them by default")
+    parser.add_argument("--fronts", type=gpu.numbers, default=WHOLE.fronts, help="numbers of fronts, such as 0,2,4")
+    parser.add_argument("--buckets", type=gpu.numbers, default=WHOLE.buckets, help="batches, such as 1,16,64")
+    parser.add_argument("--blocks", type=int, default=WHOLE.blocks, help="blocks of each server; %(default)s")
+    parser.add_argument("--seconds", type=float, default=WHOLE.block_s, help="of a block; %(default)s")
     parser.add_argument("--generators", type=int, default=max(1, cores // 4), help="processes that send; %(default)s")
     parser.add_argument("--quick", action="store_true", help="a tiny form that runs anywhere: shows that it works")
     options = parser.parse_args()
     machine, is_gpu = gpu.machine_or_exit(TARGET, quick=options.quick)
-    plan = QUICK if options.quick else WHOLE
-    if options.fronts:
-        plan = plan._replace(fronts=tuple(map(int, options.fronts.split(","))))
+    asked = WHOLE._replace(
+        fronts=options.fronts, buckets=options.buckets, blocks=options.blocks, block_s=options.seconds
+    )
+    plan = QUICK if options.quick else asked
     print(machine, flush=True)
-    rows: list[Row] = []
 
     def figures() -> Iterator[Figure]:
+        rows: list[Row] = []
         with generators(options.generators) as generate:
             for row in measure(generate, plan, "gpu" if is_gpu else "cpu"):
                 rows.append(row)
                 yield from figures_of(row)
-        made = report(rows, plan, machine, options.generators)
+                made = report(rows, plan, machine, options.generators)
+                if is_gpu and not options.quick:
+                    gpu.PAGE.write_text(gpu.page(gpu.PAGE.read_text(), made, TARGET))
         print(made)
-        if is_gpu and not options.quick:
-            gpu.PAGE.write_text(gpu.page(gpu.PAGE.read_text(), made, TARGET))
 
     finish(options.json, figures(), machine=machine)
 

@@ -52,6 +52,12 @@ def test_fronts_bring_an_engine_on_the_device_what_clients_ask(device: str) -> N
         assert {"engine", "front 1", "front 2"} <= used.keys()
 
 
+def test_a_gpu_has_fronts_unless_told_otherwise(device: str, real_gpu: None) -> None:
+    digits = {"name": "digits", "source": "builtin:digits", "buckets": [1, 4]}
+    with processes.xlaserve({"device": device, "models": [digits]}) as server:
+        assert {"engine", "front 1"} <= server.cpu_s_by_role().keys()
+
+
 def test_every_mode_computes_what_eager_does_without_tf32(xlaserve: Run, tmp_path: Path) -> None:
     model = {"name": "m", "source": "keras.applications:ResNet50V2", "weights": "random", "input_size": [64, 64]}
     file = tmp_path / "check.json"
