@@ -50,11 +50,11 @@ from xlaserve.app.engine import Engine
 Engine._settle = lambda self: time.sleep(0.5)  # as where TensorFlow is imported
 """
 IMPATIENT = """
-from xlaserve.processes import liveness, pulse
+from xlaserve.processes import liveness, metrics, pulse
 
-liveness.LOOK_S = pulse.BEAT_S = 0.1
+liveness.LOOK_S = pulse.BEAT_S = metrics.EVERY_S = 0.1
 """
-"""Has what hangs be killed after 3 s."""
+"""Has what hangs be killed after 3 s, and be told of if nobody can kill it."""
 
 
 @pytest.fixture(scope="module")
@@ -508,6 +508,29 @@ def test_a_front_or_an_engine_that_hangs_is_replaced_and_its_calls_end(
     for name in ("front 1", "engine"):
         assert server.metric("xlaserve_process_restarts_total", role=name) == 1
     assert server.metric("xlaserve_process_restarts_total") == 2
+
+
+def test_liveness_ends_while_the_supervisor_hangs(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    server = start_server(CONFIG, env={"PYTHONPATH": path})
+    client = NoopClient(server.grpc)
+    health: Any = health_pb2_grpc.HealthStub(client.channel)
+
+    def state(service: str) -> int:
+        request = health_pb2.HealthCheckRequest(service=service)
+        return int(health.Check(request, timeout=PATIENCE_S).status)
+
+    supervisor = psutil.Process(server.pid)
+    assert state("liveness") == health_pb2.HealthCheckResponse.SERVING
+    supervisor.suspend()
+    try:
+        until(lambda: state("liveness") == health_pb2.HealthCheckResponse.NOT_SERVING, "nobody has noticed")
+        assert (state("noop"), client.ask(0)) == (health_pb2.HealthCheckResponse.SERVING, Status.OK)
+    finally:
+        supervisor.resume()
+    until(lambda: state("liveness") == health_pb2.HealthCheckResponse.SERVING, "it has not recovered")
+    assert "the supervisor has asked for nothing for 3 s: it may hang" in server.stderr
 
 
 @pytest.mark.slow

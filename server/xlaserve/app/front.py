@@ -67,7 +67,7 @@ class Front:
     """Serves what `backend` runs. `stopping` is set once the server is to end, and `on_crash` called where it must.
 
     `usage` is what all fronts of the server have in use, `regions` the shared memory that clients have registered,
-    `supervisor` the process that has started all of them.
+    `supervisor` the process that has started all of them, and `is_supervised` whether it replaces those that end.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Front:
         regions: Regions | None = None,
         resident: Callable[[], int] = resident_bytes,
         supervisor: int | None = None,
+        is_supervised: Callable[[], bool] = lambda: True,
     ) -> None:
         usage = self._usage = usage or Usage()
         self._regions = regions
@@ -111,7 +112,7 @@ class Front:
             usage=usage,
         )
         self._streams = OpenStreams()
-        self.health = Health(self.is_ready, backend.directory.serving, self._streams)
+        self.health = Health(self.is_ready, backend.directory.serving, self._streams, is_supervised)
         self._intake = Intake(
             settings.max_inflight_bytes,
             settings.max_message_bytes,

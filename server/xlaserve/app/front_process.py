@@ -99,9 +99,10 @@ async def _serve(child: Child, orders: Orders) -> int:
             regions=Regions(child.descriptors[REGIONS]),
             resident=lambda: resident_bytes() - engines.spare_bytes,
             supervisor=os.getppid(),
+            is_supervised=lambda: child.is_supervised,
         )
         engines.calls = front.calls
-        mirror.on_change = front.health.refresh
+        mirror.on_change = child.on_supervision = front.health.refresh
         if orders.waits and not await _until(mirror.ready(), stopping.begun):
             return 0
         metrics.add_gauges(lambda: _taken_in(mirror.versions()))

@@ -43,6 +43,8 @@ THREADS_END_S: Final = 5.0
 CHUNK_BYTES: Final = 4096
 CLOSE_S: Final = 1.0
 """How long the last messages may take to a supervisor that does not read."""
+SILENT_BEATS: Final = 30
+"""A supervisor that asks for nothing for as many beats may hang: it asks for metrics every few seconds."""
 REFRESH_TIMEOUT_S: Final = 0.25
 """How long a look at the metrics waits for the event loop. Then it shows what was seen last."""
 
@@ -75,11 +77,24 @@ class Child:
         self._refresh: Callable[[], Future[None]] | None = None
         self._on_outcome: Callable[[Any], object] = lambda outcome: None
         self._is_listening = False
+        self._silent_beats = 0
+        self.is_supervised = True
+        """Whether the supervisor asked lately. It is beats that count: none pass while this process is stopped."""
+        self.on_supervision: Callable[[], object] = lambda: None
+        """Called on the event loop when `is_supervised` has changed."""
         threading.Thread(target=self._speak, name="to supervisor", daemon=True).start()
 
     def beat(self) -> None:
         """Shows from now on that the running event loop goes on. If it stops, the supervisor kills this process."""
         self._pulse.beat()
+        self._silent_beats += self._is_listening
+        if self.is_supervised != (self._silent_beats < SILENT_BEATS):
+            self.is_supervised = not self.is_supervised
+            if self.is_supervised:
+                log.info("the supervisor asks for metrics again")
+            else:
+                log.error("the supervisor has asked for nothing for %d s: it may hang", SILENT_BEATS * pulse.BEAT_S)
+            self.on_supervision()
         asyncio.get_running_loop().call_later(pulse.BEAT_S, self.beat)
 
     def tell_ready(self, about: Mapping[str, object] | None = None) -> None:
@@ -129,6 +144,7 @@ class Child:
         reader, reason = Reader(), "it has closed the channel"
         try:
             while received := self._channel.recv(CHUNK_BYTES):
+                self._silent_beats = 0
                 for kind, content in reader.feed(received):
                     if kind is Kind.OUTCOME:
                         self._on_outcome(json.loads(content))

@@ -85,9 +85,11 @@ class AllMetrics(Watcher):
 
     def showed(self, role: Role, process: Process, metrics: bytes) -> None:
         """Merges them. Raises ValueError where they can't be read."""
-        self.merged.update(process.pid, role.name, snapshot.decode(metrics))
-        self._answering.add(process.pid)
-        self._settle(process.pid)
+        try:
+            self.merged.update(process.pid, role.name, snapshot.decode(metrics))
+        finally:  # or it would not be asked again
+            self._answering.add(process.pid)
+            self._settle(process.pid)
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Keeps what it had counted."""

@@ -23,8 +23,8 @@ SERVER: Final = (
 )
 """The services that stand for the server as a whole."""
 LIVENESS: Final = "liveness"
-"""The service that serves for as long as the event loop answers, while models compile and while the server drains: for
-supervisors that restart what does not answer."""
+"""The service that serves for as long as the event loop answers and all processes work, while models compile and while
+the server drains: for supervisors that restart what does not."""
 STATUS: Final = {
     True: pb.HealthCheckResponse.SERVING,
     False: pb.HealthCheckResponse.NOT_SERVING,
@@ -35,27 +35,32 @@ STATUS: Final = {
 class Health(pb_grpc.HealthServicer):
     """Shows what the repository says. Each model's name is a service of its own.
 
-    `is_ready` says whether the server is; `models` which models serve; each watch is one of `streams`. Not grpcio's own
-    servicer, in which a client that watches and does not read keeps every later change, the one at shutdown included,
-    from being made.
+    `is_ready` says whether the server is; `models` which models serve; each watch is one of `streams`; `is_alive` whether
+    no process that this one depends on hangs. Not grpcio's own servicer, in which a client that watches and does not read
+    keeps every later change, the one at shutdown included, from being made.
     """
 
     def __init__(
-        self, is_ready: Callable[[], bool], models: Callable[[], Mapping[str, bool]], streams: OpenStreams
+        self,
+        is_ready: Callable[[], bool],
+        models: Callable[[], Mapping[str, bool]],
+        streams: OpenStreams,
+        is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self._streams = streams
         self._is_ready = is_ready
         self._models = models
+        self._is_alive = is_alive
         self._has_stopped = False
         self._serves: dict[str, bool] = {}
         self._changed = asyncio.Event()
         self.refresh()
 
     def refresh(self) -> None:
-        """Updates all states from `is_ready` and `models`."""
+        """Updates all states from `is_ready`, `models` and `is_alive`."""
         services = {**dict.fromkeys(SERVER, self._is_ready()), **self._models()}
         self._serves = {name: serves and not self._has_stopped for name, serves in services.items()}
-        self._serves[LIVENESS] = True
+        self._serves[LIVENESS] = self._is_alive()
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -187,3 +189,19 @@ def test_an_end_in_order_is_no_reason_to_end(kill: Mock) -> None:
     time.sleep(0.05)
     kill.assert_not_called()
     assert not parent.child.is_cut_off
+
+
+async def test_a_silent_supervisor_is_noticed_until_it_asks_again(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.001)
+    changes: asyncio.Queue[bool] = asyncio.Queue()
+    parent.child.on_supervision = lambda: changes.put_nowait(parent.child.is_supervised)
+    parent.child.beat()
+    await asyncio.sleep(0.1)
+    assert changes.empty(), "it is not expected to ask before there is something to show"
+    parent.child.show_metrics(CollectorRegistry(), done)
+    async with asyncio.timeout(PATIENCE_S):
+        assert not await changes.get()
+        parent.channel.sendall(encode(Kind.ASK, b""))
+        assert await changes.get()

@@ -19,10 +19,10 @@ class World:
     """What the health reads."""
 
     def __init__(self) -> None:
-        self.is_ready = False
+        self.is_ready, self.is_alive = False, True
         self.models: dict[str, bool] = {}
         self.streams = OpenStreams()
-        self.health = Health(lambda: self.is_ready, lambda: self.models, self.streams)
+        self.health = Health(lambda: self.is_ready, lambda: self.models, self.streams, lambda: self.is_alive)
 
     async def check(self, service: str) -> int:
         response = await self.health.Check(pb.HealthCheckRequest(service=service), cast(Any, None))
@@ -51,6 +51,15 @@ async def test_liveness_is_there_from_the_start_to_the_end(world: World) -> None
     world.models = {LIVENESS: False}
     world.health.refresh()
     world.health.stop()
+    assert await world.check(LIVENESS) == SERVING
+
+
+async def test_liveness_ends_where_the_server_can_not_replace_what_ends(world: World) -> None:
+    world.is_ready, world.models, world.is_alive = True, {"digits": True}, False
+    world.health.refresh()
+    assert [await world.check(service) for service in (LIVENESS, "", "digits")] == [NOT_SERVING, SERVING, SERVING]
+    world.is_alive = True
+    world.health.refresh()
     assert await world.check(LIVENESS) == SERVING
 
 
