@@ -35,9 +35,9 @@ STATUS: Final = {
 class Health(pb_grpc.HealthServicer):
     """Shows what the repository says. Each model's name is a service of its own.
 
-    `is_ready` says whether the server is; `models` which models serve; each watch is one of `streams`; `is_alive` whether
-    no process that this one depends on hangs. Not grpcio's own servicer, in which a client that watches and does not read
-    keeps every later change, the one at shutdown included, from being made.
+    `is_ready` says whether the server is; `models` which models serve; each watch is one of `streams`; `is_alive`
+    whether no process that this one depends on hangs. Not grpcio's own servicer, in which a client that watches and
+    does not read keeps every later change, the one at shutdown included, from being made.
     """
 
     def __init__(
