@@ -376,6 +376,7 @@ async def test_one_that_hangs_is_not_waited_for(caplog: pytest.LogCaptureFixture
 async def test_what_is_forked_too_late_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     front = role("serve", has_spare=True, restarts=TIRELESS)
     draw = random.Random(15)
+    before = {child.pid for child in psutil.Process().children()}  # of other tests
     async with supervised(front, launched=(prepared := Prepared())) as (supervisor, _):
         for number in range(LATE):
             await until(lambda: prepared.launcher.prepare(front) and all_are_ready(supervisor) and prepared.has_spare())
@@ -383,7 +384,7 @@ async def test_what_is_forked_too_late_ends(monkeypatch: pytest.MonkeyPatch) -> 
             prepared.last("front 1").send_signal(signal.SIGKILL)
             await until(lambda number=number: all_are_ready(supervisor) and len(prepared.processes) == number + 2)  # type: ignore[misc]
         prepared.launcher.close()
-        known = {process.pid for process in prepared.processes}
+        known = before | {process.pid for process in prepared.processes}
         await until(lambda: {child.pid for child in psutil.Process().children()} <= known)
 
 
