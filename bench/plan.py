@@ -28,6 +28,7 @@ from xlaserve.commands.measured import Measured, measured
 from xlaserve.commands.remote import list_models, ready_model
 from xlaserve.oracle.load import Load, read_trace
 from xlaserve.oracle.simulation import simulate
+from xlaserve_loadtest.schedule.early_stopping import least_requests
 
 SIDE: Final = 224
 SHARES: Final = (0.3, 0.6, 0.8)
@@ -42,6 +43,8 @@ WARM_UP: Final = 0.2
 ONE_THREAD: Final = {"lanes": 1, "threads_per_lane": 1}
 """On a machine with two cores, the event loop and the load tester have the other one."""
 MOST_BLOCKS: Final = 3
+LEAST_REQUESTS: Final = 2 * least_requests(max(PERCENTS))
+"""Of each block: twice as many as `loadtest` asks for to state the highest percentile."""
 
 
 class _Measured(NamedTuple):
@@ -74,7 +77,8 @@ def _of(name: str, config: Mapping[str, object], blocks: int, seconds: float, mo
         for share in SHARES:
             before = _learned(server.address)
             print(f"  {share:.0%}: {_in_words(before)}", flush=True)
-            seen = [_loadtest(server.address, share * capacity, seconds, seed) for seed in range(blocks)]
+            long_enough = max(seconds, LEAST_REQUESTS / (share * capacity))
+            seen = [_loadtest(server.address, share * capacity, long_enough, seed) for seed in range(blocks)]
             for when, known in (("expected", before), ("in hindsight", _learned(server.address))):
                 expected = [
                     simulate(dataclasses.replace(known.profile, outside_s=it.own_s), 1, it.load, deadline_s=DEADLINE_S)
@@ -99,7 +103,8 @@ def _loadtest(address: str, rate: float, seconds: float, seed: int) -> _Measured
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         (run,) = json.loads(report.read_text())["runs"]
         (point,) = run["points"]
-        latencies_s = {round(it["percentile"]): it["value_ms"] / 1000 for it in point["percentiles"]}
+        values_ms = {it["percentile"]: it["value_ms"] for it in point["percentiles"]}
+        latencies_s = {percent: values_ms[percent] / 1000 for percent in PERCENTS}
         return _Measured(read_trace(arrivals), latencies_s, point["generator"]["own_ms"] / 1000)
 
 

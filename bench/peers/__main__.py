@@ -180,9 +180,16 @@ def _scores(address: str) -> Any:
     return np.frombuffer(answer(address, pixels_request("model", SIDE)), np.float32)
 
 
+def _answer_of(name: str, address: str) -> Any:
+    try:
+        return _scores(address)
+    except grpc.RpcError as error:
+        raise RuntimeError(f"{name} answered, and does no longer: {error}") from error
+
+
 def _check(servers: Mapping[str, str]) -> None:
     """Raises RuntimeError where a server answers something else than xlaserve."""
-    expected, *others = (_scores(address) for address in servers.values())
+    expected, *others = (_answer_of(name, address) for name, address in servers.items())
     for name, scores in zip([arm for arm in servers if arm != OURS], others, strict=True):
         difference = float(np.abs(scores - expected).max() / expected.std())
         print(f"  {name}: largest difference of scores {difference:.1e} of their spread", flush=True)
