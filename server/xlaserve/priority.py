@@ -77,6 +77,7 @@ class LowPriority:
         self._nice = 0
         """Before it began."""
         self._has_begun = False
+        self._changing = threading.Lock()
 
     def begin(self) -> None:
         """Begins, before other threads are started."""
@@ -91,20 +92,23 @@ class LowPriority:
 
     def end(self) -> None:
         """Ends it, for all threads; at once where it has ended already."""
-        if self._ended.is_set():
-            return
-        self._ended.set()
-        if self._has_begun:
-            _schedule(os.getpid(), os.SCHED_OTHER)
-            _renice(os.getpid(), self._nice)
+        with self._changing:
+            if self._ended.is_set():
+                return
+            self._ended.set()
+            if self._has_begun:
+                _schedule(os.getpid(), os.SCHED_OTHER)
+                _renice(os.getpid(), self._nice)
 
     def _watch(self) -> None:
         starvation = Starvation(os.getpid())
         while not self._ended.wait(WATCH_S):
             if starvation.is_starved():
                 log.info("no processor is ever idle: models are loaded at low priority instead")
-                _renice(os.getpid(), self._nice + NICE)
-                _schedule(os.getpid(), os.SCHED_OTHER)
+                with self._changing:
+                    if not self._ended.is_set():
+                        _renice(os.getpid(), self._nice + NICE)
+                        _schedule(os.getpid(), os.SCHED_OTHER)
                 return
 
 

@@ -20,6 +20,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import grpc
@@ -515,21 +516,18 @@ def test_liveness_ends_while_the_supervisor_hangs(start_server: StartServer, tmp
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     server = start_server(CONFIG, env={"PYTHONPATH": path})
     client = NoopClient(server.grpc)
-    health: Any = health_pb2_grpc.HealthStub(client.channel)
-
-    def state(service: str) -> int:
-        request = health_pb2.HealthCheckRequest(service=service)
-        return int(health.Check(request, timeout=PATIENCE_S).status)
-
     supervisor = psutil.Process(server.pid)
-    assert state("liveness") == health_pb2.HealthCheckResponse.SERVING
+    until(lambda: health(client, "liveness") == health_pb2.HealthCheckResponse.SERVING, "it is not seen to be alive")
     supervisor.suspend()
     try:
-        until(lambda: state("liveness") == health_pb2.HealthCheckResponse.NOT_SERVING, "nobody has noticed")
-        assert (state("noop"), client.ask(0)) == (health_pb2.HealthCheckResponse.SERVING, Status.OK)
+        until(lambda: health(client, "liveness") == health_pb2.HealthCheckResponse.NOT_SERVING, "nobody has noticed")
+        assert (health(client, "noop"), client.ask(0)) == (health_pb2.HealthCheckResponse.SERVING, Status.OK)
+        assert not client.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S).live
+        with pytest.raises(HTTPError, match="503"):
+            urlopen(f"http://{server.http}/v2/health/live", timeout=PATIENCE_S)
     finally:
         supervisor.resume()
-    until(lambda: state("liveness") == health_pb2.HealthCheckResponse.SERVING, "it has not recovered")
+    until(lambda: health(client, "liveness") == health_pb2.HealthCheckResponse.SERVING, "it has not recovered")
     assert "the supervisor has asked for nothing for 3 s: it may hang" in server.stderr
 
 

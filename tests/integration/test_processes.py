@@ -388,6 +388,20 @@ async def test_what_is_forked_too_late_ends(monkeypatch: pytest.MonkeyPatch) -> 
         await until(lambda: {child.pid for child in psutil.Process().children()} <= known)
 
 
+async def test_processes_are_replaced_where_ends_of_children_are_ignored() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as a server may inherit it
+    front = role("serve", has_spare=True, restarts=TIRELESS)
+    try:
+        async with supervised(front, launched=(prepared := Prepared())) as (supervisor, _):
+            for number in range(2):
+                await until(lambda: prepared.has_spare() and all_are_ready(supervisor))
+                prepared.last("front 1").send_signal(signal.SIGKILL)
+                await until(lambda number=number: len(prepared.processes) == number + 2 and all_are_ready(supervisor))  # type: ignore[misc]
+            prepared.launcher.close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 async def test_a_spare_ends_that_was_ready_and_never_asked() -> None:
     launcher = Launcher()
     launcher.prepare(role("serve", has_spare=True))

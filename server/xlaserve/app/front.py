@@ -92,6 +92,7 @@ class Front:
         usage = self._usage = usage or Usage()
         self._regions = regions
         self._supervisor = supervisor
+        self._is_supervised = is_supervised
         self._settings = settings
         self._backend = backend
         self._metrics = metrics
@@ -144,7 +145,7 @@ class Front:
         return GrpcServer(
             settings,
             Services(
-                OpenInference(calls, models, self._streams, shared_memory),
+                OpenInference(calls, models, self._streams, shared_memory, self._is_supervised),
                 Vision(
                     calls,
                     models,
@@ -193,7 +194,7 @@ class Front:
             supervisor=self._supervisor,
         )
         methods = routes.operations(
-            HttpOpenInference(calls, models, settings.cors_origins),
+            HttpOpenInference(calls, models, settings.cors_origins, self._is_supervised),
             HttpVision(calls, settings.max_message_bytes),
             HttpTensorflowServing(calls, models),
             Status(overview, models, gpus),

@@ -99,7 +99,8 @@ def _successor(server: psutil.Process, before: set[int]) -> psutil.Process | Non
     until = time.monotonic() + BEGIN_S
     while time.monotonic() < until and server.is_running():
         for child in server.children():
-            if child.pid not in before and not OWN.match(_title(child)):
+            title = _title(child)  # empty where it has just ended
+            if child.pid not in before and title and not OWN.match(title):
                 return child
         time.sleep(POLL_S)
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -52,6 +52,8 @@ class OpenInference:
     models: Models
     origins: Collection[str] = ()
     """Of web pages that may change models."""
+    is_live: Callable[[], bool] = lambda: True
+    """Whether no process that this one depends on hangs."""
 
     async def infer(self, request: HttpRequest) -> HttpAnswer:
         """Runs a model and returns its outputs."""
@@ -66,17 +68,17 @@ class OpenInference:
             return _respond(body.id, outputs, call.served, answer, call.end(answer))
 
     async def live(self, request: HttpRequest) -> HttpAnswer:
-        """Returns 200 while the server runs."""
-        return json_answer({"live": True})
+        """Returns 200 while the server works, else 503, as `liveness` of the health service over gRPC."""
+        return _status({"live": self.is_live()}, "live")
 
     async def ready(self, request: HttpRequest) -> HttpAnswer:
         """Returns 200 once start-up has finished and at least one model serves, else 503."""
-        return _readiness({"ready": self.models.directory.is_ready})
+        return _status({"ready": self.models.directory.is_ready}, "ready")
 
     async def model_ready(self, request: HttpRequest) -> HttpAnswer:
         """Returns 200 if a model is ready, else 503."""
         name, version = _model(request)
-        return _readiness({"name": name, "ready": self.models.is_ready(name, version)})
+        return _status({"name": name, "ready": self.models.is_ready(name, version)}, "ready")
 
     async def server_metadata(self, request: HttpRequest) -> HttpAnswer:
         """Returns the server's name, version and protocol extensions."""
@@ -123,8 +125,8 @@ def _model(request: HttpRequest) -> tuple[str, str]:
     return request.path.get("model", ""), request.path.get("version", "")
 
 
-def _readiness(value: Json) -> HttpAnswer:
-    return json_answer(value, 200 if value["ready"] else 503)
+def _status(value: Json, field: str) -> HttpAnswer:
+    return json_answer(value, 200 if value[field] else 503)
 
 
 async def _read(request: HttpRequest) -> InferBody:

@@ -35,7 +35,8 @@ from xlaserve.processes.pulse import PULSE, Pulse
 from xlaserve.processes.role import NO_USE
 from xlaserve.telemetry import log_writer, logs, snapshot
 
-log = logging.getLogger(__name__)
+# Not by __name__: this module is run as a program.
+log = logging.getLogger("xlaserve.processes.child")
 
 FAILED: Final = 1
 THREADS_END_S: Final = 5.0
@@ -73,7 +74,8 @@ class Child:
         """Of the three above."""
         self._showing = threading.Lock()
         """Held while the metrics are read: what was read before others would look as if counts had fallen."""
-        self._metrics: Callable[[], bytes] | None = None
+        self._shown = snapshot.encode({})
+        self._metrics: Callable[[], bytes] = lambda: self._shown
         self._refresh: Callable[[], Future[None]] | None = None
         self._on_outcome: Callable[[Any], object] = lambda outcome: None
         self._is_listening = False
@@ -165,13 +167,13 @@ class Child:
         self._tell_metrics()
 
     def _tell_metrics(self) -> None:
-        if self._metrics is None:
-            return
-        try:
-            with self._showing:
-                self._tell(Kind.METRICS, self._metrics())
-        except Exception:
-            log.exception("the metrics can't be shown")
+        """Shows them, or what was shown last where they can't be read: who gets no answer does not ask again."""
+        with self._showing:
+            try:
+                self._shown = self._metrics()
+            except Exception:
+                log.exception("the metrics can't be shown")
+            self._tell(Kind.METRICS, self._shown)
 
     def _tell(self, kind: Kind, content: bytes) -> None:
         with self._changed:
@@ -254,11 +256,11 @@ def _forked_for(supervisor: socket.socket, parent: int, module: str) -> list[int
     linux.set_title(f"xlaserve {SPARE}", SPARE)
     supervisor.send(READY)
     while received := receive(supervisor):
-        if linux.fork_sibling():
+        if between := linux.fork_sibling():
             if not linux.end_with(parent, signal.SIGKILL):
                 os._exit(FAILED)
             os.setsid()
-            supervisor.send(str(os.getpid()).encode())
+            supervisor.send(b"%d %d" % (os.getpid(), between))
             break
         for descriptor in received:
             os.close(descriptor)

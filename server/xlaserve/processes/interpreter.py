@@ -27,7 +27,7 @@ ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
 """Has NumPy start no threads when it is imported."""
 FORK_S: Final = 1.0
 """How long a process that has imported everything may take to fork, which takes it some milliseconds of a processor."""
-PID_BYTES: Final = 32
+PIDS_BYTES: Final = 64
 
 
 class Started(NamedTuple):
@@ -110,9 +110,11 @@ class Spare:
 
 def _forked(channel: socket.socket) -> Started:
     """Waits for what tells its number once it is this process's child. Raises OSError where nothing can."""
-    if not (number := channel.recv(PID_BYTES)):
+    if not (numbers := channel.recv(PIDS_BYTES)):
         raise ChildProcessError("it has ended")
-    pid = int(number)
+    pid, between = map(int, numbers.split())
+    with suppress(ChildProcessError):  # it is the spare's, which waits for it unless it has ended
+        os.waitpid(between, os.WNOHANG)
     return Started(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 

@@ -44,21 +44,22 @@ def adopting() -> Iterator[None]:
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
-def fork_sibling() -> bool:
-    """Forks, and returns whether this is the new process: a child of what started this one, if that is `adopting`.
+def fork_sibling() -> int | None:
+    """Forks. The new process is a child of what started this one, if that is `adopting`.
 
-    Raises OSError.
+    Returns None here, and there the number of a process in between, which has ended. Raises OSError.
     """
     if middle := os.fork():
         if os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1]):
             raise ChildProcessError("could not be forked")
-        return False
-    ended = os.pidfd_open(os.getpid())
+        return None
+    middle = os.getpid()
+    ended = os.pidfd_open(middle)
     if os.fork():
         os._exit(0)
     select.select([ended], [], [])  # until it has left its child to another
     os.close(ended)
-    return True
+    return middle
 
 
 def set_title(title: str, name: str) -> None:

@@ -190,6 +190,7 @@ class Supervisor:
         SIGHUP is passed on. At the end all processes are told to end, stage by stage.
         """
         loop = asyncio.get_running_loop()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is inherited as ignored, no status could be waited for
         actions = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self._pass_news}
         for number, action in actions.items():
             loop.add_signal_handler(number, action)

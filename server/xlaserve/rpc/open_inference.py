@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -87,6 +87,7 @@ class OpenInference(OpenInferenceModels):
     models: Models
     streams: OpenStreams
     shared_memory: SharedMemory | None = None
+    is_live: Callable[[], bool] = lambda: True
 
     def ModelInfer(  # type: ignore[override] # what rpc.server parses for it
         self, request: InferMessage, context: Context

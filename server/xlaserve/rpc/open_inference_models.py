@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from xlaserve.access.audit import audited
@@ -24,10 +25,12 @@ class OpenInferenceModels(pb_grpc.GRPCInferenceServiceServicer):
     models: Models
     shared_memory: SharedMemory | None
     """None where it is turned off."""
+    is_live: Callable[[], bool]
+    """Whether no process that this one depends on hangs."""
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
-        """Answers, which is the proof that the server is live."""
-        return pb.ServerLiveResponse(live=True)
+        """Says whether the server works, as `liveness` of the health service does."""
+        return pb.ServerLiveResponse(live=self.is_live())
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
         """Says whether start-up has finished and at least one model serves."""

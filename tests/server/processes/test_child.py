@@ -132,6 +132,15 @@ def test_a_question_that_comes_before_there_are_metrics_is_answered_once_there_a
     assert looks(parent.hear()) == 1
 
 
+def test_a_question_is_answered_though_the_metrics_can_not_be_read(parent: Parent) -> None:
+    collector = Mock(collect=Mock(side_effect=[MemoryError, []]))
+    parent.child.show_metrics(collector, done)
+    for _ in range(2):  # who has no answer does not ask again
+        parent.channel.sendall(encode(Kind.ASK, b""))
+        assert parent.hear() == (Kind.METRICS, b"[]")
+    assert collector.collect.call_count == 2
+
+
 def test_metrics_that_were_read_earlier_are_shown_earlier(parent: Parent) -> None:
     slow = Slow()
     parent.child.show_metrics(slow, done)
