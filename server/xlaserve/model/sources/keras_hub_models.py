@@ -77,7 +77,7 @@ def _preset(name: str, row: HubClass, settings: ModelSettings, weights: str) -> 
         with kaggle.quiet():
             model = getattr(keras_hub.models, name).from_preset(weights)
     except Exception as error:
-        reason = cause(error)[:300]
+        reason = cause(error)[:300].rstrip(".:")
         if sources.is_handle(weights):
             raise ModelFailed(
                 f"weights: the preset {weights} can't be loaded as {name}: {reason}; where there is no network, name"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -254,6 +255,23 @@ TINY: Final[dict[str, dict[str, Any]]] = {
         }
     },
 }
+FULL: Final = dict(keras_hub_table.CLASSES)
+"""The table as it is; tests have TINY in its place."""
+STATED: Final = {
+    "ResNetImageClassifier": "resnet_50_imagenet",
+    "MobileNetImageClassifier": "mobilenet_v3_large_100_imagenet",
+    "ViTImageClassifier": "vit_base_patch16_224_imagenet",
+    "DeiTImageClassifier": "deit_small_distilled_patch16_224_imagenet",
+    "SwinTransformerImageClassifier": "swin_tiny_patch4_window7_224",
+    "DenseNetImageClassifier": "densenet_121_imagenet",
+    "VGGImageClassifier": "vgg_16_imagenet",
+    "XceptionImageClassifier": "xception_41_imagenet",
+    "MobileNetV5ImageClassifier": "mobilenetv5_300m_enc_gemma3n",
+    "RetinaNetObjectDetector": "retinanet_resnet50_fpn_coco",
+    "DFineObjectDetector": "dfine_nano_coco",
+    "DeepLabV3ImageSegmenter": "deeplab_v3_plus_resnet50_pascalvoc",
+}
+"""Classes whose presets state how many parameters they have, as Keras counts them."""
 FAST: Final = {"ResNetImageClassifier", "EfficientNetImageClassifier", "ViTImageClassifier", "VGGImageClassifier"}
 FAST_TOO: Final = {"DFineObjectDetector", "DeepLabV3ImageSegmenter"}
 """RetinaNet and SegFormer are in the tests of presets."""
@@ -377,6 +395,24 @@ def test_a_classifier_gives_a_vector_for_each_image_as_an_embedding(name: str) -
     assert run(model, Mode.GRAPH)[0].shape == (BATCH, model.task.dimensions)
 
 
+@pytest.mark.parametrize("name", ["ViTImageClassifier", "DFineObjectDetector"])
+def test_random_weights_are_the_same_each_time(name: str, made: list[Any]) -> None:
+    for _ in range(2):
+        catalog.load(settings(name, classes=3))
+    for first, second in zip(*(model.get_weights() for model in made), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATED)
+def test_architectures_have_as_many_parameters_as_kerashub_states(name: str) -> None:
+    row = FULL[name]
+    model = keras_hub_models._built(name, row, row.classes, (row.side, row.side))
+    stated = type(model).presets[STATED[name]]["metadata"]["params"]
+    # RetinaNet's are those of the whole detector.
+    assert stated in (model.backbone.count_params(), model.count_params())
+
+
 def converter(name: str) -> Any:
     return getattr(keras_hub.layers, name)(
         image_size=(SIDE, SIDE), scale=(1 / 255 / DEVIATION).tolist(), offset=(-MEAN / DEVIATION).tolist()
@@ -494,6 +530,19 @@ def test_without_kerashub_its_sources_say_what_to_install(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(keras_hub_table, "find_spec", lambda _: None)
     assert keras_hub_table.names() == ()
+
+
+def test_other_sources_do_not_load_kerashub() -> None:
+    program = """
+import sys
+from xlaserve.config import ModelSettings
+from xlaserve.model import catalog
+catalog.names()
+catalog.load(ModelSettings(name="it", source="builtin:digits"))
+print([name for name in ("keras", "keras_hub", "keras_cv") if name in sys.modules])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "['keras']"
 
 
 def test_a_preset_from_a_hub_is_not_kept_in_a_compile_cache(tmp_path: Path) -> None:
