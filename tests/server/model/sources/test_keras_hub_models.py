@@ -346,7 +346,7 @@ def test_a_classifier_in_xla_gives_the_probabilities_of_kerashubs_logits(name: s
 def decoded(detector: Any, images: tf.Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Returns all boxes that KerasHub decodes, left, top, right, bottom within the image, and their probabilities."""
 
-    class Kept(keras.layers.Layer):  # type: ignore[misc]
+    class Kept(keras.layers.Layer):
         bounding_box_format = "yxyx"
 
         def call(self, boxes: Any, scores: Any, images: Any = None) -> dict[str, Any]:
