@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -49,12 +50,14 @@ def can_be_kept(settings: ModelSettings) -> bool:
     The code of custom objects, and what a handle of Kaggle or a preset's name stands for, may change.
     """
     kind = kinds.kind_of_name(settings.source)
-    is_fixed = kind is None or (kind.value.is_fixed and not (kind.value.has_presets and _names_preset(settings)))
+    is_fixed = kind is None or (kind.value.is_fixed and not (kind.value.has_presets and _may_change(settings.weights)))
     return not settings.custom_objects and is_fixed
 
 
-def _names_preset(settings: ModelSettings) -> bool:
-    return settings.weights is not None and kinds.is_handle(settings.weights)
+def _may_change(weights: str | None) -> bool:
+    """Returns whether weights are named on a hub without the version that is meant."""
+    named = weights is not None and weights not in kinds.NAMED_WEIGHTS and kinds.is_handle(weights)
+    return named and re.fullmatch(r"kaggle://.+/\d+", weights or "") is None
 
 
 Cached = Callable[[ModelSettings, Callable[[], Network]], Network]

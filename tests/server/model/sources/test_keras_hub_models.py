@@ -545,10 +545,13 @@ print([name for name in ("keras", "keras_hub", "keras_cv") if name in sys.module
     assert ran.stdout.splitlines()[-1] == "['keras']"
 
 
-def test_a_preset_from_a_hub_is_not_kept_in_a_compile_cache(tmp_path: Path) -> None:
+def test_a_preset_that_may_change_is_not_kept_in_a_compile_cache(tmp_path: Path) -> None:
     assert catalog.can_be_kept(settings("ResNetImageClassifier"))
     assert catalog.can_be_kept(settings("ResNetImageClassifier", weights=str(tmp_path)))
-    assert not catalog.can_be_kept(settings("ResNetImageClassifier", weights="resnet_50_imagenet"))
+    kaggle = "kaggle://keras/resnetv1/keras/resnet_50_imagenet"
+    assert catalog.can_be_kept(settings("ResNetImageClassifier", weights=f"{kaggle}/3"))
+    for weights in ("resnet_50_imagenet", kaggle, "hf://keras/resnet_50_imagenet"):
+        assert not catalog.can_be_kept(settings("ResNetImageClassifier", weights=weights))
 
 
 def test_every_task_of_kerashub_for_images_is_served_or_refused() -> None:
