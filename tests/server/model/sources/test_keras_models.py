@@ -280,9 +280,8 @@ def test_what_is_no_model_fails_with_its_name_and_not_its_folder(tmp_path: Path)
     assert str(tmp_path) not in failure
     assert reason(from_file(str(tmp_path / "absent.keras"))).endswith("got absent.keras, which does not exist")
     assert reason(from_file("builtin:cats")).endswith("got builtin:cats, which does not exist")
-    assert "expected keras.applications:<Name>, keras_cv:<Name>, keras_hub:<Class>, kagglehub:<handle>, builtin:digits" in reason(
-        from_file(str(tmp_path))
-    )
+    forms = "keras.applications:<Name>, keras_cv:<Name>, keras_hub:<Class>, kagglehub:<handle>, builtin:digits"
+    assert f"expected {forms}" in reason(from_file(str(tmp_path)))
 
 
 def test_without_tensorflow_a_model_fails_with_how_to_install_it() -> None:
