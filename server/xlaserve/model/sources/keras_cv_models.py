@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import xlaserve.model.networks.keras_runtime  # noqa: F401 - chooses the backend before KerasCV imports Keras
+
+# isort: split
+
 import keras_cv
 
 from xlaserve.config import ModelSettings

@@ -6,11 +6,14 @@ import inspect
 from pathlib import Path
 from typing import Any, Final
 
+from xlaserve.model.networks.keras_runtime import keras  # chooses the backend before KerasHub imports Keras
+
+# isort: split
+
 import keras_hub
 
 from xlaserve.config import ModelSettings, sources
 from xlaserve.errors import ModelFailed, cause
-from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.networks.network import Network
 from xlaserve.model.networks.preprocess import Preprocess
 from xlaserve.model.sources import kaggle, keras_library, random_weights
