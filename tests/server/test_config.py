@@ -439,6 +439,20 @@ def test_what_can_not_be_what_it_is_named_for_is_refused(
     assert [part for part in parts if part not in str(refusal.value)] == []
 
 
+def test_weights_of_kerashub_are_a_preset_a_folder_or_a_file(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for weights in ("resnet_50_imagenet", "kaggle://keras/vgg/keras/vgg_16_imagenet/3", "hf://me/mine", "random"):
+        settings = load(write(f"models: [{{name: m, source: 'keras_hub:X', weights: '{weights}'}}]"), environ=NOTHING)
+        check_files(settings)
+        assert settings.models[0].weights == weights
+    settings = load(write("models: [{name: m, source: 'keras_hub:X', weights: folder}]"), environ=NOTHING)
+    check_files(settings)
+    assert settings.models[0].weights == str(tmp_path / "folder")
+    settings = load(write("models: [{name: m, source: 'keras_hub:X', weights: a.weights.h5}]"), environ=NOTHING)
+    with pytest.raises(ConfigError, match=r"weights: expected an existing path, got .*a\.weights\.h5"):
+        check_files(settings)
+
+
 def test_every_kind_of_source_is_told_by_its_name_or_by_what_lies_at_its_path(tmp_path: Path) -> None:
     (tmp_path / "net.keras").touch()
     (tmp_path / "net.onnx").touch()

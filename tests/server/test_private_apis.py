@@ -45,7 +45,17 @@ from xlaserve.runtimes.watch.xla_log import Reader
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 120
-BOUNDED: Final = {"grpcio", "uvicorn", "pillow", "tensorflow-cpu", "tensorflow", "keras", "keras-cv", "ray"}
+BOUNDED: Final = {
+    "grpcio",
+    "uvicorn",
+    "pillow",
+    "tensorflow-cpu",
+    "tensorflow",
+    "keras",
+    "keras-cv",
+    "keras-hub",
+    "ray",
+}
 OURS: Final = {"self", "cls", "os._exit", "argparse._ActionsContainer", "argparse._ArgumentGroup"}
 NAMED_TUPLES: Final = {"_asdict", "_field_defaults", "_fields", "_replace"}
 PRIVATE_NAMES: Final = {
@@ -131,6 +141,8 @@ def test_what_is_reached_into_has_an_upper_bound_that_the_pinned_version_keeps()
         *project["optional-dependencies"]["gpu"],
         *project["optional-dependencies"]["loadtest"],
         *project["optional-dependencies"]["ray"],
+        *project["optional-dependencies"]["hub"],
+        *project["optional-dependencies"]["hub-cpu"],
     ]
     bounds = {}
     for requirement in wanted:
@@ -590,11 +602,11 @@ def test_initial_weights_come_of_pythons_generator() -> None:
 
 
 def test_kerascvs_detectors_decode_with_a_layer_that_can_be_replaced() -> None:
-    from xlaserve.model.sources.keras_cv_detector import is_detector
+    from xlaserve.model.sources.keras_detectors import is_detector
 
     with needed(
         "RetinaNet.prediction_decoder, YOLOV8Detector.prediction_decoder and .decode_predictions",
-        by="model/sources/keras_cv_detector.py",
+        by="model/sources/keras_detectors.py",
         breaks="KerasCV's detectors are served as something else, or suppress on the host",
     ):
         import keras_cv
@@ -604,6 +616,27 @@ def test_kerascvs_detectors_decode_with_a_layer_that_can_be_replaced() -> None:
             assert isinstance(vars(kind)["prediction_decoder"], property)
             assert vars(kind)["prediction_decoder"].fset
             assert is_detector(kind)
+
+
+def test_kerashubs_tasks_tell_what_they_do_to_pixels_and_how_boxes_are_decoded() -> None:
+    from xlaserve.model.networks.preprocess import Scaling
+    from xlaserve.model.sources import keras_library
+    from xlaserve.model.sources.keras_detectors import is_detector
+
+    with needed(
+        "ImageConverter.scale and .offset, Task.preprocessor, ObjectDetector.prediction_decoder",
+        by="model/sources/keras_library.py and keras_detectors.py",
+        breaks="KerasHub's presets see pixels that they were not trained with, or its detectors suppress on the host",
+    ):
+        import keras_hub
+
+        converter = keras_hub.layers.ResNetImageConverter(scale=[1.0, 2.0, 3.0], offset=0.5)
+        preprocessor = keras_hub.models.ResNetImageClassifierPreprocessor(image_converter=converter)
+        task = SimpleNamespace(preprocessor=preprocessor)
+        assert keras_library.own_preprocess(task) == Scaling((1.0, 2.0, 3.0), (0.5, 0.5, 0.5))
+        for kind in (keras_hub.models.RetinaNetObjectDetector, keras_hub.models.DFineObjectDetector):
+            assert is_detector(kind)
+            assert vars(kind)["prediction_decoder"].fset
 
 
 # Pillow.

@@ -20,7 +20,7 @@ from xlaserve_loadtest.targets.target import TargetError
 
 COMMAND: Final = (sys.executable, "-m", "xlaserve", "serve")
 CHECK: Final = (sys.executable, "-m", "xlaserve", "config")
-DOWNLOADED: Final = ("keras.applications:", "keras_cv:")
+DOWNLOADED: Final = ("keras.applications:", "keras_cv:", "keras_hub:")
 """Sources that have no weights until they are downloaded."""
 STOP_TIMEOUT_S: Final = 35.0
 """A little more than the server's own limit for finishing accepted requests."""

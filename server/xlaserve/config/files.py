@@ -139,8 +139,11 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
 
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
     kind = sources.kind_of_name(model.source)
-    if kind and kind.value.is_downloaded and model.weights is not None and model.weights not in sources.NAMED_WEIGHTS:
-        yield "weights", Path(model.weights)
+    weights = model.weights
+    if kind and kind.value.is_downloaded and weights is not None and weights not in sources.NAMED_WEIGHTS:
+        is_preset = kind.value.has_presets and (sources.is_handle(weights) or Path(weights).is_dir())
+        if not is_preset:
+            yield "weights", Path(weights)
     if model.labels is not None:
         yield "labels", model.labels
     if model.has_auto_buckets and model.auto_buckets.demand is not None:

@@ -225,13 +225,13 @@ class ModelSettings(Frozen):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     """What requests call it."""
     source: Annotated[str, OrPath(sources.looks_like_path)]
-    """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`, the path
-    of a `.keras` file or of a SavedModel folder, or of a folder that holds one of these and no other,
-    `kagglehub:<handle>` (one of these, fetched from Kaggle and kept), `builtin:digits`, `builtin:shapes-detector`,
-    `builtin:shapes-segmenter`, or `builtin:noop`."""
+    """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`,
+    `keras_hub:<Class>`, the path of a `.keras` file or of a SavedModel folder, or of a folder that holds one of these
+    and no other, `kagglehub:<handle>` (one of these, fetched from Kaggle and kept), `builtin:digits`,
+    `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
     task: Literal["auto", TaskName] = "auto"
     """What its outputs mean; `auto` tells by the source, or by the names and shapes of its outputs. `embedding` makes
-    Keras Applications and KerasCV's backbones give their pooled features."""
+    Keras Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""
     version: Number = "1"
     """What requests may call its version; a number. Models of one name are its versions, which serve at the same
     time."""
@@ -246,17 +246,21 @@ class ModelSettings(Frozen):
     routing: Pairs[VersionOrLabel, Percentage] = ()
     """Percentages of the requests without a version that labels or versions answer: `{canary: 5}`. Requests with the
     same id go to the same version. For all versions of the model, as `version_labels`."""
-    weights: Annotated[str | None, OrPath(lambda text: text not in sources.NAMED_WEIGHTS)] = None
+    weights: Annotated[str | None, OrPath(sources.is_weights_path)] = None
     """For `keras.applications`: `imagenet` (the default: Keras's own download and cache), `random`, or the path of a
     weights file. For `keras_cv`, whose published weights lie on a hub: `random` or the path of a file that
-    `save_weights` wrote. Other sources hold their own weights."""
+    `save_weights` wrote. For `keras_hub`: the same, or a preset, which brings its own architecture and preprocessing:
+    a name such as `resnet_50_imagenet`, a handle such as `kaggle://...` or `hf://...`, both of which KerasHub downloads
+    and keeps, or the path of a folder that `save_to_preset` wrote, as `./folder`. Other sources hold their own
+    weights."""
     classes: int | None = Field(None, ge=1)
-    """How many classes `keras.applications` and `keras_cv` are built for; those of the published weights by default.
-    For outputs that name classes by their numbers: how many there are, if no labels say it."""
+    """How many classes `keras.applications`, `keras_cv` and `keras_hub` are built for; those of the published weights
+    by default. For outputs that name classes by their numbers: how many there are, if no labels say it."""
     preprocess: Literal["auto", "none", "tf", "torch", "caffe", "unit"] = "auto"
     """What is done to RGB pixels from 0 to 255 inside the compiled program: `tf` scales to -1..1, `unit` to 0..1,
     `torch` to 0..1 and then by ImageNet's mean and deviation, `caffe` reorders to BGR and subtracts ImageNet's mean,
-    `none` passes 0..255. `auto` is what Keras or KerasCV define for the family, and `none` for other sources."""
+    `none` passes 0..255. `auto` is what Keras, KerasCV or KerasHub define for the family or the preset, and `none` for
+    other sources."""
     input_size: tuple[int, int] | None = None
     """Height and width, for a model that takes several; the model's own by default."""
     fit: Fit | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum, unique
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,6 +24,8 @@ class Traits(NamedTuple):
     needs_tensorflow: bool = True
     is_downloaded: bool = False
     """Whether a model's weights are downloaded, unless they are to be random."""
+    has_presets: bool = False
+    """Whether weights may name a preset, which brings an architecture of its own."""
     is_fixed: bool = True
     """Whether its name and what lies there tell what the model is, so that a compile cache can know it again."""
 
@@ -38,6 +41,7 @@ class Source(Enum):
 
     APPLICATIONS = Traits(_BUILT, "keras.applications:", is_downloaded=True)
     KERAS_CV = Traits(_BUILT, "keras_cv:", is_downloaded=True)
+    KERAS_HUB = Traits(_BUILT, "keras_hub:", shown="<Class>", is_downloaded=True, has_presets=True)
     KAGGLE = Traits(None, "kagglehub:", shown="<handle>", is_fixed=False)
     BUILT_IN = Traits(frozenset({"precision"}), "builtin:", ("digits", "shapes-detector", "shapes-segmenter"))
     NOOP = Traits(prefix="builtin:", names=("noop",), needs_tensorflow=False)
@@ -53,7 +57,9 @@ class Source(Enum):
 PARTICULAR: Final = frozenset[str]().union(*(kind.value.takes or () for kind in Source))
 """The settings that only some kinds of source take; for the others a value is an error."""
 NAMED_WEIGHTS: Final = ("imagenet", "random")
-"""Weights that are no file."""
+"""Weights that are neither a file nor a preset."""
+_HANDLE: Final = re.compile(r"[\w-]+_[\w-]+|[a-z]+://.+")
+"""How presets are named: `resnet_50_imagenet`, `kaggle://keras/resnetv1/keras/resnet_50_imagenet`, `hf://user/name`."""
 BUILTIN_SOURCES: Final = tuple(form for kind in Source if kind.value.names for form in kind.forms)
 NAMES: Final = ", ".join(form for kind in Source if kind.value.prefix for form in kind.forms)
 """Forms of sources that are not paths, for messages."""
@@ -77,6 +83,16 @@ def kind_of(source: str) -> Source | None:
     path = Path(source)
     suffix = "/" if path.is_dir() else path.suffix if path.exists() else ""
     return next((kind for kind in Source if suffix and kind.value.suffix == suffix), None)
+
+
+def is_handle(weights: str) -> bool:
+    """Returns whether weights are named, as presets on a hub are, and do not lie at a path."""
+    return _HANDLE.fullmatch(weights) is not None
+
+
+def is_weights_path(weights: str) -> bool:
+    """Returns whether weights are meant as a path."""
+    return weights not in NAMED_WEIGHTS and not is_handle(weights)
 
 
 def looks_like_path(source: str) -> bool:

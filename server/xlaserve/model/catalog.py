@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -46,10 +47,17 @@ def uses_tensorflow(settings: ModelSettings) -> bool:
 def can_be_kept(settings: ModelSettings) -> bool:
     """Returns whether the settings tell what the model is, so that a compile cache can know it again.
 
-    The code of custom objects, and what a handle of Kaggle stands for, may change.
+    The code of custom objects, and what a handle of Kaggle or a preset's name stands for, may change.
     """
     kind = kinds.kind_of_name(settings.source)
-    return not settings.custom_objects and (kind is None or kind.value.is_fixed)
+    is_fixed = kind is None or (kind.value.is_fixed and not (kind.value.has_presets and _may_change(settings.weights)))
+    return not settings.custom_objects and is_fixed
+
+
+def _may_change(weights: str | None) -> bool:
+    """Returns whether weights are named on a hub without the version that is meant."""
+    named = weights is not None and weights not in kinds.NAMED_WEIGHTS and kinds.is_handle(weights)
+    return named and re.fullmatch(r"kaggle://.+/\d+", weights or "") is None
 
 
 Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
@@ -74,7 +82,8 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
 
 
 def names() -> tuple[str, ...]:
-    """Returns every source that has a name: all that `keras.applications:`, `keras_cv:` and `builtin:` offer.
+    """Returns every source that has a name: all that `keras.applications:`, `keras_cv:`, `keras_hub:` (where it is
+    installed) and `builtin:` offer.
 
     Imports Keras.
     """
@@ -92,6 +101,10 @@ def _listed(kind: Source) -> tuple[str, ...]:
             from xlaserve.model.sources import keras_cv_table  # noqa: PLC0415
 
             return keras_cv_table.names()
+        case Source.KERAS_HUB:
+            from xlaserve.model.sources import keras_hub_table  # noqa: PLC0415
+
+            return keras_hub_table.names()
         case Source.KAGGLE | Source.BUILT_IN | Source.NOOP | Source.KERAS_FILE | Source.SAVED_MODEL:
             return ()
         case _:
@@ -103,7 +116,7 @@ def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911 
     name, path = source.partition(":")[2], Path(source)
     if (kind := kinds.kind_of(source)) is not None:
         _check_fields(settings, kind)
-    # TensorFlow takes seconds to import, and KerasCV some more.
+    # TensorFlow takes seconds to import, and KerasCV and KerasHub some more.
     match kind:
         case Source.APPLICATIONS:
             from xlaserve.model.sources import applications  # noqa: PLC0415
@@ -113,6 +126,10 @@ def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911 
             from xlaserve.model.sources import keras_cv_models  # noqa: PLC0415
 
             return keras_cv_models.keras_cv_model(name, settings)
+        case Source.KERAS_HUB:
+            from xlaserve.model.sources import keras_hub_models  # noqa: PLC0415
+
+            return keras_hub_models.keras_hub_model(name, settings)
         case Source.KAGGLE:
             from xlaserve.model.sources import kaggle  # noqa: PLC0415
 
@@ -220,6 +237,11 @@ def _explain(settings: ModelSettings, error: Exception) -> str:
         package = (error.name or "").partition(".")[0]
         if package in {"tensorflow", "keras", "keras_cv", "kagglehub"}:
             return f"source: {source} needs {package}; install xlaserve[cpu] or xlaserve[gpu]"
+        if package in {"keras_hub", "tokenizers", "regex"}:
+            return (
+                f"source: {source} needs {package}; install xlaserve[gpu,hub] or, with tensorflow-cpu,"
+                " xlaserve[cpu,hub-cpu] and then keras-hub with --no-deps"
+            )
     text = str(error)
     for path in filter(None, (settings.source, settings.weights)):
         text = text.replace(path, _name(path))  # which may have spaces in it

@@ -22,7 +22,7 @@ class Network:
     task: Task
     """With the source's own names of the classes, where it has them."""
     weights: str
-    """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file."""
+    """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file or a preset."""
     lowerings: str = ""
     """Which lowerings XLA runs it with, and in how many layers each: `depthwise 17`. Empty where there are none."""
     batch: int | None = None

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import tensorflow as tf
 
-Preprocess = Literal["none", "tf", "torch", "caffe", "unit"]
+
+class Scaling(NamedTuple):
+    """A factor for each channel, and what is added after it."""
+
+    scale: tuple[float, float, float]
+    offset: tuple[float, float, float]
+
+
+Preprocess = Literal["none", "tf", "torch", "caffe", "unit"] | Scaling
 
 FAMILIES: Final[dict[str, Preprocess]] = {
     "convnext": "none",
@@ -37,6 +45,8 @@ def apply(pixels: tf.Tensor, how: Preprocess) -> tf.Tensor:
     """Turns RGB `pixels` `[n, height, width, 3]` from 0 to 255 into float32 of the same shape."""
     values = tf.cast(pixels, tf.float32)
     match how:
+        case Scaling(scale, offset):
+            return values * scale + offset
         case "none":
             return values
         case "unit":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from xlaserve.errors import ModelFailed, cause
@@ -17,11 +18,17 @@ def fetch(handle: str) -> Path:
     """
     kagglehub = importlib.import_module("kagglehub")
     try:
-        # Its progress bars are for interactive use.
-        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+        with quiet():
             return Path(kagglehub.model_download(handle))
     except Exception as error:
         raise ModelFailed(
             f"source: kagglehub:{handle} could not be fetched: {cause(error)[:300]}; fetch it where there is a network "
             "and set KAGGLEHUB_CACHE, or name the folder itself"
         ) from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drops the progress bars of downloads, which are for interactive use."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
+
+import xlaserve.model.networks.keras_runtime  # noqa: F401 - chooses the backend before KerasCV imports Keras
+
+# isort: split
 
 import keras_cv
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import labels
-from xlaserve.model.networks import preprocess
 from xlaserve.model.networks.network import Network
-from xlaserve.model.sources import keras_cv_detector, keras_models, random_weights
+from xlaserve.model.sources import keras_detectors, keras_library, random_weights
 from xlaserve.model.sources.applications import advise, check_file
 from xlaserve.model.sources.keras_cv_table import BACKBONES, HEADS, KerasCvHead, names
 
@@ -25,8 +27,7 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
     head, backbone_name = find(name)
     backbone = BACKBONES[backbone_name]
     tasks = ("classification", "embedding") if head is None else (head.task,)
-    if settings.task not in ("auto", *tasks):
-        raise ModelFailed(f"task: expected {' or '.join(tasks)} for keras_cv:{name}, got {settings.task}")
+    keras_library.check_task(settings, tasks)
     if settings.weights is None:
         raise ModelFailed(
             "weights: expected random or the path of a file that save_weights wrote, as KerasCV's own lie on a hub; "
@@ -35,10 +36,8 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
     if settings.weights != "random":
         check_file(settings.weights, expected="random or a file's path")
     side = backbone.side if head is None else head.side
-    multiple = backbone.multiple if head is None else keras_cv_detector.MULTIPLE
-    size = settings.input_size or (side, side)
-    if any(length % multiple for length in size):
-        raise ModelFailed(f"input_size: expected multiples of {multiple}, got {size[0]}x{size[1]}")
+    multiple = backbone.multiple if head is None else keras_detectors.MULTIPLE
+    size = keras_library.input_size(settings, side, multiple)
     with random_weights.seeded():
         # With a preprocessing of the settings the network does without its own.
         body = getattr(keras_cv.models, backbone.constructor)(
@@ -52,21 +51,8 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
         else:
             model = _with_head(body, head, backbone_name, settings)
     how = "none" if settings.preprocess == "auto" else settings.preprocess
-    stated = "random"
-    if settings.weights == "random":
-        random_weights.settle(
-            model, size, lambda pixels: keras_models.call(model, preprocess.apply(pixels, how), training=True)
-        )
-    else:
-        stated = Path(settings.weights).name
-        model.load_weights(settings.weights)
-    if keras_cv_detector.is_detector(model):
-        return keras_cv_detector.detector(model, settings, preprocessing=how, weights=stated, side=side)
-    if settings.task == "embedding":
-        model = keras_models.features(model)
-    return keras_models.network(
-        model, settings, preprocessing=how, weights=stated, default_size=size, multiple=multiple
-    )
+    stated = keras_library.give_weights(model, settings.weights, size, how)
+    return keras_library.network(model, settings, preprocessing=how, weights=stated, size=size, multiple=multiple)
 
 
 def find(name: str) -> tuple[KerasCvHead | None, str]:

@@ -14,10 +14,10 @@ from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.networks.network import Network
-from xlaserve.model.sources import keras_cv_detector, keras_models
+from xlaserve.model.sources import keras_detectors, keras_library, keras_models
 
-KERAS_CV: Final = '"registered_name": "keras_cv'
-"""How the configuration of a model says that it needs KerasCV."""
+LIBRARY: Final = re.compile(r'"registered_name": "(keras_cv|keras_hub)\b')
+"""How the configuration of a model says that it needs KerasCV or KerasHub."""
 SAFE_MODE: Final = "safe_mode=False"
 """What Keras advises for a file that it loads in no other way."""
 UNKNOWN: Final = re.compile(r"Could not locate (?:class|function) '([^']+)'")
@@ -35,8 +35,8 @@ def keras_file(file: Path, settings: ModelSettings) -> Network:
             f"source: expected a .keras file, which is a zip archive, got {file.name} of {file.stat().st_size} bytes,"
             " which is none or has been cut off"
         )
-    if _needs_keras_cv(file):
-        importlib.import_module("keras_cv")  # registers its classes with Keras
+    for library in _libraries(file):
+        importlib.import_module(library)  # registers its classes with Keras
     custom_objects = {name: _import(name, path) for name, path in settings.custom_objects}
     try:
         model = keras.saving.load_model(
@@ -54,18 +54,19 @@ def keras_file(file: Path, settings: ModelSettings) -> Network:
         raise ModelFailed(
             f"custom_objects: expected package.module:{name} for {name}, which Keras doesn't know, got nothing"
         ) from error
-    how = "none" if settings.preprocess == "auto" else settings.preprocess
-    if keras_cv_detector.is_detector(model):
-        return keras_cv_detector.detector(model, settings, preprocessing=how, weights=file.name)
+    how = keras_library.own_preprocess(model) if settings.preprocess == "auto" else settings.preprocess
+    if keras_detectors.is_detector(model):
+        return keras_detectors.detector(model, settings, preprocessing=how, weights=file.name)
     return keras_models.network(model, settings, preprocessing=how, weights=file.name)
 
 
-def _needs_keras_cv(file: Path) -> bool:
+def _libraries(file: Path) -> set[str]:
+    """Returns the packages whose classes a model needs, of those that register them when they are imported."""
     try:
         with zipfile.ZipFile(file) as archive:
-            return KERAS_CV in json.dumps(json.loads(archive.read("config.json")))
+            return set(LIBRARY.findall(json.dumps(json.loads(archive.read("config.json")))))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        return False  # what is wrong with it, Keras says
+        return set()  # what is wrong with it, Keras says
 
 
 def _import(name: str, path: str) -> Any:

@@ -90,10 +90,12 @@ def named_outputs(model: Any, outputs: Any) -> Mapping[str, Any]:
 
 def features(classifier: Any) -> Any:
     """Returns the model that ends before a classifier's own head: where its feature maps are averaged or, without such
-    a place, before its last layer. Its output is `[n, dimensions]`."""
+    a place, before its last layer, which averages them if it takes maps. Its output is `[n, dimensions]`."""
     averages = [layer for layer in classifier.layers if isinstance(layer, keras.layers.GlobalAveragePooling2D)]
-    last = averages[-1] if averages else classifier.layers[-2]
-    return keras.Model(classifier.input, keras.layers.Flatten(name="embedding")(last.output))
+    values = averages[-1].output if averages else classifier.layers[-1].input
+    if not averages and len(values.shape) == 4:
+        values = keras.layers.GlobalAveragePooling2D()(values)
+    return keras.Model(classifier.input, keras.layers.Flatten(name="embedding")(values))
 
 
 def _input(model: Any) -> TensorShape:

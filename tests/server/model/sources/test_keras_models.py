@@ -280,9 +280,22 @@ def test_what_is_no_model_fails_with_its_name_and_not_its_folder(tmp_path: Path)
     assert str(tmp_path) not in failure
     assert reason(from_file(str(tmp_path / "absent.keras"))).endswith("got absent.keras, which does not exist")
     assert reason(from_file("builtin:cats")).endswith("got builtin:cats, which does not exist")
-    assert "expected keras.applications:<Name>, keras_cv:<Name>, kagglehub:<handle>, builtin:digits" in reason(
-        from_file(str(tmp_path))
-    )
+    forms = "keras.applications:<Name>, keras_cv:<Name>, keras_hub:<Class>, kagglehub:<handle>, builtin:digits"
+    assert f"expected {forms}" in reason(from_file(str(tmp_path)))
+
+
+@pytest.mark.parametrize("source", ["keras_cv:ResNet18", "keras_hub:DenseNetImageClassifier"])
+def test_the_users_choice_of_a_backend_has_no_say(source: str, tmp_path: Path) -> None:
+    (tmp_path / "keras.json").write_text('{"backend": "torch", "floatx": "float16"}')
+    program = f"""
+from xlaserve.config import ModelSettings
+from xlaserve.model import catalog
+print(catalog.load(ModelSettings(name="it", source={source!r}, weights="random", input_size=(64, 64))).task)
+"""
+    environment = {**os.environ, "KERAS_HOME": str(tmp_path)}
+    environment.pop("KERAS_BACKEND", None)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert ran.stdout.splitlines()[-1].startswith("Classification(classes=1000")
 
 
 def test_without_tensorflow_a_model_fails_with_how_to_install_it() -> None:

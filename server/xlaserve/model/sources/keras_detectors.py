@@ -1,4 +1,7 @@
-"""KerasCV's detectors as networks, wherever they come from: decoding and suppression become part of the program."""
+"""Detectors of KerasCV and KerasHub as networks, wherever they come from.
+
+Decoding and suppression become part of the program.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from xlaserve.config import ModelSettings
 from xlaserve.model.networks import heads, precision
 from xlaserve.model.networks.heads import TensorShape
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.model.networks.network import Network
+from xlaserve.model.networks.network import Network, Size
 from xlaserve.model.networks.preprocess import Preprocess
 from xlaserve.model.sources import keras_models
 from xlaserve.model.task import Detection
@@ -34,16 +37,22 @@ class Undecided(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
 
 
 def is_detector(model: Any) -> bool:
-    """Says whether `model` is a detector of KerasCV."""
+    """Says whether `model` is a detector of KerasCV or KerasHub."""
     return hasattr(model, "decode_predictions") and hasattr(model, "prediction_decoder")
 
 
 def detector(
-    model: Any, settings: ModelSettings, *, preprocessing: Preprocess, weights: str, side: int | None = None
+    model: Any,
+    settings: ModelSettings,
+    *,
+    preprocessing: Preprocess,
+    weights: str,
+    default_size: Size = (None, None),
+    multiple: int = MULTIPLE,
 ) -> Network:
-    """Returns the network of a detector of KerasCV; `side` is that of the images that it was designed for.
+    """Returns the network of a detector of KerasCV or KerasHub; `default_size` is what it was designed for.
 
-    Its suppression has the settings' thresholds, and goes across classes as KerasCV's does.
+    Its suppression has the settings' thresholds, and goes across classes as theirs does.
     """
     model.prediction_decoder = Undecided(model.bounding_box_format, model.prediction_decoder.from_logits)
     settings = settings.model_copy(update={"bounding_box_format": model.bounding_box_format})
@@ -58,4 +67,4 @@ def detector(
     built = keras_models.assembled(
         model, infer, head, settings, pixels=TensorShape(pixels.shape, pixels.dtype), preprocessing=preprocessing
     )
-    return replace(built, weights=weights, default_size=(side, side), multiple=MULTIPLE)
+    return replace(built, weights=weights, default_size=default_size, multiple=multiple)
