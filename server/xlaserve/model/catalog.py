@@ -92,7 +92,7 @@ def _listed(kind: Source) -> tuple[str, ...]:
             from xlaserve.model.sources import keras_cv_table  # noqa: PLC0415
 
             return keras_cv_table.names()
-        case Source.KAGGLE | Source.BUILT_IN | Source.NOOP | Source.KERAS_FILE | Source.SAVED_MODEL:
+        case Source.KAGGLE | Source.BUILT_IN | Source.NOOP | Source.KERAS_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
             return ()
         case _:
             assert_never(kind)
@@ -129,6 +129,10 @@ def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911 
             from xlaserve.model.sources import keras_file  # noqa: PLC0415
 
             return keras_file.keras_file(path, settings)
+        case Source.JAX_FILE:
+            from xlaserve.model.sources import jax_file  # noqa: PLC0415
+
+            return jax_file.jax_file(path, settings)
         case Source.SAVED_MODEL:
             from xlaserve.model.sources import saved_model  # noqa: PLC0415
 
@@ -220,6 +224,11 @@ def _explain(settings: ModelSettings, error: Exception) -> str:
         package = (error.name or "").partition(".")[0]
         if package in {"tensorflow", "keras", "keras_cv", "kagglehub"}:
             return f"source: {source} needs {package}; install xlaserve[cpu] or xlaserve[gpu]"
+        if package == "jax":
+            return (
+                f"source: reading {source} needs jax; install xlaserve[jax], or serve the SavedModel that"
+                f" `xlaserve import {source}` makes where jax is installed"
+            )
     text = str(error)
     for path in filter(None, (settings.source, settings.weights)):
         text = text.replace(path, _name(path))  # which may have spaces in it
