@@ -18,7 +18,7 @@ from xlaserve.errors import ConfigError
 def run(invocation: Invocation) -> int:
     """Prints the models as YAML, and on stderr a line for each field or model that was not translated."""
     own = invocation.own
-    if own.file.suffix in import_model.READERS:
+    if own.file.suffix in import_model.NEEDED:
         _show([import_model.save(own)])
         return 0
     batching = _read(own.batching_parameters) if own.batching_parameters else None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError, XlaserveError, cause
 from xlaserve.runtimes.tf.device import configure
 
-READERS: Final = {".jax": "jax_export", ".pt2": "torch_program"}
-"""By the suffix of a file: the module of `model.sources` that reads it."""
 NEEDED: Final = {".jax": ("jax",), ".pt2": ("jax", "torch", "torchax")}
-"""Packages that the module needs."""
+"""By the suffix of a file: the packages that reading it needs."""
 EXTRAS: Final = {".jax": "jax", ".pt2": "torch"}
 
 
@@ -34,14 +34,27 @@ def save(own: argparse.Namespace) -> dict[str, Any]:
         packages = ", ".join(missing)
         raise ConfigError(f"{file}: importing it needs {packages}; install xlaserve[{EXTRAS[file.suffix]}]")
     # The work is small, and a GPU may be another's.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ["JAX_PLATFORMS"] = "cpu"
     configure(Settings(device="cpu"), uses_tensorflow=True)
-    try:
-        reader = importlib.import_module(f"xlaserve.model.sources.{READERS[file.suffix]}")
-        exported = reader.read(file, own.weights)
-        importlib.import_module("xlaserve.model.sources.jax_file").save(exported, folder)
-    except XlaserveError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{file}: {type(error).__name__}: {cause(error)}") from error
+    from xlaserve.model.sources import jax_export, jax_file  # noqa: PLC0415 - they need what was configured
+
+    with TemporaryDirectory() as temporary:
+        exported, weights = file, own.weights
+        if file.suffix == ".pt2":
+            exported, weights = Path(temporary, file.name), Path(temporary, f"{file.stem}.npz")
+            _convert(file, exported, weights)
+        try:
+            jax_file.save(jax_export.read(exported, weights), folder)
+        except XlaserveError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{file}: {type(error).__name__}: {cause(error)}") from error
     return {"name": file.stem, "source": f"{folder}/"}
+
+
+def _convert(file: Path, exported: Path, weights: Path) -> None:
+    command = [sys.executable, "-m", "xlaserve.model.sources.torch_to_jax", file, exported, weights]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.splitlines() or ["it ended by a signal"])[-1]
+        raise ConfigError(f"{file}: expected what torch.export.save() wrote and torchax can convert: {reason}")
