@@ -14,8 +14,13 @@ import numpy as np
 import torch
 import torchax.export
 from jax import export
+from jax import numpy as jnp
 
 PLATFORMS: Final = ("cpu", "cuda")
+OF_XLA: Final = (2, 3, 1, 0)
+"""The axes of a kernel, output and input channels first, with them last."""
+OF_TORCH: Final = (3, 2, 0, 1)
+"""The way back."""
 
 
 def convert(file: Path, exported: Path, weights: Path) -> None:
@@ -31,11 +36,14 @@ def convert(file: Path, exported: Path, weights: Path) -> None:
         raise ValueError(f"expected a program of one input, the image, got one of {len(inputs)}")
     values, function = torchax.export.exported_program_to_jax(program)
 
-    def forward(values: Any, image: Any) -> Any:
+    def forward(kept: Any, image: Any) -> Any:
+        values = [jnp.permute_dims(value, OF_TORCH) if value.ndim == 4 else value for value in kept]
         return program.call_spec.out_spec.unflatten(function(values, (image,)))
 
+    # Kernels are kept as XLA's convolutions on a CPU want them; else each run begins with transposing them.
+    values = [jnp.permute_dims(value, OF_XLA) if value.ndim == 4 else value for value in values]
     exported.write_bytes(export.export(jax.jit(forward), platforms=PLATFORMS)(values, *inputs).serialize())
-    np.savez(weights, *map(np.asarray, jax.tree.leaves(values)))
+    np.savez(weights, *map(np.asarray, values))
 
 
 if __name__ == "__main__":
