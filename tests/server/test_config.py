@@ -424,6 +424,7 @@ def test_files_that_are_not_there_are_named_all_at_once(write: Write, tmp_path: 
             ["source: expected a .keras file, a .jax file or the folder of a SavedModel, got ", "notes.txt"],
         ),
         ("source: 'builtin:digits', labels: folder", ["labels: expected a file, got ", "folder"]),
+        ("source: net.jax, weights: gone.npz", ["weights: expected an existing path, got ", "gone.npz"]),
         ("source: 'keras_cv:X', weights: folder", ["weights: expected a file, got ", "folder"]),
         (
             "source: 'builtin:noop', buckets: auto, auto_buckets: {demand: folder}",
@@ -435,7 +436,8 @@ def test_what_can_not_be_what_it_is_named_for_is_refused(
     fields: str, parts: list[str], write: Write, tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "notes.txt").touch()
+    for name in ("notes.txt", "net.jax"):
+        (tmp_path / name).touch()
     settings = load(write(f"models: [{{name: m, {fields}}}]"), environ=NOTHING)
     with pytest.raises(ConfigError) as refusal:
         check_files(settings)

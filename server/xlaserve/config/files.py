@@ -138,8 +138,9 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
 
 
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
-    kind = sources.kind_of_name(model.source)
-    if kind and kind.value.is_downloaded and model.weights is not None and model.weights not in sources.NAMED_WEIGHTS:
+    kind = sources.kind_of(model.source)
+    takes = kind.value.takes if kind else None
+    if "weights" in (takes or ()) and model.weights is not None and model.weights not in sources.NAMED_WEIGHTS:
         yield "weights", Path(model.weights)
     if model.labels is not None:
         yield "labels", model.labels
