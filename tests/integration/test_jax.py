@@ -15,6 +15,7 @@ import yaml
 from jax import export
 from numpy.typing import NDArray
 from tests.docs.blocks import blocks
+from tests.docs.reader import ACTIVATION
 from tests.integration.conftest import Server, StartServer
 
 from xlaserve_client import VisionClient
@@ -31,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     typed = [block for language, block in blocks(PAGE) if language == "python"]
     for block in typed:
         subprocess.run([sys.executable, "-c", block], cwd=folder, timeout=120, check=True)
-    command = next(block for language, block in blocks(PAGE) if language == "sh" and "import" in block)
+    shown = next(block for language, block in blocks(PAGE) if language == "sh" and "import" in block)
+    command = shown.replace(ACTIVATION, "")
     bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(
         ["bash", "-e", "-c", command], cwd=folder, env={**os.environ, "PATH": bin_first}, timeout=120, check=True
